@@ -1,0 +1,78 @@
+"""Set the trials of a job beside their baseline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from castwise.analyze import metrics
+from castwise.precisions import BASELINE
+from castwise.record import Trial
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial's figures, and what they are relative to the baseline.
+
+    Attributes:
+        trial: The trial.
+        throughput: Units per second.
+        spread: The blocks' interquartile range over their median.
+        step_seconds: Median seconds per step.
+        speedup: Baseline step time over this one's; above 1 is faster. None without a baseline.
+        peak_allocated_bytes: Peak of what tensors held.
+        peak_reserved_bytes: Peak of what the allocator held.
+        memory_ratio: Peak allocated over the baseline's.
+        final_loss: The last timed step's loss.
+        final_step: The number of that step, warm-up counted.
+        skipped_steps: Timed steps that loss scaling skipped.
+    """
+
+    trial: Trial
+    throughput: float | None
+    spread: float | None
+    step_seconds: float | None
+    speedup: float | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    memory_ratio: float | None
+    final_loss: float | None
+    final_step: int | None
+    skipped_steps: int
+
+
+def group_of(trial: Trial) -> tuple[object, ...]:
+    """Return what trials must share for a speed-up between them to mean something: all but precision and scale."""
+    spec = trial.spec.model_dump(exclude={"precision", "loss_scale", "repeat"})
+    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
+
+
+def compare(trials: Sequence[Trial]) -> list[Row]:
+    """Return a row for each trial, in order, relative to the fp32 trial of its group.
+
+    A baseline that did not end `ok` gives no ratios.
+    """
+    baselines = {
+        group_of(trial): trial for trial in trials if trial.spec.precision == BASELINE and trial.status == "ok"
+    }
+    return [_row(trial, baselines.get(group_of(trial))) for trial in trials]
+
+
+def _row(trial: Trial, baseline: Trial | None) -> Row:
+    loss = metrics.final_loss(trial)
+    seconds, peak = metrics.step_seconds(trial), metrics.peak_allocated_bytes(trial)
+    return Row(
+        trial=trial,
+        throughput=metrics.throughput(trial),
+        spread=metrics.spread(trial),
+        step_seconds=seconds,
+        speedup=_ratio(metrics.step_seconds(baseline), seconds) if baseline else None,
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=metrics.peak_reserved_bytes(trial),
+        memory_ratio=_ratio(peak, metrics.peak_allocated_bytes(baseline)) if baseline else None,
+        final_loss=loss[0] if loss else None,
+        final_step=loss[1] if loss else None,
+        skipped_steps=metrics.skipped_steps(trial),
+    )
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None

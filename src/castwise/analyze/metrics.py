@@ -1,0 +1,68 @@
+"""Figures of one trial, computed from its raw samples."""
+
+import statistics
+
+from castwise.record import Block, Trial
+
+
+def step_seconds(trial: Trial) -> float | None:
+    """Return the median over blocks of seconds per step, None where nothing was timed."""
+    per_step = [block.seconds / block.num_steps for block in _blocks(trial)]
+    return statistics.median(per_step) if per_step else None
+
+
+def throughput(trial: Trial) -> float | None:
+    """Return units (images, tokens, samples) per second of all processes together, None where nothing was timed.
+
+    It is the units of a step over the median step time, so that one disturbed block does not move it. Never a
+    mean of rates: that weighs fast blocks twice.
+    """
+    seconds = step_seconds(trial)
+    if not seconds or trial.facts is None:
+        return None
+    units = trial.spec.batch_size * trial.facts.units_per_sample * trial.spec.world_size
+    return units / seconds
+
+
+def spread(trial: Trial) -> float | None:
+    """Return the blocks' interquartile range over their median; None with fewer than four blocks.
+
+    It is the noise within one process. The noise between processes is larger.
+    """
+    per_step = [block.seconds / block.num_steps for block in _blocks(trial)]
+    if len(per_step) < 4:
+        return None
+    low, middle, high = statistics.quantiles(per_step, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+def final_loss(trial: Trial) -> tuple[float, int] | None:
+    """Return the last timed step's loss and how many training steps came before and with it."""
+    blocks = _blocks(trial)
+    if not blocks or trial.facts is None:
+        return None
+    return blocks[-1].loss, trial.facts.warm_up_steps + sum(block.num_steps for block in blocks)
+
+
+def skipped_steps(trial: Trial) -> int:
+    """Return the timed steps that loss scaling skipped, over all processes."""
+    return sum(block.skipped_steps for rank in trial.ranks for block in rank.blocks)
+
+
+def peak_allocated_bytes(trial: Trial) -> int | None:
+    """Return the most memory tensors held in any one process."""
+    return _largest([rank.peak_allocated_bytes for rank in trial.ranks])
+
+
+def peak_reserved_bytes(trial: Trial) -> int | None:
+    """Return the most memory the caching allocator held in any one process."""
+    return _largest([rank.peak_reserved_bytes for rank in trial.ranks])
+
+
+def _largest(values: list[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _blocks(trial: Trial) -> tuple[Block, ...]:
+    # Processes of one step wait for each other: the first speaks for all.
+    return trial.ranks[0].blocks if trial.ranks else ()

@@ -1,0 +1,202 @@
+"""The command line: parse, call one function, print."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+import castwise
+from castwise.errors import CastwiseError, UsageError
+
+app = typer.Typer(
+    name="castwise",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="In which numeric precision should this model be trained on this GPU, and why? castwise measures it.",
+    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.",
+)
+
+_RUN_EXAMPLES = """\
+Examples:
+
+    castwise run                                    a short job that suits this machine
+
+    castwise run resnet50                           every precision the GPU has
+
+    castwise run resnet50 --precision fp32,bf16-mixed --batch-size 128,256
+
+    castwise run dpn92 --precision fp16-master --loss-scale dynamic,128
+
+    castwise run mnist-cnn --data-set mnist --data DIR --format markdown
+"""
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    WORKLOADS = "workloads"
+    PRECISIONS = "precisions"
+    DEVICES = "devices"
+
+
+def _complete_workloads(incomplete: str) -> list[str]:
+    from castwise.workloads import WORKLOADS
+
+    return _complete(incomplete, [row.name for row in WORKLOADS])
+
+
+def _complete_precisions(incomplete: str) -> list[str]:
+    from castwise.precisions import PRECISIONS
+
+    return _complete(incomplete, [row.name for row in PRECISIONS])
+
+
+def _complete(incomplete: str, names: list[str]) -> list[str]:
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in names if name.startswith(last)]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"castwise {castwise.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command(epilog=_RUN_EXAMPLES)
+def run(
+    workload: Annotated[
+        str | None,
+        typer.Argument(
+            help="Workload names, comma-separated (`castwise list workloads`), or torchvision:NAME, timm:NAME. "
+            "Without one: a short job that suits this machine.",
+            autocompletion=_complete_workloads,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Precisions, comma-separated; O0 to O3 are understood. Without it: all that the device has.",
+            autocompletion=_complete_precisions,
+        ),
+    ] = None,
+    batch_size: Annotated[str | None, typer.Option(help="Samples per step, comma-separated.")] = None,
+    loss_scale: Annotated[
+        str | None,
+        typer.Option(help="none, dynamic, dynamic-apex or numbers, comma-separated; for precisions that scale."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")] = None,
+    data_set: Annotated[str | None, typer.Option(help="synthetic, or a real data set: mnist.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(help="The folder for records; a job goes on where it was cut off.", metavar="DIR")
+    ] = Path("castwise-results"),
+    output: Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")] = Format.TABLE,
+    seconds: Annotated[
+        float | None, typer.Option(help="Seconds to time each trial for, at the most.", metavar="S")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds one phase of a trial may take before it is given up.", metavar="S")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")] = False,
+) -> None:
+    """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
+    from castwise.commands import measure
+    from castwise.sweep.job import Request
+
+    request = Request(
+        workloads=_split("WORKLOAD", workload),
+        precisions=_split("--precision", precision),
+        batch_sizes=_split_numbers("--batch-size", batch_size),
+        loss_scales=_split("--loss-scale", loss_scale),
+        device=device,
+        data_set=data_set,
+        data_dir=data,
+        results=results,
+        seconds=seconds,
+        timeout_seconds=timeout,
+        seed=seed,
+        retry=retry,
+        again=again,
+    )
+    raise typer.Exit(measure(request, output.value))
+
+
+@app.command("list")
+def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sensitive=False)]) -> None:
+    """List the workloads, the precisions, or the GPUs whose datasheets castwise knows."""
+    from castwise.report import listings
+    from castwise.report.tables import result_console
+
+    makers = {
+        Listing.WORKLOADS: listings.workloads,
+        Listing.PRECISIONS: listings.precisions,
+        Listing.DEVICES: listings.devices,
+    }
+    result_console().print(makers[what]())
+
+
+@app.command()
+def doctor() -> None:
+    """Show GPU, driver, torch, TF32 state, which precisions are native, emulated or impossible, and foreign processes."""
+    from castwise.commands import examine
+
+    raise typer.Exit(examine())
+
+
+def main() -> NoReturn:
+    """Run the command line; every error castwise raises on purpose is one line and an exit code."""
+    try:
+        app()
+    except CastwiseError as error:
+        print(f"castwise: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader went away (`castwise run | head`); keep the interpreter from failing once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    sys.exit(0)
+
+
+def _split(option: str, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts:
+        raise UsageError(f"{option} is empty: '{text}'. Name at least one, or leave it out.")
+    return parts
+
+
+def _split_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    parts = _split(option, text)
+    if parts is None:
+        return None
+    for part in parts:
+        if not part.isdecimal() or int(part) < 1:
+            raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
+    return tuple(int(part) for part in parts)

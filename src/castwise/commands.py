@@ -1,0 +1,94 @@
+"""What each command does: carry it out, print, and return the exit code."""
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+
+from castwise.analyze.compare import compare
+from castwise.analyze.recommend import recommend
+from castwise.record import Trial
+from castwise.report import tables
+from castwise.report.progress import LiveProgress
+from castwise.sweep.job import EngineFactory, Job, Request, prepare
+
+INTERRUPTED = 130
+_FAILED = 1
+
+
+def measure(request: Request, output: str, make_engine: EngineFactory | None = None) -> int:
+    """Measure what a request asks for and print the result; return the exit code.
+
+    Args:
+        request: What the user asked for.
+        output: One of `tables.FORMATS`.
+        make_engine: Makes the engine; real processes unless a test says otherwise.
+    """
+    errors = Console(stderr=True, highlight=False)
+    progress = LiveProgress(errors)
+    try:
+        with _terminated_as_interrupted():
+            job = prepare(request, progress, make_engine)
+            _announce(job, errors)
+            with progress:
+                trials = job.run()
+    except KeyboardInterrupt:
+        where = f" What was measured is in '{request.results}'; the same command goes on from there." if request.results else ""
+        errors.print(f"Interrupted.{where}", markup=False)
+        return INTERRUPTED
+    print_results(trials, output)
+    return exit_code(trials)
+
+
+def print_results(trials: Sequence[Trial], output: str) -> None:
+    """Print trials on stdout in one of `tables.FORMATS`."""
+    rows = compare(trials)
+    advice = recommend(rows)
+    if output == "table":
+        tables.print_table(rows, advice, tables.result_console())
+    elif output == "markdown":
+        sys.stdout.write(tables.to_markdown(rows, advice))
+    elif output == "csv":
+        sys.stdout.write(tables.to_csv(rows))
+    else:
+        sys.stdout.write(tables.to_json(rows, advice) + "\n")
+    sys.stdout.flush()
+
+
+def exit_code(trials: Sequence[Trial]) -> int:
+    """Return 0 where every trial has its answer, 1 where one crashed, hung or diverged.
+
+    An out-of-memory and an unsupported precision are answers to the question that was asked.
+    """
+    return _FAILED if any(trial.status in ("crashed", "timeout", "diverged") for trial in trials) else 0
+
+
+def _announce(job: Job, errors: Console) -> None:
+    for note in job.notes:
+        errors.print(f"Note: {note}", markup=False, style="yellow")
+    for problem in job.problems:
+        errors.print(f"Not a record, left alone: {problem.path}: {problem.reason}", markup=False, style="yellow")
+    found = len(job.plan.specs) - len(job.missing)
+    if found:
+        errors.print(
+            f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.", markup=False
+        )
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that a batch system's stop is as clean as a user's."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,201 @@
+"""The GPUs whose datasheet peaks are known: one row each, data only, without torch.
+
+A row is found by the exact name that the driver prints and by nothing else: "NVIDIA L4" is a prefix of
+"NVIDIA L40S", and taking one for the other is wrong threefold. A GPU without a row, and a figure that
+its vendor does not print, are None; whoever needs a bound then measures one and says so.
+
+Every peak is dense. NVIDIA's datasheets from Ampere on print the rate with 2:4 structured sparsity, alone
+or beside the dense one; such a figure is halved here, where the source says "sparse figures halved".
+
+A peak is what the datasheet's boost clock gives. GeForce cards run above that clock when cool and within
+their power limit, so a matrix product can exceed the peak: 173 for 165.2 TFLOP/s on an RTX 4090, 242 for
+209.5 on an RTX 5090. Source: github.com/zzc0721/torch-performance-test-data, database.md.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a GPU's vendor prints of it, for one device as PyTorch counts them.
+
+    A board that PyTorch sees as two devices (Tesla K80, Instinct MI250X) has half the board's figures.
+
+    Attributes:
+        names: The exact names that `torch.cuda.get_device_name` prints, over the driver's versions: older
+            ones leave out the "NVIDIA".
+        capability: The CUDA compute capability as (major, minor); None for a GPU without CUDA.
+        memory_gigabytes: The capacity in the vendor's GB, neither exactly 10⁹ nor 2³⁰ bytes; for the bytes
+            that can be allocated, ask the driver.
+        bandwidth_bytes_per_second: The peak rate of the device's own memory.
+        fp32: FLOP/s in IEEE float32: of the matrix units where they have it (AMD), else of the vector units.
+        tf32: FLOP/s of the tensor cores in TensorFloat-32; None without hardware for it.
+        fp16: FLOP/s in float16: of the tensor cores with float32 accumulation, which is what PyTorch asks
+            for and half the headline on GeForce; on GPUs without tensor cores, of the vector units.
+        bf16: FLOP/s of the tensor cores in bfloat16, accumulated in float32; None without hardware for it.
+        fp8: FLOP/s of the tensor cores in 8-bit floats, accumulated in float32; None without hardware for it.
+        source: The titles of the vendor's documents that the figures are from.
+    """
+
+    names: tuple[str, ...]
+    capability: tuple[int, int] | None
+    memory_gigabytes: int
+    bandwidth_bytes_per_second: float
+    fp32: float | None
+    tf32: float | None
+    fp16: float | None
+    bf16: float | None
+    fp8: float | None
+    source: str
+
+
+_Teraflops = tuple[float | None, float | None, float | None, float | None, float | None]
+
+
+def _row(
+    names: tuple[str, ...],
+    capability: tuple[int, int] | None,
+    memory_gigabytes: int,
+    bandwidth_gigabytes_per_second: float,
+    teraflops: _Teraflops,
+    source: str,
+) -> Device:
+    """Return a row from figures in the datasheets' units; teraflops are fp32, tf32, fp16, bf16, fp8."""
+    fp32, tf32, fp16, bf16, fp8 = (None if rate is None else float(round(rate * 1e12)) for rate in teraflops)
+    bandwidth = float(round(bandwidth_gigabytes_per_second * 1e9))
+    return Device(names, capability, memory_gigabytes, bandwidth, fp32, tf32, fp16, bf16, fp8, source)
+
+
+_BLACKWELL = "NVIDIA Blackwell datasheet, individual Blackwell GPU of HGX B200 (sparse figures halved)"
+_RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A"
+_GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet, 96 GB HBM3 (sparse figures halved)"
+_H200 = "NVIDIA H200 Tensor Core GPU datasheet (sparse figures halved)"
+_H100 = (
+    "NVIDIA H100 Tensor Core GPU Architecture whitepaper; bandwidth: NVIDIA H100 Tensor Core GPU datasheet"
+)
+_H100_NVL = "NVIDIA H100 Tensor Core GPU datasheet, H100 NVL (sparse figures halved)"
+_L4 = "NVIDIA L4 Tensor Core GPU datasheet (sparse figures halved)"
+_L40 = "NVIDIA L40 datasheet"
+_L40S = "NVIDIA L40S datasheet"
+_ADA_PRO = "NVIDIA Ada GPU Architecture whitepaper for professional GPUs, RTX 6000 Ada Generation"
+_ADA = "NVIDIA Ada GPU Architecture whitepaper, appendix A"
+_A100 = "NVIDIA A100 Tensor Core GPU datasheet"
+_A30 = "NVIDIA A30 Tensor Core GPU datasheet"
+_A10 = "NVIDIA A10 Tensor Core GPU datasheet"
+_A10G = "NVIDIA A10G datasheet (published by AWS)"
+_A40 = "NVIDIA A40 datasheet"
+_GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper V2"
+_T4 = "NVIDIA T4 Tensor Core GPU datasheet; bandwidth: NVIDIA T4 Tensor Core GPU product brief"
+_TURING = "NVIDIA Turing GPU Architecture whitepaper, reference boards"
+_TITAN_RTX = "NVIDIA Ampere GA102 GPU Architecture whitepaper V2, appendix A"
+_V100 = "NVIDIA V100 Tensor Core GPU datasheet"
+_P100_SXM2 = "NVIDIA Tesla P100 for NVLink-optimized servers datasheet"
+_P100_PCIE = "NVIDIA Tesla P100 for PCIe-based servers datasheet"
+_K80 = "NVIDIA Tesla K80 datasheet, with GPU Boost; half a board, which is one device"
+_MI300X = "AMD Instinct MI300X Accelerator data sheet"
+_MI250X = "AMD Instinct MI250X Accelerator data sheet; half a board (one of two dies), which is one device"
+_MI210 = "AMD Instinct MI210 Accelerator data sheet"
+_MI100 = "AMD Instinct MI100 Accelerator data sheet"
+
+# Some names stand for two GPUs of different peaks and have no row: "AMD Instinct MI60 / MI50" and
+# "AMD Instinct MI250X / MI250" (source: libdrm, data/amdgpu.ids), "NVIDIA GeForce RTX 3080".
+DEVICES: tuple[Device, ...] = (
+    # names, compute capability, GB, GB/s, TFLOP/s in (fp32, tf32, fp16, bf16, fp8), source
+    _row(("NVIDIA B200",), (10, 0), 180, 7700, (75, 1100, 2250, 2250, 4500), _BLACKWELL),
+    _row(("NVIDIA GeForce RTX 5090",), (12, 0), 32, 1792, (104.8, 104.8, 209.5, 209.5, 419), _RTX_BLACKWELL),
+    _row(("NVIDIA GH200 480GB",), (9, 0), 96, 4000, (67, 494.5, 989.5, 989.5, 1979), _GH200),
+    _row(("NVIDIA H200",), (9, 0), 141, 4800, (67, 494.5, 989.5, 989.5, 1979), _H200),
+    _row(("NVIDIA H200 NVL",), (9, 0), 141, 4800, (60, 417.5, 835.5, 835.5, 1670.5), _H200),
+    _row(("NVIDIA H100 80GB HBM3",), (9, 0), 80, 3350, (66.9, 494.7, 989.4, 989.4, 1978.9), _H100),
+    _row(("NVIDIA H100 PCIe",), (9, 0), 80, 2000, (51.2, 378, 756, 756, 1513), _H100),
+    _row(("NVIDIA H100 NVL",), (9, 0), 94, 3900, (60, 417.5, 835.5, 835.5, 1670.5), _H100_NVL),
+    _row(("NVIDIA L4",), (8, 9), 24, 300, (30.3, 60, 121, 121, 242.5), _L4),
+    _row(("NVIDIA L40",), (8, 9), 48, 864, (90.5, 90.5, 181.05, 181.05, 362), _L40),
+    _row(("NVIDIA L40S",), (8, 9), 48, 864, (91.6, 183, 362.05, 362.05, 733), _L40S),
+    _row(("NVIDIA RTX 6000 Ada Generation",), (8, 9), 48, 960, (91.1, 182.1, 364.2, 364.2, 728.5), _ADA_PRO),
+    _row(("NVIDIA GeForce RTX 4090",), (8, 9), 24, 1008, (82.6, 82.6, 165.2, 165.2, 330.3), _ADA),
+    _row(
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM-80GB", "A100-SXM4-80GB", "A100-SXM-80GB"),
+        (8, 0),
+        80,
+        2039,
+        (19.5, 156, 312, 312, None),
+        _A100,
+    ),
+    _row(("NVIDIA A100 80GB PCIe",), (8, 0), 80, 1935, (19.5, 156, 312, 312, None), _A100),
+    _row(
+        ("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+        (8, 0),
+        40,
+        1555,
+        (19.5, 156, 312, 312, None),
+        _A100,
+    ),
+    _row(("NVIDIA A30",), (8, 0), 24, 933, (10.3, 82, 165, 165, None), _A30),
+    _row(("NVIDIA A40", "A40"), (8, 6), 48, 696, (37.4, 74.8, 149.7, 149.7, None), _A40),
+    _row(("NVIDIA A10",), (8, 6), 24, 600, (31.2, 62.5, 125, 125, None), _A10),
+    _row(("NVIDIA A10G",), (8, 6), 24, 600, (35, 35, 70, 70, None), _A10G),
+    _row(("NVIDIA RTX A6000", "RTX A6000"), (8, 6), 48, 768, (38.7, 77.4, 154.8, 154.8, None), _GA102),
+    _row(
+        ("NVIDIA GeForce RTX 3090", "GeForce RTX 3090"), (8, 6), 24, 936, (35.6, 35.6, 71, 71, None), _GA102
+    ),
+    _row(("Tesla T4",), (7, 5), 16, 320, (8.1, None, 65, None, None), _T4),
+    _row(("NVIDIA TITAN RTX", "TITAN RTX"), (7, 5), 24, 672, (16.3, None, 130.5, None, None), _TITAN_RTX),
+    _row(
+        ("NVIDIA GeForce RTX 2080 Ti", "GeForce RTX 2080 Ti"),
+        (7, 5),
+        11,
+        616,
+        (13.4, None, 53.8, None, None),
+        _TURING,
+    ),
+    _row(("Tesla V100-SXM2-16GB",), (7, 0), 16, 900, (15.7, None, 125, None, None), _V100),
+    _row(("Tesla V100-SXM2-32GB",), (7, 0), 32, 900, (15.7, None, 125, None, None), _V100),
+    _row(("Tesla V100-PCIE-16GB",), (7, 0), 16, 900, (14, None, 112, None, None), _V100),
+    _row(("Tesla V100-PCIE-32GB",), (7, 0), 32, 900, (14, None, 112, None, None), _V100),
+    _row(("Tesla V100S-PCIE-32GB",), (7, 0), 32, 1134, (16.4, None, 130, None, None), _V100),
+    _row(("Tesla P100-SXM2-16GB",), (6, 0), 16, 732, (10.6, None, 21.2, None, None), _P100_SXM2),
+    _row(("Tesla P100-PCIE-16GB",), (6, 0), 16, 732, (9.3, None, 18.7, None, None), _P100_PCIE),
+    _row(("Tesla P100-PCIE-12GB",), (6, 0), 12, 549, (9.3, None, 18.7, None, None), _P100_PCIE),
+    # The whitepaper prints no float16 rate for it.
+    _row(
+        ("NVIDIA GeForce GTX 1080 Ti", "GeForce GTX 1080 Ti"),
+        (6, 1),
+        11,
+        484,
+        (11.3, None, None, None, None),
+        _TURING,
+    ),
+    _row(("Tesla K80",), (3, 7), 12, 240, (4.365, None, None, None, None), _K80),
+    _row(("AMD Instinct MI300X",), None, 192, 5300, (163.4, 653.7, 1307.4, 1307.4, 2614.9), _MI300X),
+    _row(("AMD Instinct MI250X",), None, 64, 1600, (47.85, None, 191.5, 191.5, None), _MI250X),
+    _row(("AMD Instinct MI210",), None, 64, 1600, (45.3, None, 181, 181, None), _MI210),
+    _row(("AMD Instinct MI100",), None, 32, 1200, (46.1, None, 184.6, 92.3, None), _MI100),
+)
+
+_BY_NAME = {name: row for row in DEVICES for name in row.names}
+
+
+def find_device(name: str) -> Device | None:
+    """Return the row with exactly this name, or None; neither a part of a name nor another case counts."""
+    return _BY_NAME.get(name)
+
+
+def peak(device: Device | None, dtype: str) -> float | None:
+    """Return a GPU's dense peak in FLOP/s, or None where it is unknown.
+
+    Args:
+        device: The GPU, or None for one without a row.
+        dtype: A peak's name, as `Precision.peak_dtype` has it: "fp32", "tf32", "fp16", "bf16" or "fp8". Any
+            other has no peak: that of a mixture is undefined.
+    """
+    if device is None:
+        return None
+    peaks = {
+        "fp32": device.fp32,
+        "tf32": device.tf32,
+        "fp16": device.fp16,
+        "bf16": device.bf16,
+        "fp8": device.fp8,
+    }
+    return peaks.get(dtype)

@@ -1,0 +1,67 @@
+"""One tree of errors.
+
+CastwiseError            anything castwise raises on purpose; carries the exit code of the command line
+├── UsageError      2    a request that cannot be carried out as it stands
+│   └── DataError   2    a data set that is missing, damaged or not what its name says
+│       └── MissingDataError   a data set that is not where it was looked for
+├── StoreError      3    a results folder that cannot be read or written
+└── EngineError     1    the measuring processes could not be started
+
+Every message says what (with the offending value quoted), why it cannot be, and what to do.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CastwiseError(Exception):
+    """Base of all errors that castwise raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(CastwiseError):
+    """A request that cannot be carried out as it stands."""
+
+    exit_code = 2
+
+
+class DataError(UsageError):
+    """A data set that is missing, damaged or not what its name says."""
+
+
+class MissingDataError(DataError):
+    """A data set that is not where it was looked for."""
+
+
+class StoreError(CastwiseError):
+    """A results folder that cannot be read or written."""
+
+    exit_code = 3
+
+
+class EngineError(CastwiseError):
+    """The measuring processes could not be started."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
+    """Return the error for a name that no registry row has, with the nearest names.
+
+    Args:
+        kind: What was looked up, in the singular ("precision").
+        name: What the user wrote.
+        known: Every name that would have been accepted.
+        hint: What to do where no name is near.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    near += [candidate for candidate in names if candidate.startswith(name.lower() + "-") and candidate not in near]
+    if near:
+        return UsageError(f"No {kind} named '{name}'. Did you mean {_either(near[:3])}?")
+    return UsageError(f"No {kind} named '{name}'. {hint or 'Known: ' + ', '.join(names) + '.'}")
+
+
+def _either(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return ", ".join(names[:-1]) + " or " + names[-1]

@@ -1,0 +1,52 @@
+"""The ways to scale a loss, as users write them: `none`, `dynamic`, `dynamic-apex`, or a number."""
+
+import math
+from dataclasses import dataclass
+
+from castwise.errors import UsageError
+
+
+@dataclass(frozen=True)
+class DynamicScale:
+    """A loss scale that halves on overflow and doubles after a window of good steps.
+
+    Attributes:
+        name: The name users write.
+        init: The first scale.
+        factor: Growth factor; its inverse is the backoff.
+        window: Consecutive unskipped steps before the scale grows.
+        maximum: The largest scale, or None without a bound.
+    """
+
+    name: str
+    init: float
+    factor: float
+    window: int
+    maximum: float | None
+
+
+DYNAMIC_SCALES: tuple[DynamicScale, ...] = (
+    # Source: torch.amp.GradScaler's defaults.
+    DynamicScale("dynamic", init=2.0**16, factor=2.0, window=2000, maximum=None),
+    # Source: NVIDIA/apex apex/amp/scaler.py at 47e3367f: LossScaler("dynamic").
+    DynamicScale("dynamic-apex", init=2.0**16, factor=2.0, window=2000, maximum=2.0**24),
+)
+
+
+def parse_loss_scale(text: str) -> str:
+    """Return the canonical spelling of a loss scale: `none`, a dynamic scale's name, or a number.
+
+    Raises:
+        UsageError: The text is none of these, or the number is not positive and finite.
+    """
+    wanted = text.strip().lower()
+    if wanted == "none" or any(wanted == row.name for row in DYNAMIC_SCALES):
+        return wanted
+    try:
+        scale = float(wanted)
+    except ValueError:
+        names = ", ".join(row.name for row in DYNAMIC_SCALES)
+        raise UsageError(f"'{text}' is no loss scale. Write none, {names}, or a number such as 128.") from None
+    if not math.isfinite(scale) or scale <= 0:
+        raise UsageError(f"A static loss scale must be a positive number; '{text}' is not. Write for example 128.")
+    return f"{scale:g}" if scale < 1e6 else repr(scale).removesuffix(".0")

@@ -1,0 +1,69 @@
+"""Find out what machine and software a trial runs on, from inside its process."""
+
+import os
+import platform
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import castwise
+from castwise.nvml import driver_version
+from castwise.record import Environment
+
+
+def read_environment(device: torch.device, commit: str | None) -> Environment:
+    """Open the device and return what it and the software are.
+
+    Args:
+        device: The device trials will use; on a GPU this opens CUDA.
+        commit: castwise's commit, found by the parent.
+
+    Raises:
+        RuntimeError: The device cannot be opened.
+    """
+    shared = Environment(
+        castwise=castwise.__version__,
+        commit=commit,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        torchvision=_torchvision_version(),
+        host=socket.gethostname(),
+        system=f"{platform.system()} {platform.release()}",
+        cpu=_cpu_name(),
+        num_threads=torch.get_num_threads(),
+    )
+    if device.type != "cuda":
+        return shared
+    torch.empty(1, device=device)  # opens CUDA
+    properties = torch.cuda.get_device_properties(device)
+    return shared.model_copy(
+        update={
+            "gpu": properties.name,
+            "capability": (properties.major, properties.minor),
+            "gpu_memory_bytes": properties.total_memory,
+            "num_gpus": torch.cuda.device_count(),
+            "driver": driver_version(),
+            "gpu_uuid": f"GPU-{properties.uuid}",
+            "cuda": torch.version.cuda,
+            "cudnn": str(torch.backends.cudnn.version()),
+        }
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name} ({len(os.sched_getaffinity(0))} cores)" if hasattr(os, "sched_getaffinity") else name
+
+
+def _torchvision_version() -> str | None:
+    try:
+        return version("torchvision")
+    except PackageNotFoundError:
+        return None

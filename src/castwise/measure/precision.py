@@ -1,0 +1,157 @@
+"""Apply a precision to a model: the one place where a row of the precision registry meets torch."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from castwise.precisions import Precision
+
+# Every place where PyTorch decides how a float32 product is computed. The older allow_tf32 switches
+# must not be touched beside these: torch raises when both are used.
+_FP32_SWITCHES: tuple[tuple[str, Any], ...] = (
+    ("all", torch.backends),
+    ("cuda.matmul", torch.backends.cuda.matmul),
+    ("cudnn", torch.backends.cudnn),
+    ("cudnn.conv", torch.backends.cudnn.conv),
+    ("cudnn.rnn", torch.backends.cudnn.rnn),
+    ("mkldnn", torch.backends.mkldnn),
+    ("mkldnn.matmul", torch.backends.mkldnn.matmul),
+    ("mkldnn.conv", torch.backends.mkldnn.conv),
+    ("mkldnn.rnn", torch.backends.mkldnn.rnn),
+)
+
+
+def read_fp32_precision() -> dict[str, str]:
+    """Return what float32 products compute in, by PyTorch's name of each switch."""
+    return {name: str(switch.fp32_precision) for name, switch in _FP32_SWITCHES}
+
+
+@contextmanager
+def numeric_state(row: Precision) -> Iterator[None]:
+    """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""
+    before = read_fp32_precision()
+    try:
+        for name, switch in _FP32_SWITCHES:
+            # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
+            wanted = "ieee" if name.startswith("mkldnn") else row.float32_matmul
+            switch.fp32_precision = wanted
+        yield
+    finally:
+        for name, switch in _FP32_SWITCHES:
+            switch.fp32_precision = before[name]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype with this name.
+
+    Raises:
+        ValueError: torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {name!r}")
+    return dtype
+
+
+def autocast(row: Precision, device_type: str) -> AbstractContextManager[Any]:
+    """Return the context a forward pass runs in: autocast, or nothing at all where the row has none."""
+    if row.autocast_dtype is None:
+        return nullcontext()
+    return torch.autocast(device_type, dtype=torch_dtype(row.autocast_dtype))
+
+
+def convert_weights(model: nn.Module, row: Precision) -> None:
+    """Cast the model's weights in place, batch norm apart, and make its forward cast inputs and outputs.
+
+    Inputs are cast to the weights' dtype and outputs to float32, so the loss is taken in float32.
+    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (patched forward; convert_network).
+    """
+    if row.param_dtype == "float32":
+        return
+    dtype = torch_dtype(row.param_dtype)
+    model.to(dtype)
+    if row.batch_norm_dtype != row.param_dtype:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.to(torch_dtype(row.batch_norm_dtype))
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: (cast_floating(args, dtype), cast_floating(kwargs, dtype)), with_kwargs=True
+    )
+    model.register_forward_hook(lambda _, __, output: cast_floating(output, torch.float32))
+
+
+def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
+    """Return the same nest of tuples, lists and dicts with every floating-point tensor in `dtype`."""
+    return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
+
+
+class Weights:
+    """The model's weights as backward leaves them and as the optimizer steps them: the same tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    @property
+    def stepped(self) -> list[Tensor]:
+        """Return the tensors the optimizer steps."""
+        return list(self._parameters)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def collect_gradients(self) -> None:
+        """Bring the gradients of backward to the tensors the optimizer steps."""
+
+    def publish(self) -> None:
+        """Bring the stepped tensors back to the model."""
+
+
+class MasterWeights(Weights):
+    """Float32 masters of every lower-precision weight; float32 weights are stepped as they are.
+
+    Source: NVIDIA/apex apex/fp16_utils/fp16_optimizer.py at 79ad5a88 (FP16_Optimizer); apex.amp's O2.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._low = [p for p in self._parameters if p.dtype != torch.float32]
+        self._masters = [p.detach().clone().float().requires_grad_() for p in self._low]
+        for master in self._masters:
+            master.grad = torch.zeros_like(master)
+
+    @property
+    def stepped(self) -> list[Tensor]:
+        """Return the masters and the weights that are float32 already, in the model's order."""
+        masters = dict(zip((id(p) for p in self._low), self._masters, strict=True))
+        return [masters.get(id(p), p) for p in self._parameters]
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Copy lower-precision gradients into the masters' float32 gradients."""
+        # A weight that took no part in the step has no gradient: its master must not see an old one.
+        pairs = [(m.grad, p.grad) for m, p in zip(self._masters, self._low, strict=True) if p.grad is not None]
+        if len(pairs) < len(self._low):
+            self._clear_unused()
+        targets, sources = zip(*pairs, strict=True)
+        torch._foreach_copy_(targets, sources)
+
+    def _clear_unused(self) -> None:
+        for master, parameter in zip(self._masters, self._low, strict=True):
+            if parameter.grad is None and master.grad is not None:
+                master.grad.zero_()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the masters into the model's weights."""
+        torch._foreach_copy_(self._low, self._masters)
+
+
+def make_weights(model: nn.Module, row: Precision) -> Weights:
+    """Return the weights of a model whose precision has been applied."""
+    return MasterWeights(model) if row.master_weights else Weights(model)

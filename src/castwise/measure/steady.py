@@ -1,0 +1,160 @@
+"""Steady-state training steps: set up once, warm up, then time blocks of steps as often as asked."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from castwise.measure.memory import memory_of
+from castwise.measure.precision import numeric_state, read_fp32_precision
+from castwise.measure.stopwatch import stopwatch_of
+from castwise.measure.training_step import TrainingStep, describe_optimizer
+from castwise.measure.workloads import build_task
+from castwise.plan import TrialSpec
+from castwise.precisions import find_precision, is_emulated
+from castwise.record import Block, Facts, RankSamples
+from castwise.workloads import find_workload
+
+# Warm-up ends when this many windows in a row agree within this much, and the allocator has not grown in them.
+# Source: chosen here; docs/method.md shows what it does on an H200.
+_SETTLED_WINDOWS = 3
+_SETTLED_SPREAD = 0.02
+_WINDOW_SECONDS = 0.1
+
+
+class SteadyCell:
+    """A cell in its own process: everything between "set up" and "finish"."""
+
+    def __init__(self, spec: TrialSpec, data_dir: Path | None) -> None:
+        """Build the model, its data and its optimizer in the spec's precision.
+
+        Args:
+            spec: What to run.
+            data_dir: Where real data lies; None for synthetic data.
+        """
+        started = time.perf_counter()
+        self._stack = ExitStack()
+        self._spec = spec
+        self._device = torch.device(spec.device)
+        self._memory = memory_of(self._device)
+        self._stopwatch = stopwatch_of(self._device)
+        try:
+            self._facts = self._set_up(data_dir)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._facts = self._facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
+        self._blocks: list[Block] = []
+        self._next_batch = 0
+        self._steps_per_block = 1
+        self._warm_up_peak: int | None = None
+
+    def _set_up(self, data_dir: Path | None) -> Facts:
+        spec, row = self._spec, find_workload(self._spec.workload)
+        precision = find_precision(spec.precision)
+        self._stack.enter_context(numeric_state(precision))
+        torch.manual_seed(spec.seed)
+        task = build_task(row, data_set=spec.data_set, data_dir=data_dir)
+        self._step = TrainingStep(
+            task,
+            precision,
+            row.optimizer,
+            loss_scale=spec.loss_scale,
+            clip_grad_norm=row.clip_grad_norm,
+            device=self._device,
+        )
+        generator = torch.Generator(self._device).manual_seed(spec.seed)
+        self._batches = task.make_batches(row.resident_batches, spec.batch_size, self._device, generator)
+        parameters = list(self._step.model.parameters())
+        dtypes: dict[str, int] = {}
+        for p in parameters:
+            name = str(p.dtype).removeprefix("torch.")
+            dtypes[name] = dtypes.get(name, 0) + p.numel()
+        return Facts(
+            num_parameters=sum(p.numel() for p in parameters),
+            units_per_sample=task.units_per_sample,
+            param_dtypes=dtypes,
+            optimizer=describe_optimizer(row.optimizer),
+            fp32_precision=read_fp32_precision(),
+            emulated=is_emulated(precision, self._device.type, _capability(self._device)),
+        )
+
+    def warm_up(self) -> Facts:
+        """Run steps until their time has settled, and return what is now known of the cell."""
+        protocol, started, steps = self._spec.protocol, time.perf_counter(), 0
+        windows: list[float] = []
+        reserved: list[int] = []
+        window_steps, settled = 1, False
+        while not settled and (steps < protocol.warm_up_steps or _since(started) < protocol.warm_up_seconds):
+            seconds = self._time_steps(window_steps)[0]
+            steps += window_steps
+            windows.append(seconds / window_steps)
+            reserved.append(self._memory.reserved())
+            window_steps = max(1, round(_WINDOW_SECONDS / windows[-1]))
+            settled = steps >= protocol.warm_up_steps and _has_settled(windows, reserved)
+        self._steps_per_block = max(1, round(protocol.block_seconds / windows[-1]))
+        self._warm_up_peak = self._memory.peak_allocated()
+        self._memory.restart()
+        self._skipped_before = self._step.scaling.skipped_steps
+        update = {"warm_up_seconds": _since(started), "warm_up_steps": steps, "settled": settled}
+        self._facts = self._facts.model_copy(update=update)
+        return self._facts
+
+    def run_block(self) -> Block:
+        """Time one block of steps."""
+        seconds, loss = self._time_steps(self._steps_per_block)
+        skipped = self._step.scaling.skipped_steps
+        block = Block(
+            seconds=seconds,
+            num_steps=self._steps_per_block,
+            loss=float(loss),
+            loss_scale=self._step.scaling.read_scale(),
+            skipped_steps=skipped - self._skipped_before,
+        )
+        self._skipped_before = skipped
+        self._blocks.append(block)
+        return block
+
+    def finish(self) -> RankSamples:
+        """Return everything measured and restore the process's numeric state."""
+        samples = RankSamples(
+            blocks=tuple(self._blocks),
+            peak_allocated_bytes=self._memory.peak_allocated(),
+            peak_reserved_bytes=self._memory.peak_reserved(),
+            warm_up_peak_allocated_bytes=self._warm_up_peak,
+        )
+        self._stack.close()
+        return samples
+
+    def _time_steps(self, count: int) -> tuple[float, Tensor]:
+        losses: list[Tensor] = []
+        return self._stopwatch.time(self._steps_into(losses, count)), losses[-1]
+
+    def _steps_into(self, losses: list[Tensor], count: int) -> Callable[[], None]:
+        step, batches, first = self._step, self._batches, self._next_batch
+        self._next_batch = (first + count) % len(batches)
+
+        def work() -> None:
+            for index in range(first, first + count):
+                loss = step(batches[index % len(batches)])
+            losses.append(loss)
+
+        return work
+
+
+def _has_settled(windows: list[float], reserved: list[int]) -> bool:
+    if len(windows) <= _SETTLED_WINDOWS:  # the first window holds library loading and cuDNN's choices
+        return False
+    last = windows[-_SETTLED_WINDOWS:]
+    return max(last) / min(last) - 1 <= _SETTLED_SPREAD and len(set(reserved[-_SETTLED_WINDOWS:])) == 1
+
+
+def _since(start: float) -> float:
+    return time.perf_counter() - start
+
+
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

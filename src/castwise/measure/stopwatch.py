@@ -1,0 +1,39 @@
+"""Time a stretch of device work: by CUDA events on a GPU, by the host's clock on a CPU."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+class CudaStopwatch:
+    """CUDA events round the work and one synchronisation after it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def time(self, work: Callable[[], None]) -> float:
+        """Run the work and return its seconds on the device, from its first launch to its last kernel's end."""
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(self._device)
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize(self._device)
+        return start.elapsed_time(end) / 1e3
+
+
+class HostStopwatch:
+    """The host's monotonic clock."""
+
+    def time(self, work: Callable[[], None]) -> float:
+        """Run the work and return its seconds."""
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+
+def stopwatch_of(device: torch.device) -> CudaStopwatch | HostStopwatch:
+    """Return the stopwatch for a device."""
+    return CudaStopwatch(device) if device.type == "cuda" else HostStopwatch()

@@ -1,0 +1,58 @@
+"""Builders of the workloads: one module a family, and the one look-up from a registry row to its task."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from castwise.errors import UsageError
+from castwise.measure.workloads import dpn, mlp, mnist_cnn, rnn_lm, wide_resnet, zoo
+from castwise.measure.workloads.task import Batch, Task
+from castwise.plan import SYNTHETIC
+from castwise.workloads import Family, Workload
+
+__all__ = ["build_task"]
+
+_MakeBatches = Callable[[int, int, torch.device, torch.Generator], Sequence[Batch]]
+
+_BUILDERS: dict[Family, Callable[[Workload], Task]] = {
+    "mlp": mlp.build,
+    "mnist_cnn": mnist_cnn.build,
+    "wide_resnet": wide_resnet.build,
+    "dpn": dpn.build,
+    "torchvision": zoo.build_torchvision,
+    "timm": zoo.build_timm,
+    "rnn_lm": rnn_lm.build,
+}
+
+
+def _mnist(data_dir: Path | None) -> _MakeBatches:
+    from castwise.measure.data.mnist import mnist_batches
+
+    make_batches: _MakeBatches = mnist_batches(data_dir)
+    return make_batches
+
+
+# By the name a row's `data_sets` has.
+_REAL_DATA: dict[str, Callable[[Path | None], _MakeBatches]] = {"mnist": _mnist}
+
+
+def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | None = None) -> Task:
+    """Build a workload's model, its data and its loss; the weights come from torch's global seed.
+
+    Args:
+        row: The workload.
+        data_set: `synthetic`, or one that the row takes.
+        data_dir: Where a real data set's files lie; synthetic data needs none.
+
+    Raises:
+        UsageError: The row does not take the data set, or the row's zoo does not have its model.
+    """
+    if data_set not in (SYNTHETIC, *row.data_sets):
+        takes = ", ".join((SYNTHETIC, *row.data_sets))
+        raise UsageError(f"{row.name} does not take the data set '{data_set}'. It takes: {takes}.")
+    task = _BUILDERS[row.family](row)
+    if data_set == SYNTHETIC:
+        return task
+    return replace(task, make_batches=_REAL_DATA[data_set](data_dir))

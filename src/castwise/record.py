@@ -1,0 +1,161 @@
+"""What was measured, raw: the answer to a trial's question, as it lies on disk.
+
+Raw samples only; a statistic one comes to regret can be recomputed from old files. The history of the
+format stands beside its version.
+"""
+
+import hashlib
+from typing import Literal
+
+from castwise.plan import Document, TrialSpec
+
+SCHEMA_VERSION = 1  # 1: first version (castwise 0.1.0)
+
+Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]
+
+
+class Environment(Document):
+    """The machine and software a trial ran on.
+
+    Attributes:
+        castwise: castwise's version.
+        commit: The commit castwise was run from, with "+" where files were changed; None outside a checkout.
+        python: Python's version.
+        torch: torch's version.
+        host: The machine's name.
+        system: Operating system and kernel.
+        cpu: The processor's name.
+        num_threads: Threads that torch uses for one operation.
+        gpu: The GPU's exact name, or None on a CPU.
+        gpu_uuid: The GPU's UUID as NVML knows it.
+        capability: CUDA compute capability, as (major, minor).
+        gpu_memory_bytes: The GPU's memory.
+        num_gpus: GPUs that torch sees.
+        driver: The GPU driver's version.
+        cuda: The CUDA version torch was built with.
+        cudnn: cuDNN's version as torch prints it.
+        torchvision: torchvision's version, or None where it is not installed.
+    """
+
+    castwise: str
+    commit: str | None = None
+    python: str
+    torch: str
+    host: str
+    system: str
+    cpu: str
+    num_threads: int
+    gpu: str | None = None
+    gpu_uuid: str | None = None
+    capability: tuple[int, int] | None = None
+    gpu_memory_bytes: int | None = None
+    num_gpus: int = 0
+    driver: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    torchvision: str | None = None
+
+    @property
+    def device_name(self) -> str:
+        """Return the name of what was measured: the GPU, or the CPU where there is none."""
+        return self.gpu or self.cpu
+
+    @property
+    def fingerprint(self) -> str:
+        """Return 8 hexadecimal digits; equal where figures may be set side by side without a word."""
+        parts = (self.castwise, self.torch, self.host, self.device_name, self.driver, self.cuda, self.cudnn)
+        return hashlib.sha256(repr((*parts, self.num_threads)).encode()).hexdigest()[:8]
+
+
+class Facts(Document):
+    """What a trial really ran, found out in its process before the first timed step.
+
+    Attributes:
+        num_parameters: Trainable and other weights of the model.
+        units_per_sample: Units of throughput in one sample (35 tokens in a column of the language model; else 1).
+        param_dtypes: Number of weights by dtype, after the precision was applied.
+        optimizer: The optimizer's class and its arguments.
+        fp32_precision: What float32 matmul, convolution and RNN compute in, as torch reports it.
+        emulated: Whether the hardware lacks this precision and emulates it.
+        data_note: What the data was, in words, where it is not what the spec's name says by itself.
+        ready_seconds: From the request for a process until torch is imported and the device is open.
+        set_up_seconds: Building model, data and optimizer.
+        warm_up_seconds: From the first step until the step time had settled.
+        warm_up_steps: Steps in that time.
+        settled: Whether warm-up ended because the step time had settled (else: because its time was up).
+    """
+
+    num_parameters: int
+    units_per_sample: int
+    param_dtypes: dict[str, int]
+    optimizer: str
+    fp32_precision: dict[str, str]
+    emulated: bool = False
+    data_note: str | None = None
+    ready_seconds: float = 0.0
+    set_up_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
+    warm_up_steps: int = 0
+    settled: bool = True
+
+
+class Block(Document):
+    """A few steps timed as one.
+
+    Attributes:
+        seconds: Time of the block, by CUDA events on a GPU, by the host's clock on a CPU.
+        num_steps: Steps in it.
+        loss: The loss of its last step.
+        loss_scale: The loss scale after its last step; None without scaling.
+        skipped_steps: Steps of the block that loss scaling skipped.
+    """
+
+    seconds: float
+    num_steps: int
+    loss: float
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+
+
+class RankSamples(Document):
+    """Everything one process measured.
+
+    Attributes:
+        blocks: The timed blocks, in order.
+        peak_allocated_bytes: Most memory held by tensors at once during the timed blocks.
+        peak_reserved_bytes: Most memory the caching allocator held; None on a CPU.
+        warm_up_peak_allocated_bytes: The same as `peak_allocated_bytes`, for set-up and warm-up.
+    """
+
+    blocks: tuple[Block, ...]
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    warm_up_peak_allocated_bytes: int | None = None
+
+
+class Trial(Document):
+    """One answer: what became of a spec, on which machine, with all raw samples.
+
+    Attributes:
+        spec: The question.
+        status: How it ended; everything but `ok` has a message.
+        message: What happened, in a line.
+        facts: What really ran; None where set-up did not get that far.
+        ranks: The samples of each process; empty where nothing was timed.
+        environment: The machine and software.
+        started_at: UTC, ISO 8601.
+        duration_seconds: The whole trial, set-up included.
+        log: The end of what the process printed, where it failed.
+        schema_version: The version of this format.
+    """
+
+    spec: TrialSpec
+    status: Status
+    message: str = ""
+    facts: Facts | None = None
+    ranks: tuple[RankSamples, ...] = ()
+    environment: Environment
+    started_at: str
+    duration_seconds: float
+    log: str = ""
+    schema_version: int = SCHEMA_VERSION

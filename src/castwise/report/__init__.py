@@ -1,0 +1,1 @@
+"""Conclusions to what people read: terminal, Markdown, CSV, JSON."""

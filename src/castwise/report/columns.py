@@ -1,0 +1,143 @@
+"""The columns of a job's table: one row each, shared by every format."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from castwise.analyze.compare import Row
+from castwise.plan import SYNTHETIC
+from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.workloads import find_workload
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of a row, as a value and as text.
+
+    Attributes:
+        name: Its name in CSV and JSON, units as a suffix.
+        title: Its heading.
+        value: The plain value, None where there is none.
+        text: The value as people read it.
+        left: Whether its text is flush left.
+    """
+
+    name: str
+    title: str
+    value: Callable[[Row], Any]
+    text: Callable[[Row], str]
+    left: bool = False
+
+
+def _unit(row: Row) -> str:
+    return find_workload(row.trial.spec.workload).unit
+
+
+def _rate(row: Row) -> str:
+    return format_rate(row.throughput) if row.throughput is None else f"{format_rate(row.throughput)} {_unit(row)}/s"
+
+
+def _memory(row: Row) -> str:
+    ratio = f" ({format_ratio(row.memory_ratio)})" if row.memory_ratio is not None else ""
+    return format_bytes(row.peak_allocated_bytes) + ratio
+
+
+def _loss(row: Row) -> str:
+    return "–" if row.final_loss is None else f"{row.final_loss:.4g} @ {row.final_step}"
+
+
+def _status(row: Row) -> str:
+    return row.trial.status + (f", {row.skipped_steps} skipped" if row.skipped_steps else "")
+
+
+def _spread(row: Row) -> str:
+    return "–" if row.spread is None else f"{100 * row.spread:.2g} %"
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
+    Column("data_set", "data", lambda r: r.trial.spec.data_set, lambda r: r.trial.spec.data_set, left=True),
+    Column("precision", "precision", lambda r: r.trial.spec.precision, lambda r: r.trial.spec.precision, left=True),
+    Column("batch_size", "batch", lambda r: r.trial.spec.batch_size, lambda r: str(r.trial.spec.batch_size)),
+    Column("loss_scale", "loss scale", lambda r: r.trial.spec.loss_scale, lambda r: r.trial.spec.loss_scale, left=True),
+    Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
+    Column("speedup", "speed-up", lambda r: r.speedup, lambda r: format_ratio(r.speedup)),
+    Column("step_seconds", "step time", lambda r: r.step_seconds, lambda r: format_seconds(r.step_seconds)),
+    Column("spread", "spread", lambda r: r.spread, _spread),
+    Column("peak_allocated_bytes", "peak allocated", lambda r: r.peak_allocated_bytes, _memory),
+    Column(
+        "peak_reserved_bytes",
+        "peak reserved",
+        lambda r: r.peak_reserved_bytes,
+        lambda r: format_bytes(r.peak_reserved_bytes),
+    ),
+    Column("final_loss", "final loss @ step", lambda r: r.final_loss, _loss),
+    Column("status", "status", lambda r: r.trial.status, _status, left=True),
+)
+
+# In CSV and JSON only: what a table folds into the cells of others, or leaves to its foot.
+EXTRA_COLUMNS: tuple[Column, ...] = (
+    Column("unit", "unit", _unit, _unit),
+    Column("memory_ratio", "memory ratio", lambda r: r.memory_ratio, lambda r: format_ratio(r.memory_ratio)),
+    Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step)),
+    Column("skipped_steps", "skipped", lambda r: r.skipped_steps, lambda r: str(r.skipped_steps)),
+    Column("message", "message", lambda r: r.trial.message, lambda r: r.trial.message),
+    Column("device", "device", lambda r: r.trial.environment.device_name, lambda r: r.trial.environment.device_name),
+    Column("torch", "torch", lambda r: r.trial.environment.torch, lambda r: r.trial.environment.torch),
+    Column("key", "key", lambda r: r.trial.spec.key, lambda r: r.trial.spec.key),
+)
+
+
+def shown_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns worth showing: those that differ between rows, and the figures that exist."""
+    shown = []
+    for column in COLUMNS:
+        values = {column.value(row) for row in rows}
+        if column.name in ("workload", "batch_size") and len(values) == 1:
+            continue
+        if column.name == "data_set" and values == {SYNTHETIC}:
+            continue
+        if column.name == "loss_scale" and values <= {"none", "dynamic"}:
+            continue
+        if column.name in ("speedup", "peak_reserved_bytes", "spread") and values == {None}:
+            continue
+        shown.append(column)
+    return shown
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """Return what all rows share: workload, batch, data, device, software."""
+    if not rows:
+        return "no trials"
+    trial = rows[0].trial
+    parts = []
+    for name, prefix in (("workload", ""), ("batch_size", "batch "), ("data_set", "")):
+        values = {getattr(row.trial.spec, name) for row in rows}
+        if len(values) == 1:
+            value = next(iter(values))
+            parts.append(f"{prefix}{value}" + (" data" if name == "data_set" else ""))
+    environment = trial.environment
+    software = f"torch {environment.torch}"
+    if environment.driver:
+        software += f", driver {environment.driver}"
+    return f"{', '.join(parts)} on {environment.device_name} ({software}, {trial.started_at[:10]})"
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """Return what a reader of the table must know besides its figures, a line each."""
+    lines = [
+        f"{row.trial.spec.label}: {row.trial.status}: {row.trial.message}" for row in rows if row.trial.status != "ok"
+    ]
+    lines += [
+        f"{row.trial.spec.label}: this GPU has no hardware for {row.trial.spec.precision}; PyTorch emulates it"
+        for row in rows
+        if row.trial.facts is not None and row.trial.facts.emulated
+    ]
+    lines += [
+        f"{row.trial.spec.label}: the step time had not settled after {row.trial.facts.warm_up_seconds:.0f} s of warm-up"
+        for row in rows
+        if row.trial.facts is not None and not row.trial.facts.settled
+    ]
+    if any(row.trial.spec.device == "cpu" for row in rows):
+        lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
+    return lines

@@ -1,0 +1,80 @@
+"""Live progress of a sweep on stderr: which trial, its phase, the time left."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+from castwise.report.units import format_duration
+
+
+class LiveProgress:
+    """A bar where stderr is a terminal, a line a trial where it is not.
+
+    Args:
+        console: Writes to stderr.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._label = ""
+        self._index = self._count = 0
+        self._started = self._trial_started = time.monotonic()
+
+    def __enter__(self) -> "LiveProgress":
+        """Show the bar, where there is a terminal."""
+        if self._console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[left]}"))
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Show that trial `index` of `count` begins."""
+        if index == 1:
+            self._started = time.monotonic()
+        self._trial_started = time.monotonic()
+        self._label, self._index, self._count = spec.label, index, count
+        if self._bar is not None and self._task is None:
+            self._task = self._bar.add_task("", total=1.0, left="")
+
+    def phase(self, name: str, done: float) -> None:
+        """Show the running trial's phase, its share done, and the time left for all."""
+        if self._bar is None or self._task is None:
+            return
+        finished = self._index - 1 + done
+        self._bar.update(
+            self._task,
+            completed=finished / self._count,
+            description=f"trial {self._index} of {self._count}  {self._label}  {name}",
+            left=self._left(finished),
+        )
+
+    def ended(self, trial: Trial) -> None:
+        """Say how the trial ended, where there is no bar to show it."""
+        took = format_duration(trial.duration_seconds)
+        if self._bar is None:
+            self._console.print(
+                f"trial {self._index} of {self._count}: {self._label}: {trial.status} ({took})", highlight=False, markup=False
+            )
+        elif trial.status != "ok":
+            self._bar.console.print(
+                f"{self._label}: {trial.status}: {trial.message}", highlight=False, markup=False, style="yellow"
+            )
+
+    def _left(self, finished: float) -> str:
+        # The first trial's own share says little before it is timed; then the mean of what went by is a fair guess.
+        if finished < 0.3:
+            return ""
+        passed = time.monotonic() - self._started
+        return f"about {format_duration(passed / finished * (self._count - finished))} left"

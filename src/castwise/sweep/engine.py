@@ -1,0 +1,68 @@
+"""What a sweep needs of whatever measures: real processes, or a fake in tests."""
+
+from pathlib import Path
+from typing import Protocol
+
+from castwise.plan import TrialSpec
+from castwise.record import Block, Environment, Facts, RankSamples, Status
+
+
+class TrialFailedError(Exception):
+    """A trial's process ended in something else than measurements.
+
+    Attributes:
+        status: What it comes to.
+        message: What happened, in a line.
+        log: The end of what the process printed.
+        refused: Whether castwise itself refused the request: the user's mistake, not the model's.
+    """
+
+    def __init__(self, status: Status, message: str, log: str = "", refused: bool = False) -> None:
+        super().__init__(message)
+        self.status: Status = status
+        self.message = message
+        self.log = log
+        self.refused = refused
+
+
+class Session(Protocol):
+    """One trial's process. Every method but `close` may raise TrialFailedError."""
+
+    def open(self, device: str) -> Environment:
+        """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
+
+    def fetch(self, data_set: str, data_dir: Path) -> None:
+        """Download a data set into a folder."""
+
+    def set_up(self, spec: TrialSpec) -> None:
+        """Build model, data and optimizer."""
+
+    def warm_up(self) -> Facts:
+        """Run until the step time has settled."""
+
+    def run_block(self) -> Block:
+        """Time one block of steps."""
+
+    def finish(self) -> RankSamples:
+        """Return all that was measured and end the process."""
+
+    def close(self) -> None:
+        """End the process, whatever it is doing. May be called at any time, and again."""
+
+    @property
+    def ready_seconds(self) -> float:
+        """Seconds from the request for a process until its device was open."""
+
+
+class Engine(Protocol):
+    """Starts trial processes."""
+
+    def start(self, timeout_seconds: float) -> Session:
+        """Start a process for one trial.
+
+        Args:
+            timeout_seconds: How long one phase may take.
+
+        Raises:
+            EngineError: No process could be started.
+        """

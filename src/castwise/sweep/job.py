@@ -1,0 +1,352 @@
+"""One job from request to records: find the device, make the plan, measure what is missing."""
+
+import math
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+from castwise.data_sets import MNIST, DataSet, default_data_dir, find_data_set, verify
+from castwise.errors import DataError, EngineError, MissingDataError, UsageError
+from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, SYNTHETIC, Plan, Protocol, TrialSpec, build_plan
+from castwise.precisions import PRECISIONS, find_precision, why_unsupported
+from castwise.record import Environment, Trial
+from castwise.sweep.engine import Engine, TrialFailedError
+from castwise.sweep.launcher import ForkserverEngine
+from castwise.sweep.runner import FAILED, Listener, Silent, Sweep
+from castwise.sweep.store import Problem, Store
+from castwise.workloads import find_workload
+
+COMMIT_VARIABLE = "CASTWISE_COMMIT"
+
+# What a bare `castwise run` measures: short, and worth telling, on the machine it stands on.
+_BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
+_BARE_CUDA = "resnet50"
+
+_PROBE_TIMEOUT_SECONDS = 300.0
+_FETCH_TIMEOUT_SECONDS = 600.0
+
+_T = TypeVar("_T")
+
+EngineFactory = Callable[[Path | None, str | None], Engine]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for; None stands for "what suits the machine".
+
+    Attributes:
+        workloads: Workload names.
+        precisions: Precision names or aliases.
+        batch_sizes: Samples per step.
+        loss_scales: Loss scales, for the precisions that scale their loss.
+        device: "cpu", "cuda" or "cuda:N".
+        data_set: `synthetic` or the name of a real data set.
+        data_dir: Where real data lies.
+        results: The results folder; None keeps no records.
+        seconds: Seconds to time each trial for; None takes the device type's own.
+        timeout_seconds: Seconds one phase may take before a trial is given up.
+        seed: Seeds weights, data and dropout.
+        retry: Measure crashed and timed-out trials again.
+        again: Measure everything again, whatever is recorded.
+    """
+
+    workloads: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    loss_scales: tuple[str, ...] | None = None
+    device: str | None = None
+    data_set: str | None = None
+    data_dir: Path | None = None
+    results: Path | None = None
+    seconds: float | None = None
+    timeout_seconds: float | None = None
+    seed: int = 0
+    retry: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request made concrete on this machine.
+
+    Attributes:
+        plan: Every trial of the job.
+        missing: The specs that no record answers yet.
+        recorded: The trials that stand already, by spec key.
+        problems: Files in the machine's results folder that are no records.
+        notes: What the user should know before it starts, a sentence each.
+        sweep: Measures what is missing.
+    """
+
+    plan: Plan
+    missing: tuple[TrialSpec, ...]
+    recorded: dict[str, Trial]
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    sweep: Sweep = field(repr=False)
+
+    def run(self) -> list[Trial]:
+        """Measure what is missing and return all the plan's trials in its order."""
+        fresh = {trial.spec.key: trial for trial in self.sweep.run(self.missing)}
+        return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.plan.specs]
+
+
+def run(
+    workload: str | Sequence[str] | None = None,
+    *,
+    precision: str | Sequence[str] | None = None,
+    batch_size: int | Sequence[int] | None = None,
+    loss_scale: str | float | Sequence[str | float] | None = None,
+    device: str | None = None,
+    data_set: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    results: str | os.PathLike[str] | None = None,
+    seconds: float | None = None,
+    timeout_seconds: float | None = None,
+    seed: int = 0,
+    retry: bool = False,
+    again: bool = False,
+) -> list[Trial]:
+    """Measure a workload in every precision and return the records, as `castwise run` does.
+
+    Args:
+        workload: One name or several; None takes a short job that suits the machine.
+        precision: One name or several; None takes all that the device has.
+        batch_size: Samples per step; None takes the workload's own.
+        loss_scale: `none`, `dynamic`, `dynamic-apex` or numbers, for the precisions that scale their loss.
+        device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
+        data_set: `synthetic` or the name of a real data set, such as "mnist".
+        data: The folder in which real data lies.
+        results: The folder for records; None keeps them in memory only, and measures everything.
+        seconds: Seconds to time each trial for; None takes the device type's own.
+        timeout_seconds: Seconds one phase may take before a trial is given up.
+        seed: Seeds weights, data and dropout.
+        retry: Measure crashed and timed-out trials again.
+        again: Measure everything again, whatever is recorded.
+
+    Returns:
+        A trial for each cell of the axes, in the order workload, batch size, precision, loss scale.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    request = Request(
+        workloads=_names(workload),
+        precisions=_names(precision),
+        batch_sizes=None if batch_size is None else tuple(_listed(batch_size)),
+        loss_scales=None if loss_scale is None else tuple(str(scale) for scale in _listed(loss_scale)),
+        device=device,
+        data_set=data_set,
+        data_dir=None if data is None else Path(data),
+        results=None if results is None else Path(results),
+        seconds=seconds,
+        timeout_seconds=timeout_seconds,
+        seed=seed,
+        retry=retry,
+        again=again,
+    )
+    return prepare(request).run()
+
+
+def prepare(request: Request, listener: Listener | None = None, make_engine: EngineFactory | None = None) -> Job:
+    """Check a request against the machine, and return the job that answers it.
+
+    Args:
+        request: What the user asked for.
+        listener: Is told of progress.
+        make_engine: Makes the engine from the data folder and castwise's commit; real processes by default.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    _check_names(request)
+    store = Store(request.results) if request.results is not None else None
+    data_dir = request.data_dir or default_data_dir()
+    engine = (make_engine or ForkserverEngine)(data_dir, find_commit())
+    environment = find_device(engine, request.device)
+    device = _device_of(request.device, environment)
+    specs, notes = _plan_for(request, device, engine, data_dir)
+    specs = _supported(specs, environment, explicit=request.precisions is not None)
+    recorded, problems = store.load(environment) if store is not None else ({}, [])
+    if request.again:
+        recorded = {}
+    if request.retry:
+        recorded = {key: trial for key, trial in recorded.items() if trial.status not in FAILED}
+    return Job(
+        plan=Plan(specs=specs),
+        missing=tuple(spec for spec in specs if spec.key not in recorded),
+        recorded=recorded,
+        problems=tuple(problems),
+        notes=notes,
+        sweep=Sweep(engine, store, environment, listener or Silent()),
+    )
+
+
+def find_device(engine: Engine, device: str | None) -> Environment:
+    """Return the environment that a trial on this device has, from a process of its own.
+
+    Args:
+        engine: Starts the process.
+        device: "cpu", "cuda", "cuda:N"; None takes the first GPU, or the CPU where there is none.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    session = engine.start(_PROBE_TIMEOUT_SECONDS)
+    try:
+        return session.open(device or "auto")
+    except TrialFailedError as failure:
+        if device in (None, "cpu"):
+            raise EngineError(f"The measuring process could not open a device: {failure.message}.") from None
+        raise UsageError(
+            f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
+        ) from None
+    finally:
+        session.close()
+
+
+def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:
+    """Make sure that a data set lies in a folder: verify it, or download it first where it is missing.
+
+    Raises:
+        DataError: It is damaged, or missing and not to be downloaded.
+    """
+    try:
+        verify(data_set, data_dir)
+    except MissingDataError as missing:
+        session = engine.start(_FETCH_TIMEOUT_SECONDS)
+        try:
+            session.fetch(data_set.name, data_dir)
+        except TrialFailedError as failure:
+            raise DataError(f"{missing} Downloading it failed too: {failure.message}.") from None
+        finally:
+            session.close()
+        verify(data_set, data_dir)
+
+
+def find_commit() -> str | None:
+    """Return castwise's commit: CASTWISE_COMMIT, else git's word on the checkout this file lies in, else None."""
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return named
+    here = Path(__file__).resolve()
+    if not (here.parents[3] / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(here.parent), "describe", "--always", "--abbrev=12", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        changed = subprocess.run(
+            ["git", "-C", str(here.parents[1]), "status", "--porcelain", "--", "."],
+            capture_output=True, text=True, timeout=5, check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _check_names(request: Request) -> None:
+    """Refuse unknown names before any process is started."""
+    for workload in request.workloads or ():
+        find_workload(workload)
+    for precision in request.precisions or ():
+        find_precision(precision)
+    if request.data_set not in (None, SYNTHETIC):
+        find_data_set(str(request.data_set))
+    for name, value in (("time", request.seconds), ("time limit", request.timeout_seconds)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise UsageError(f"A {name} of {value:g} seconds is impossible. Give a number above 0.")
+    device_type = (request.device or "cpu").partition(":")[0]
+    if device_type not in ("cpu", "cuda"):
+        raise UsageError(f"No device '{request.device}'. Write cpu, cuda or cuda:N.")
+    build_plan(
+        workloads=request.workloads or (_BARE_CPU[0],),
+        precisions=request.precisions or ("fp32",),
+        batch_sizes=request.batch_sizes,
+        loss_scales=request.loss_scales,
+        device="cpu",
+        data_set=request.data_set or SYNTHETIC,
+    )
+
+
+def _device_of(asked: str | None, environment: Environment) -> str:
+    if environment.gpu is None:
+        return "cpu"
+    return asked if asked is not None and ":" in asked else "cuda:0"
+
+
+def _plan_for(
+    request: Request, device: str, engine: Engine, data_dir: Path
+) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
+    is_cpu = device == "cpu"
+    workloads, precisions = request.workloads, request.precisions
+    data_set, notes = request.data_set or SYNTHETIC, list[str]()
+    if workloads is None:
+        workloads = (_BARE_CPU[0] if is_cpu else _BARE_CUDA,)
+        if is_cpu:
+            precisions = precisions or _BARE_CPU[1]
+        if request.data_set is None and MNIST.name in find_workload(workloads[0]).data_sets:
+            data_set, note = _mnist_or_synthetic(engine, data_dir)
+            notes += [note] if note else []
+    if data_set != SYNTHETIC:
+        provide(engine, find_data_set(data_set), data_dir)
+    plan = build_plan(
+        workloads=workloads,
+        precisions=precisions or tuple(row.name for row in PRECISIONS),
+        batch_sizes=request.batch_sizes,
+        loss_scales=request.loss_scales,
+        device=device,
+        data_set=data_set,
+        protocol=_protocol(request, is_cpu),
+        seed=request.seed,
+    )
+    return plan.specs, tuple(notes)
+
+
+def _protocol(request: Request, is_cpu: bool) -> Protocol:
+    protocol = CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL
+    update: dict[str, float] = {}
+    if request.seconds is not None:
+        update = {"max_seconds": request.seconds, "block_seconds": request.seconds / protocol.num_blocks}
+    if request.timeout_seconds is not None:
+        update["timeout_seconds"] = request.timeout_seconds
+    return protocol.model_copy(update=update)
+
+
+def _mnist_or_synthetic(engine: Engine, data_dir: Path) -> tuple[str, str | None]:
+    try:
+        provide(engine, MNIST, data_dir)
+        return MNIST.name, None
+    except DataError as error:
+        return SYNTHETIC, f"Synthetic images stand in for MNIST's: {error}"
+
+
+def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit: bool) -> tuple[TrialSpec, ...]:
+    """Return the specs the device can run; refuse the job where the user named a precision it cannot."""
+    kept: list[TrialSpec] = []
+    for spec in specs:
+        reason = why_unsupported(
+            find_precision(spec.precision), spec.device_type, environment.capability, environment.device_name
+        )
+        if reason and explicit:
+            raise UsageError(f"{reason}. Leave it out, or leave --precision out to measure what the device has.")
+        if not reason:
+            kept.append(spec)
+    return tuple(kept)
+
+
+def _listed(value: _T | Sequence[_T]) -> Sequence[_T]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else (cast(_T, value),)
+
+
+def _names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    parts = (part for item in _listed(value) for part in item.split(","))
+    return tuple(part.strip() for part in parts if part.strip())

@@ -1,0 +1,145 @@
+"""Trials on disk: one JSON file each, written whole or not at all, never deleted.
+
+`RESULTS/<device>-<fingerprint>/<workload>-<precision>-b<batch>-<key>.json`: a folder a machine, so that going on
+with a job never takes another machine's figures for its own.
+"""
+
+import contextlib
+import itertools
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from castwise.errors import StoreError
+from castwise.plan import TrialSpec
+from castwise.record import SCHEMA_VERSION, Environment, Trial
+
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that is no record of ours, and why."""
+
+    path: Path
+    reason: str
+
+
+class Store:
+    """The records of one results folder.
+
+    Args:
+        folder: The results folder; made where it does not exist.
+
+    Raises:
+        StoreError: The folder cannot be made or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise StoreError(
+                f"Results cannot be written to '{folder}': {error.strerror or error}. Name another folder with --results."
+            ) from None
+
+    def machine_folder(self, environment: Environment) -> Path:
+        """Return the folder of one machine's records."""
+        return self.folder / f"{_slug(environment.device_name)}-{environment.fingerprint}"
+
+    def save(self, trial: Trial) -> Path:
+        """Write a trial's record and return its path. A file that is there already stays as it is.
+
+        Raises:
+            StoreError: The record cannot be written.
+        """
+        folder = self.machine_folder(trial.environment)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return _write_new(folder, _stem(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
+        except OSError as error:
+            raise StoreError(
+                f"The record of {trial.spec.label} cannot be written to '{folder}': {error.strerror or error}."
+            ) from None
+
+    def load(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
+        """Return one machine's newest trial for each spec key, and the files that are no records."""
+        trials, problems = load_folder(self.machine_folder(environment))
+        return {trial.spec.key: trial for trial in trials}, problems
+
+
+def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
+    """Return all trials under a folder, oldest first, and the JSON files that are none, each with its reason."""
+    trials: list[Trial] = []
+    problems: list[Problem] = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            trials.append(_read(path))
+        except StoreError as error:
+            problems.append(Problem(path, str(error)))
+    return sorted(trials, key=lambda trial: trial.started_at), problems
+
+
+def _read(path: Path) -> Trial:
+    try:
+        return Trial.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise StoreError(error.strerror or str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
+
+
+def _write_new(folder: Path, stem: str, content: bytes) -> Path:
+    """Write to a temporary file, sync, and link it to the first free name: whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        path = _link_to_free_name(temporary, folder, stem)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    _sync_folder(folder)
+    return path
+
+
+def _link_to_free_name(temporary: str, folder: Path, stem: str) -> Path:
+    for number in itertools.count(1):
+        path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
+        try:
+            os.link(temporary, path)  # unlike a rename, never takes the place of a file that is there
+            return path
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                os.replace(temporary, path)
+                return path
+    raise AssertionError("unreachable")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _stem(spec: TrialSpec) -> str:
+    return f"{_slug(f'{spec.workload}-{spec.precision}-b{spec.batch_size}')}-{spec.key}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-.")[:_NAME_LENGTH]

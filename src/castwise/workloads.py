@@ -1,0 +1,212 @@
+"""The workloads castwise knows by name: one row each, data only; `measure/workloads/` builds them.
+
+Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each. Any other
+image model comes in by `torchvision:NAME` or `timm:NAME`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from castwise.errors import UsageError, unknown_name
+
+Unit = Literal["images", "tokens", "samples"]
+Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm"]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer of `torch.optim` by class name, with its arguments."""
+
+    name: str
+    arguments: tuple[tuple[str, float | tuple[float, float]], ...]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data, loss and optimizer.
+
+    Attributes:
+        name: The name users write.
+        family: The module of `measure/workloads/` that builds it.
+        unit: What throughput counts.
+        batch_size: Samples per step on a GPU unless the user says otherwise; the source's own.
+        cpu_batch_size: The same on a CPU, small enough for steps of about a second.
+        input_shape: One sample's shape, channels first; empty for token sequences.
+        optimizer: The source's optimizer.
+        resident_batches: Synthetic batches that lie on the device and are taken in turn.
+        source: Where the workload comes from.
+        summary: One line on model and input.
+        num_parameters: Weights, where the source states them; tested.
+        macs_per_sample: Multiply-accumulates of one forward pass; None where the source does not state them.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+        data_sets: Real data sets it can be run on.
+        options: Arguments for the family's builder, as (name, value).
+    """
+
+    name: str
+    family: Family
+    unit: Unit
+    batch_size: int
+    cpu_batch_size: int
+    input_shape: tuple[int, ...]
+    optimizer: OptimizerSpec
+    resident_batches: int
+    source: str
+    summary: str
+    num_parameters: int | None = None
+    macs_per_sample: int | None = None
+    clip_grad_norm: float | None = None
+    data_sets: tuple[str, ...] = ()
+    options: tuple[tuple[str, str | int | float], ...] = ()
+
+
+_ADAM = OptimizerSpec("Adam", (("lr", 2e-4), ("betas", (0.9, 0.999)), ("eps", 1e-8), ("weight_decay", 1e-5)))
+_SGD_CIFAR = OptimizerSpec("SGD", (("lr", 0.1), ("momentum", 0.9), ("weight_decay", 5e-4)))
+_SGD_LM = OptimizerSpec("SGD", (("lr", 20.0),))
+
+_AMP_RECIPE = "pytorch/tutorials, AMP recipe; leolui2004/tensorcore sample_0.py, sample_1.py"
+_TENSORCORE = "leolui2004/tensorcore mnist_0_512.py, mnist_1_512.py"
+_WRN = "ceshine/apex_pytorch_cifar_experiment, colab_snapshots"
+_DPN = "kuangliu/pytorch-cifar models/dpn.py, as run on a Titan RTX with apex FP16_Optimizer"
+_AMD_NVIDIA = "jorism1993/nvidia_amd_gpu_comparison"
+_WORD_LM = "pytorch/examples word_language_model; NVIDIA/apex examples/word_language_model"
+
+
+def _imagenet(name: str, batch_size: int, cpu_batch_size: int, side: int = 224, source: str = _AMD_NVIDIA) -> Workload:
+    return Workload(
+        name=name,
+        family="torchvision",
+        unit="images",
+        batch_size=batch_size,
+        cpu_batch_size=cpu_batch_size,
+        input_shape=(3, side, side),
+        optimizer=_ADAM,
+        resident_batches=2,
+        source=source,
+        summary=f"torchvision {name}, random weights, 1000 classes, {side}² synthetic images, Adam",
+        options=(("model", name),),
+    )
+
+
+def _language_model(name: str, kind: str, *, width: int = 200, batch_size: int = 20, dropout: float = 0.2) -> Workload:
+    return Workload(
+        name=name,
+        family="rnn_lm",
+        unit="tokens",
+        batch_size=batch_size,
+        cpu_batch_size=batch_size,
+        input_shape=(),
+        optimizer=_SGD_LM,
+        resident_batches=32,
+        source=_WORD_LM,
+        summary=f"2-layer {kind} language model, {width} wide, 35 tokens a sample, vocabulary 33,278, SGD",
+        num_parameters=13_987_678 if name == "lstm-lm" else None,
+        clip_grad_norm=0.25,
+        options=(("kind", kind), ("width", width), ("dropout", dropout)),
+    )
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    Workload(
+        name="mlp-4096",
+        family="mlp",
+        unit="samples",
+        batch_size=512,
+        cpu_batch_size=64,
+        input_shape=(4096,),
+        optimizer=OptimizerSpec("SGD", (("lr", 0.001),)),
+        resident_batches=50,
+        source=_AMP_RECIPE,
+        summary="3 linear layers of 4096, mean squared error, SGD: the model of PyTorch's AMP recipe",
+        num_parameters=50_343_936,
+        macs_per_sample=50_331_648,
+    ),
+    Workload(
+        name="mnist-cnn",
+        family="mnist_cnn",
+        unit="images",
+        batch_size=512,
+        cpu_batch_size=512,
+        input_shape=(1, 28, 28),
+        optimizer=OptimizerSpec("Adadelta", (("lr", 0.001),)),
+        resident_batches=32,
+        source=_TENSORCORE,
+        summary="2 convolutions and 2 linear layers on 28² digits, Adadelta",
+        num_parameters=1_199_882,
+        macs_per_sample=11_992_448,
+        data_sets=("mnist",),
+    ),
+    Workload(
+        name="wrn-28-10",
+        family="wide_resnet",
+        unit="images",
+        batch_size=128,
+        cpu_batch_size=4,
+        input_shape=(3, 32, 32),
+        optimizer=_SGD_CIFAR,
+        resident_batches=16,
+        source=_WRN,
+        summary="Wide ResNet 28-10 with dropout on 32² images, 10 classes, SGD with momentum",
+        num_parameters=36_489_290,
+        macs_per_sample=5_951_117_568,
+        clip_grad_norm=10.0,
+        options=(("depth", 28), ("widen", 10), ("dropout", 0.3)),
+    ),
+    Workload(
+        name="dpn92",
+        family="dpn",
+        unit="images",
+        batch_size=128,
+        cpu_batch_size=4,
+        input_shape=(3, 32, 32),
+        optimizer=_SGD_CIFAR,
+        resident_batches=16,
+        source=_DPN,
+        summary="Dual path network 92 (grouped convolutions) on 32² images, 10 classes, SGD with momentum",
+        num_parameters=34_236_634,
+        macs_per_sample=2_042_422_272,
+    ),
+    _imagenet("resnet18", 256, 16, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),
+    _imagenet("resnet34", 256, 8, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),
+    _imagenet("resnet50", 256, 8),
+    _imagenet("resnet101", 128, 4),
+    _imagenet("resnet152", 128, 4, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),
+    _imagenet("inception_v3", 128, 4, side=299),
+    _imagenet("efficientnet_b0", 128, 8),
+    _imagenet("efficientnet_b4", 64, 4),
+    _imagenet("efficientnet_b7", 32, 2),
+    _language_model("lstm-lm", "LSTM"),
+    _language_model("gru-lm", "GRU"),
+    _language_model("rnn-lm", "RNN_TANH"),
+    _language_model("lstm-lm-1500", "LSTM", width=1500, batch_size=80, dropout=0.65),
+)
+
+# Model zoos by prefix: any image classifier of theirs, with the optimizer and loss of the ResNets.
+_ZOOS: dict[str, Family] = {"torchvision:": "torchvision", "timm:": "timm"}
+
+
+def find_workload(name: str) -> Workload:
+    """Return the row with this name, or one made for a model of a zoo (`torchvision:NAME`, `timm:NAME`).
+
+    Whether the zoo has the model is known only where torch is, in the trial's process.
+
+    Raises:
+        UsageError: No row has the name; the message offers the nearest.
+    """
+    wanted = name.strip()
+    for prefix, family in _ZOOS.items():
+        if wanted.lower().startswith(prefix):
+            return _zoo_model(wanted[len(prefix) :], prefix, family)
+    for row in WORKLOADS:
+        if wanted.lower() == row.name:
+            return row
+    hint = "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME."
+    raise unknown_name("workload", name, (row.name for row in WORKLOADS), hint)
+
+
+def _zoo_model(model: str, prefix: str, family: Family) -> Workload:
+    if not model:
+        raise UsageError(f"'{prefix}' needs a model's name behind the colon, for example {prefix}resnet18.")
+    row = _imagenet(model, 64, 4, source=prefix.removesuffix(":"))
+    # The input's side is the model's own; the builder knows it.
+    return replace(row, name=f"{prefix}{model}", family=family, summary=f"{prefix}{model}, random weights, Adam")

@@ -1,0 +1,371 @@
+"""Every row of the workload registry builds what its source describes and takes a training step."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from castwise.errors import UsageError
+from castwise.measure.workloads import build_task
+from castwise.measure.workloads.rnn_lm import CarriedLoss, LanguageModel
+from castwise.measure.workloads.task import Batch, Task
+from castwise.measure.workloads.wide_resnet import WideResNet
+from castwise.workloads import WORKLOADS, Workload, find_workload
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+# Weights and GMAC that torchvision publishes for its models (Weights.meta: num_params, _ops); Inception's are
+# stated with the auxiliary classifier, which is not built here.
+PUBLISHED = {
+    "resnet18": (11_689_512, 1.814),
+    "resnet34": (21_797_672, 3.664),
+    "resnet50": (25_557_032, 4.089),
+    "resnet101": (44_549_160, 7.801),
+    "resnet152": (60_192_808, 11.514),
+    "efficientnet_b0": (5_288_548, 0.386),
+}
+# The others of the registry, as built by torch 2.15 and torchvision 0.29: a change of theirs should be seen.
+BUILT_PARAMETERS = {
+    "inception_v3": 23_834_568,
+    "efficientnet_b4": 19_341_616,
+    "efficientnet_b7": 66_347_960,
+}
+# Cost grows with the side squared; the sides are the least these models' downsampling takes without complaint.
+SMALL_SIDES = {"inception_v3": 107}
+
+every_row = pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator(CPU).manual_seed(seed)
+
+
+def build_on_meta(row: Workload) -> Task:
+    with META:
+        return build_task(row)
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_macs(task: Task, batch_size: int = 1) -> float:
+    """Return multiply-accumulates of one sample's forward pass; the model must be on the meta device."""
+    batch = task.make_batches(1, batch_size, CPU, generator())[0]
+    with FlopCounterMode(display=False) as counter:
+        task.compute_loss(task.model, tuple(part.to(META) for part in batch))
+    return counter.get_total_flops() / 2 / batch_size
+
+
+def small(row: Workload) -> Workload:
+    """Return the row with smaller images or a narrower model, where a CPU would take seconds for its own."""
+    if row.family == "torchvision":
+        side = SMALL_SIDES.get(row.name, 64)
+        return replace(row, input_shape=(3, side, side))
+    if row.family == "rnn_lm":
+        return replace(row, options=(*row.options, ("width", 16)))
+    return row
+
+
+@every_row
+def test_parameter_count_is_the_stated_one(row: Workload) -> None:
+    known = {name: count for name, (count, _) in PUBLISHED.items()} | BUILT_PARAMETERS
+    stated = row.num_parameters or known.get(row.name)
+    if stated is None:
+        pytest.skip("neither the row nor torchvision states it")
+    assert count_parameters(build_on_meta(row).model) == stated
+
+
+@every_row
+def test_macs_are_the_stated_ones(row: Workload) -> None:
+    if row.macs_per_sample is not None:
+        assert count_macs(build_on_meta(row)) == row.macs_per_sample
+    elif row.name in PUBLISHED:
+        assert count_macs(build_on_meta(row)) / 1e9 == pytest.approx(PUBLISHED[row.name][1], abs=5e-4)
+    else:
+        pytest.skip("neither the row nor torchvision states them")
+
+
+def test_language_model_macs_follow_from_its_widths() -> None:
+    row = find_workload("lstm-lm")
+    width, vocabulary, tokens = 200, 33_278, 35
+    a_token = 2 * 4 * (width * width + width * width) + width * vocabulary
+    assert count_macs(build_on_meta(row), batch_size=3) == tokens * a_token
+
+
+@every_row
+def test_takes_a_training_step(row: Workload) -> None:
+    row = small(row)
+    torch.manual_seed(0)
+    task = build_task(row)
+    batches = task.make_batches(2, 2, CPU, generator())
+    assert len(batches) == 2
+    loss = task.compute_loss(task.model, batches[0])
+    loss.backward()
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+    assert loss.isfinite()
+    for name, parameter in task.model.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp-4096", "mnist-cnn", "dpn92", "resnet18", "lstm-lm", "gru-lm", "rnn-lm"]
+)
+def test_loss_is_float32_under_autocast(name: str) -> None:
+    task = build_task(small(find_workload(name)))
+    for batch in task.make_batches(2, 2, CPU, generator()):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = task.compute_loss(task.model, batch)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        assert loss.isfinite()
+
+
+@every_row
+def test_batches_follow_the_generator_alone(row: Workload) -> None:
+    task = build_on_meta(row)
+    torch.manual_seed(1)
+    first = task.make_batches(2, 3, CPU, generator())
+    torch.manual_seed(2)
+    again = task.make_batches(2, 3, CPU, generator())
+    other = task.make_batches(2, 3, CPU, generator(seed=1))
+    assert all(torch.equal(a, b) for a, b in zip(_parts(first), _parts(again), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(_parts(first), _parts(other), strict=True))
+    assert not torch.equal(first[0][0], first[1][0])
+
+
+def _parts(batches: Any) -> list[Tensor]:
+    return [part for batch in batches for part in batch]
+
+
+@every_row
+def test_batches_have_the_row_s_shape(row: Workload) -> None:
+    inputs, targets = build_on_meta(row).make_batches(1, 3, CPU, generator())[0]
+    if row.family == "rnn_lm":
+        assert inputs.shape == (35, 3)
+        assert targets.shape == (105,)
+    else:
+        assert inputs.shape == (3, *row.input_shape)
+        assert inputs.dtype == torch.float32
+    assert targets.dtype == (torch.float32 if row.family == "mlp" else torch.int64)
+
+
+@every_row
+def test_a_sample_counts_as_its_unit_says(row: Workload) -> None:
+    assert build_on_meta(row).units_per_sample == (35 if row.unit == "tokens" else 1)
+
+
+@pytest.mark.parametrize("name", ["mnist-cnn", "gru-lm"])
+def test_weights_follow_the_global_seed(name: str) -> None:
+    row = small(find_workload(name))
+    weights = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        weights.append(next(build_task(row).model.parameters()).detach())
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+# The sources' oddities
+
+
+def test_mnist_cnn_returns_log_probabilities() -> None:
+    task = build_task(find_workload("mnist-cnn"))
+    images, _ = task.make_batches(1, 4, CPU, generator())[0]
+    output = task.model(images)
+    torch.testing.assert_close(output.exp().sum(dim=1), torch.ones(4))
+    torch.testing.assert_close(output.log_softmax(dim=1), output)
+
+
+def test_wide_resnet_has_biased_convolutions_and_one_fast_batch_norm() -> None:
+    model = build_on_meta(find_workload("wrn-28-10")).model
+    assert all(m.bias is not None for m in model.modules() if isinstance(m, nn.Conv2d))
+    fast = [name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and m.momentum == 0.9]
+    assert fast == ["bn1"]
+
+
+def test_wide_resnet_refuses_a_depth_that_is_no_whole_number_of_blocks() -> None:
+    with pytest.raises(ValueError, match="6n \\+ 4, not 27"):
+        WideResNet(27, 10, 0.3)
+
+
+def test_dpn_convolutions_are_grouped() -> None:
+    model = build_on_meta(find_workload("dpn92")).model
+    grouped = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    assert [m.groups for m in grouped] == [1] + [32] * 30
+
+
+@pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b4", "efficientnet_b7"])
+def test_efficientnets_have_the_source_s_batch_norm(name: str) -> None:
+    model = build_on_meta(find_workload(name)).model
+    norms = {(m.eps, m.momentum) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
+    assert norms == {(1e-3, 0.01)}
+
+
+def test_torchvision_s_own_efficientnet_keeps_its_batch_norm() -> None:
+    model = build_on_meta(find_workload("torchvision:efficientnet_b0")).model
+    norms = {(m.eps, m.momentum) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
+    assert norms == {(1e-5, 0.1)}
+
+
+# The language models' state
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_TANH"])
+def test_state_is_carried_and_detached(kind: str) -> None:
+    torch.manual_seed(0)
+    model, carried = LanguageModel(kind, width=8, dropout=0.0), CarriedLoss()
+    batch = language_batch(batch_size=3)
+    first = carried.compute_loss(model, batch)
+    state = carried.hidden
+    for part in state if isinstance(state, tuple) else (state,):
+        assert part is not None
+        assert part.shape == (2, 3, 8)
+        assert not part.requires_grad
+    second = carried.compute_loss(model, batch)
+    assert not torch.equal(first, second)
+    expected, _ = model(batch[0], state)
+    torch.testing.assert_close(second, nn.functional.cross_entropy(expected.flatten(0, 1), batch[1]))
+    first.backward()
+    second.backward()  # would fail if it reached into the first batch's freed graph
+
+
+def test_state_restarts_when_the_batch_size_changes() -> None:
+    torch.manual_seed(0)
+    model, carried = LanguageModel("LSTM", width=8, dropout=0.0), CarriedLoss()
+    batch = language_batch(batch_size=3)
+    fresh = carried.compute_loss(model, batch)
+    carried.compute_loss(model, language_batch(batch_size=2))
+    torch.testing.assert_close(carried.compute_loss(model, batch), fresh)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_TANH"])
+def test_state_survives_a_model_that_casts_its_inputs_and_outputs(kind: str) -> None:
+    model, carried = LanguageModel(kind, width=8, dropout=0.0).bfloat16(), CarriedLoss()
+    model.register_forward_pre_hook(lambda _, args: cast(args, torch.bfloat16))
+    model.register_forward_hook(lambda _, __, output: cast(output, torch.float32))
+    for _ in range(2):
+        loss = carried.compute_loss(model, language_batch(batch_size=3))
+        loss.backward()
+        assert loss.dtype == torch.float32
+    state = carried.hidden
+    assert (state[0] if isinstance(state, tuple) else state).dtype == torch.float32  # type: ignore[union-attr]
+
+
+def cast(nested: Any, dtype: torch.dtype) -> Any:
+    if isinstance(nested, Tensor):
+        return nested.to(dtype) if nested.is_floating_point() else nested
+    return tuple(cast(part, dtype) for part in nested) if isinstance(nested, tuple) else nested
+
+
+def language_batch(batch_size: int) -> Batch:
+    return build_on_meta(find_workload("lstm-lm")).make_batches(1, batch_size, CPU, generator())[0]
+
+
+def test_targets_are_the_next_tokens_and_batches_follow_each_other() -> None:
+    first, second = build_on_meta(find_workload("lstm-lm")).make_batches(2, 3, CPU, generator())
+    tokens = torch.cat([first[0], second[0]])
+    assert torch.equal(first[1].view(35, 3), tokens[1:36])
+
+
+@pytest.mark.parametrize("name", ["lstm-lm", "gru-lm", "rnn-lm"])
+def test_language_model_is_initialised_as_in_the_source(name: str) -> None:
+    model = build_task(small(find_workload(name))).model
+    for module in ("encoder", "decoder"):
+        weight = model.get_submodule(module).get_parameter("weight")
+        assert 0.0999 < weight.abs().max() <= 0.1
+    assert not model.get_parameter("decoder.bias").any()
+
+
+# The zoos
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("resnext50_32x4d", 224), ("inception_v3", 299), ("googlenet", 224)]
+)
+def test_torchvision_models_come_with_one_output_and_their_size(name: str, side: int) -> None:
+    task = build_on_meta(find_workload(f"torchvision:{name}"))
+    images, _ = task.make_batches(1, 2, CPU, generator())[0]
+    assert images.shape == (2, 3, side, side)
+    assert -1 <= images.min() < -0.99
+    assert 0.99 < images.max() <= 1
+    assert task.model(images.to(META)).shape == (2, 1000)
+
+
+def test_unknown_torchvision_model_gets_the_nearest_names() -> None:
+    with pytest.raises(UsageError, match="No torchvision model named 'resnet51'. Did you mean .*resnet50"):
+        build_task(find_workload("torchvision:resnet51"))
+
+
+def test_torchvision_model_without_a_near_name_gets_the_list() -> None:
+    with pytest.raises(UsageError, match="Known: alexnet, .*wide_resnet50_2"):
+        build_task(find_workload("torchvision:qqqq"))
+
+
+@pytest.mark.parametrize("name", ["fcn_resnet50", "fasterrcnn_resnet50_fpn", "r3d_18", "quantized_resnet18"])
+def test_torchvision_models_of_other_tasks_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is not a float image classifier"):
+        build_task(find_workload(f"torchvision:{name}"))
+
+
+def test_timm_model_takes_a_step_at_its_own_size() -> None:
+    pytest.importorskip("timm")
+    task = build_task(find_workload("timm:test_resnet"))
+    batch = task.make_batches(1, 2, CPU, generator())[0]
+    assert batch[0].shape == (2, 3, 160, 160)
+    loss = task.compute_loss(task.model, batch)
+    loss.backward()
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes"),
+    [
+        ("inception_v3", (3, 299, 299), 1000),
+        ("vit_tiny_patch16_224.augreg_in21k", (3, 224, 224), 21_843),
+        ("vit_small_patch14_dinov2", (3, 518, 518), 1000),  # published without a classifier
+    ],
+)
+def test_timm_models_keep_their_size_and_classes(name: str, shape: tuple[int, ...], num_classes: int) -> None:
+    pytest.importorskip("timm")
+    task = build_on_meta(find_workload(f"timm:{name}"))
+    images, _ = task.make_batches(1, 2, CPU, generator())[0]
+    assert images.shape == (2, *shape)
+    assert task.model(images.to(META)).shape == (2, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("resnet51", "resnet50"), ("resnet18.a1_in2k", "resnet18.a1_in1k")]
+)
+def test_unknown_timm_model_gets_the_nearest_names(name: str, nearest: str) -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(UsageError, match=f"No timm model named '{name}'. Did you mean .*{nearest}"):
+        build_task(find_workload(f"timm:{name}"))
+
+
+def test_timm_is_not_sent_to_the_network() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(UsageError, match="No timm model named 'hf-hub:timm/resnet18'"):
+        build_task(find_workload("timm:hf-hub:timm/resnet18"))
+
+
+def test_missing_timm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UsageError, match=r"pip install 'castwise\[timm\]'"):
+        build_task(find_workload("timm:resnet18"))
+
+
+# Data sets
+
+
+def test_a_data_set_that_the_row_does_not_take_is_refused() -> None:
+    with pytest.raises(UsageError, match="dpn92 does not take the data set 'mnist'. It takes: synthetic."):
+        build_task(find_workload("dpn92"), data_set="mnist")
