@@ -205,9 +205,7 @@ def test_a10_and_a10g_are_two_gpus():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_h200_is_an_h100_sxm_with_other_memory(dtype):
     h100, h200 = device("NVIDIA H100 80GB HBM3"), device("NVIDIA H200")
-    assert peak(h200, dtype) == pytest.approx(
-        peak(h100, dtype), rel=0.002
-    )  # the datasheets round differently
+    assert peak(h200, dtype) == pytest.approx(peak(h100, dtype), rel=0.002)  # the datasheets round differently
     assert h200.bandwidth_bytes_per_second > 1.4 * h100.bandwidth_bytes_per_second
     assert h200.memory_gigabytes > h100.memory_gigabytes
 

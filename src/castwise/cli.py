@@ -78,14 +78,15 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     del version
 
 
 @app.command(epilog=_RUN_EXAMPLES)
-def run(
+def run(  # noqa: PLR0913, PLR0917  an option each
     workload: Annotated[
         str | None,
         typer.Argument(
@@ -106,7 +107,9 @@ def run(
         str | None,
         typer.Option(help="none, dynamic, dynamic-apex or numbers, comma-separated; for precisions that scale."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")
+    ] = None,
     data_set: Annotated[str | None, typer.Option(help="synthetic, or a real data set: mnist.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
@@ -119,7 +122,8 @@ def run(
         float | None, typer.Option(help="Seconds to time each trial for, at the most.", metavar="S")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds one phase of a trial may take before it is given up.", metavar="S")
+        float | None,
+        typer.Option(help="Seconds one phase of a trial may take before it is given up.", metavar="S"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
     retry: Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")] = False,
@@ -127,13 +131,16 @@ def run(
 ) -> None:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
     from castwise.commands import measure
+    from castwise.plan import Axes
     from castwise.sweep.job import Request
 
     request = Request(
-        workloads=_split("WORKLOAD", workload),
-        precisions=_split("--precision", precision),
-        batch_sizes=_split_numbers("--batch-size", batch_size),
-        loss_scales=_split("--loss-scale", loss_scale),
+        axes=Axes(
+            workloads=_split("WORKLOAD", workload),
+            precisions=_split("--precision", precision),
+            batch_sizes=_split_numbers("--batch-size", batch_size),
+            loss_scales=_split("--loss-scale", loss_scale),
+        ),
         device=device,
         data_set=data_set,
         data_dir=data,
@@ -163,7 +170,7 @@ def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sen
 
 @app.command()
 def doctor() -> None:
-    """Show GPU, driver, torch, TF32 state, which precisions are native, emulated or impossible, and foreign processes."""
+    """Show GPU, driver, torch and TF32 state, which precisions this machine has, and who else uses the GPU."""
     from castwise.commands import examine
 
     raise typer.Exit(examine())

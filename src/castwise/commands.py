@@ -11,9 +11,10 @@ from rich.console import Console
 from castwise.analyze.compare import compare
 from castwise.analyze.recommend import recommend
 from castwise.record import Trial
-from castwise.report import tables
+from castwise.report import diagnosis, tables
 from castwise.report.progress import LiveProgress
-from castwise.sweep.job import EngineFactory, Job, Request, prepare
+from castwise.sweep.job import EngineFactory, Job, Request, find_commit, find_device, prepare
+from castwise.sweep.launcher import ForkserverEngine
 
 INTERRUPTED = 130
 _FAILED = 1
@@ -36,8 +37,8 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
             with progress:
                 trials = job.run()
     except KeyboardInterrupt:
-        where = f" What was measured is in '{request.results}'; the same command goes on from there." if request.results else ""
-        errors.print(f"Interrupted.{where}", markup=False)
+        where = f"What was measured is in '{request.results}'; the same command goes on from there."
+        errors.print(f"Interrupted. {where if request.results else ''}", markup=False)
         return INTERRUPTED
     print_results(trials, output)
     return exit_code(trials)
@@ -66,6 +67,20 @@ def exit_code(trials: Sequence[Trial]) -> int:
     return _FAILED if any(trial.status in ("crashed", "timeout", "diverged") for trial in trials) else 0
 
 
+def examine(make_engine: EngineFactory | None = None) -> int:
+    """Print what the machine is and which precisions it has; return the exit code."""
+    console = tables.result_console()
+    engine = (make_engine or ForkserverEngine)(None, find_commit())
+    first = find_device(engine, None)
+    others = [find_device(engine, f"cuda:{index}") for index in range(1, first.num_gpus)]
+    for environment in (first, *others):
+        console.print(diagnosis.device_table(environment))
+        console.print(diagnosis.precision_table(environment))
+        for line in diagnosis.foreign_processes(environment):
+            console.print(line, markup=False, style="yellow")
+    return 0
+
+
 def _announce(job: Job, errors: Console) -> None:
     for note in job.notes:
         errors.print(f"Note: {note}", markup=False, style="yellow")
@@ -74,7 +89,8 @@ def _announce(job: Job, errors: Console) -> None:
     found = len(job.plan.specs) - len(job.missing)
     if found:
         errors.print(
-            f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.", markup=False
+            f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.",
+            markup=False,
         )
 
 

@@ -70,9 +70,7 @@ _BLACKWELL = "NVIDIA Blackwell datasheet, individual Blackwell GPU of HGX B200 (
 _RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A"
 _GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet, 96 GB HBM3 (sparse figures halved)"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (sparse figures halved)"
-_H100 = (
-    "NVIDIA H100 Tensor Core GPU Architecture whitepaper; bandwidth: NVIDIA H100 Tensor Core GPU datasheet"
-)
+_H100 = "NVIDIA H100 Tensor Core GPU Architecture whitepaper; bandwidth: NVIDIA H100 Tensor Core GPU datasheet"
 _H100_NVL = "NVIDIA H100 Tensor Core GPU datasheet, H100 NVL (sparse figures halved)"
 _L4 = "NVIDIA L4 Tensor Core GPU datasheet (sparse figures halved)"
 _L40 = "NVIDIA L40 datasheet"
@@ -136,9 +134,7 @@ DEVICES: tuple[Device, ...] = (
     _row(("NVIDIA A10",), (8, 6), 24, 600, (31.2, 62.5, 125, 125, None), _A10),
     _row(("NVIDIA A10G",), (8, 6), 24, 600, (35, 35, 70, 70, None), _A10G),
     _row(("NVIDIA RTX A6000", "RTX A6000"), (8, 6), 48, 768, (38.7, 77.4, 154.8, 154.8, None), _GA102),
-    _row(
-        ("NVIDIA GeForce RTX 3090", "GeForce RTX 3090"), (8, 6), 24, 936, (35.6, 35.6, 71, 71, None), _GA102
-    ),
+    _row(("NVIDIA GeForce RTX 3090", "GeForce RTX 3090"), (8, 6), 24, 936, (35.6, 35.6, 71, 71, None), _GA102),
     _row(("Tesla T4",), (7, 5), 16, 320, (8.1, None, 65, None, None), _T4),
     _row(("NVIDIA TITAN RTX", "TITAN RTX"), (7, 5), 24, 672, (16.3, None, 130.5, None, None), _TITAN_RTX),
     _row(
@@ -176,6 +172,9 @@ DEVICES: tuple[Device, ...] = (
 _BY_NAME = {name: row for row in DEVICES for name in row.names}
 
 
+PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+
 def find_device(name: str) -> Device | None:
     """Return the row with exactly this name, or None; neither a part of a name nor another case counts."""
     return _BY_NAME.get(name)
@@ -191,11 +190,5 @@ def peak(device: Device | None, dtype: str) -> float | None:
     """
     if device is None:
         return None
-    peaks = {
-        "fp32": device.fp32,
-        "tf32": device.tf32,
-        "fp16": device.fp16,
-        "bf16": device.bf16,
-        "fp8": device.fp8,
-    }
+    peaks: dict[str, float | None] = {name: getattr(device, name) for name in PEAK_DTYPES}
     return peaks.get(dtype)

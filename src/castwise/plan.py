@@ -2,14 +2,15 @@
 
 import hashlib
 import itertools
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from castwise.errors import UsageError
 from castwise.loss_scales import parse_loss_scale
-from castwise.precisions import find_precision
-from castwise.workloads import find_workload
+from castwise.precisions import PRECISIONS, find_precision
+from castwise.workloads import Workload, find_workload
 
 SYNTHETIC = "synthetic"
 
@@ -117,27 +118,34 @@ class Plan(Document):
     specs: tuple[TrialSpec, ...]
 
 
+@dataclass(frozen=True)
+class Axes:
+    """What is crossed with what; None stands for "what suits".
+
+    Attributes:
+        workloads: Workload names.
+        precisions: Precision names or aliases; None takes all.
+        batch_sizes: Samples per step; None takes each workload's own.
+        loss_scales: Loss scales; None takes each precision's own.
+    """
+
+    workloads: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    loss_scales: tuple[str, ...] | None = None
+
+
 def build_plan(
-    *,
-    workloads: tuple[str, ...],
-    precisions: tuple[str, ...],
-    batch_sizes: tuple[int, ...] | None,
-    loss_scales: tuple[str, ...] | None,
-    device: str,
-    data_set: str = SYNTHETIC,
-    protocol: Protocol | None = None,
-    seed: int = 0,
+    axes: Axes, *, device: str, data_set: str = SYNTHETIC, protocol: Protocol | None = None, seed: int = 0
 ) -> Plan:
     """Return the product of the axes as a plan, each cell once.
 
     A loss scale applies to the precisions that scale their loss by default; the others stay as they are, so
-    that `--loss-scale dynamic,128` beside fp32 does not measure fp32 three times.
+    that `--loss-scale dynamic,128` beside fp32 does not measure fp32 twice. Where every precision was named and
+    none scales its loss, the scale is taken at its word: `fp16-true` with a scale of 128 is a fair question.
 
     Args:
-        workloads: Names or prefixes accepted by the workload registry.
-        precisions: Names or aliases accepted by the precision registry.
-        batch_sizes: Samples per step; None takes each workload's own.
-        loss_scales: Loss scales; None takes each precision's own.
+        axes: What is crossed with what.
         device: "cpu" or "cuda:N".
         data_set: `synthetic` or the name of a real data set that every workload named accepts.
         protocol: How long to measure; None takes the device type's default.
@@ -148,23 +156,21 @@ def build_plan(
     """
     is_cpu = device.startswith("cpu")
     protocol = protocol or (CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL)
+    precisions = [find_precision(name) for name in axes.precisions or [row.name for row in PRECISIONS]]
+    loss_scales = [parse_loss_scale(text) for text in axes.loss_scales or ()]
+    all_unscaled = all(row.loss_scale == "none" for row in precisions)
     specs: dict[str, TrialSpec] = {}
-    for workload_name in workloads:
-        workload = find_workload(workload_name)
-        if data_set not in (SYNTHETIC, *workload.data_sets):
-            takes = ", ".join((SYNTHETIC, *workload.data_sets))
-            raise UsageError(f"{workload.name} does not take the data set '{data_set}'. It takes: {takes}.")
-        own_batch = workload.cpu_batch_size if is_cpu else workload.batch_size
-        for batch_size, precision_name in itertools.product(batch_sizes or (own_batch,), precisions):
-            precision = find_precision(precision_name)
-            if batch_size < 1:
-                raise UsageError(f"A batch holds at least one sample; batch size {batch_size} is impossible.")
-            scales = loss_scales if loss_scales and precision.loss_scale != "none" else (precision.loss_scale,)
-            for scale in scales:
+    for workload in [find_workload(name) for name in axes.workloads or ()]:
+        _check_data_set(workload, data_set)
+        own_batch_size = workload.cpu_batch_size if is_cpu else workload.batch_size
+        for batch_size, precision in itertools.product(axes.batch_sizes or (own_batch_size,), precisions):
+            _check_batch_size(batch_size)
+            takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
+            for loss_scale in loss_scales if takes_scales else (precision.loss_scale,):
                 spec = TrialSpec(
                     workload=workload.name,
                     precision=precision.name,
-                    loss_scale=parse_loss_scale(scale),
+                    loss_scale=loss_scale,
                     batch_size=batch_size,
                     device=device,
                     data_set=data_set,
@@ -173,6 +179,17 @@ def build_plan(
                 )
                 specs.setdefault(spec.key, spec)
     return Plan(specs=tuple(specs.values()))
+
+
+def _check_data_set(workload: Workload, data_set: str) -> None:
+    takes = (SYNTHETIC, *workload.data_sets)
+    if data_set not in takes:
+        raise UsageError(f"{workload.name} does not take the data set '{data_set}'. It takes: {', '.join(takes)}.")
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise UsageError(f"A batch holds at least one sample; batch size {batch_size} is impossible.")
 
 
 def _digest(text: str) -> str:

@@ -240,8 +240,7 @@ def why_unsupported(row: Precision, device_type: str, capability: tuple[int, int
     if capability is None or capability >= row.capability or row.emulated_below:
         return None
     return (
-        f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer; "
-        f"{name} has {_dotted(capability)}"
+        f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer; {name} has {_dotted(capability)}"
     )
 
 

@@ -7,6 +7,8 @@ format stands beside its version.
 import hashlib
 from typing import Literal
 
+from pydantic import Field
+
 from castwise.plan import Document, TrialSpec
 
 SCHEMA_VERSION = 1  # 1: first version (castwise 0.1.0)
@@ -35,6 +37,7 @@ class Environment(Document):
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
         torchvision: torchvision's version, or None where it is not installed.
+        fp32_precision: What float32 products compute in here before a trial sets it, by torch's switches.
     """
 
     castwise: str
@@ -54,6 +57,7 @@ class Environment(Document):
     cuda: str | None = None
     cudnn: str | None = None
     torchvision: str | None = None
+    fp32_precision: dict[str, str] = Field(default_factory=dict)
 
     @property
     def device_name(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import castwise
+from castwise.measure.precision import read_fp32_precision
 from castwise.nvml import driver_version
 from castwise.record import Environment
 
@@ -29,6 +30,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         python=platform.python_version(),
         torch=torch.__version__,
         torchvision=_torchvision_version(),
+        fp32_precision=read_fp32_precision(),
         host=socket.gethostname(),
         system=f"{platform.system()} {platform.release()}",
         cpu=_cpu_name(),
@@ -64,6 +66,7 @@ def _cpu_name() -> str:
 
 def _torchvision_version() -> str | None:
     try:
-        return version("torchvision")
+        torchvision: str = version("torchvision")  # type: ignore[no-untyped-call]
+        return torchvision
     except PackageNotFoundError:
         return None

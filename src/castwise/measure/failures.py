@@ -8,8 +8,18 @@ from castwise.errors import CastwiseError
 from castwise.record import Status
 
 # PyTorch has no exception class for a missing kernel: these are its wordings.
-_MISSING_KERNEL = ("not implemented for", "is not currently supported on", "not supported for", "no kernel image")
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_failed", "failed to allocate")
+_MISSING_KERNEL = (
+    "not implemented for",
+    "is not currently supported on",
+    "not supported for",
+    "no kernel image",
+)
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cublas_status_alloc_failed",
+    "failed to allocate",
+)
 
 
 def classify(error: BaseException) -> tuple[Status, str]:

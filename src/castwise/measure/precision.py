@@ -1,5 +1,6 @@
 """Apply a precision to a model: the one place where a row of the precision registry meets torch."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,22 +13,26 @@ from castwise.precisions import Precision
 
 # Every place where PyTorch decides how a float32 product is computed. The older allow_tf32 switches
 # must not be touched beside these: torch raises when both are used.
-_FP32_SWITCHES: tuple[tuple[str, Any], ...] = (
-    ("all", torch.backends),
-    ("cuda.matmul", torch.backends.cuda.matmul),
-    ("cudnn", torch.backends.cudnn),
-    ("cudnn.conv", torch.backends.cudnn.conv),
-    ("cudnn.rnn", torch.backends.cudnn.rnn),
-    ("mkldnn", torch.backends.mkldnn),
-    ("mkldnn.matmul", torch.backends.mkldnn.matmul),
-    ("mkldnn.conv", torch.backends.mkldnn.conv),
-    ("mkldnn.rnn", torch.backends.mkldnn.rnn),
-)
+_FP32_SWITCHES = (
+    "",
+    "cuda.matmul",
+    "cudnn",
+    "cudnn.conv",
+    "cudnn.rnn",
+    "mkldnn",
+    "mkldnn.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+)  # paths below torch.backends
 
 
 def read_fp32_precision() -> dict[str, str]:
     """Return what float32 products compute in, by PyTorch's name of each switch."""
-    return {name: str(switch.fp32_precision) for name, switch in _FP32_SWITCHES}
+    return {path or "all": str(_switch(path).fp32_precision) for path in _FP32_SWITCHES}
+
+
+def _switch(path: str) -> Any:
+    return functools.reduce(getattr, path.split(".") if path else [], torch.backends)
 
 
 @contextmanager
@@ -35,14 +40,13 @@ def numeric_state(row: Precision) -> Iterator[None]:
     """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""
     before = read_fp32_precision()
     try:
-        for name, switch in _FP32_SWITCHES:
+        for path in _FP32_SWITCHES:
             # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
-            wanted = "ieee" if name.startswith("mkldnn") else row.float32_matmul
-            switch.fp32_precision = wanted
+            _switch(path).fp32_precision = "ieee" if path.startswith("mkldnn") else row.float32_matmul
         yield
     finally:
-        for name, switch in _FP32_SWITCHES:
-            switch.fp32_precision = before[name]
+        for path in _FP32_SWITCHES:
+            _switch(path).fp32_precision = before[path or "all"]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -120,7 +124,7 @@ class MasterWeights(Weights):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._low = [p for p in self._parameters if p.dtype != torch.float32]
+        self._low: list[Tensor] = [p for p in self._parameters if p.dtype != torch.float32]
         self._masters = [p.detach().clone().float().requires_grad_() for p in self._low]
         for master in self._masters:
             master.grad = torch.zeros_like(master)

@@ -65,7 +65,12 @@ class _Worker:
             self.done = True
             traceback.print_exc()
             status, message = classify(error)
-            return {"event": "failed", "status": status, "message": message, "usage": isinstance(error, CastwiseError)}
+            return {
+                "event": "failed",
+                "status": status,
+                "message": message,
+                "usage": isinstance(error, CastwiseError),
+            }
 
     def _open(self, command: dict[str, Any]) -> dict[str, Any]:
         device = command["device"]

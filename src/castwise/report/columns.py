@@ -9,6 +9,8 @@ from castwise.plan import SYNTHETIC
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.workloads import find_workload
 
+_NOISY = 0.05  # of the median; warm-up that ended by its time alone is worth a word from here on
+
 
 @dataclass(frozen=True)
 class Column:
@@ -57,9 +59,21 @@ def _spread(row: Row) -> str:
 COLUMNS: tuple[Column, ...] = (
     Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
     Column("data_set", "data", lambda r: r.trial.spec.data_set, lambda r: r.trial.spec.data_set, left=True),
-    Column("precision", "precision", lambda r: r.trial.spec.precision, lambda r: r.trial.spec.precision, left=True),
+    Column(
+        "precision",
+        "precision",
+        lambda r: r.trial.spec.precision,
+        lambda r: r.trial.spec.precision,
+        left=True,
+    ),
     Column("batch_size", "batch", lambda r: r.trial.spec.batch_size, lambda r: str(r.trial.spec.batch_size)),
-    Column("loss_scale", "loss scale", lambda r: r.trial.spec.loss_scale, lambda r: r.trial.spec.loss_scale, left=True),
+    Column(
+        "loss_scale",
+        "loss scale",
+        lambda r: r.trial.spec.loss_scale,
+        lambda r: r.trial.spec.loss_scale,
+        left=True,
+    ),
     Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
     Column("speedup", "speed-up", lambda r: r.speedup, lambda r: format_ratio(r.speedup)),
     Column("step_seconds", "step time", lambda r: r.step_seconds, lambda r: format_seconds(r.step_seconds)),
@@ -82,7 +96,12 @@ EXTRA_COLUMNS: tuple[Column, ...] = (
     Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step)),
     Column("skipped_steps", "skipped", lambda r: r.skipped_steps, lambda r: str(r.skipped_steps)),
     Column("message", "message", lambda r: r.trial.message, lambda r: r.trial.message),
-    Column("device", "device", lambda r: r.trial.environment.device_name, lambda r: r.trial.environment.device_name),
+    Column(
+        "device",
+        "device",
+        lambda r: r.trial.environment.device_name,
+        lambda r: r.trial.environment.device_name,
+    ),
     Column("torch", "torch", lambda r: r.trial.environment.torch, lambda r: r.trial.environment.torch),
     Column("key", "key", lambda r: r.trial.spec.key, lambda r: r.trial.spec.key),
 )
@@ -133,11 +152,19 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.trial.facts is not None and row.trial.facts.emulated
     ]
-    lines += [
-        f"{row.trial.spec.label}: the step time had not settled after {row.trial.facts.warm_up_seconds:.0f} s of warm-up"
-        for row in rows
-        if row.trial.facts is not None and not row.trial.facts.settled
-    ]
+    lines += [_unsettled(row) for row in rows if _is_unsettled(row)]
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
     return lines
+
+
+def _is_unsettled(row: Row) -> bool:
+    facts = row.trial.facts
+    return facts is not None and not facts.settled and (row.spread or 0.0) > _NOISY
+
+
+def _unsettled(row: Row) -> str:
+    return (
+        f"{row.trial.spec.label}: the step time never settled (blocks spread by {_spread(row)}): "
+        "is the machine busy with something else?"
+    )

@@ -28,7 +28,12 @@ class LiveProgress:
     def __enter__(self) -> "LiveProgress":
         """Show the bar, where there is a terminal."""
         if self._console.is_terminal:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[left]}"))
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.fields[left]}"),
+            )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.start()
         return self
@@ -65,11 +70,16 @@ class LiveProgress:
         took = format_duration(trial.duration_seconds)
         if self._bar is None:
             self._console.print(
-                f"trial {self._index} of {self._count}: {self._label}: {trial.status} ({took})", highlight=False, markup=False
+                f"trial {self._index} of {self._count}: {self._label}: {trial.status} ({took})",
+                highlight=False,
+                markup=False,
             )
         elif trial.status != "ok":
             self._bar.console.print(
-                f"{self._label}: {trial.status}: {trial.message}", highlight=False, markup=False, style="yellow"
+                f"{self._label}: {trial.status}: {trial.message}",
+                highlight=False,
+                markup=False,
+                style="yellow",
             )
 
     def _left(self, finished: float) -> str:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -69,7 +70,12 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
     document = {
         "rows": [{column.name: _finite(column.value(row)) for column in columns} for row in rows],
         "advice": [
-            {"workload": item.workload, "precision": item.precision, "sentence": item.sentence, "code": item.code}
+            {
+                "workload": item.workload,
+                "precision": item.precision,
+                "sentence": item.sentence,
+                "code": item.code,
+            }
             for item in advice
         ],
         "trials": [json.loads(row.trial.model_dump_json()) for row in rows],
@@ -85,7 +91,7 @@ def result_console(width: int | None = None) -> Console:
 
 def _finite(value: object) -> object:
     # JSON has no NaN; a string says which of the three it was.
-    return str(value) if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(text: str) -> str:

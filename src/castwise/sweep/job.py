@@ -4,14 +4,14 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from castwise.data_sets import MNIST, DataSet, default_data_dir, find_data_set, verify
 from castwise.errors import DataError, EngineError, MissingDataError, UsageError
-from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, SYNTHETIC, Plan, Protocol, TrialSpec, build_plan
-from castwise.precisions import PRECISIONS, find_precision, why_unsupported
+from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, SYNTHETIC, Axes, Plan, Protocol, TrialSpec, build_plan
+from castwise.precisions import find_precision, why_unsupported
 from castwise.record import Environment, Trial
 from castwise.sweep.engine import Engine, TrialFailedError
 from castwise.sweep.launcher import ForkserverEngine
@@ -23,7 +23,7 @@ COMMIT_VARIABLE = "CASTWISE_COMMIT"
 
 # What a bare `castwise run` measures: short, and worth telling, on the machine it stands on.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
-_BARE_CUDA = "resnet50"
+_BARE_CUDA = ("resnet50", None)
 
 _PROBE_TIMEOUT_SECONDS = 300.0
 _FETCH_TIMEOUT_SECONDS = 600.0
@@ -38,10 +38,7 @@ class Request:
     """What a user asked for; None stands for "what suits the machine".
 
     Attributes:
-        workloads: Workload names.
-        precisions: Precision names or aliases.
-        batch_sizes: Samples per step.
-        loss_scales: Loss scales, for the precisions that scale their loss.
+        axes: What is crossed with what.
         device: "cpu", "cuda" or "cuda:N".
         data_set: `synthetic` or the name of a real data set.
         data_dir: Where real data lies.
@@ -53,10 +50,7 @@ class Request:
         again: Measure everything again, whatever is recorded.
     """
 
-    workloads: tuple[str, ...] | None = None
-    precisions: tuple[str, ...] | None = None
-    batch_sizes: tuple[int, ...] | None = None
-    loss_scales: tuple[str, ...] | None = None
+    axes: Axes = field(default_factory=Axes)
     device: str | None = None
     data_set: str | None = None
     data_dir: Path | None = None
@@ -94,7 +88,7 @@ class Job:
         return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.plan.specs]
 
 
-def run(
+def run(  # noqa: PLR0913  the command line's options, all by keyword
     workload: str | Sequence[str] | None = None,
     *,
     precision: str | Sequence[str] | None = None,
@@ -135,11 +129,14 @@ def run(
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
+    scales: tuple[str | float, ...] | None = _listed(loss_scale)
     request = Request(
-        workloads=_names(workload),
-        precisions=_names(precision),
-        batch_sizes=None if batch_size is None else tuple(_listed(batch_size)),
-        loss_scales=None if loss_scale is None else tuple(str(scale) for scale in _listed(loss_scale)),
+        axes=Axes(
+            workloads=_names(workload),
+            precisions=_names(precision),
+            batch_sizes=_listed(batch_size),
+            loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
+        ),
         device=device,
         data_set=data_set,
         data_dir=None if data is None else Path(data),
@@ -173,7 +170,7 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     environment = find_device(engine, request.device)
     device = _device_of(request.device, environment)
     specs, notes = _plan_for(request, device, engine, data_dir)
-    specs = _supported(specs, environment, explicit=request.precisions is not None)
+    specs = _supported(specs, environment, explicit=request.axes.precisions is not None)
     recorded, problems = store.load(environment) if store is not None else ({}, [])
     if request.again:
         recorded = {}
@@ -244,7 +241,10 @@ def find_commit() -> str | None:
         commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
         changed = subprocess.run(
             ["git", "-C", str(here.parents[1]), "status", "--porcelain", "--", "."],
-            capture_output=True, text=True, timeout=5, check=True,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
@@ -253,10 +253,6 @@ def find_commit() -> str | None:
 
 def _check_names(request: Request) -> None:
     """Refuse unknown names before any process is started."""
-    for workload in request.workloads or ():
-        find_workload(workload)
-    for precision in request.precisions or ():
-        find_precision(precision)
     if request.data_set not in (None, SYNTHETIC):
         find_data_set(str(request.data_set))
     for name, value in (("time", request.seconds), ("time limit", request.timeout_seconds)):
@@ -265,14 +261,8 @@ def _check_names(request: Request) -> None:
     device_type = (request.device or "cpu").partition(":")[0]
     if device_type not in ("cpu", "cuda"):
         raise UsageError(f"No device '{request.device}'. Write cpu, cuda or cuda:N.")
-    build_plan(
-        workloads=request.workloads or (_BARE_CPU[0],),
-        precisions=request.precisions or ("fp32",),
-        batch_sizes=request.batch_sizes,
-        loss_scales=request.loss_scales,
-        device="cpu",
-        data_set=request.data_set or SYNTHETIC,
-    )
+    axes = replace(request.axes, workloads=request.axes.workloads or (_BARE_CPU[0],))
+    build_plan(axes, device="cpu", data_set=request.data_set or SYNTHETIC)
 
 
 def _device_of(asked: str | None, environment: Environment) -> str:
@@ -285,27 +275,17 @@ def _plan_for(
     request: Request, device: str, engine: Engine, data_dir: Path
 ) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
     is_cpu = device == "cpu"
-    workloads, precisions = request.workloads, request.precisions
+    axes = request.axes
     data_set, notes = request.data_set or SYNTHETIC, list[str]()
-    if workloads is None:
-        workloads = (_BARE_CPU[0] if is_cpu else _BARE_CUDA,)
-        if is_cpu:
-            precisions = precisions or _BARE_CPU[1]
-        if request.data_set is None and MNIST.name in find_workload(workloads[0]).data_sets:
+    if axes.workloads is None:
+        workload, precisions = _BARE_CPU if is_cpu else _BARE_CUDA
+        axes = replace(axes, workloads=(workload,), precisions=axes.precisions or precisions)
+        if request.data_set is None and MNIST.name in find_workload(workload).data_sets:
             data_set, note = _mnist_or_synthetic(engine, data_dir)
             notes += [note] if note else []
     if data_set != SYNTHETIC:
         provide(engine, find_data_set(data_set), data_dir)
-    plan = build_plan(
-        workloads=workloads,
-        precisions=precisions or tuple(row.name for row in PRECISIONS),
-        batch_sizes=request.batch_sizes,
-        loss_scales=request.loss_scales,
-        device=device,
-        data_set=data_set,
-        protocol=_protocol(request, is_cpu),
-        seed=request.seed,
-    )
+    plan = build_plan(axes, device=device, data_set=data_set, protocol=_protocol(request, is_cpu), seed=request.seed)
     return plan.specs, tuple(notes)
 
 
@@ -341,12 +321,17 @@ def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit
     return tuple(kept)
 
 
-def _listed(value: _T | Sequence[_T]) -> Sequence[_T]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else (cast(_T, value),)
+def _listed(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    return (value,)
 
 
 def _names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if value is None:
+    listed: tuple[str, ...] | None = _listed(value)
+    if listed is None:
         return None
-    parts = (part for item in _listed(value) for part in item.split(","))
-    return tuple(part.strip() for part in parts if part.strip())
+    parts = (part.strip() for item in listed for part in item.split(","))
+    return tuple(part for part in parts if part)

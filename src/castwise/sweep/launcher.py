@@ -40,8 +40,10 @@ class ForkserverEngine:
 
     def __init__(self, data_dir: Path | None = None, commit: str | None = None, target: Target = door.enter) -> None:
         if importlib.util.find_spec("torch") is None:
-            raise EngineError("PyTorch is not installed, and nothing can be measured without it. "
-                              "Install it with: pip install 'castwise[measure]'")
+            raise EngineError(
+                "PyTorch is not installed, and nothing can be measured without it. "
+                "Install it with: pip install 'castwise[measure]'"
+            )
         self._data_dir = data_dir
         self._commit = commit
         self._target = target

@@ -1,5 +1,6 @@
 """Run a plan: one process a trial, every end of it a record, each record stored before the next trial starts."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class Sweep:
 def judge(trial: Trial, blocks: Sequence[Block], samples: RankSamples) -> Trial:
     """Return the trial, marked `diverged` where its last loss is not a finite number."""
     last = blocks[-1]
-    if last.loss == last.loss and abs(last.loss) != float("inf"):
+    if math.isfinite(last.loss):
         return trial
     steps = sum(block.num_steps for block in samples.blocks)
     message = f"the loss was {last.loss} after {steps} timed steps; times were taken on such numbers"

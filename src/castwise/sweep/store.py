@@ -47,7 +47,7 @@ class Store:
                 pass
         except OSError as error:
             raise StoreError(
-                f"Results cannot be written to '{folder}': {error.strerror or error}. Name another folder with --results."
+                f"Results cannot be written to '{folder}': {error.strerror or error}. Name another with --results."
             ) from None
 
     def machine_folder(self, environment: Environment) -> Path:

@@ -27,15 +27,14 @@ _BUILDERS: dict[Family, Callable[[Workload], Task]] = {
 }
 
 
-def _mnist(data_dir: Path | None) -> _MakeBatches:
+def _mnist(data_dir: Path) -> _MakeBatches:
     from castwise.measure.data.mnist import mnist_batches
 
-    make_batches: _MakeBatches = mnist_batches(data_dir)
-    return make_batches
+    return mnist_batches(data_dir)
 
 
-# By the name a row's `data_sets` has.
-_REAL_DATA: dict[str, Callable[[Path | None], _MakeBatches]] = {"mnist": _mnist}
+# By the names in a row's `data_sets`.
+_REAL_DATA: dict[str, Callable[[Path], _MakeBatches]] = {"mnist": _mnist}
 
 
 def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | None = None) -> Task:
@@ -47,7 +46,8 @@ def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | Non
         data_dir: Where a real data set's files lie; synthetic data needs none.
 
     Raises:
-        UsageError: The row does not take the data set, or the row's zoo does not have its model.
+        UsageError: The row does not take the data set, a real one has no folder, or the row's zoo does not
+            have its model.
     """
     if data_set not in (SYNTHETIC, *row.data_sets):
         takes = ", ".join((SYNTHETIC, *row.data_sets))
@@ -55,4 +55,6 @@ def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | Non
     task = _BUILDERS[row.family](row)
     if data_set == SYNTHETIC:
         return task
+    if data_dir is None:
+        raise UsageError(f"The data set '{data_set}' is read from a folder, and none was given. Name one.")
     return replace(task, make_batches=_REAL_DATA[data_set](data_dir))

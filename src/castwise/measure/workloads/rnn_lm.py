@@ -1,6 +1,6 @@
 """Recurrent language models over words, trained by truncated backpropagation through time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ _NUM_STEPS = 35
 _NUM_LAYERS = 2
 _INITIAL_RANGE = 0.1
 
-_RECURRENT: dict[str, type[nn.RNNBase]] = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN_TANH": nn.RNN}
+_RECURRENT: dict[str, Callable[..., nn.RNNBase]] = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN_TANH": nn.RNN}
 
 # Shape (layers, batch, width); an LSTM's is a pair, output and cell state.
 Hidden = Tensor | tuple[Tensor, Tensor]
@@ -38,9 +38,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.drop = nn.Dropout(dropout)
         self.encoder = nn.Embedding(_VOCABULARY, width)
-        self.rnn = _RECURRENT[kind](
-            input_size=width, hidden_size=width, num_layers=_NUM_LAYERS, dropout=dropout
-        )
+        self.rnn = _RECURRENT[kind](input_size=width, hidden_size=width, num_layers=_NUM_LAYERS, dropout=dropout)
         self.decoder = nn.Linear(width, _VOCABULARY)
         nn.init.uniform_(self.encoder.weight, -_INITIAL_RANGE, _INITIAL_RANGE)
         nn.init.uniform_(self.decoder.weight, -_INITIAL_RANGE, _INITIAL_RANGE)
@@ -106,13 +104,10 @@ def build(row: Workload) -> Task:
     )
 
 
-def _make_batches(
-    count: int, batch_size: int, device: torch.device, generator: torch.Generator
-) -> Sequence[Batch]:
+def _make_batches(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
     size = (count * _NUM_STEPS + 1, batch_size)
     stream = torch.randint(_VOCABULARY, size, generator=generator, device=device)
     starts = range(0, count * _NUM_STEPS, _NUM_STEPS)
     return [
-        (stream[start : start + _NUM_STEPS], stream[start + 1 : start + 1 + _NUM_STEPS].flatten())
-        for start in starts
+        (stream[start : start + _NUM_STEPS], stream[start + 1 : start + 1 + _NUM_STEPS].flatten()) for start in starts
     ]

@@ -30,7 +30,7 @@ class WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output, shape (batch, channels, side / stride, side / stride)."""
-        out = self.dropout(self.conv1(functional.relu(self.bn1(x))))
+        out: Tensor = self.dropout(self.conv1(functional.relu(self.bn1(x))))
         out = self.conv2(functional.relu(self.bn2(out)))
         out += self.shortcut(x)
         return out
@@ -80,9 +80,7 @@ class WideResNet(nn.Module):
         return logits
 
 
-def _make_stage(
-    in_channels: int, channels: int, num_blocks: int, stride: int, dropout: float
-) -> nn.Sequential:
+def _make_stage(in_channels: int, channels: int, num_blocks: int, stride: int, dropout: float) -> nn.Sequential:
     blocks = [WideBlock(in_channels, channels, stride, dropout)]
     blocks += [WideBlock(channels, channels, 1, dropout) for _ in range(num_blocks - 1)]
     return nn.Sequential(*blocks)

@@ -48,9 +48,7 @@ def image_task(model: nn.Module, input_shape: tuple[int, ...], num_classes: int,
         draw: Draws the images.
     """
 
-    def make_batches(
-        count: int, batch_size: int, device: torch.device, generator: torch.Generator
-    ) -> Sequence[Batch]:
+    def make_batches(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
         def make_batch() -> Batch:
             images = draw((batch_size, *input_shape), generator=generator, device=device)
             labels = torch.randint(num_classes, (batch_size,), generator=generator, device=device)

@@ -1,0 +1,48 @@
+"""What castwise knows by name, as tables."""
+
+from rich.table import Table
+
+from castwise.devices import DEVICES, PEAK_DTYPES, peak
+from castwise.precisions import PRECISIONS
+from castwise.workloads import WORKLOADS
+
+
+def workloads() -> Table:
+    """Return the workloads: name, unit, batch sizes, what it is."""
+    table = Table("workload", "counts", "batch (GPU / CPU)", "real data", "what it is", box=None, pad_edge=False)
+    for row in WORKLOADS:
+        batches = f"{row.batch_size} / {row.cpu_batch_size}"
+        table.add_row(row.name, row.unit, batches, ", ".join(row.data_sets) or "–", row.summary)
+    table.add_row("torchvision:NAME", "images", "64 / 4", "–", "any image classifier of torchvision")
+    table.add_row("timm:NAME", "images", "64 / 4", "–", "any model of timm with a classifier")
+    return table
+
+
+def precisions() -> Table:
+    """Return the precisions: name, aliases, needs, loss scale, what it is."""
+    table = Table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is", box=None, pad_edge=False)
+    for row in PRECISIONS:
+        needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
+        needs += ", else emulated" if row.emulated_below else ""
+        also = ", ".join(alias.upper() if alias.startswith("o") else alias for alias in row.aliases)
+        table.add_row(row.name, also or "–", needs, "yes" if row.on_cpu else "no", row.loss_scale, row.summary)
+    return table
+
+
+def devices() -> Table:
+    """Return the GPUs whose datasheets are known: dense peaks in TFLOP/s, bandwidth in TB/s."""
+    table = Table(box=None, pad_edge=False, title="Dense peaks of the datasheets, TFLOP/s", title_justify="left")
+    table.add_column("GPU, as torch names it")
+    for dtype in PEAK_DTYPES:
+        table.add_column(dtype, justify="right")
+    table.add_column("TB/s", justify="right")
+    table.add_column("source")
+    for row in DEVICES:
+        peaks = (peak(row, dtype) for dtype in PEAK_DTYPES)
+        bandwidth = _figure(row.bandwidth_bytes_per_second)
+        table.add_row(row.names[0], *(_figure(value) for value in peaks), bandwidth, row.source)
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1e12:.4g}"
