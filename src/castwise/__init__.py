@@ -1,8 +1,13 @@
 """Measure in which numeric precision a model should be trained on the GPU at hand, and say why."""
 
-from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
-from castwise.plan import Plan, Protocol, TrialSpec
-from castwise.record import Environment, Trial
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
+    from castwise.plan import TrialSpec
+    from castwise.record import Environment, Trial
+    from castwise.sweep.job import run
 
 __version__ = "0.1.0"
 
@@ -11,8 +16,6 @@ __all__ = [
     "DataError",
     "EngineError",
     "Environment",
-    "Plan",
-    "Protocol",
     "StoreError",
     "Trial",
     "TrialSpec",
@@ -21,11 +24,25 @@ __all__ = [
     "run",
 ]
 
+# Where each public name lives. They are imported when first asked for: `castwise --help` needs none of them.
+_HOMES = {
+    "CastwiseError": "castwise.errors",
+    "DataError": "castwise.errors",
+    "EngineError": "castwise.errors",
+    "Environment": "castwise.record",
+    "StoreError": "castwise.errors",
+    "Trial": "castwise.record",
+    "TrialSpec": "castwise.plan",
+    "UsageError": "castwise.errors",
+    "run": "castwise.sweep.job",
+}
+
 
 def __getattr__(name: str) -> object:
-    # `run` pulls in the launcher; importing castwise for its records should not pay for that.
-    if name == "run":
-        from castwise.sweep.job import run
-
-        return run
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'castwise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -224,29 +224,56 @@ def find_precision(name: str) -> Precision:
     raise unknown_name("precision", name, (row.name for row in PRECISIONS))
 
 
-def why_unsupported(row: Precision, device_type: str, capability: tuple[int, int] | None, name: str) -> str | None:
-    """Return why a device cannot train in this precision, or None where it can.
+@dataclass(frozen=True)
+class Hardware:
+    """What a device can compute in, as far as it decides about precisions.
 
-    Args:
-        row: The precision.
-        device_type: "cuda" or "cpu".
+    Attributes:
+        name: The device's name, for messages.
         capability: The CUDA compute capability; None on a CPU.
-        name: The device's name, for the message.
+        cpu_features: The CPU's instructions for 16-bit floats.
     """
-    if device_type == "cpu":
-        if row.on_cpu:
-            return None
-        return f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer; {name} is a CPU"
-    if capability is None or capability >= row.capability or row.emulated_below:
+
+    name: str
+    capability: tuple[int, int] | None
+    cpu_features: tuple[str, ...] = ()
+
+    @property
+    def is_cpu(self) -> bool:
+        """Return whether this is a CPU."""
+        return self.capability is None
+
+
+# The kernel's names of instructions that multiply in a 16-bit format, x86's and Arm's.
+_CPU_FEATURES = {
+    "float16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
+    "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16"}),
+}
+KNOWN_CPU_FEATURES = frozenset[str]().union(*_CPU_FEATURES.values())
+
+
+def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
+    """Return why a device cannot train in this precision, or None where it can."""
+    needed = f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer"
+    if hardware.is_cpu:
+        return None if row.on_cpu else f"{needed}; {hardware.name} is a CPU"
+    if row.emulated_below or hardware.capability is None or hardware.capability >= row.capability:
         return None
-    return (
-        f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer; {name} has {_dotted(capability)}"
-    )
+    return f"{needed}; {hardware.name} has {_dotted(hardware.capability)}"
 
 
-def is_emulated(row: Precision, device_type: str, capability: tuple[int, int] | None) -> bool:
-    """Return whether the device runs this precision without hardware for it."""
-    return device_type == "cuda" and capability is not None and capability < row.capability and row.emulated_below
+def why_emulated(row: Precision, hardware: Hardware) -> str | None:
+    """Return why a device runs this precision without hardware for it, or None where it has the hardware."""
+    if hardware.is_cpu:
+        features = _CPU_FEATURES.get(row.autocast_dtype or row.param_dtype)
+        if features is None or features & set(hardware.cpu_features):
+            return None
+        return f"{hardware.name} has no {row.autocast_dtype or row.param_dtype} instructions"
+    if hardware.capability is not None and hardware.capability < row.capability and row.emulated_below:
+        return (
+            f"{hardware.name} has compute capability {_dotted(hardware.capability)}, before {_dotted(row.capability)}"
+        )
+    return None
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from castwise.plan import Document, TrialSpec
+from castwise.precisions import Hardware
 
 SCHEMA_VERSION = 1  # 1: first version (castwise 0.1.0)
 
@@ -28,6 +29,7 @@ class Environment(Document):
         system: Operating system and kernel.
         cpu: The processor's name.
         num_threads: Threads that torch uses for one operation.
+        cpu_features: The processor's instructions for 16-bit floats, by the kernel's names ("avx512_bf16").
         gpu: The GPU's exact name, or None on a CPU.
         gpu_uuid: The GPU's UUID as NVML knows it.
         capability: CUDA compute capability, as (major, minor).
@@ -48,6 +50,7 @@ class Environment(Document):
     system: str
     cpu: str
     num_threads: int
+    cpu_features: tuple[str, ...] = ()
     gpu: str | None = None
     gpu_uuid: str | None = None
     capability: tuple[int, int] | None = None
@@ -65,6 +68,11 @@ class Environment(Document):
         return self.gpu or self.cpu
 
     @property
+    def hardware(self) -> Hardware:
+        """Return what decides which precisions the device has."""
+        return Hardware(self.device_name, self.capability if self.gpu else None, self.cpu_features)
+
+    @property
     def fingerprint(self) -> str:
         """Return 8 hexadecimal digits; equal where figures may be set side by side without a word."""
         parts = (self.castwise, self.torch, self.host, self.device_name, self.driver, self.cuda, self.cudnn)
@@ -80,7 +88,6 @@ class Facts(Document):
         param_dtypes: Number of weights by dtype, after the precision was applied.
         optimizer: The optimizer's class and its arguments.
         fp32_precision: What float32 matmul, convolution and RNN compute in, as torch reports it.
-        emulated: Whether the hardware lacks this precision and emulates it.
         data_note: What the data was, in words, where it is not what the spec's name says by itself.
         ready_seconds: From the request for a process until torch is imported and the device is open.
         set_up_seconds: Building model, data and optimizer.
@@ -94,7 +101,6 @@ class Facts(Document):
     param_dtypes: dict[str, int]
     optimizer: str
     fp32_precision: dict[str, str]
-    emulated: bool = False
     data_note: str | None = None
     ready_seconds: float = 0.0
     set_up_seconds: float = 0.0

@@ -11,6 +11,7 @@ import torch
 import castwise
 from castwise.measure.precision import read_fp32_precision
 from castwise.nvml import driver_version
+from castwise.precisions import KNOWN_CPU_FEATURES
 from castwise.record import Environment
 
 
@@ -35,6 +36,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         system=f"{platform.system()} {platform.release()}",
         cpu=_cpu_name(),
         num_threads=torch.get_num_threads(),
+        cpu_features=tuple(sorted(_cpu_features() & KNOWN_CPU_FEATURES)),
     )
     if device.type != "cuda":
         return shared
@@ -49,24 +51,32 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
             "driver": driver_version(),
             "gpu_uuid": f"GPU-{properties.uuid}",
             "cuda": torch.version.cuda,
-            "cudnn": str(torch.backends.cudnn.version()),
+            "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }
     )
 
 
-def _cpu_name() -> str:
+def _cpu_lines(prefix: str) -> list[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(prefix)]
+
+
+def _cpu_features() -> set[str]:
+    lines = _cpu_lines("flags") or _cpu_lines("Features")  # x86's and Arm's word for it
+    return set(lines[0].split()) if lines else set()
+
+
+def _cpu_name() -> str:
+    names = _cpu_lines("model name")
     name = names[0] if names else platform.processor() or platform.machine()
     return f"{name} ({len(os.sched_getaffinity(0))} cores)" if hasattr(os, "sched_getaffinity") else name
 
 
 def _torchvision_version() -> str | None:
     try:
-        torchvision: str = version("torchvision")  # type: ignore[no-untyped-call]
-        return torchvision
+        return version("torchvision")
     except PackageNotFoundError:
         return None

@@ -14,7 +14,7 @@ from castwise.measure.stopwatch import stopwatch_of
 from castwise.measure.training_step import TrainingStep, describe_optimizer
 from castwise.measure.workloads import build_task
 from castwise.plan import TrialSpec
-from castwise.precisions import find_precision, is_emulated
+from castwise.precisions import find_precision
 from castwise.record import Block, Facts, RankSamples
 from castwise.workloads import find_workload
 
@@ -79,7 +79,6 @@ class SteadyCell:
             param_dtypes=dtypes,
             optimizer=describe_optimizer(row.optimizer),
             fp32_precision=read_fp32_precision(),
-            emulated=is_emulated(precision, self._device.type, _capability(self._device)),
         )
 
     def warm_up(self) -> Facts:
@@ -154,7 +153,3 @@ def _has_settled(windows: list[float], reserved: list[int]) -> bool:
 
 def _since(start: float) -> float:
     return time.perf_counter() - start
-
-
-def _capability(device: torch.device) -> tuple[int, int] | None:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

@@ -6,6 +6,7 @@ from typing import Any
 
 from castwise.analyze.compare import Row
 from castwise.plan import SYNTHETIC
+from castwise.precisions import find_precision, why_emulated
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.workloads import find_workload
 
@@ -147,11 +148,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines = [
         f"{row.trial.spec.label}: {row.trial.status}: {row.trial.message}" for row in rows if row.trial.status != "ok"
     ]
-    lines += [
-        f"{row.trial.spec.label}: this GPU has no hardware for {row.trial.spec.precision}; PyTorch emulates it"
-        for row in rows
-        if row.trial.facts is not None and row.trial.facts.emulated
-    ]
+    emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
+    lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
     lines += [_unsettled(row) for row in rows if _is_unsettled(row)]
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
@@ -168,3 +166,7 @@ def _unsettled(row: Row) -> str:
         f"{row.trial.spec.label}: the step time never settled (blocks spread by {_spread(row)}): "
         "is the machine busy with something else?"
     )
+
+
+def _why_emulated(row: Row) -> str | None:
+    return why_emulated(find_precision(row.trial.spec.precision), row.trial.environment.hardware)

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from castwise.devices import find_device
 from castwise.nvml import NvmlUnavailableError, compute_processes
-from castwise.precisions import PRECISIONS, Precision, is_emulated, why_unsupported
+from castwise.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
 from castwise.record import Environment
 from castwise.report.units import format_bytes
 
@@ -30,12 +30,12 @@ def precision_table(environment: Environment) -> Table:
 
 def judge(row: Precision, environment: Environment) -> tuple[str, str]:
     """Return native, emulated or impossible, and the reason."""
-    device_type = "cpu" if environment.gpu is None else "cuda"
-    reason = why_unsupported(row, device_type, environment.capability, environment.device_name)
-    if reason is not None:
-        return "impossible", reason
-    if is_emulated(row, device_type, environment.capability):
-        return "emulated", f"{environment.device_name} has no {row.name} hardware: it runs, and gains nothing"
+    impossible = why_unsupported(row, environment.hardware)
+    if impossible is not None:
+        return "impossible", impossible
+    emulated = why_emulated(row, environment.hardware)
+    if emulated is not None:
+        return "emulated", f"{emulated}: it runs, and gains nothing"
     return "native", row.summary
 
 

@@ -41,16 +41,22 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console)
 
 def to_markdown(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
     """Return the table, its remarks and the advice as Markdown."""
+    lines = [markdown_table(rows).rstrip("\n")]
+    for item in advice:
+        lines += ["", item.sentence]
+        if item.code:
+            lines += ["", "```python", item.code, "```"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """Return the headline, the table and its remarks as Markdown."""
     columns = shown_columns(rows)
     lines = [headline(rows), ""]
     lines.append("| " + " | ".join(column.title for column in columns) + " |")
     lines.append("|" + "|".join("---" if column.left else "---:" for column in columns) + "|")
     lines += ["| " + " | ".join(_cell(column.text(row)) for column in columns) + " |" for row in rows]
     lines += ["", *(f"- {line}" for line in remarks(rows))]
-    for item in advice:
-        lines += ["", item.sentence]
-        if item.code:
-            lines += ["", "```python", item.code, "```"]
     return "\n".join(lines).rstrip() + "\n"
 
 

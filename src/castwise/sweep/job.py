@@ -311,9 +311,7 @@ def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit
     """Return the specs the device can run; refuse the job where the user named a precision it cannot."""
     kept: list[TrialSpec] = []
     for spec in specs:
-        reason = why_unsupported(
-            find_precision(spec.precision), spec.device_type, environment.capability, environment.device_name
-        )
+        reason = why_unsupported(find_precision(spec.precision), environment.hardware)
         if reason and explicit:
             raise UsageError(f"{reason}. Leave it out, or leave --precision out to measure what the device has.")
         if not reason:

@@ -1,0 +1,45 @@
+# castwise: `make demo` shows it, `make test` checks it; both install what they need into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+# Real data sets lie here, or are downloaded to here.
+export CASTWISE_DATA ?= data
+
+.PHONY: demo test format lint types tests tables gpu-tests clean
+
+demo: .venv/installed-all
+	$(BIN)/castwise run
+
+test: lint types tests
+
+lint: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/installed-dev
+	$(BIN)/mypy
+
+# One thread a process: two test processes with two threads each would fight over two cores.
+tests: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# The same checks on a machine with a GPU, where CI has none.
+gpu-tests: .venv/installed-dev
+	$(BIN)/python -m pytest -m gpu
+
+format: .venv/installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Writes the tables of README and docs from the records under benchmarks/records/.
+tables: .venv/installed-dev
+	$(BIN)/python benchmarks/tables.py
+
+.venv/installed-%: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "castwise needs Python 3.11 or newer; name one with make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache castwise-results

@@ -1,0 +1,77 @@
+"""The command line in this process, on the fake engine."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+
+from castwise import cli, commands
+from castwise.data_sets import DATA_VARIABLE
+from castwise.sweep import job
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call of the command line came to."""
+
+    code: int
+    out: str
+    err: str
+    engine: FakeEngine
+
+    @property
+    def error_lines(self) -> list[str]:
+        return self.err.splitlines()
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Calls castwise as a user would, with a results folder of the test's own."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+    results: Path
+
+    def __call__(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:
+        """Run `castwise ARGUMENTS`."""
+        engine = engine or FakeEngine()
+        self.monkeypatch.setattr(job, "ForkserverEngine", lambda data_dir, commit: engine)
+        self.monkeypatch.setattr(commands, "ForkserverEngine", lambda data_dir, commit: engine)
+        self.monkeypatch.setattr(sys, "argv", ["castwise", *map(str, arguments)])
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = self.capsys.readouterr()
+        assert engine.num_open == 0, "a session was left open"
+        assert isinstance(stop.value.code, int)
+        return Outcome(stop.value.code, out, err, engine)
+
+    def run(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:
+        """Run `castwise run ARGUMENTS --results ...`."""
+        return self("run", *arguments, "--results", self.results, engine=engine)
+
+    def records(self) -> list[Path]:
+        """Return every file under the results folder, hidden ones too."""
+        return sorted(path for path in self.results.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
+    """Return the command line, cut off from this user's terminal, caches and checkout."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERMINAL_WIDTH", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "no-data"))
+    monkeypatch.setenv(job.COMMIT_VARIABLE, "0123456789ab")
+    return CommandLine(monkeypatch, capsys, tmp_path / "results")
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path) -> Iterator[Path]:
+    """Return a path that nobody can make a folder of, root included: it lies below a file."""
+    file = tmp_path / "a-file"
+    file.write_text("in the way")
+    yield file / "results"
+    assert file.read_text() == "in the way"

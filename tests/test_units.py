@@ -1,0 +1,97 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (1, "1 B"),
+        (999, "999 B"),
+        (1000, "1000 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (17.25 * 2**30, "17.2 GiB"),
+        (1.24 * 2**30, "1.24 GiB"),
+        (2 * 2**30, "2.00 GiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (141 * 2**30, "141 GiB"),
+        (999.7 * 2**20, "1000 MiB"),
+        (1010 * 2**20, "1010 MiB"),
+        (3 * 2**40, "3.00 TiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_bytes(value: float | None, text: str) -> None:
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (12.0, "12.0 s"),
+        (1.0, "1.00 s"),
+        (0.0231, "23.1 ms"),
+        (0.1234, "123.4 ms"),
+        (0.00123, "1.23 ms"),
+        (45.6e-6, "45.6 µs"),
+        (7e-9, "7.00 ns"),
+        (0.0, "0 s"),
+    ],
+)
+def test_seconds(value: float | None, text: str) -> None:
+    assert format_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (1234567.8, "1,234,568"), (1000.0, "1,000"), (123.45, "123.5"), (12.345, "12.3"), (0.5, "0.500")],
+)
+def test_rate(value: float | None, text: str) -> None:
+    assert format_rate(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (1.0, "1.00×"), (3.254, "3.25×"), (12.0, "12.00×")])
+def test_ratio(value: float | None, text: str) -> None:
+    assert format_ratio(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (3599.6, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+    ],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@given(st.floats(min_value=0, max_value=1e18))
+def test_bytes_never_fall_back_to_an_exponent(value: float) -> None:
+    assert re.fullmatch(r"[0-9]+(\.[0-9]+)? ([KMGT]i)?B", format_bytes(value))
+
+
+@given(st.floats(min_value=1e-9, max_value=1e6))
+def test_seconds_keep_three_digits(value: float) -> None:
+    number, unit = format_seconds(value).split()
+    assert float(number) * {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit] == pytest.approx(value, rel=6e-3)
+
+
+@given(st.integers(min_value=1024, max_value=2**60))
+def test_bytes_keep_three_digits(value: int) -> None:
+    number, unit = format_bytes(value).split()
+    factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    assert float(number) * factor == pytest.approx(value, rel=6e-3)
