@@ -108,8 +108,10 @@ class TrialSpec(Document):
 
     @property
     def label(self) -> str:
-        """Return the spec in a few words, for progress and messages."""
-        return f"{self.workload} {self.precision} batch {self.batch_size}"
+        """Return the spec in a few words, for progress and messages; no two trials of a plan share theirs."""
+        own_scale = next((row.loss_scale for row in PRECISIONS if row.name == self.precision), None)
+        scale = "" if self.loss_scale == own_scale else f" loss scale {self.loss_scale}"
+        return f"{self.workload} {self.precision} batch {self.batch_size}{scale}"
 
 
 class Plan(Document):

@@ -1,7 +1,7 @@
 """The trial's process: one command in, one event out, both JSON; never raises; dies with its parent.
 
-Commands: {"command": "open" | "fetch" | "set_up" | "warm_up" | "run_block" | "finish", ...}.
-Events:   {"event": "opened" | "fetched" | "ready" | "warm" | "block" | "finished" | "failed", ...}.
+Commands: {"command": "open" | "check" | "fetch" | "set_up" | "warm_up" | "run_block" | "finish", ...}.
+Events:   {"event": "opened" | "checked" | "fetched" | "ready" | "warm" | "block" | "finished" | "failed", ...}.
 """
 
 import ctypes
@@ -21,7 +21,9 @@ from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify
 from castwise.measure.steady import SteadyCell
+from castwise.measure.workloads import check_workload
 from castwise.plan import TrialSpec
+from castwise.workloads import find_workload
 
 _PR_SET_PDEATHSIG = 1  # Source: Linux, include/uapi/linux/prctl.h
 
@@ -50,6 +52,7 @@ class _Worker:
         self._cell: SteadyCell | None = None
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "open": self._open,
+            "check": self._check,
             "fetch": self._fetch,
             "set_up": self._set_up,
             "warm_up": self._warm_up,
@@ -78,6 +81,11 @@ class _Worker:
             device = "cuda:0" if torch.cuda.is_available() else "cpu"
         environment = read_environment(torch.device(device), command["commit"])
         return {"event": "opened", "environment": environment.model_dump(mode="json")}
+
+    def _check(self, command: dict[str, Any]) -> dict[str, Any]:
+        for name in command["workloads"]:
+            check_workload(find_workload(name))
+        return {"event": "checked"}
 
     def _fetch(self, command: dict[str, Any]) -> dict[str, Any]:
         fetch(command["data_set"], Path(command["data_dir"]))

@@ -1,17 +1,19 @@
 """Figures as people read them; records stay in SI units."""
 
-_BINARY_PREFIXES = ("B", "KiB", "MiB", "GiB", "TiB")
+_BINARY_PREFIXES = ("KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(value: float | None) -> str:
     """Return bytes with a binary prefix, three significant digits: `1.24 GiB`; "–" for None."""
     if value is None:
         return "–"
+    if abs(value) < 1024:
+        return f"{value:.0f} B"
     for prefix in _BINARY_PREFIXES[:-1]:
-        if abs(value) < 1024:
-            return f"{value:.3g} {prefix}" if abs(value) < 1000 else f"{value:.0f} {prefix}"
         value /= 1024
-    return f"{value:.3g} {_BINARY_PREFIXES[-1]}"
+        if abs(value) < 1024:
+            return f"{_three_digits(value)} {prefix}"
+    return f"{_three_digits(value / 1024)} {_BINARY_PREFIXES[-1]}"
 
 
 def format_seconds(value: float | None) -> str:
@@ -21,7 +23,7 @@ def format_seconds(value: float | None) -> str:
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= scale:
             return f"{_digits(value / scale)} {unit}"
-    return f"{value / 1e-9:.3g} ns"
+    return f"{_digits(value / 1e-9)} ns" if value else "0 s"
 
 
 def format_rate(value: float | None) -> str:
@@ -44,6 +46,10 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
 def _digits(value: float) -> str:

@@ -1,5 +1,6 @@
 """What a sweep needs of whatever measures: real processes, or a fake in tests."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,9 @@ class Session(Protocol):
 
     def open(self, device: str) -> Environment:
         """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
+
+    def check(self, workloads: Sequence[str]) -> None:
+        """Make sure that the zoos named have these models."""
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""

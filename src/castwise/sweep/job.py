@@ -167,7 +167,7 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     store = Store(request.results) if request.results is not None else None
     data_dir = request.data_dir or default_data_dir()
     engine = (make_engine or ForkserverEngine)(data_dir, find_commit())
-    environment = find_device(engine, request.device)
+    environment = find_device(engine, request.device, _zoo_models(request))
     device = _device_of(request.device, environment)
     specs, notes = _plan_for(request, device, engine, data_dir)
     specs = _supported(specs, environment, explicit=request.axes.precisions is not None)
@@ -186,20 +186,26 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     )
 
 
-def find_device(engine: Engine, device: str | None) -> Environment:
+def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
     """Return the environment that a trial on this device has, from a process of its own.
 
     Args:
         engine: Starts the process.
         device: "cpu", "cuda", "cuda:N"; None takes the first GPU, or the CPU where there is none.
+        zoo_models: Workloads of zoos, whose models only the process can look up.
 
     Raises:
-        UsageError: There is no such device.
+        UsageError: There is no such device, or a zoo has no such model.
     """
     session = engine.start(_PROBE_TIMEOUT_SECONDS)
     try:
-        return session.open(device or "auto")
+        environment = session.open(device or "auto")
+        if zoo_models:
+            session.check(zoo_models)
+        return environment
     except TrialFailedError as failure:
+        if failure.refused:
+            raise UsageError(failure.message) from None
         if device in (None, "cpu"):
             raise EngineError(f"The measuring process could not open a device: {failure.message}.") from None
         raise UsageError(
@@ -263,6 +269,10 @@ def _check_names(request: Request) -> None:
         raise UsageError(f"No device '{request.device}'. Write cpu, cuda or cuda:N.")
     axes = replace(request.axes, workloads=request.axes.workloads or (_BARE_CPU[0],))
     build_plan(axes, device="cpu", data_set=request.data_set or SYNTHETIC)
+
+
+def _zoo_models(request: Request) -> tuple[str, ...]:
+    return tuple(name for name in request.axes.workloads or () if ":" in name)
 
 
 def _device_of(asked: str | None, environment: Environment) -> str:

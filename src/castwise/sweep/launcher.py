@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -85,6 +85,10 @@ class ProcessSession:
         answer = self._ask({"command": "open", "device": device, "commit": self._commit}, _OPEN_TIMEOUT_SECONDS)
         self.ready_seconds = time.perf_counter() - self._started
         return Environment.model_validate(answer["environment"])
+
+    def check(self, workloads: Sequence[str]) -> None:
+        """Make sure that the zoos named have these models."""
+        self._ask({"command": "check", "workloads": list(workloads)})
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""

@@ -12,7 +12,7 @@ from castwise.measure.workloads.task import Batch, Task
 from castwise.plan import SYNTHETIC
 from castwise.workloads import Family, Workload
 
-__all__ = ["build_task"]
+__all__ = ["build_task", "check_workload"]
 
 _MakeBatches = Callable[[int, int, torch.device, torch.Generator], Sequence[Batch]]
 
@@ -25,6 +25,22 @@ _BUILDERS: dict[Family, Callable[[Workload], Task]] = {
     "timm": zoo.build_timm,
     "rnn_lm": rnn_lm.build,
 }
+
+_CHECKS: dict[Family, Callable[[Workload], object]] = {
+    "torchvision": zoo.check_torchvision,
+    "timm": zoo.check_timm,
+}
+
+
+def check_workload(row: Workload) -> None:
+    """Make sure that the row's zoo, if it has one, has its model, without building it.
+
+    Raises:
+        UsageError: It has not.
+    """
+    check = _CHECKS.get(row.family)
+    if check is not None:
+        check(row)
 
 
 def _mnist(data_dir: Path) -> _MakeBatches:

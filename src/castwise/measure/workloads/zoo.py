@@ -77,12 +77,25 @@ def build_torchvision(row: Workload) -> Task:
     """
     from torchvision import models
 
-    name = str(dict(row.options)["model"]).lower()
+    check_torchvision(row)
+    name = _model_name(row).lower()
+    arguments = _MODEL_ARGUMENTS.get(name, {}) | _ROW_ARGUMENTS.get(row.name, {})
+    model = models.get_model(name, weights=None, **arguments)
+    return image_task(model, _torchvision_shape(row, name), _NUM_CLASSES, draw=_draw_uniform)
+
+
+def check_torchvision(row: Workload) -> None:
+    """Make sure that torchvision has the row's model, and that it is an image classifier.
+
+    Raises:
+        UsageError: It has not, or it is not.
+    """
+    from torchvision import models
+
+    name = _model_name(row).lower()
     classifiers = models.list_models(module=models)
     if name in classifiers:
-        arguments = _MODEL_ARGUMENTS.get(name, {}) | _ROW_ARGUMENTS.get(row.name, {})
-        model = models.get_model(name, weights=None, **arguments)
-        return image_task(model, _torchvision_shape(row, name), _NUM_CLASSES, draw=_draw_uniform)
+        return
     if name in models.list_models():
         raise UsageError(
             f"torchvision's '{name}' is not a float image classifier, and castwise trains no others. "
@@ -104,18 +117,33 @@ def build_timm(row: Workload) -> Task:
     Raises:
         UsageError: timm is not installed, or has no such model.
     """
-    name = str(dict(row.options)["model"])
+    timm = check_timm(row)
+    name = _model_name(row)
+    # A model published as a feature extractor has 0 classes; it is given a classifier.
+    num_classes = timm.models.get_pretrained_cfg(name).num_classes or _NUM_CLASSES
+    model = timm.create_model(name, pretrained=False, num_classes=num_classes)
+    input_shape = timm.data.resolve_model_data_config(model)["input_size"]
+    return image_task(model, input_shape, num_classes, draw=_draw_uniform)
+
+
+def check_timm(row: Workload) -> Any:
+    """Make sure that timm has the row's model, and return timm.
+
+    Raises:
+        UsageError: timm is not installed, or has no such model.
+    """
+    name = _model_name(row)
     timm = _import_timm(row.name)
     # The names of the list alone: timm would look for any other (`hf-hub:...`) on the network.
     known = [*timm.list_models(), *timm.list_models(include_tags=True)]
     if name not in known:
         hint = "`python -c 'import timm; print(timm.list_models())'` lists them."
         raise unknown_name("timm model", name, known, hint)
-    # A model published as a feature extractor has 0 classes; it is given a classifier.
-    num_classes = timm.models.get_pretrained_cfg(name).num_classes or _NUM_CLASSES
-    model = timm.create_model(name, pretrained=False, num_classes=num_classes)
-    input_shape = timm.data.resolve_model_data_config(model)["input_size"]
-    return image_task(model, input_shape, num_classes, draw=_draw_uniform)
+    return timm
+
+
+def _model_name(row: Workload) -> str:
+    return str(dict(row.options)["model"])
 
 
 def _import_timm(workload: str) -> Any:
