@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 from rich.console import Console
@@ -32,7 +32,8 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
     progress = LiveProgress(errors)
     try:
         with _terminated_as_interrupted():
-            job = prepare(request, progress, make_engine)
+            with errors.status("looking at the machine") if errors.is_terminal else nullcontext():
+                job = prepare(request, progress, make_engine)
             _announce(job, errors)
             with progress:
                 trials = job.run()
@@ -85,7 +86,7 @@ def _announce(job: Job, errors: Console) -> None:
     for note in job.notes:
         errors.print(f"Note: {note}", markup=False, style="yellow")
     for problem in job.problems:
-        errors.print(f"Not a record, left alone: {problem.path}: {problem.reason}", markup=False, style="yellow")
+        errors.print(f"Left as it is: {problem.path}: {problem.reason}", markup=False, style="yellow")
     found = len(job.plan.specs) - len(job.missing)
     if found:
         errors.print(

@@ -93,13 +93,16 @@ class TrialSpec(Document):
 
     @property
     def key(self) -> str:
-        """Return 12 hexadecimal digits that stand for every field."""
-        return _digest(self.model_dump_json())
+        """Return 12 hexadecimal digits that stand for every field.
+
+        Fields at their defaults do not enter, so that a field added later leaves old records their keys.
+        """
+        return _digest(self.model_dump_json(exclude_defaults=True))
 
     @property
     def cell(self) -> str:
         """Return 12 hexadecimal digits that stand for every field but the repeat."""
-        return _digest(self.model_dump_json(exclude={"repeat"}))
+        return _digest(self.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
 
     @property
     def device_type(self) -> str:

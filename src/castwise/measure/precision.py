@@ -11,15 +11,15 @@ from torch.utils import _pytree as pytree
 
 from castwise.precisions import Precision
 
-# Every place where PyTorch decides how a float32 product is computed. The older allow_tf32 switches
-# must not be touched beside these: torch raises when both are used.
+# Every place where PyTorch decides how a float32 product is computed, parents first (`cudnn` is also
+# cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all. The older allow_tf32
+# switches must not be touched beside these: torch raises when both are used.
 _FP32_SWITCHES = (
     "",
-    "cuda.matmul",
     "cudnn",
+    "cuda.matmul",
     "cudnn.conv",
     "cudnn.rnn",
-    "mkldnn",
     "mkldnn.matmul",
     "mkldnn.conv",
     "mkldnn.rnn",
@@ -39,14 +39,22 @@ def _switch(path: str) -> Any:
 def numeric_state(row: Precision) -> Iterator[None]:
     """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""
     before = read_fp32_precision()
+    written = []
     try:
         for path in _FP32_SWITCHES:
             # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
-            _switch(path).fp32_precision = "ieee" if path.startswith("mkldnn") else row.float32_matmul
+            wanted = "ieee" if path.startswith("mkldnn") else row.float32_matmul
+            # One that follows its parent already is left to: once written, torch's default would not come back.
+            if _switch(path).fp32_precision != wanted:
+                _switch(path).fp32_precision = wanted
+                written.append(path)
         yield
     finally:
         for path in _FP32_SWITCHES:
-            _switch(path).fp32_precision = before[path or "all"]
+            if path in written:
+                _switch(path).fp32_precision = "none"  # follows its parent again
+            if _switch(path).fp32_precision != before[path or "all"]:
+                _switch(path).fp32_precision = before[path or "all"]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -126,8 +134,7 @@ class MasterWeights(Weights):
         super().__init__(model)
         self._low: list[Tensor] = [p for p in self._parameters if p.dtype != torch.float32]
         self._masters = [p.detach().clone().float().requires_grad_() for p in self._low]
-        for master in self._masters:
-            master.grad = torch.zeros_like(master)
+        self._gradients = [torch.zeros_like(master) for master in self._masters]
 
     @property
     def stepped(self) -> list[Tensor]:
@@ -137,23 +144,23 @@ class MasterWeights(Weights):
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Copy lower-precision gradients into the masters' float32 gradients."""
-        # A weight that took no part in the step has no gradient: its master must not see an old one.
-        pairs = [(m.grad, p.grad) for m, p in zip(self._masters, self._low, strict=True) if p.grad is not None]
-        if len(pairs) < len(self._low):
-            self._clear_unused()
-        targets, sources = zip(*pairs, strict=True)
-        torch._foreach_copy_(targets, sources)
+        """Copy lower-precision gradients into the masters' float32 gradients.
 
-    def _clear_unused(self) -> None:
-        for master, parameter in zip(self._masters, self._low, strict=True):
-            if parameter.grad is None and master.grad is not None:
-                master.grad.zero_()
+        The master of a weight that took no part in the step gets none, so that the optimizer leaves it alone as it
+        leaves every such weight; a gradient of zeros would still decay it and move it by its momentum.
+        """
+        sources = [p.grad for p in self._low]
+        for master, gradient, source in zip(self._masters, self._gradients, sources, strict=True):
+            master.grad = None if source is None else gradient
+        targets = [master.grad for master in self._masters if master.grad is not None]
+        if targets:
+            torch._foreach_copy_(targets, [source for source in sources if source is not None])
 
     @torch.no_grad()
     def publish(self) -> None:
         """Round the masters into the model's weights."""
-        torch._foreach_copy_(self._low, self._masters)
+        if self._low:
+            torch._foreach_copy_(self._low, self._masters)
 
 
 def make_weights(model: nn.Module, row: Precision) -> Weights:

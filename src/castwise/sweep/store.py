@@ -4,15 +4,15 @@
 with a job never takes another machine's figures for its own.
 """
 
-import contextlib
 import itertools
 import os
 import re
+import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from castwise.errors import StoreError
 from castwise.plan import TrialSpec
@@ -72,7 +72,8 @@ class Store:
     def load(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
         """Return one machine's newest trial for each spec key, and the files that are no records."""
         trials, problems = load_folder(self.machine_folder(environment))
-        return {trial.spec.key: trial for trial in trials}, problems
+        own = (trial for trial in trials if trial.environment.fingerprint == environment.fingerprint)
+        return {trial.spec.key: trial for trial in own}, problems
 
 
 def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
@@ -87,9 +88,19 @@ def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
     return sorted(trials, key=lambda trial: trial.started_at), problems
 
 
+class _Stamp(BaseModel):
+    """What a record of any version has."""
+
+    schema_version: int
+
+
 def _read(path: Path) -> Trial:
     try:
-        return Trial.model_validate_json(path.read_bytes())
+        content = path.read_bytes()
+        version = _Stamp.model_validate_json(content).schema_version
+        if version != SCHEMA_VERSION:
+            raise StoreError(f"a record of schema {version}, and this castwise reads schema {SCHEMA_VERSION}")
+        return Trial.model_validate_json(content)
     except OSError as error:
         raise StoreError(error.strerror or str(error)) from None
     except ValidationError as error:
@@ -100,21 +111,20 @@ def _read(path: Path) -> Trial:
 
 def _write_new(folder: Path, stem: str, content: bytes) -> Path:
     """Write to a temporary file, sync, and link it to the first free name: whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+    temporary = folder / f".{stem}-{secrets.token_hex(8)}.tmp"  # not mkstemp's: a record has the user's own mode
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         path = _link_to_free_name(temporary, folder, stem)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
     _sync_folder(folder)
     return path
 
 
-def _link_to_free_name(temporary: str, folder: Path, stem: str) -> Path:
+def _link_to_free_name(temporary: Path, folder: Path, stem: str) -> Path:
     for number in itertools.count(1):
         path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
         try:
