@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
+from hypothesis import settings
 
 from castwise import cli, commands
 from castwise.data_sets import DATA_VARIABLE
 from castwise.sweep import job
+
+# The same examples every time, and no verdict by the clock: CI machines are slow and busy.
+settings.register_profile("castwise", derandomize=True, deadline=None)
+settings.load_profile("castwise")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from castwise.errors import UsageError
-from castwise.measure.data import mnist
+from castwise.measure.data import resident
+from castwise.measure.data.wikitext import make_corpus
 from castwise.measure.precision import convert_weights
 from castwise.measure.workloads import build_task
 from castwise.measure.workloads.rnn_lm import CarriedLoss, LanguageModel
@@ -381,10 +382,24 @@ def test_a_real_data_set_needs_a_folder() -> None:
         build_task(find_workload("mnist-cnn"), data_set="mnist")
 
 
-def test_mnist_takes_the_place_of_the_synthetic_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def make(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> list[Batch]:
-        return [(torch.zeros(batch_size, 1, 28, 28), torch.zeros(batch_size, dtype=torch.int64))]
-
-    monkeypatch.setattr(mnist, "mnist_batches", {tmp_path: make}.__getitem__)
-    task = build_task(find_workload("mnist-cnn"), data_set="mnist", data_dir=tmp_path)
-    assert task.make_batches is make
+@pytest.mark.parametrize("row", [row for row in WORKLOADS if row.data_sets], ids=lambda row: row.name)
+def test_real_data_takes_the_place_of_the_synthetic(
+    row: Workload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    images = torch.randint(256, (9, *row.input_shape), dtype=torch.uint8)
+    labels = torch.arange(9) % 10
+    for name in resident.IMAGE_SETS:
+        monkeypatch.setitem(resident.IMAGE_SETS, name, lambda *_: (images, labels))
+    corpus = make_corpus(" ".join(str(n % 7) for n in range(300)), "0", "0")
+    monkeypatch.setattr(resident, "load_wikitext2", lambda _: corpus)
+    for data_set in row.data_sets:
+        task = build_task(row, data_set=data_set, data_dir=tmp_path)
+        batches = task.make_batches(1, 2, CPU, torch.Generator().manual_seed(0))
+        assert len(batches) == 4
+        if row.family == "rnn_lm":
+            assert {tuple(tokens.shape) for tokens, _ in batches} == {(35, 2)}
+            continue
+        assert {tuple(part[0].shape) for part in batches} == {(2, *row.input_shape)}
+        seen = torch.cat([part for _, part in batches])
+        assert len(seen) == 8
+        assert not torch.equal(seen, labels[:8]), "not shuffled"

@@ -1,6 +1,5 @@
 """The command line: parse, call one function, print."""
 
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +18,8 @@ app = typer.Typer(
     help="In which numeric precision should this model be trained on this GPU, and why? castwise measures it.",
     epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.",
 )
+
+_MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 
 _RUN_EXAMPLES = """\
 Examples:
@@ -183,10 +184,6 @@ def main() -> NoReturn:
     except CastwiseError as error:
         print(f"castwise: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader went away (`castwise run | head`); keep the interpreter from failing once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     sys.exit(0)
 
 
@@ -204,6 +201,6 @@ def _split_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
     if parts is None:
         return None
     for part in parts:
-        if not part.isdecimal() or int(part) < 1:
+        if not part.isdecimal() or len(part) > _MOST_DIGITS or int(part) < 1:
             raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
     return tuple(int(part) for part in parts)

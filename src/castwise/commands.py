@@ -28,7 +28,7 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
         output: One of `tables.FORMATS`.
         make_engine: Makes the engine; real processes unless a test says otherwise.
     """
-    errors = Console(stderr=True, highlight=False)
+    errors = Console(stderr=True, highlight=False, emoji=False)
     progress = LiveProgress(errors)
     try:
         with _terminated_as_interrupted():
@@ -38,8 +38,9 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
             with progress:
                 trials = job.run()
     except KeyboardInterrupt:
-        where = f"What was measured is in '{request.results}'; the same command goes on from there."
-        errors.print(f"Interrupted. {where if request.results else ''}", markup=False)
+        same = "the same command without --again" if request.again else "the same command"
+        where = f" What was measured is in '{request.results}'; {same} goes on from there."
+        _say(errors, f"Interrupted.{where if request.results else ''}")
         return INTERRUPTED
     print_results(trials, output)
     return exit_code(trials)
@@ -84,26 +85,32 @@ def examine(make_engine: EngineFactory | None = None) -> int:
 
 def _announce(job: Job, errors: Console) -> None:
     for note in job.notes:
-        errors.print(f"Note: {note}", markup=False, style="yellow")
+        _say(errors, f"Note: {note}", style="yellow")
     for problem in job.problems:
-        errors.print(f"Left as it is: {problem.path}: {problem.reason}", markup=False, style="yellow")
+        _say(errors, f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
     found = len(job.plan.specs) - len(job.missing)
     if found:
-        errors.print(
-            f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.",
-            markup=False,
-        )
+        _say(errors, f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.")
+
+
+def _say(errors: Console, line: str, style: str | None = None) -> None:
+    # Never wrapped: a line to the reader is a line to `grep` too.
+    errors.print(line, style=style, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C, so that a batch system's stop is as clean as a user's."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that a batch system's stop is as clean as a user's.
+
+    Whoever ignores one (`nohup` does) has it ignored.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

@@ -14,28 +14,56 @@ DATA_VARIABLE = "CASTWISE_DATA"
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set.
+    """One file of a data set, known by its size and by the checksum that its source publishes.
 
     Attributes:
         part: What it holds, castwise's name ("train-images").
         name: Its official name, without ".gz".
         num_bytes: Its uncompressed size; nothing longer is ever read.
-        sha256: The checksum of its uncompressed content.
+        sha256: A checksum of its uncompressed content; every one that is given is compared.
+        sha1: Another.
+        md5: Another.
+        aliases: Other official names of the same content.
     """
 
     part: str
     name: str
     num_bytes: int
-    sha256: str
+    sha256: str | None = None
+    sha1: str | None = None
+    md5: str | None = None
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.sha256 or self.sha1 or self.md5, f"{self.name} needs a checksum: unverified files are not read"
+
+    def is_content(self, content: bytes) -> bool:
+        """Say whether this is the file's content, by its checksums."""
+        checksums = {"sha256": self.sha256, "sha1": self.sha1, "md5": self.md5}
+        return all(
+            hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() == wanted
+            for algorithm, wanted in checksums.items()
+            if wanted is not None
+        )
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set's name, its files and the sub-folders it is looked for in."""
+    """A data set in one official layout.
+
+    Attributes:
+        name: The data set's name, the same in each of its layouts.
+        files: All that is read of it.
+        folders: Sub-folders it is looked for in, in this order.
+        layout: What its source calls this layout ("binary"), where it has several.
+        other: The same data in another layout, taken where files of this one are missing.
+    """
 
     name: str
     files: tuple[DataFile, ...]
     folders: tuple[str, ...]
+    layout: str = ""
+    other: "DataSet | None" = None
 
 
 # The checksums were taken of the uncompressed official files, whose compressed forms have the md5s that
@@ -71,7 +99,97 @@ MNIST = DataSet(
     ),
 )
 
-DATA_SETS: tuple[DataSet, ...] = (MNIST,)
+
+def _cifar_folders(folder: str, name: str) -> tuple[str, ...]:
+    return (folder, name, f"{name}/{folder}", ".")
+
+
+# Sizes and md5s of the python layouts: torchvision.datasets.CIFAR10 and CIFAR100 (train_list, test_list), and the
+# git-annex keys of datasets-mila/datasets--cifar10 and datasets--cifar100, which pair these md5s with the sizes.
+# The class names (batches.meta, meta) are not read.
+_CIFAR10_PYTHON = DataSet(
+    name="cifar10",
+    layout="python",
+    folders=_cifar_folders("cifar-10-batches-py", "cifar10"),
+    files=(
+        DataFile("train-1", "data_batch_1", 31_035_704, md5="c99cafc152244af753f735de768cd75f"),
+        DataFile("train-2", "data_batch_2", 31_035_320, md5="d4bba439e000b95fd0a9bffe97cbabec"),
+        DataFile("train-3", "data_batch_3", 31_035_999, md5="54ebc095f3ab1f0389bbae665268c751"),
+        DataFile("train-4", "data_batch_4", 31_035_696, md5="634d18415352ddfa80567beed471001a"),
+        DataFile("train-5", "data_batch_5", 31_035_623, md5="482c414d41f54cd18b22e5b47cb7c3cb"),
+        DataFile("test", "test_batch", 31_035_526, md5="40351d587109b95175f43aff81a1287e"),
+    ),
+)
+
+# Source: apache/mxnet gluon/data/vision/datasets.py publishes the sha1s of both binary layouts' files. CIFAR-10's
+# were compared with real files; CIFAR-100's were not.
+CIFAR10 = DataSet(
+    name="cifar10",
+    layout="binary",
+    folders=_cifar_folders("cifar-10-batches-bin", "cifar10"),
+    other=_CIFAR10_PYTHON,
+    files=(
+        DataFile("train-1", "data_batch_1.bin", 30_730_000, sha1="aadd24acce27caa71bf4b10992e9e7b2d74c2540"),
+        DataFile("train-2", "data_batch_2.bin", 30_730_000, sha1="c0ba65cce70568cd57b4e03e9ac8d2a5367c1795"),
+        DataFile("train-3", "data_batch_3.bin", 30_730_000, sha1="1dd00a74ab1d17a6e7d73e185b69dbf31242f295"),
+        DataFile("train-4", "data_batch_4.bin", 30_730_000, sha1="aab85764eb3584312d3c7f65fd2fd016e36a258e"),
+        DataFile("train-5", "data_batch_5.bin", 30_730_000, sha1="26e2849e66a845b7f1e4614ae70f4889ae604628"),
+        DataFile("test", "test_batch.bin", 30_730_000, sha1="67eb016db431130d61cd03c7ad570b013799c88c"),
+    ),
+)
+
+_CIFAR100_PYTHON = DataSet(
+    name="cifar100",
+    layout="python",
+    folders=_cifar_folders("cifar-100-python", "cifar100"),
+    files=(
+        DataFile("train", "train", 155_249_918, md5="16019d7e3df5f24257cddd939b257f8d"),
+        DataFile("test", "test", 31_049_707, md5="f0ef6b0ae62326f3e7ffdfab6717acfc"),
+    ),
+)
+
+CIFAR100 = DataSet(
+    name="cifar100",
+    layout="binary",
+    folders=_cifar_folders("cifar-100-binary", "cifar100"),
+    other=_CIFAR100_PYTHON,
+    files=(
+        DataFile("train", "train.bin", 153_700_000, sha1="e207cd2e05b73b1393c74c7f5e7bea451d63e08e"),
+        DataFile("test", "test.bin", 30_740_000, sha1="8fb6623e830365ff53cf14adec797474f5478006"),
+    ),
+)
+
+# The checksums were taken of the files of pytorch/examples word_language_model/data/wikitext-2. The official
+# wiki.*.tokens are the same bytes: apache/mxnet gluon/contrib/data/text.py publishes the sha1s of these files for them.
+WIKITEXT2 = DataSet(
+    name="wikitext-2",
+    folders=("wikitext-2", "wikitext-2/wikitext-2", "."),
+    files=(
+        DataFile(
+            part="train",
+            name="train.txt",
+            num_bytes=10_797_148,
+            sha256="9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            aliases=("wiki.train.tokens",),
+        ),
+        DataFile(
+            part="valid",
+            name="valid.txt",
+            num_bytes=1_121_681,
+            sha256="f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            aliases=("wiki.valid.tokens",),
+        ),
+        DataFile(
+            part="test",
+            name="test.txt",
+            num_bytes=1_256_449,
+            sha256="d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+            aliases=("wiki.test.tokens",),
+        ),
+    ),
+)
+
+DATA_SETS: tuple[DataSet, ...] = (MNIST, CIFAR10, CIFAR100, WIKITEXT2)
 
 
 def find_data_set(name: str) -> DataSet:
@@ -94,26 +212,38 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "castwise" / "data"
 
 
+def find_layout(data_set: DataSet, data_dir: Path) -> DataSet:
+    """Return the first layout of a data set that lies in a folder with all its files.
+
+    Raises:
+        MissingDataError: None does; the message names a missing file of the layout that is nearest to whole.
+    """
+    missing = {}
+    layout: DataSet | None = data_set
+    while layout is not None:
+        missing[layout] = [file for file in layout.files if _path(layout, data_dir, file) is None]
+        if not missing[layout]:
+            return layout
+        layout = layout.other
+    nearest = max(missing, key=lambda each: len(each.files) - len(missing[each]))
+    raise _missing(nearest, data_dir, missing[nearest][0], tuple(each for each in missing if each is not nearest))
+
+
 def find_file(data_set: DataSet, data_dir: Path, part: str) -> Path:
-    """Return the path of one file of a data set, compressed or not.
+    """Return the path of one file of this layout, compressed or not.
 
     Raises:
         MissingDataError: It is in none of the data set's folders.
     """
     file = _file(data_set, part)
-    for folder in data_set.folders:
-        for name in (file.name, file.name + ".gz"):
-            path = data_dir / folder / name
-            if path.is_file():
-                return path
-    raise MissingDataError(
-        f"{data_set.name}: no {file.name}[.gz] in '{data_dir}' (nor its {', '.join(data_set.folders[1:])}). "
-        f"Name the folder with --data DIR or {DATA_VARIABLE}."
-    )
+    path = _path(data_set, data_dir, file)
+    if path is None:
+        raise _missing(data_set, data_dir, file)
+    return path
 
 
 def read_verified(data_set: DataSet, data_dir: Path, part: str) -> bytes:
-    """Return the uncompressed content of one file, after its size and checksum were found right.
+    """Return the uncompressed content of one file of this layout, after its size and checksum were found right.
 
     Raises:
         DataError: The file is missing, unreadable, or not the official one.
@@ -129,20 +259,42 @@ def read_verified(data_set: DataSet, data_dir: Path, part: str) -> bytes:
         raise DataError(
             f"'{path}' holds {length} bytes where {data_set.name} has {file.num_bytes:,}. Put the official file there."
         )
-    if hashlib.sha256(content).hexdigest() != file.sha256:
+    if not file.is_content(content):
         raise DataError(f"'{path}' is not {data_set.name}'s: its checksum is wrong. Put the official file there.")
     return content
 
 
 def verify(data_set: DataSet, data_dir: Path) -> None:
-    """Check every file of a data set.
+    """Check every file of a data set, in the layout in which it is there.
 
     Raises:
         DataError: A file is missing, unreadable, or not the official one.
     """
-    for file in data_set.files:
-        read_verified(data_set, data_dir, file.part)
+    layout = find_layout(data_set, data_dir)
+    for file in layout.files:
+        read_verified(layout, data_dir, file.part)
 
 
 def _file(data_set: DataSet, part: str) -> DataFile:
     return next(file for file in data_set.files if file.part == part)
+
+
+def _path(data_set: DataSet, data_dir: Path, file: DataFile) -> Path | None:
+    for folder in data_set.folders:
+        for name in (file.name, *file.aliases):
+            for path in (data_dir / folder / name, data_dir / folder / f"{name}.gz"):
+                if os.path.isfile(path):  # unlike Path.is_file, it takes a forbidden folder for an empty one
+                    return path
+    return None
+
+
+def _missing(
+    data_set: DataSet, data_dir: Path, file: DataFile, other_layouts: tuple[DataSet, ...] = ()
+) -> MissingDataError:
+    folders = ", ".join(folder for folder in data_set.folders if folder != ".")
+    names = " or ".join(f"{name}[.gz]" for name in (file.name, *file.aliases))
+    others = "".join(f" nor the {other.layout} layout's {other.files[0].name}" for other in other_layouts)
+    return MissingDataError(
+        f"{data_set.name}: no {names}{others} in '{data_dir}' (nor its {folders}). "
+        f"Name the folder with --data DIR or {DATA_VARIABLE}."
+    )

@@ -49,4 +49,4 @@ def parse_loss_scale(text: str) -> str:
         raise UsageError(f"'{text}' is no loss scale. Write none, {names}, or a number such as 128.") from None
     if not math.isfinite(scale) or scale <= 0:
         raise UsageError(f"A static loss scale must be a positive number; '{text}' is not. Write for example 128.")
-    return f"{scale:g}" if scale < 1e6 else repr(scale).removesuffix(".0")
+    return repr(scale).removesuffix(".0")

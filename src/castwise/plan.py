@@ -5,24 +5,19 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from castwise.document import Document
 from castwise.errors import UsageError
 from castwise.loss_scales import parse_loss_scale
 from castwise.precisions import PRECISIONS, find_precision
+from castwise.recipe import Recipe
 from castwise.workloads import Workload, find_workload
 
 SYNTHETIC = "synthetic"
 
-TrialKind = Literal["steady"]
+TrialKind = Literal["steady", "training"]
 Parallelism = Literal["none", "ddp", "dp"]
-
-
-class Document(BaseModel):
-    """Base of the JSON documents that cross the process boundary or lie on disk: frozen, no unknown keys."""
-
-    # JSON has no NaN: written as a string, a diverged trial's loss comes back as what it was.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Protocol(Document):
@@ -72,6 +67,7 @@ class TrialSpec(Document):
         world_size: Number of GPUs (processes, or replicas of DataParallel).
         parallelism: How the GPUs share a step.
         kind: What is measured.
+        recipe: How the training run of a `training` trial goes; None for the other kinds.
         protocol: How long and how often.
         seed: Seeds weights, data and dropout.
         repeat: Tells apart trials that ask the same question again.
@@ -87,9 +83,18 @@ class TrialSpec(Document):
     world_size: int = Field(default=1, ge=1)
     parallelism: Parallelism = "none"
     kind: TrialKind = "steady"
+    recipe: Recipe | None = None
     protocol: Protocol = Protocol()
     seed: int = 0
     repeat: int = 0
+
+    @model_validator(mode="after")
+    def _recipe_fits(self) -> Self:
+        if (self.kind == "training") != (self.recipe is not None):
+            raise ValueError(
+                f"a trial of kind '{self.kind}' {'needs a' if self.kind == 'training' else 'has no'} recipe"
+            )
+        return self
 
     @property
     def key(self) -> str:

@@ -62,7 +62,7 @@ loss.backward()
 optimizer.step()"""
 
 _MIXED_FP16_CODE = """\
-scaler = torch.amp.GradScaler({device!r})          # once, before the loop
+scaler = torch.amp.GradScaler({device!r})  # once, before the loop
 with torch.autocast(device_type={device!r}, dtype=torch.float16):
     loss = loss_fn(model(x), y)
 scaler.scale(loss).backward()
@@ -70,15 +70,15 @@ scaler.step(optimizer)
 scaler.update()"""
 
 _MASTER_FP16_CODE = """\
-model.half()                                     # once, before the loop
+model.half()  # once, before the loop
 for module in model.modules():
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         module.float()
 params = list(model.parameters())
 masters = [p.detach().clone().float().requires_grad_() for p in params]
-optimizer = torch.optim.SGD(masters, lr=lr)      # your optimizer, over the masters
+optimizer = torch.optim.SGD(masters, lr=lr)  # your optimizer, over the masters
 scaler = torch.amp.GradScaler({device!r})
-loss = loss_fn(model(x.half()).float(), y)       # each step
+loss = loss_fn(model(x.half()).float(), y)  # each step
 scaler.scale(loss).backward()
 for master, p in zip(masters, params):
     master.grad, p.grad = p.grad.float(), None
@@ -88,7 +88,7 @@ with torch.no_grad():
     torch._foreach_copy_(params, masters)"""
 
 _TRUE_CODE = """\
-model.to(torch.{dtype})                          # once, before the loop and the optimizer
+model.to(torch.{dtype})  # once, before the loop and the optimizer
 loss = loss_fn(model(x.to(torch.{dtype})).float(), y)
 loss.backward()
 optimizer.step()"""

@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from castwise.plan import Document, TrialSpec
+from castwise.document import Document
+from castwise.plan import TrialSpec
 from castwise.precisions import Hardware
 
 SCHEMA_VERSION = 1  # 1: first version (castwise 0.1.0)
@@ -120,27 +121,70 @@ class Block(Document):
         skipped_steps: Steps of the block that loss scaling skipped.
     """
 
-    seconds: float
-    num_steps: int
+    seconds: float = Field(gt=0)
+    num_steps: int = Field(ge=1)
     loss: float
     loss_scale: float | None = None
     skipped_steps: int = 0
+
+
+class Epoch(Document):
+    """One pass over the training data, and over the validation data after it.
+
+    Attributes:
+        seconds: Training part, waiting for data included; by the host's clock, synchronised at its end.
+        data_seconds: Of that, the time the host waited for the next batch.
+        validation_seconds: The pass over the validation data; 0 without one.
+        num_steps: Optimizer steps.
+        num_samples: Samples trained on.
+        counted_seconds: The part of `seconds` that throughput counts (without the recipe's skipped batches).
+        counted_samples: The samples trained on in that time.
+        losses: The training loss at some steps, as (step of the epoch, loss), the last step always.
+        learning_rate: The first parameter group's rate at the epoch's end.
+        accuracy: Share of validation samples classified right; None for language models or without validation.
+        validation_loss: Mean validation loss per target; its exponential is a language model's perplexity.
+        loss_scale: The loss scale at the epoch's end; None without scaling.
+        skipped_steps: Steps that loss scaling skipped.
+        shortened: Whether the recipe's `max_steps` cut the epoch short.
+        diverged: Why the run was given up in or after this epoch; None where it was not.
+    """
+
+    seconds: float
+    data_seconds: float
+    validation_seconds: float = 0.0
+    num_steps: int
+    num_samples: int
+    counted_seconds: float
+    counted_samples: int
+    losses: tuple[tuple[int, float], ...]
+    learning_rate: float
+    accuracy: float | None = None
+    validation_loss: float | None = None
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+    shortened: bool = False
+    diverged: str | None = None
 
 
 class RankSamples(Document):
     """Everything one process measured.
 
     Attributes:
-        blocks: The timed blocks, in order.
+        blocks: The timed blocks of a steady trial, in order.
+        epochs: The epochs of a training trial, in order.
         peak_allocated_bytes: Most memory held by tensors at once during the timed blocks.
         peak_reserved_bytes: Most memory the caching allocator held; None on a CPU.
+        driver_used_bytes: Memory in use on the device at the end by the driver's word, as nvidia-smi shows it: the
+            allocator's, the CUDA context's and other processes'. None on a CPU.
         warm_up_peak_allocated_bytes: The same as `peak_allocated_bytes`, for set-up and warm-up.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     warm_up_peak_allocated_bytes: int | None = None
+    driver_used_bytes: int | None = None
 
 
 class Trial(Document):

@@ -18,7 +18,7 @@ class OptimizerSpec:
     """An optimizer of `torch.optim` by class name, with its arguments."""
 
     name: str
-    arguments: tuple[tuple[str, float | tuple[float, float]], ...]
+    arguments: tuple[tuple[str, float | bool | tuple[float, float]], ...]
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def _language_model(name: str, kind: str, *, width: int = 200, batch_size: int =
         summary=f"2-layer {kind} language model, {width} wide, 35 tokens a sample, vocabulary 33,278, SGD",
         num_parameters=13_987_678 if name == "lstm-lm" else None,
         clip_grad_norm=0.25,
+        data_sets=("wikitext-2",),
         options=(("kind", kind), ("width", width), ("dropout", dropout)),
     )
 
@@ -152,6 +153,7 @@ WORKLOADS: tuple[Workload, ...] = (
         num_parameters=36_489_290,
         macs_per_sample=5_951_117_568,
         clip_grad_norm=10.0,
+        data_sets=("cifar10",),
         options=(("depth", 28), ("widen", 10), ("dropout", 0.3)),
     ),
     Workload(
@@ -167,6 +169,7 @@ WORKLOADS: tuple[Workload, ...] = (
         summary="Dual path network 92 (grouped convolutions) on 32² images, 10 classes, SGD with momentum",
         num_parameters=34_236_634,
         macs_per_sample=2_042_422_272,
+        data_sets=("cifar10",),
     ),
     _imagenet("resnet18", 256, 16, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),
     _imagenet("resnet34", 256, 8, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),

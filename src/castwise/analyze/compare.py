@@ -46,13 +46,14 @@ def group_of(trial: Trial) -> tuple[object, ...]:
 
 
 def compare(trials: Sequence[Trial]) -> list[Row]:
-    """Return a row for each trial, in order, relative to the fp32 trial of its group.
+    """Return a row for each trial, in order, relative to the first fp32 trial of its group.
 
     A baseline that did not end `ok` gives no ratios.
     """
-    baselines = {
-        group_of(trial): trial for trial in trials if trial.spec.precision == BASELINE and trial.status == "ok"
-    }
+    baselines: dict[tuple[object, ...], Trial] = {}
+    for trial in trials:
+        if trial.spec.precision == BASELINE and trial.status == "ok":
+            baselines.setdefault(group_of(trial), trial)
     return [_row(trial, baselines.get(group_of(trial))) for trial in trials]
 
 

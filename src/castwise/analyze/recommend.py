@@ -23,12 +23,14 @@ class Advice:
         precision: The precision to take; None where nothing could be measured.
         sentence: The advice in words.
         code: The lines of PyTorch that switch the precision on; empty where there is nothing to switch.
+        key: The key of the trial it rests on; None where nothing could be measured.
     """
 
     workload: str
     precision: str | None
     sentence: str
     code: str
+    key: str | None = None
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
@@ -45,15 +47,18 @@ def _advise(name: str, batch: int, rows: list[Row]) -> Advice:
     if not measured:
         return Advice(name, None, f"{where}: nothing to recommend, no trial ended well.", "")
     baseline = next((row for row in measured if row.trial.spec.precision == BASELINE), None)
-    safe = [row for row in measured if _keeps_float32_weights(row)]
-    if baseline is None or not safe:
+    if baseline is None:
         return _without_baseline(name, where, measured)
-    best = _simplest_of_the_fastest(safe)
-    if best is baseline or (best.speedup or 0.0) < _WORTHWHILE:
-        sentence = f"{where}: stay with fp32. {_nothing_gained(best, baseline)}"
-        return Advice(name, BASELINE, sentence + _caution(measured, baseline), "")
-    sentence = f"{where}: take {best.trial.spec.precision}. {_gain(best)}"
-    return Advice(name, best.trial.spec.precision, sentence + _caution(measured, best), _code(best))
+    safe = [row for row in measured if _keeps_float32_weights(row) and row.speedup is not None]
+    worthwhile = [row for row in safe if _speed(row) >= _WORTHWHILE * _speed(baseline)]
+    if not worthwhile:
+        sentence = f"{where}: stay with fp32. {_nothing_gained(safe, baseline)}"
+        return Advice(name, BASELINE, sentence + _caution(measured, baseline), "", baseline.trial.spec.key)
+    best = _simplest_of_the_fastest(worthwhile)
+    sentence = f"{where}: take {_name(best)}. {_gain(best)}"
+    return Advice(
+        name, best.trial.spec.precision, sentence + _caution(measured, best), _code(best), best.trial.spec.key
+    )
 
 
 def _simplest_of_the_fastest(safe: list[Row]) -> Row:
@@ -64,36 +69,54 @@ def _simplest_of_the_fastest(safe: list[Row]) -> Row:
 
 
 def _without_baseline(name: str, where: str, measured: list[Row]) -> Advice:
-    best = max(measured, key=_speed)
-    precision = best.trial.spec.precision
-    sentence = (
-        f"{where}: {precision} was the fastest of what was measured; without fp32 beside it, by how much is open."
+    safe = [row for row in measured if _keeps_float32_weights(row)]
+    best = _simplest_of_the_fastest(safe) if safe else max(measured, key=_speed)
+    among = "what was measured" if len(safe) in (0, len(measured)) else "those that keep float32 weights"
+    sentence = f"{where}: take {_name(best)}, the fastest of {among}; without fp32 beside it, by how much is open."
+    if not safe:
+        sentence += " It keeps no float32 weights: check the accuracy before you take it."
+    return Advice(
+        name, best.trial.spec.precision, sentence + _caution(measured, best), _code(best), best.trial.spec.key
     )
-    return Advice(name, precision, sentence, _code(best))
 
 
 def _gain(row: Row) -> str:
     words = f"It trains {row.speedup:.2f} times as fast as fp32"
     if row.memory_ratio is not None:
-        words += f" in {row.memory_ratio:.2f} times the memory"
+        words += f" in {_times(row.memory_ratio)} memory"
     if row.skipped_steps:
-        words += f"; loss scaling skipped {row.skipped_steps} steps"
+        words += f"; loss scaling skipped {row.skipped_steps} step{'s' if row.skipped_steps > 1 else ''}"
     return words + "."
 
 
-def _nothing_gained(best: Row, baseline: Row) -> str:
-    if best is baseline:
+def _times(ratio: float) -> str:
+    return "the same" if 0.995 <= ratio < 1.005 else f"{ratio:.2f} times the"
+
+
+def _nothing_gained(safe: list[Row], baseline: Row) -> str:
+    others = [row for row in safe if row.trial.spec.precision != BASELINE]
+    if not others:
+        return "No other precision that keeps float32 weights was measured."
+    best = max(others, key=_speed)
+    if _speed(best) <= _speed(baseline):
         return "No other precision that keeps float32 weights was faster."
-    return f"{best.trial.spec.precision} comes closest, at {best.speedup:.2f} times its speed."
+    return f"{_name(best)} comes closest, at {best.speedup:.2f} times its speed: not worth a change of numerics."
 
 
 def _caution(measured: list[Row], best: Row) -> str:
     faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * _WORTHWHILE]
-    if not faster:
+    if not faster or not _keeps_float32_weights(best):
         return ""
-    names = ", ".join(f"{row.trial.spec.precision} ({_speed(row) / _speed(best):.2f}×)" for row in faster)
+    names = ", ".join(f"{_name(row)} ({_speed(row) / _speed(best):.2f}×)" for row in faster)
     are = "was faster still but keeps" if len(faster) == 1 else "were faster still but keep"
     return f" {names} {are} no float32 weights: check the accuracy before you take it."
+
+
+def _name(row: Row) -> str:
+    """Return the precision, with the loss scale where it is not the precision's own."""
+    spec = row.trial.spec
+    own = find_precision(spec.precision).loss_scale
+    return spec.precision if spec.loss_scale == own else f"{spec.precision} with loss scale {spec.loss_scale}"
 
 
 def _keeps_float32_weights(row: Row) -> bool:
@@ -106,5 +129,9 @@ def _speed(row: Row) -> float:
 
 
 def _code(row: Row) -> str:
-    precision = find_precision(row.trial.spec.precision)
-    return precision.code.replace("{device!r}", repr(row.trial.spec.device_type))
+    spec = row.trial.spec
+    precision = find_precision(spec.precision)
+    code = precision.code.replace("{device!r}", repr(spec.device_type))
+    if spec.loss_scale == precision.loss_scale:
+        return code
+    return f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"

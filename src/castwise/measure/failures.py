@@ -17,7 +17,8 @@ _MISSING_KERNEL = (
 _OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
-    "cublas_status_alloc_failed",
+    "_alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, and cuFFT's, cuSOLVER's and cuSPARSE's
+    "_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     "failed to allocate",
 )
 

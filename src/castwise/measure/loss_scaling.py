@@ -28,6 +28,13 @@ class NoScaling:
         """Return the present loss scale, None without scaling. Reads from the device: not for timed steps."""
         return None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+
 
 class StaticScaling(NoScaling):
     """A constant scale with no overflow check and no skipped step.
@@ -95,6 +102,14 @@ class DynamicScaling(NoScaling):
     def read_scale(self) -> float | None:
         """Return the present scale."""
         return float(self._scaler.get_scale())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scaler's state."""
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a scaler's state."""
+        self._scaler.load_state_dict(state)
 
 
 class _HalfGradScaler(torch.amp.GradScaler):

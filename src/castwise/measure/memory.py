@@ -26,6 +26,11 @@ class CudaMemory:
         """Return the most bytes the allocator held in this stretch."""
         return torch.cuda.max_memory_reserved(self._device)
 
+    def driver_used(self) -> int | None:
+        """Return the bytes in use on the whole device by the driver's word, as nvidia-smi shows them."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
     def reserved(self) -> int:
         """Return the bytes the allocator holds now."""
         return torch.cuda.memory_reserved(self._device)
@@ -56,6 +61,10 @@ class CpuMemory:
 
     def peak_reserved(self) -> int | None:
         """Return None: a CPU has no caching allocator."""
+        return None
+
+    def driver_used(self) -> int | None:
+        """Return None: a CPU has no driver of its own."""
         return None
 
     def reserved(self) -> int:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from castwise.measure.memory import memory_of
-from castwise.measure.precision import numeric_state, read_fp32_precision
+from castwise.measure.precision import numeric_state
 from castwise.measure.stopwatch import stopwatch_of
-from castwise.measure.training_step import TrainingStep, describe_optimizer
+from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
@@ -41,6 +41,7 @@ class SteadyCell:
         self._device = torch.device(spec.device)
         self._memory = memory_of(self._device)
         self._stopwatch = stopwatch_of(self._device)
+        self._memory.restart()  # what the process held before is not the trial's
         try:
             self._facts = self._set_up(data_dir)
         except BaseException:
@@ -68,18 +69,7 @@ class SteadyCell:
         )
         generator = torch.Generator(self._device).manual_seed(spec.seed)
         self._batches = task.make_batches(row.resident_batches, spec.batch_size, self._device, generator)
-        parameters = list(self._step.model.parameters())
-        dtypes: dict[str, int] = {}
-        for p in parameters:
-            name = str(p.dtype).removeprefix("torch.")
-            dtypes[name] = dtypes.get(name, 0) + p.numel()
-        return Facts(
-            num_parameters=sum(p.numel() for p in parameters),
-            units_per_sample=task.units_per_sample,
-            param_dtypes=dtypes,
-            optimizer=describe_optimizer(row.optimizer),
-            fp32_precision=read_fp32_precision(),
-        )
+        return describe(self._step.model, row.optimizer, task.units_per_sample)
 
     def warm_up(self) -> Facts:
         """Run steps until their time has settled, and return what is now known of the cell."""

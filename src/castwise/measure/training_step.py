@@ -1,15 +1,17 @@
 """One training step of one cell: a task in a precision, ready to be run as often as one likes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
-from castwise.measure.precision import autocast, convert_weights, make_weights
+from castwise.measure.precision import autocast, convert_weights, make_weights, read_fp32_precision
 from castwise.measure.workloads.task import Batch, Task
 from castwise.precisions import Precision
+from castwise.record import Facts
 from castwise.workloads import OptimizerSpec
 
 
@@ -53,6 +55,24 @@ class TrainingStep:
         self._weights.publish()
         return loss.detach()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
+        return {
+            "model": self.model.state_dict(),
+            "stepped": self._weights.stepped,
+            "optimizer": self.optimizer.state_dict(),
+            "scaling": self.scaling.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        for tensor, saved in zip(self._weights.stepped, state["stepped"], strict=True):
+            tensor.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaling.load_state_dict(state["scaling"])
+
 
 def make_optimizer(spec: OptimizerSpec, tensors: Sequence[Tensor]) -> Optimizer:
     """Return the optimizer of `torch.optim` that the row names, over these tensors."""
@@ -63,3 +83,24 @@ def make_optimizer(spec: OptimizerSpec, tensors: Sequence[Tensor]) -> Optimizer:
 def describe_optimizer(spec: OptimizerSpec) -> str:
     """Return the optimizer as one would write it: `Adam(lr=0.0002, ...)`."""
     return f"{spec.name}({', '.join(f'{name}={value}' for name, value in spec.arguments)})"
+
+
+def describe(model: nn.Module, optimizer: OptimizerSpec, units_per_sample: int) -> Facts:
+    """Return what is known of a trial once its precision is applied.
+
+    Args:
+        model: The converted model.
+        optimizer: The optimizer's row.
+        units_per_sample: Units of throughput in one sample.
+    """
+    dtypes: dict[str, int] = {}
+    for p in model.parameters():
+        name = str(p.dtype).removeprefix("torch.")
+        dtypes[name] = dtypes.get(name, 0) + p.numel()
+    return Facts(
+        num_parameters=sum(dtypes.values()),
+        units_per_sample=units_per_sample,
+        param_dtypes=dtypes,
+        optimizer=describe_optimizer(optimizer),
+        fp32_precision=read_fp32_precision(),
+    )

@@ -1,15 +1,13 @@
-"""The trial's process: one command in, one event out, both JSON; never raises; dies with its parent.
+"""The trial's process: one command in, one event out, both JSON; never raises.
 
 Commands: {"command": "open" | "check" | "fetch" | "set_up" | "warm_up" | "run_block" | "finish", ...}.
 Events:   {"event": "opened" | "checked" | "fetched" | "ready" | "warm" | "block" | "finished" | "failed", ...}.
 """
 
-import ctypes
 import json
-import os
-import signal
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,25 +23,17 @@ from castwise.measure.workloads import check_workload
 from castwise.plan import TrialSpec
 from castwise.workloads import find_workload
 
-_PR_SET_PDEATHSIG = 1  # Source: Linux, include/uapi/linux/prctl.h
-
 
 def serve(connection: Connection) -> None:
-    """Answer commands until "finish", the end of the pipe, or the death of the parent.
+    """Answer commands until "finish", a failure, or the end of the pipe.
 
     Args:
         connection: Carries one JSON document a message, both ways.
     """
-    _die_with_parent()
-    # Ctrl-C reaches the whole process group; what becomes of the trial is the parent's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = _Worker()
-    while not worker.done:
-        try:
-            command = json.loads(connection.recv_bytes())
-        except EOFError:
-            return
-        connection.send_bytes(json.dumps(worker.answer(command)).encode())
+    with suppress(EOFError, OSError):  # nobody is left to ask, or to be answered
+        while not worker.done:
+            connection.send_bytes(worker.answer(connection.recv_bytes()))
 
 
 class _Worker:
@@ -60,20 +50,17 @@ class _Worker:
             "finish": self._finish,
         }
 
-    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, message: bytes) -> bytes:
         """Carry out one command; whatever goes wrong becomes an event."""
         try:
-            return self._handlers[command["command"]](command)
+            command = json.loads(message)
+            return json.dumps(self._handlers[command["command"]](command)).encode()
         except Exception as error:  # noqa: BLE001  the one place: every process ends in a record
             self.done = True
             traceback.print_exc()
-            status, message = classify(error)
-            return {
-                "event": "failed",
-                "status": status,
-                "message": message,
-                "usage": isinstance(error, CastwiseError),
-            }
+            status, text = classify(error)
+            usage = isinstance(error, CastwiseError)
+            return json.dumps({"event": "failed", "status": status, "message": text, "usage": usage}).encode()
 
     def _open(self, command: dict[str, Any]) -> dict[str, Any]:
         device = command["device"]
@@ -111,13 +98,3 @@ class _Worker:
     def _running_cell(self) -> SteadyCell:
         assert self._cell is not None, "set_up comes first"
         return self._cell
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when the forkserver is gone, whatever killed that."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent or parent == 1:  # it died before the kernel was asked
-        os._exit(1)

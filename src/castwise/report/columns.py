@@ -94,7 +94,7 @@ COLUMNS: tuple[Column, ...] = (
 EXTRA_COLUMNS: tuple[Column, ...] = (
     Column("unit", "unit", _unit, _unit),
     Column("memory_ratio", "memory ratio", lambda r: r.memory_ratio, lambda r: format_ratio(r.memory_ratio)),
-    Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step)),
+    Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step or "–")),
     Column("skipped_steps", "skipped", lambda r: r.skipped_steps, lambda r: str(r.skipped_steps)),
     Column("message", "message", lambda r: r.trial.message, lambda r: r.trial.message),
     Column(

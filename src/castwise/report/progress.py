@@ -23,14 +23,14 @@ class LiveProgress:
         self._task: TaskID | None = None
         self._label = ""
         self._index = self._count = 0
-        self._started = self._trial_started = time.monotonic()
+        self._started = time.monotonic()
 
     def __enter__(self) -> "LiveProgress":
         """Show the bar, where there is a terminal."""
         if self._console.is_terminal:
             columns = (
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
                 TextColumn("{task.fields[left]}"),
             )
@@ -42,13 +42,12 @@ class LiveProgress:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None
+            self._bar = self._task = None
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Show that trial `index` of `count` begins."""
         if index == 1:
             self._started = time.monotonic()
-        self._trial_started = time.monotonic()
         self._label, self._index, self._count = spec.label, index, count
         if self._bar is not None and self._task is None:
             self._task = self._bar.add_task("", total=1.0, left="")
@@ -66,21 +65,17 @@ class LiveProgress:
         )
 
     def ended(self, trial: Trial) -> None:
-        """Say how the trial ended, where there is no bar to show it."""
-        took = format_duration(trial.duration_seconds)
+        """Say how the trial ended: always where there is no bar to show it, else where it did not end well."""
+        why = "" if trial.status == "ok" else f": {trial.message}"
         if self._bar is None:
-            self._console.print(
-                f"trial {self._index} of {self._count}: {self._label}: {trial.status} ({took})",
-                highlight=False,
-                markup=False,
-            )
+            took = format_duration(trial.duration_seconds)
+            self._say(f"trial {self._index} of {self._count}: {self._label}: {trial.status} ({took}){why}")
         elif trial.status != "ok":
-            self._bar.console.print(
-                f"{self._label}: {trial.status}: {trial.message}",
-                highlight=False,
-                markup=False,
-                style="yellow",
-            )
+            self._say(f"{self._label}: {trial.status}{why}", style="yellow")
+
+    def _say(self, line: str, style: str | None = None) -> None:
+        # A line to the reader is a line to `grep` too, however long.
+        self._console.print(line, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def _left(self, finished: float) -> str:
         # The first trial's own share says little before it is timed; then the mean of what went by is a fair guess.

@@ -1,21 +1,65 @@
 """The one door into `measure/`: what a freshly forked process runs first."""
 
+import ctypes
 import os
+import signal
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+
+_PR_SET_PDEATHSIG = 1  # Source: Linux, include/uapi/linux/prctl.h
 
 
 def enter(connection: Connection, log_path: str) -> None:
-    """Send the process's output to a file and serve trials. Runs in the trial's process only.
+    """Settle in and serve trials. Runs in the trial's process only.
 
     Args:
         connection: The child's end of the pipe.
-        log_path: Takes everything the process prints; the parent's stdout carries results.
+        log_path: Takes everything the process prints.
     """
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    settle(log_path)
 
     from castwise.measure import worker
 
     worker.serve(connection)
+
+
+def settle(log_path: str) -> None:
+    """Send the process's output to a file, make it deaf to Ctrl-C, and tie its life to the parent's.
+
+    Args:
+        log_path: Takes everything the process prints; the parent's stdout carries results.
+    """
+    try:
+        log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:  # the parent was interrupted and has cleared up; nobody waits for this process
+        os._exit(1)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Ctrl-C reaches the whole process group; what becomes of the trial is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _let_server_go()
+    _die_with_server()
+
+
+def _let_server_go() -> None:
+    """Close this process's copy of the pipe by which the forkserver knows that it is still needed.
+
+    Source: multiprocessing.forkserver gives one to each child. A child that hangs would keep the server alive
+    after the command was killed, and with it itself.
+    """
+    server = forkserver._forkserver
+    needed: int | None = getattr(server, "_forkserver_alive_fd", None)
+    if needed is not None:
+        os.close(needed)
+        server._forkserver_alive_fd = None  # type: ignore[attr-defined]
+
+
+def _die_with_server() -> None:
+    """Ask the kernel to kill this process when the forkserver is gone, whatever killed that."""
+    server = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server or server == 1:  # it died before the kernel was asked
+        os._exit(1)

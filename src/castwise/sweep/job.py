@@ -4,7 +4,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -259,6 +259,10 @@ def find_commit() -> str | None:
 
 def _check_names(request: Request) -> None:
     """Refuse unknown names before any process is started."""
+    for axis in fields(request.axes):
+        if getattr(request.axes, axis.name) == ():
+            words = axis.name.replace("_", " ")
+            raise UsageError(f"The list of {words} is empty. Name at least one, or leave it out.")
     if request.data_set not in (None, SYNTHETIC):
         find_data_set(str(request.data_set))
     for name, value in (("time", request.seconds), ("time limit", request.timeout_seconds)):

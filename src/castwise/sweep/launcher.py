@@ -5,28 +5,45 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+from castwise.document import Document
 from castwise.errors import EngineError
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Facts, RankSamples
+from castwise.record import Block, Environment, Facts, RankSamples, Status
 from castwise.sweep import door
 from castwise.sweep.engine import TrialFailedError
 
 _OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
+_EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pipe or was killed
 _LOG_TAIL_BYTES = 4000
+_LAST_LINE_CHARACTERS = 200
+# What an answer may hold at the most; a block is about 100 bytes. More is not an answer, and is never read in.
+_ANSWER_BYTES = 64 * 2**20
+_STALL_SECONDS = 10  # between two pieces of one answer
 # What the server imports once for all trials. The worker pulls in torch; torchvision is the next slowest.
 _PRELOAD = ["castwise.measure.worker", "castwise.measure.workloads", "torchvision"]
 
 Target = Callable[[Connection, str], None]
+_Answer = TypeVar("_Answer", bound=Document)
+
+
+class _Failed(Document):
+    event: Literal["failed"]
+    status: Status
+    message: str
+    usage: bool
 
 
 class ForkserverEngine:
@@ -66,25 +83,26 @@ class ProcessSession:
         self._timeout_seconds = timeout_seconds
         self._started = time.perf_counter()
         self.ready_seconds = 0.0
-        handle, path = tempfile.mkstemp(prefix="castwise-trial-", suffix=".log")
-        os.close(handle)
-        self._log = Path(path)
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, path), name="castwise-trial", daemon=True)
-        try:
-            with _bare_main():
-                self._process.start()
-        except OSError as error:
-            self._log.unlink(missing_ok=True)
-            raise EngineError(f"No process could be started for a trial: {error}.") from error
-        finally:
-            theirs.close()
+        self._busy = False
+        with ExitStack() as undo:
+            self._log = _make_log()
+            undo.callback(self._log.unlink, missing_ok=True)
+            self._connection, theirs = context.Pipe()
+            undo.callback(self._connection.close)
+            arguments = (theirs, str(self._log))
+            # Not a daemon: those may have no processes of their own, and a data loader is made of such.
+            self._process = context.Process(target=target, args=arguments, name="castwise-trial", daemon=False)
+            with theirs:
+                _start(self._process)
+            undo.pop_all()
+        _limit_stalls(self._connection)
 
     def open(self, device: str) -> Environment:
         """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
-        answer = self._ask({"command": "open", "device": device, "commit": self._commit}, _OPEN_TIMEOUT_SECONDS)
+        command = {"command": "open", "device": device, "commit": self._commit}
+        environment = self._ask_for(Environment, "environment", command, _OPEN_TIMEOUT_SECONDS)
         self.ready_seconds = time.perf_counter() - self._started
-        return Environment.model_validate(answer["environment"])
+        return environment
 
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
@@ -101,61 +119,139 @@ class ProcessSession:
 
     def warm_up(self) -> Facts:
         """Run until the step time has settled."""
-        return Facts.model_validate(self._ask({"command": "warm_up"})["facts"])
+        return self._ask_for(Facts, "facts", {"command": "warm_up"})
 
     def run_block(self) -> Block:
         """Time one block of steps."""
-        return Block.model_validate(self._ask({"command": "run_block"})["block"])
+        return self._ask_for(Block, "block", {"command": "run_block"})
 
     def finish(self) -> RankSamples:
         """Return all that was measured and end the process."""
-        return RankSamples.model_validate(self._ask({"command": "finish"})["samples"])
+        return self._ask_for(RankSamples, "samples", {"command": "finish"})
 
     def close(self) -> None:
         """End the process, whatever it is doing, and drop its log."""
+        if self._busy and self._process.is_alive():
+            self._process.kill()  # it has nothing to save
         self._connection.close()
-        if self._process.is_alive():
-            # A finished worker ends by itself within this time; a busy one is killed: it has nothing to save.
-            self._process.join(0 if self._busy else 2.0)
+        self._process.join(_EXIT_SECONDS)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join()
+            # Not for ever: a process in the middle of a broken driver's system call cannot even be killed.
+            self._process.join(_EXIT_SECONDS)
         self._log.unlink(missing_ok=True)
 
-    _busy = False
+    def _ask_for(
+        self, model: type[_Answer], key: str, command: dict[str, Any], timeout_seconds: float | None = None
+    ) -> _Answer:
+        answer = self._ask(command, timeout_seconds)
+        try:
+            return model.model_validate(answer[key])
+        except (KeyError, ValueError):
+            raise self._no_answer(command) from None
 
     def _ask(self, command: dict[str, Any], timeout_seconds: float | None = None) -> dict[str, Any]:
         limit = timeout_seconds or self._timeout_seconds
         self._busy = True
         try:
             self._connection.send_bytes(json.dumps(command).encode())
-            ready = wait([self._connection, self._process.sentinel], timeout=limit)
-            if not ready:
-                phase = command["command"].replace("_", " ")
-                raise TrialFailedError("timeout", f"'{phase}' took longer than {limit:g} s", self._tail())
-            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+            if not wait([self._connection, self._process.sentinel], timeout=limit):
+                raise TrialFailedError("timeout", f"{_phase(command)} took longer than {limit:g} s", self._tail())
+            if not self._connection.poll():
+                raise EOFError  # it is gone, and a process that it started holds its end of the pipe
+            message = self._connection.recv_bytes(_ANSWER_BYTES)
         except (EOFError, OSError):
             raise TrialFailedError("crashed", self._how_it_ended(), self._tail()) from None
+        try:
+            answer = json.loads(message)
+            failed = _Failed.model_validate(answer) if answer["event"] == "failed" else None
+        except (KeyError, TypeError, ValueError):
+            raise self._no_answer(command) from None
         self._busy = False
-        if answer["event"] == "failed":
-            raise TrialFailedError(answer["status"], answer["message"], self._tail(), answer["usage"])
-        return answer
+        if failed is not None:
+            raise TrialFailedError(failed.status, failed.message, self._tail(), failed.usage)
+        return dict(answer)
+
+    def _no_answer(self, command: dict[str, Any]) -> TrialFailedError:
+        self._busy = True  # with what, nobody knows
+        return TrialFailedError("crashed", f"{_phase(command)} was answered with what is no answer", self._tail())
 
     def _how_it_ended(self) -> str:
-        self._process.join(5.0)
+        self._process.join(_EXIT_SECONDS)
         code = self._process.exitcode
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            hint = ": the host may be out of memory" if name == "SIGKILL" else ""
-            return f"the process was ended by {name}{hint}"
+        if code is None:
+            return "the process broke off the conversation but did not end"
+        if code < 0:
+            hint = ": the host may be out of memory" if -code == signal.SIGKILL else ""
+            return f"the process was ended by {_signal_name(-code)}{hint}"
         last = self._tail().strip().splitlines()[-1:]  # of a traceback, the line that says what was raised
-        return f"the process ended with exit code {code}" + (f" ({last[0].strip()})" if last else "")
+        return f"the process ended with exit code {code}" + (f" ({_shortened(last[0].strip())})" if last else "")
 
     def _tail(self) -> str:
         try:
-            return self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
+                return log.read(_LOG_TAIL_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
+
+
+def _make_log() -> Path:
+    try:
+        handle, path = tempfile.mkstemp(prefix="castwise-trial-", suffix=".log")
+    except OSError as error:
+        raise EngineError(f"No file could be made for a trial's output: {error}. TMPDIR names its folder.") from None
+    os.close(handle)
+    return Path(path)
+
+
+def _start(process: Any) -> None:
+    try:
+        with _bare_main():
+            _start_server()
+            process.start()
+    except (EOFError, ConnectionError):
+        raise EngineError(
+            "No process could be started for a trial: the server that imports PyTorch for all of them died. "
+            "See what this says: python -c 'import torch, torchvision'"
+        ) from None
+    except OSError as error:
+        hint = " Set TMPDIR to a folder with a shorter path." if "too long" in str(error) else ""
+        raise EngineError(f"No process could be started for a trial: {error}.{hint}") from error
+
+
+def _start_server() -> None:
+    """Start the forkserver, if need be, deaf to Ctrl-C: a user does not want a traceback of its imports.
+
+    Without its parent it ends, at the latest after its imports. multiprocessing makes it ignore SIGINT only then.
+    """
+    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so it goes first
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _limit_stalls(connection: Connection) -> None:
+    """Let a read of a half-sent answer fail after a while, where it would block for ever."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
+
+
+def _phase(command: dict[str, Any]) -> str:
+    return f"'{command['command'].replace('_', ' ')}'"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LAST_LINE_CHARACTERS else line[: _LAST_LINE_CHARACTERS - 1] + "…"
 
 
 @contextmanager

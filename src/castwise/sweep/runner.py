@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, RankSamples, Trial
+from castwise.record import Block, Environment, Facts, RankSamples, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.store import Store
 
@@ -70,35 +70,30 @@ class Sweep:
         return trials
 
     def _run_one(self, spec: TrialSpec) -> Trial:
-        started, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="milliseconds")
-        record = Trial(
-            spec=spec, status="ok", environment=self.environment, started_at=started_at, duration_seconds=0.0
-        )
+        started = time.perf_counter()
+        attempt = _Attempt(spec, self.environment)
         session = self.engine.start(spec.protocol.timeout_seconds)
         try:
-            record = self._measure(session, record)
+            self._measure(session, attempt)
         except TrialFailedError as failure:
-            update = {"status": failure.status, "message": failure.message, "log": failure.log}
-            record = record.model_copy(update=update)
+            attempt.failure = failure
         finally:
             session.close()
-        return record.model_copy(update={"duration_seconds": time.perf_counter() - started})
+        return attempt.record(time.perf_counter() - started)
 
-    def _measure(self, session: Session, record: Trial) -> Trial:
-        spec, listener = record.spec, self.listener
+    def _measure(self, session: Session, attempt: "_Attempt") -> None:
+        listener = self.listener
         listener.phase("starting", 0.0)
-        environment = session.open(spec.device)
+        attempt.environment = session.open(attempt.spec.device)
         listener.phase("setting up", 0.02)
-        session.set_up(spec)
+        session.set_up(attempt.spec)
         listener.phase("warming up", 0.1)
-        facts = session.warm_up().model_copy(update={"ready_seconds": session.ready_seconds})
-        blocks = self._time_blocks(session, spec)
-        samples = session.finish()
-        update = {"environment": environment, "facts": facts, "ranks": (samples,)}
-        return judge(record.model_copy(update=update), blocks, samples)
+        attempt.facts = session.warm_up().model_copy(update={"ready_seconds": session.ready_seconds})
+        self._time_blocks(session, attempt)
+        attempt.samples = session.finish()
 
-    def _time_blocks(self, session: Session, spec: TrialSpec) -> list[Block]:
-        protocol, blocks, timed = spec.protocol, list[Block](), 0.0
+    def _time_blocks(self, session: Session, attempt: "_Attempt") -> None:
+        protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
         while len(blocks) < protocol.num_blocks:
             if timed > protocol.max_seconds and len(blocks) >= protocol.min_blocks:
                 break
@@ -106,15 +101,45 @@ class Sweep:
             self.listener.phase("timing", 0.3 + 0.7 * share)
             blocks.append(session.run_block())
             timed += blocks[-1].seconds
-        return blocks
 
 
-def judge(trial: Trial, blocks: Sequence[Block], samples: RankSamples) -> Trial:
+class _Attempt:
+    """One trial as far as it got: what was learned before a failure stands in the record too."""
+
+    def __init__(self, spec: TrialSpec, environment: Environment) -> None:
+        self.spec = spec
+        self.environment = environment
+        self.facts: Facts | None = None
+        self.blocks: list[Block] = []
+        self.samples: RankSamples | None = None
+        self.failure: TrialFailedError | None = None
+        self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+
+    def record(self, duration_seconds: float) -> Trial:
+        """Return the trial's record."""
+        samples = self.samples or (RankSamples(blocks=tuple(self.blocks)) if self.blocks else None)
+        trial = Trial(
+            spec=self.spec,
+            status="ok",
+            facts=self.facts,
+            ranks=(samples,) if samples else (),
+            environment=self.environment,
+            started_at=self._started_at,
+            duration_seconds=duration_seconds,
+        )
+        if self.failure is None:
+            return judge(trial)
+        update = {"status": self.failure.status, "message": self.failure.message, "log": self.failure.log}
+        return trial.model_copy(update=update)
+
+
+def judge(trial: Trial) -> Trial:
     """Return the trial, marked `diverged` where its last loss is not a finite number."""
+    blocks = trial.ranks[0].blocks
     last = blocks[-1]
     if math.isfinite(last.loss):
         return trial
-    steps = sum(block.num_steps for block in samples.blocks)
+    steps = sum(block.num_steps for block in blocks)
     message = f"the loss was {last.loss} after {steps} timed steps; times were taken on such numbers"
     if last.loss_scale is not None and trial.spec.loss_scale.startswith("dynamic"):
         message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"

@@ -1,20 +1,17 @@
 """Builders of the workloads: one module a family, and the one look-up from a registry row to its task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from castwise.errors import UsageError
+from castwise.measure.data.resident import resident_batches
 from castwise.measure.workloads import dpn, mlp, mnist_cnn, rnn_lm, wide_resnet, zoo
-from castwise.measure.workloads.task import Batch, Task
+from castwise.measure.workloads.task import Task
 from castwise.plan import SYNTHETIC
 from castwise.workloads import Family, Workload
 
 __all__ = ["build_task", "check_workload"]
-
-_MakeBatches = Callable[[int, int, torch.device, torch.Generator], Sequence[Batch]]
 
 _BUILDERS: dict[Family, Callable[[Workload], Task]] = {
     "mlp": mlp.build,
@@ -43,16 +40,6 @@ def check_workload(row: Workload) -> None:
         check(row)
 
 
-def _mnist(data_dir: Path) -> _MakeBatches:
-    from castwise.measure.data.mnist import mnist_batches
-
-    return mnist_batches(data_dir)
-
-
-# By the names in a row's `data_sets`.
-_REAL_DATA: dict[str, Callable[[Path], _MakeBatches]] = {"mnist": _mnist}
-
-
 def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | None = None) -> Task:
     """Build a workload's model, its data and its loss; the weights come from torch's global seed.
 
@@ -73,4 +60,4 @@ def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | Non
         return task
     if data_dir is None:
         raise UsageError(f"The data set '{data_set}' is read from a folder, and none was given. Name one.")
-    return replace(task, make_batches=_REAL_DATA[data_set](data_dir))
+    return replace(task, make_batches=resident_batches(data_set, data_dir))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from castwise.measure.workloads.task import Batch, Task
+from castwise.measure.workloads.task import Batch, Judged, Task
 from castwise.workloads import Workload
 
 # Source: pytorch/examples word_language_model main.py at 0d3fe14a (--bptt, --nlayers); WikiText-2 has 33,278
@@ -84,6 +84,15 @@ class CarriedLoss:
         self.hidden = _detach(hidden)
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
 
+    def judge(self, model: nn.Module, batch: Batch) -> Judged:
+        """Return a validation batch's summed loss and its number of targets; the state is carried as in training."""
+        num_targets = batch[1].numel()
+        return self.compute_loss(model, batch) * num_targets, None, num_targets
+
+    def forget(self) -> None:
+        """Start from zeros at the next batch."""
+        self.hidden = None
+
 
 def _detach(hidden: Hidden) -> Hidden:
     if isinstance(hidden, Tensor):
@@ -96,11 +105,14 @@ def build(row: Workload) -> Task:
     """Return the task of predicting the next of random tokens; a sample is 35 tokens of one column."""
     options = dict(row.options)
     model = LanguageModel(str(options["kind"]), int(options["width"]), float(options["dropout"]))
+    carried = CarriedLoss()
     return Task(
         model=model,
         make_batches=_make_batches,
-        compute_loss=CarriedLoss().compute_loss,
+        compute_loss=carried.compute_loss,
+        judge=carried.judge,
         units_per_sample=_NUM_STEPS,
+        begin_epoch=carried.forget,
     )
 
 

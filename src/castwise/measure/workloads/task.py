@@ -1,4 +1,4 @@
-"""What a workload hands to the measuring loop."""
+"""What a workload hands to the measuring loops."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,11 @@ import torch
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, ...]
+Judged = tuple[Tensor, Tensor | None, int]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass
@@ -20,13 +25,21 @@ class Task:
             Arguments: (count, batch_size, device, generator of that device).
         compute_loss: Returns the scalar loss of a batch; runs under the precision's autocast. The model's inputs
             and outputs are cast by the precision, so it calls `model(...)` and takes a float32 loss of what comes.
+        num_classes: Classes of a classifier, for telling what chance gives; None for other workloads.
         units_per_sample: Units of throughput in one sample.
+        judge: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the number
+            of targets predicted right, or None where that says nothing; the number of targets. None without
+            validation data.
+        begin_epoch: Forgets what is carried from step to step (a language model's hidden state).
     """
 
     model: nn.Module
     make_batches: Callable[[int, int, torch.device, torch.Generator], Sequence[Batch]]
     compute_loss: Callable[[nn.Module, Batch], Tensor]
+    judge: Callable[[nn.Module, Batch], Judged] | None = None
+    num_classes: int | None = None
     units_per_sample: int = 1
+    begin_epoch: Callable[[], None] = _nothing
 
 
 Builder = Callable[[Any], Task]

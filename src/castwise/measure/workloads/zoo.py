@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.errors import UsageError, unknown_name
-from castwise.measure.workloads.task import Batch, Task
+from castwise.measure.workloads.task import Batch, Judged, Task
 from castwise.workloads import Workload
 
 _NUM_CLASSES = 1000
@@ -56,12 +56,26 @@ def image_task(model: nn.Module, input_shape: tuple[int, ...], num_classes: int,
 
         return [make_batch() for _ in range(count)]
 
-    return Task(model=model, make_batches=make_batches, compute_loss=_cross_entropy)
+    return Task(
+        model=model,
+        make_batches=make_batches,
+        compute_loss=_cross_entropy,
+        judge=judge_labels,
+        num_classes=num_classes,
+    )
 
 
 def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     images, labels = batch
     return nn.functional.cross_entropy(model(images).float(), labels)
+
+
+def judge_labels(model: nn.Module, batch: Batch) -> Judged:
+    """Return a validation batch's summed loss, its number of right labels, and its number of labels."""
+    images, labels = batch
+    logits = model(images).float()
+    loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    return loss, (logits.argmax(1) == labels).sum(), labels.numel()
 
 
 def _draw_uniform(size: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -1,0 +1,104 @@
+"""Epochs of batches on the device, as a recipe wants them: through a DataLoader, or resident."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from castwise.data_sets import WIKITEXT2
+from castwise.measure.data.loaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
+from castwise.measure.data.resident import IMAGE_SETS
+from castwise.measure.data.transforms import find_transform
+from castwise.measure.data.wikitext import batchify, load_wikitext2, segments
+from castwise.measure.workloads.task import Batch, Task
+from castwise.plan import SYNTHETIC, TrialSpec
+from castwise.recipe import Loader, Recipe
+from castwise.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Batches of one epoch, again and again.
+
+    Attributes:
+        num_batches: Batches in an epoch.
+        start: Returns an iterator over one epoch's batches, on the device.
+    """
+
+    num_batches: int
+    start: Callable[[], Iterator[Batch]]
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """What a training run reads: training data, and validation data where the recipe validates."""
+
+    training: Feed
+    validation: Feed | None
+
+
+def make_feeds(row: Workload, task: Task, spec: TrialSpec, device: torch.device, data_dir: Path | None) -> Feeds:
+    """Return the feeds of a training trial.
+
+    Args:
+        row: The workload.
+        task: Its task, for synthetic resident batches.
+        spec: The trial's spec; it has a recipe.
+        device: Where batches go.
+        data_dir: Where real data lies.
+
+    Raises:
+        DataError: Real data is missing or is not what its name says.
+    """
+    recipe = spec.recipe
+    assert recipe is not None, "a training trial has a recipe"
+    if spec.data_set == WIKITEXT2.name:
+        assert data_dir is not None, "real data has a folder"
+        return _text_feeds(spec, recipe, device, data_dir)
+    if spec.data_set == SYNTHETIC and recipe.loader.resident:
+        generator = torch.Generator(device).manual_seed(spec.seed)
+        count = max(1, (recipe.samples_per_epoch or spec.batch_size) // spec.batch_size)
+        return Feeds(_resident(task.make_batches(count, spec.batch_size, device, generator)), None)
+    if spec.data_set == SYNTHETIC:
+        samples = SyntheticSamples(recipe.samples_per_epoch or 100_000, row.input_shape[-1])
+        return Feeds(_loaded(make_loader(samples, recipe.loader, spec.batch_size, spec.seed), device), None)
+    assert data_dir is not None, "real data has a folder"
+    return _image_feeds(spec, recipe, device, data_dir)
+
+
+def _image_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir: Path) -> Feeds:
+    load = IMAGE_SETS[spec.data_set]
+    training, validation = load(data_dir, "train"), load(data_dir, "test")
+    if recipe.pooled_split:
+        training, validation = fastai_split(training, validation)
+    transform, validation_transform = find_transform(recipe.transform or spec.data_set)
+    loader = make_loader(ImageSamples(*training, transform), recipe.loader, spec.batch_size, spec.seed)
+    if not recipe.validate_each_epoch:
+        return Feeds(_loaded(loader, device), None)
+    plain = Loader(num_workers=recipe.validation_workers, pin_memory=recipe.loader.pin_memory, shuffle=False)
+    samples = ImageSamples(*validation, validation_transform)
+    judged = make_loader(samples, plain, recipe.validation_batch_size, spec.seed)
+    return Feeds(_loaded(loader, device), _loaded(judged, device))
+
+
+def _text_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir: Path) -> Feeds:
+    corpus = load_wikitext2(data_dir)
+    training = segments(batchify(corpus.train, spec.batch_size).to(device))
+    if not recipe.validate_each_epoch:
+        return Feeds(_resident(training), None)
+    validation = segments(batchify(corpus.valid, recipe.validation_batch_size).to(device))
+    return Feeds(_resident(training), _resident(validation))
+
+
+def _resident(batches: Sequence[Batch]) -> Feed:
+    return Feed(len(batches), lambda: iter(batches))
+
+
+def _loaded(loader: DataLoader[Batch], device: torch.device) -> Feed:
+    def start() -> Iterator[Batch]:
+        for batch in loader:
+            yield tuple(part.to(device) for part in batch)
+
+    return Feed(len(loader), start)

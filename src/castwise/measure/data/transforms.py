@@ -1,0 +1,90 @@
+"""What the sources do to an image on the CPU, by name: a pair for training and for validation."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from PIL import Image
+from torch import Tensor
+from torchvision import transforms
+
+from castwise.errors import unknown_name
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+class TransformPair(NamedTuple):
+    """What is done to an image for training, and what for validation: a PIL image in, a float32 tensor out."""
+
+    training: Transform
+    validation: Transform
+
+
+def find_transform(name: str) -> TransformPair:
+    """Return the pair with this name.
+
+    Raises:
+        UsageError: There is none; the message offers the nearest.
+    """
+    if name not in TRANSFORMS:
+        raise unknown_name("transform", name, TRANSFORMS)
+    return TRANSFORMS[name]
+
+
+def _mnist() -> TransformPair:
+    """Return what 000 and pytorch/examples mnist do: no augmentation.
+
+    Source: leolui2004/tensorcore mnist_0_512.py.
+    """
+    plain = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    return TransformPair(plain, plain)
+
+
+def _cifar10() -> TransformPair:
+    """Return what 001 and 002 do: a random crop of the image padded by 4 pixels, mirrored or not.
+
+    Source: kuangliu/pytorch-cifar main.py at 34075118 and ceshine/apex_pytorch_cifar_experiment's notebooks.
+    """
+    plain = [
+        transforms.ToTensor(),
+        transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    ]
+    augmented = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), *plain]
+    return TransformPair(transforms.Compose(augmented), transforms.Compose(plain))
+
+
+def _fastai_224() -> TransformPair:
+    """Return the nearest of torchvision to what 003 does: fastai 1.0.41's `get_transforms()` at size 224.
+
+    Alike are the transforms, their ranges and probabilities, and bilinear interpolation at 224 × 224. Not alike:
+        - fastai composes flip, warp, rotation, zoom and the enlargement from 32 into one interpolation of float
+          pixels; here each is one of its own, of bytes, so a sample costs another amount of CPU time;
+        - fastai fills what comes in from outside with the image's reflection; here it is black;
+        - fastai's warp moves opposite corners together, inwards or outwards, by up to 0.2 of half a side; here
+          each corner moves by itself, inwards, by as much;
+        - fastai changes brightness and contrast in logit space; here pixels are scaled, by factors that come to
+          the same at mid-grey.
+
+    Source: fastai/fastai fastai/vision/transform.py at 0d37271f (`get_transforms`) and vision/data.py
+    (`cifar_stats`); init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks, 2080Ti.ipynb.
+    """
+    side, bilinear = 224, transforms.InterpolationMode.BILINEAR
+    enlarge = transforms.Resize((side, side), bilinear)
+    plain = [transforms.ToTensor(), transforms.Normalize((0.491, 0.482, 0.447), (0.247, 0.243, 0.261))]
+    # A zoom by up to 1.1 round a random centre is a square crop of up to 1 / 1.1² of the area.
+    zoom = transforms.RandomResizedCrop(side, scale=(1 / 1.1**2, 1.0), ratio=(1.0, 1.0), interpolation=bilinear)
+    augment = [
+        transforms.RandomHorizontalFlip(),
+        transforms.RandomPerspective(distortion_scale=0.2, p=0.75, interpolation=bilinear),
+        transforms.RandomApply([transforms.RandomRotation(10, bilinear)], p=0.75),
+        transforms.RandomApply([zoom], p=0.75),
+        transforms.RandomApply([transforms.ColorJitter(brightness=0.2)], p=0.75),
+        transforms.RandomApply([transforms.ColorJitter(contrast=(0.8, 1.25))], p=0.75),
+    ]
+    return TransformPair(transforms.Compose([enlarge, *augment, *plain]), transforms.Compose([enlarge, *plain]))
+
+
+TRANSFORMS: dict[str, TransformPair] = {
+    "mnist": _mnist(),
+    "cifar10": _cifar10(),
+    "fastai-224": _fastai_224(),
+}

@@ -1,0 +1,85 @@
+"""How a whole training run goes: data through which loader, for how long, with which schedule, judged how."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from castwise.document import Document
+
+Number = float | int | bool | tuple[float, float]
+
+
+class Loader(Document):
+    """How batches reach the training loop.
+
+    Attributes:
+        num_workers: Processes of the DataLoader.
+        pin_memory: Whether batches are put into page-locked memory.
+        drop_last: Whether an incomplete last batch is left out.
+        shuffle: Whether samples are drawn in a new order each epoch.
+        resident: Whether the batches lie on the device from the start instead, without a loader.
+    """
+
+    num_workers: int = Field(default=2, ge=0)
+    pin_memory: bool = False
+    drop_last: bool = False
+    shuffle: bool = True
+    resident: bool = False
+
+
+class Schedule(Document):
+    """How the learning rate changes.
+
+    Attributes:
+        kind: `constant`; `step` (times `gamma` after each epoch); `triangular` (warm-up to the full rate, linear
+            back); `one_cycle` (fastai's, momentum moving against the rate); `plateau` (divided where the
+            validation loss does not improve).
+        arguments: The kind's numbers, by name.
+    """
+
+    kind: Literal["constant", "step", "triangular", "one_cycle", "plateau"] = "constant"
+    arguments: dict[str, Number] = Field(default_factory=dict)
+
+
+class Optimizer(Document):
+    """An optimizer of `torch.optim` by class name, with its arguments."""
+
+    name: str
+    arguments: dict[str, Number] = Field(default_factory=dict)
+
+
+class Recipe(Document):
+    """A training run, as its source's code does it.
+
+    Attributes:
+        epochs: Passes over the training data.
+        transform: What is done to a sample on the CPU: a name of `measure/data/transforms.py`.
+        loader: How batches reach the loop.
+        optimizer: The optimizer; None takes the workload's own.
+        schedule: How the learning rate changes.
+        samples_per_epoch: Length of an epoch of synthetic data; real data has its own.
+        pooled_split: Whether training and test data are pooled and split anew, 80 to 20, as fastai's
+            `valid_pct=0.2` did.
+        validate_each_epoch: Whether every epoch ends with a pass over the validation data.
+        validation_batch_size: Samples per step of that pass.
+        validation_workers: DataLoader processes of that pass.
+        read_loss_every_step: Whether the host reads the loss after every step, a synchronisation.
+        skip_batches: First batches of an epoch that its throughput does not count.
+        skip_epochs: First epochs that the mean throughput does not count.
+        max_steps: Steps after which an epoch is cut short; None runs it whole.
+    """
+
+    epochs: int = Field(ge=1)
+    transform: str | None = None
+    loader: Loader = Loader()
+    optimizer: Optimizer | None = None
+    schedule: Schedule = Schedule()
+    samples_per_epoch: int | None = Field(default=None, ge=1)
+    pooled_split: bool = False
+    validate_each_epoch: bool = False
+    validation_batch_size: int = Field(default=256, ge=1)
+    validation_workers: int = Field(default=1, ge=0)
+    read_loss_every_step: bool = False
+    skip_batches: int = Field(default=0, ge=0)
+    skip_epochs: int = Field(default=0, ge=0)
+    max_steps: int | None = Field(default=None, ge=1)

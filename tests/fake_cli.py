@@ -1,0 +1,50 @@
+"""castwise's command line on the fake engine, as a process of its own: `python fake_cli.py run resnet50 ...`.
+
+CASTWISE_FAKE_FAULTS     what goes wrong, as `fake_engine.parse_faults` reads it
+CASTWISE_FAKE_READY_FD   a descriptor that a byte is written to when a trial starts to hang
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+
+MEASURE_ONLY = ("torch", "torchvision", "numpy", "timm", "pynvml")
+UNCLEAN = 99
+
+
+class _NoTorch(MetaPathFinder):
+    """Refuses what only the measuring processes may import."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] in MEASURE_ONLY:
+            raise ImportError(f"{fullname} was imported outside measure/")
+        return None
+
+
+def main() -> None:
+    sys.meta_path.insert(0, _NoTorch())
+    from fake_engine import FakeEngine, announce_on, parse_faults
+
+    from castwise import commands
+    from castwise.cli import main as castwise_main
+    from castwise.sweep import job
+
+    descriptor = os.environ.get("CASTWISE_FAKE_READY_FD")
+    engine = FakeEngine(faults=parse_faults(os.environ.get("CASTWISE_FAKE_FAULTS", "")))
+    if descriptor is not None:
+        engine.on_hang = announce_on(int(descriptor))
+    job.ForkserverEngine = commands.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
+    try:
+        castwise_main()
+    finally:
+        loaded = [name for name in MEASURE_ONLY if name in sys.modules]
+        if loaded or engine.num_open:
+            print(f"fake_cli: imported {loaded}, {engine.num_open} sessions left open", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(UNCLEAN)
+
+
+if __name__ == "__main__":
+    main()

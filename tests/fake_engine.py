@@ -1,0 +1,308 @@
+"""Trials without processes, torch or a GPU: an engine that makes its figures up, and fails where it is told to.
+
+Every figure here is invented: the GPU does not exist, its times are a formula, and no test compares them with a
+real machine's.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from castwise.plan import TrialSpec
+from castwise.precisions import find_precision
+from castwise.record import Block, Environment, Facts, RankSamples, Status, Trial
+from castwise.sweep.engine import TrialFailedError
+
+FAKE_GPU = "Fake GPU"
+FAKE_CPU = "Fake CPU (2 cores)"
+
+# Made up: step time and memory relative to fp32's.
+STEP_TIME = {
+    "fp32": 1.0,
+    "tf32": 0.6,
+    "bf16-mixed": 0.4,
+    "fp16-mixed": 0.41,
+    "fp16-master": 0.45,
+    "fp16-true": 0.35,
+    "bf16-true": 0.36,
+}
+MEMORY = {
+    "fp32": 1.0,
+    "tf32": 1.0,
+    "bf16-mixed": 0.6,
+    "fp16-mixed": 0.6,
+    "fp16-master": 0.7,
+    "fp16-true": 0.5,
+    "bf16-true": 0.5,
+}
+
+PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
+
+# What a fault of this kind makes of a trial, what it says, and the phase it strikes in unless told otherwise.
+_FAILURES: dict[str, tuple[Status, str, str]] = {
+    "oom": ("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", "set_up"),
+    "crash": ("crashed", "RuntimeError: an illegal memory access was encountered (fake)", "run_block"),
+    "timeout": ("timeout", "'warm up' took longer than 1 s (fake)", "warm_up"),
+    "unsupported": ("unsupported", "\"fake_kernel\" not implemented for 'Half'", "set_up"),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with a trial, and when.
+
+    Attributes:
+        kind: oom, crash, timeout or unsupported; nan or inf (the loss); interrupt (as Ctrl-C would); hang.
+        phase: One of PHASES; empty takes the kind's own.
+        block: The timed block in which it strikes, where the phase is run_block.
+    """
+
+    kind: str
+    phase: str = ""
+    block: int = 0
+
+    @property
+    def strikes_in(self) -> str:
+        return self.phase or (_FAILURES[self.kind][2] if self.kind in _FAILURES else "run_block")
+
+
+def parse_faults(text: str) -> dict[str, Fault]:
+    """Return faults by precision or session from `fp16-true=nan,bf16-mixed=oom@warm_up,#1=hang@open`."""
+    faults = {}
+    for item in filter(None, text.split(",")):
+        name, _, fault = item.partition("=")
+        kind, _, phase = fault.partition("@")
+        faults[name] = Fault(kind, phase)
+    return faults
+
+
+def fake_environment(capability: tuple[int, int] | None = (9, 0), **changes: object) -> Environment:
+    """Return a made-up machine; without a capability it has no GPU."""
+    gpu: dict[str, object] = {
+        "gpu": FAKE_GPU,
+        "capability": capability,
+        "gpu_memory_bytes": 16 * 2**30,
+        "num_gpus": 1,
+        "driver": "0.0-fake",
+        "cuda": "0.0-fake",
+        "cudnn": "0",
+    }
+    machine: dict[str, object] = {
+        "castwise": "0.0",
+        "commit": "0123456789ab",
+        "python": "3.11.0",
+        "torch": "0.0-fake",
+        "host": "fake-host",
+        "system": "Linux 0.0-fake",
+        "cpu": FAKE_CPU,
+        "num_threads": 2,
+    }
+    return Environment.model_validate(machine | (gpu if capability is not None else {}) | changes)
+
+
+def fake_spec(precision: str = "fp32", **changes: object) -> TrialSpec:
+    """Return a question about the made-up GPU, with the precision's own loss scale."""
+    spec: dict[str, object] = {
+        "workload": "resnet50",
+        "precision": precision,
+        "loss_scale": find_precision(precision).loss_scale,
+        "batch_size": 256,
+        "device": "cuda:0",
+    }
+    return TrialSpec.model_validate(spec | changes)
+
+
+def fake_facts(**changes: object) -> Facts:
+    """Return what a made-up trial ran."""
+    facts: dict[str, object] = {
+        "num_parameters": 1000,
+        "units_per_sample": 1,
+        "param_dtypes": {"float32": 1000},
+        "optimizer": "Fake(lr=1)",
+        "fp32_precision": {"cuda.matmul": "ieee"},
+        "warm_up_steps": 5,
+    }
+    return Facts.model_validate(facts | changes)
+
+
+def fake_trial(
+    spec: TrialSpec | None = None,
+    *,
+    status: Status = "ok",
+    message: str = "",
+    step_seconds: tuple[float, ...] = (0.1,),
+    facts: Facts | None = None,
+    environment: Environment | None = None,
+    peak_bytes: int | None = 2**30,
+    losses: tuple[float, ...] | None = None,
+    skipped: int = 0,
+) -> Trial:
+    """Return an answer whose blocks have one step each; nothing was timed where `step_seconds` is empty."""
+    losses = losses or (1.0,) * len(step_seconds)
+    blocks = tuple(
+        Block(seconds=seconds, num_steps=1, loss=loss, skipped_steps=skipped if index == 0 else 0)
+        for index, (seconds, loss) in enumerate(zip(step_seconds, losses, strict=True))
+    )
+    return Trial(
+        spec=spec or fake_spec(),
+        status=status,
+        message=message,
+        facts=facts or (fake_facts() if blocks else None),
+        ranks=(RankSamples(blocks=blocks, peak_allocated_bytes=peak_bytes),) if blocks else (),
+        environment=environment or fake_environment(),
+        started_at="2000-01-01T00:00:00.000+00:00",
+        duration_seconds=1.0,
+    )
+
+
+@dataclass
+class FakeEngine:
+    """Starts made-up trials, one at a time, and keeps count of them.
+
+    Attributes:
+        environment: The machine it claims to be.
+        faults: What goes wrong, by precision, by spec key, or by the session's number ("#1" is the first).
+        data_set: Puts a data set into a folder; None: there is no network.
+        devices: What `open` accepts besides "auto".
+        models: The models that its zoos have.
+        on_hang: Is called when a trial starts to hang.
+        measured: The specs that were set up, in order.
+        sessions: Every session that was started.
+    """
+
+    environment: Environment = field(default_factory=fake_environment)
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    data_set: Callable[[str, Path], None] | None = None
+    devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")
+    models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")
+    on_hang: Callable[[], None] = lambda: None
+    measured: list[TrialSpec] = field(default_factory=list)
+    sessions: list["FakeSession"] = field(default_factory=list)
+
+    def start(self, timeout_seconds: float) -> "FakeSession":
+        assert timeout_seconds > 0
+        assert self.num_open == 0, "trials must not share the machine"
+        self.sessions.append(FakeSession(self))
+        return self.sessions[-1]
+
+    @property
+    def num_open(self) -> int:
+        """Return how many sessions were started and not closed: processes that would be left over."""
+        return sum(not session.closed for session in self.sessions)
+
+    @property
+    def measured_precisions(self) -> list[str]:
+        return [spec.precision for spec in self.measured]
+
+
+class FakeSession:
+    """One made-up trial; insists on the order of calls that real processes need."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.closed = False
+        self.calls: list[str] = []
+        self.ready_seconds = 0.25
+        self._engine = engine
+        self._spec: TrialSpec | None = None
+        self._blocks: list[Block] = []
+
+    def open(self, device: str) -> Environment:
+        self._enter("open", after="")
+        if device != "auto" and device not in self._engine.devices:
+            raise TrialFailedError("crashed", f"there is no {device} (fake)")
+        if device == "cpu":
+            machine = self._engine.environment
+            return fake_environment(None, host=machine.host, num_threads=machine.num_threads)
+        return self._engine.environment
+
+    def check(self, workloads: Sequence[str]) -> None:
+        self._enter("check", after="open")
+        for name in workloads:
+            if name not in self._engine.models:
+                raise TrialFailedError("unsupported", f"No model '{name}' (fake).", refused=True)
+
+    def fetch(self, data_set: str, data_dir: Path) -> None:
+        self._enter("fetch", after="")
+        if self._engine.data_set is None:
+            raise TrialFailedError("crashed", "URLError: no network (fake)")
+        self._engine.data_set(data_set, data_dir)
+
+    def set_up(self, spec: TrialSpec) -> None:
+        self._spec = spec
+        self._engine.measured.append(spec)
+        self._enter("set_up", after="open")
+
+    def warm_up(self) -> Facts:
+        self._enter("warm_up", after="set_up")
+        return fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1)
+
+    def run_block(self) -> Block:
+        self._enter("run_block", after="warm_up")
+        index, step = len(self._blocks), step_seconds(self.spec)
+        num_steps = max(1, round(self.spec.protocol.block_seconds / step))
+        noise = 1 + (37 * index % 11 - 5) / 1000
+        fault = self._fault()
+        broken = fault is not None and fault.kind in ("nan", "inf") and index >= fault.block
+        dynamic = self.spec.loss_scale.startswith("dynamic")
+        block = Block(
+            seconds=num_steps * step * noise,
+            num_steps=num_steps,
+            loss=float(fault.kind) if fault is not None and broken else 2.3 * 0.9**index,
+            loss_scale=65536.0 if dynamic else None,
+            skipped_steps=int(dynamic and index == 0),
+        )
+        self._blocks.append(block)
+        return block
+
+    def finish(self) -> RankSamples:
+        self._enter("finish", after="run_block")
+        peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision])
+        reserved = None if self.spec.device == "cpu" else peak + 2**21
+        return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def spec(self) -> TrialSpec:
+        assert self._spec is not None
+        return self._spec
+
+    def _fault(self) -> Fault | None:
+        faults = self._engine.faults
+        keys = [f"#{self._engine.sessions.index(self) + 1}"]
+        keys += [] if self._spec is None else [self._spec.key, self._spec.precision]
+        return next((faults[key] for key in keys if key in faults), None)
+
+    def _enter(self, phase: str, after: str) -> None:
+        assert not self.closed, f"{phase} after close"
+        before = self.calls[-1] if self.calls else ""
+        assert before in (after, phase if phase == "run_block" else after), f"{phase} after {before or 'nothing'}"
+        self.calls.append(phase)
+        fault = self._fault()
+        if fault is None or fault.strikes_in != phase or (phase == "run_block" and fault.block != len(self._blocks)):
+            return
+        if fault.kind == "interrupt":
+            raise KeyboardInterrupt
+        if fault.kind == "hang":
+            self._engine.on_hang()
+            time.sleep(60)
+        if fault.kind in _FAILURES:
+            status, message, _ = _FAILURES[fault.kind]
+            raise TrialFailedError(status, message, log="Traceback (fake)\n")
+
+
+def step_seconds(spec: TrialSpec) -> float:
+    """Return the made-up time of one step."""
+    return (0.001 + 0.0001 * spec.batch_size) * STEP_TIME[spec.precision]
+
+
+def announce_on(descriptor: int) -> Callable[[], None]:
+    """Return a function that tells another process, over a pipe, that a trial hangs now."""
+
+    def announce() -> None:
+        os.write(descriptor, b"!")
+
+    return announce

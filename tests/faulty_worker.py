@@ -1,0 +1,198 @@
+"""Trial processes that misbehave: targets for `ForkserverEngine`, all but one without torch.
+
+Each speaks the protocol of `measure/worker.py` up to the point where it goes wrong. A `functools.partial` over the
+leading parameters is a target.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from castwise.record import Block, Environment, Facts, RankSamples
+from castwise.sweep import door
+
+ENVIRONMENT = Environment(castwise="0", python="3", torch="2", host="h", system="s", cpu="Fake CPU", num_threads=1)
+FACTS = Facts(num_parameters=1, units_per_sample=1, param_dtypes={"float32": 1}, optimizer="SGD()", fp32_precision={})
+BLOCK = Block(seconds=0.5, num_steps=2, loss=1.0)
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "open": {"event": "opened", "environment": ENVIRONMENT.model_dump(mode="json")},
+    "set_up": {"event": "ready"},
+    "warm_up": {"event": "warm", "facts": FACTS.model_dump(mode="json")},
+    "run_block": {"event": "block", "block": BLOCK.model_dump(mode="json")},
+    "finish": {"event": "finished", "samples": RankSamples(blocks=(BLOCK,)).model_dump(mode="json")},
+}
+
+_FOR_EVER_SECONDS = 600.0  # longer than any test; a leak ends by itself all the same
+
+
+def behave(connection: Connection, log_path: str) -> None:
+    """Answer every command as a good worker would."""
+    _serve(connection, log_path, None, lambda: None)
+
+
+def chat(connection: Connection, log_path: str) -> None:
+    """Answer every command, and print in every way there is, in the middle and at the end."""
+
+    def talk() -> None:
+        print("print to stdout", flush=True)
+        print("print to stderr", file=sys.stderr, flush=True)
+        os.write(1, b"write to 1\n")
+        os.write(2, b"write to 2\n")
+        os.system("echo from a shell; echo from a shell >&2")
+
+    _serve(connection, log_path, "set_up", talk)
+    talk()
+
+
+def die_of(number: int, connection: Connection, log_path: str) -> None:
+    """Be ended by a signal while a block runs."""
+    _serve(connection, log_path, "run_block", lambda: os.kill(os.getpid(), number))
+
+
+def sleep_at(command: str, connection: Connection, log_path: str) -> None:
+    """Never answer this command."""
+    _serve(connection, log_path, command, lambda: time.sleep(_FOR_EVER_SECONDS))
+
+
+def ignore_everything(connection: Connection, log_path: str) -> None:
+    """Read nothing, answer nothing, and survive every signal that can be survived."""
+    door.settle(log_path)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(_FOR_EVER_SECONDS)
+
+
+def stay_after_failing(connection: Connection, log_path: str) -> None:
+    """Report a failure at "set_up" and stay, whatever becomes of the pipe."""
+
+    def fail() -> None:
+        connection.send_bytes(_failed("crashed", "RuntimeError: it broke"))
+        time.sleep(_FOR_EVER_SECONDS)
+
+    _serve(connection, log_path, "set_up", fail)
+
+
+def exit_with_traceback(connection: Connection, log_path: str) -> None:
+    """Say what happened on stderr and end with exit code 3."""
+
+    def leave() -> None:
+        print("Traceback (most recent call last):\n  File ...\nValueError: no such thing", file=sys.stderr, flush=True)
+        os._exit(3)
+
+    _serve(connection, log_path, "warm_up", leave)
+
+
+def exit_silently(connection: Connection, log_path: str) -> None:
+    """End with exit code 0 in the middle of the trial, without a word."""
+    _serve(connection, log_path, "warm_up", lambda: os._exit(0))
+
+
+def raise_memory_error(connection: Connection, log_path: str) -> None:
+    """Let an exception out of the process's main function."""
+
+    def exhaust() -> None:
+        raise MemoryError("no more of it")
+
+    _serve(connection, log_path, "warm_up", exhaust)
+
+
+def flood_stdout(connection: Connection, log_path: str) -> None:
+    """Print 40 MB without a line break, then a line, then end with exit code 3."""
+
+    def flood() -> None:
+        piece = b"x" * 2**20
+        for _ in range(40):
+            os.write(1, piece)
+        os.write(1, b"\n" + b"y" * 1000 + b"\n")
+        os._exit(3)
+
+    _serve(connection, log_path, "warm_up", flood)
+
+
+def report(status: str, message: str, connection: Connection, log_path: str, usage: bool = False) -> None:
+    """Answer "set_up" with a failure."""
+    send(_failed(status, message, usage), connection, log_path)
+
+
+def send(message: bytes, connection: Connection, log_path: str) -> None:
+    """Answer "set_up" with this message."""
+    _serve(connection, log_path, "set_up", lambda: connection.send_bytes(message))
+
+
+def send_twice(first: bytes, second: bytes, connection: Connection, log_path: str) -> None:
+    """Answer "set_up" with one message and, before it is asked, "warm_up" with another."""
+
+    def send_both() -> None:
+        connection.send_bytes(first)
+        connection.send_bytes(second)
+
+    _serve(connection, log_path, "set_up", send_both)
+
+
+def send_raw(content: bytes, connection: Connection, log_path: str) -> None:
+    """Write these bytes where the answer to "set_up" should begin, and stay."""
+
+    def write() -> None:
+        os.write(connection.fileno(), content)
+        time.sleep(_FOR_EVER_SECONDS)
+
+    _serve(connection, log_path, "set_up", write)
+
+
+def hang_up(connection: Connection, log_path: str) -> None:
+    """Close the pipe at "set_up" and go on running."""
+
+    def close() -> None:
+        connection.close()
+        time.sleep(_FOR_EVER_SECONDS)
+
+    _serve(connection, log_path, "set_up", close)
+
+
+def leave_child_behind(connection: Connection, log_path: str) -> None:
+    """Die at "set_up" while a child of this process holds its end of the pipe; the child ends with the log."""
+
+    def fork() -> None:
+        if os.fork() == 0:
+            while os.path.exists(log_path):
+                time.sleep(0.05)
+        os._exit(4)
+
+    _serve(connection, log_path, "set_up", fork)
+
+
+def have_children(connection: Connection, log_path: str) -> None:
+    """Start a process through multiprocessing at "set_up", as a data loader does, and end it."""
+
+    def start() -> None:
+        child = multiprocessing.get_context("fork").Process(target=os.getpid, daemon=True)
+        child.start()
+        child.join()
+
+    _serve(connection, log_path, "set_up", start)
+
+
+def _failed(status: str, message: str, usage: bool = False) -> bytes:
+    return json.dumps({"event": "failed", "status": status, "message": message, "usage": usage}).encode()
+
+
+def _serve(connection: Connection, log_path: str, fault_at: str | None, fault: Callable[[], object]) -> None:
+    """Answer commands until "finish" or the end of the pipe; at one of them, the fault comes first."""
+    door.settle(log_path)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    command = ""
+    with contextlib.suppress(EOFError, OSError):
+        while command != "finish":
+            command = json.loads(connection.recv_bytes())["command"]
+            if command == fault_at:
+                fault()
+            connection.send_bytes(json.dumps(ANSWERS[command]).encode())

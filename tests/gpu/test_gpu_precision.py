@@ -1,0 +1,207 @@
+"""What the precisions do to real kernels: rounding, batch norm's dtypes, skipped steps, and a cell's memory."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from small_step import (
+    CPU,
+    MOMENTUM_SGD,
+    compute_dtype,
+    make_batch,
+    make_net,
+    make_step,
+    make_task,
+    stepped_tensors,
+)
+from torch import Tensor, nn
+
+from castwise.measure.precision import numeric_state, read_fp32_precision
+from castwise.measure.steady import SteadyCell
+from castwise.plan import Protocol, TrialSpec
+from castwise.precisions import PRECISIONS, Hardware, Precision, find_precision, why_emulated, why_unsupported
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CUDA = torch.device("cuda:0")
+# Rounding to TF32's 10 bits of mantissa costs about 2e-4 of a product, float32's own about 1e-7.
+IEEE_BOUND = 5e-6
+TF32_BOUND = 2e-3
+# How many roundings' worth of error a gradient of the small network may have, in its own norm.
+ROUNDINGS = 8
+
+every_row = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
+
+
+def skip_where_missing(row: Precision) -> None:
+    hardware = Hardware(torch.cuda.get_device_name(CUDA), torch.cuda.get_device_capability(CUDA))
+    reason = why_unsupported(row, hardware) or why_emulated(row, hardware)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)), dtype=torch.float64)
+
+
+def matmul() -> tuple[nn.Module, Tensor]:
+    return nn.Linear(512, 512, bias=False), draw(512, 512)
+
+
+def convolution() -> tuple[nn.Module, Tensor]:
+    return nn.Conv2d(64, 64, 3, bias=False), draw(8, 64, 16, 16)
+
+
+def lstm() -> tuple[nn.Module, Tensor]:
+    return nn.LSTM(256, 256), draw(8, 32, 256)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    return float((got.double().cpu() - expected).norm() / expected.norm())
+
+
+def errors_of(make: Callable[[], tuple[nn.Module, Tensor]]) -> list[float]:
+    """Return the errors, against float64 on the CPU, of a layer's output and of its gradients on the GPU."""
+    torch.manual_seed(0)
+    layer, x = make()
+    results = []
+    for device, dtype in ((CPU, torch.float64), (CUDA, torch.float32)):
+        layer.to(device, dtype)
+        layer.zero_grad()
+        inputs = x.to(device, dtype).detach().requires_grad_()
+        output = layer(inputs)
+        output = output[0] if isinstance(output, tuple) else output
+        output.backward(draw(1, *output.shape)[0].to(device, dtype))
+        gradients = [inputs.grad, *(weight.grad for weight in layer.parameters())]
+        # Copies: `layer.to` moves the weights' gradients along.
+        results.append([output.detach(), *(gradient.clone() for gradient in gradients if gradient is not None)])
+    return [relative_error(got, expected) for expected, got in zip(*results, strict=True)]
+
+
+@pytest.mark.parametrize("make", [matmul, convolution, lstm], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", ["fp32", "tf32"])
+def test_float32_products_are_rounded_as_the_row_says(name: str, make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
+    row = find_precision(name)
+    skip_where_missing(row)
+    with numeric_state(row):
+        errors = errors_of(make)
+    if name == "fp32":
+        assert max(errors) < IEEE_BOUND
+    else:
+        # The output alone: TF32 is permitted, and for a convolution's gradients cuDNN may choose other algorithms.
+        assert errors[0] > 10 * IEEE_BOUND
+        assert max(errors) < TF32_BOUND
+
+
+def test_numeric_state_holds_after_torch_s_default_and_after_the_other() -> None:
+    """Torch starts with TF32 in convolutions; what ran before must not show."""
+    skip_where_missing(find_precision("tf32"))
+    before = read_fp32_precision()
+    for name in ("tf32", "fp32", "tf32", "fp32"):
+        with numeric_state(find_precision(name)):
+            errors = errors_of(convolution)
+        assert (max(errors) < IEEE_BOUND) == (name == "fp32")
+    assert read_fp32_precision() == before
+
+
+@every_row
+def test_gradients_equal_float64_s_within_the_format_s_rounding(row: Precision) -> None:
+    skip_where_missing(row)
+    net, twin = make_net(), make_net()
+    for weight in twin.parameters():
+        weight.data = weight.data.to(getattr(torch, row.param_dtype))
+    images, labels = make_batch()
+    loss = nn.functional.cross_entropy(twin.double()(images.double()), labels)
+    torch.autograd.backward(loss)
+    with numeric_state(row):
+        step = make_step(row, make_task(net), device=CUDA)
+        step(make_batch(CUDA))
+    eps = 2.0**-10 if row.float32_matmul == "tf32" else torch.finfo(compute_dtype(row)).eps
+    for tensor, weight in zip(stepped_tensors(step), twin.parameters(), strict=True):
+        assert tensor.grad is not None
+        assert weight.grad is not None
+        assert relative_error(tensor.grad, weight.grad) < ROUNDINGS * eps
+
+
+@every_row
+def test_weights_batch_norm_and_optimizer_state_have_the_row_s_dtypes(row: Precision) -> None:
+    skip_where_missing(row)
+    net = make_net()
+    seen: dict[str, torch.dtype] = {}
+    for name in ("conv", "norm", "linear"):
+        net.get_submodule(name).register_forward_hook(
+            lambda _, __, output, name=name: seen.__setitem__(name, output.dtype)
+        )
+    step = make_step(row, make_task(net), MOMENTUM_SGD, device=CUDA)
+    loss = step(make_batch(CUDA))
+    assert loss.isfinite()
+    assert seen["conv"] == seen["linear"] == compute_dtype(row)
+    assert net.conv.weight.dtype == net.linear.weight.dtype == getattr(torch, row.param_dtype)
+    assert net.norm.running_mean is not None
+    assert net.norm.running_var is not None
+    for tensor in (net.norm.weight, net.norm.bias, net.norm.running_mean, net.norm.running_var):
+        assert tensor.dtype == getattr(torch, row.batch_norm_dtype)
+        assert tensor.isfinite().all()
+    for stepped, weight in zip(stepped_tensors(step), net.parameters(), strict=True):
+        expected = torch.float32 if row.master_weights else weight.dtype
+        assert stepped.dtype == step.optimizer.state[stepped]["momentum_buffer"].dtype == expected
+
+
+@pytest.mark.parametrize("name", ["fp16-mixed", "fp16-master", "fp16-true"])
+def test_a_dynamic_scale_skips_overflow_on_the_gpu(name: str) -> None:
+    row = find_precision(name)
+    net = make_net()
+    step = make_step(row, make_task(net), MOMENTUM_SGD, loss_scale="dynamic", clip_grad_norm=1.0, device=CUDA)
+    images, labels = make_batch(CUDA)
+    step((images, labels))
+    assert step.scaling.skipped_steps == 0
+    before = [tensor.detach().clone() for tensor in stepped_tensors(step)]
+    scale = step.scaling.read_scale()
+    step((images * math.inf, labels))
+    assert step.scaling.skipped_steps == 1
+    assert scale is not None
+    assert step.scaling.read_scale() == scale / 2
+    for tensor, old in zip(stepped_tensors(step), before, strict=True):
+        assert torch.equal(tensor, old)
+
+
+def test_a_static_scale_gives_the_unscaled_update() -> None:
+    row = find_precision("fp16-master")
+    nets = make_net(), make_net()
+    steps = [
+        make_step(row, make_task(net), loss_scale=scale, device=CUDA)
+        for net, scale in zip(nets, ("none", "128"), strict=True)
+    ]
+    for step in steps:
+        step(make_batch(CUDA))
+    for scaled, plain in zip(stepped_tensors(steps[1]), stepped_tensors(steps[0]), strict=True):
+        assert relative_error(scaled.detach(), plain.detach().double().cpu()) < 2.0**-10
+
+
+@every_row
+def test_a_cell_on_the_gpu(row: Precision) -> None:
+    skip_where_missing(row)
+    before = read_fp32_precision()
+    spec = TrialSpec(
+        workload="mnist-cnn",
+        precision=row.name,
+        loss_scale=row.loss_scale,
+        batch_size=64,
+        device="cuda:0",
+        protocol=Protocol(warm_up_steps=2, warm_up_seconds=0.5, block_seconds=0.01),
+    )
+    cell = SteadyCell(spec, None)
+    facts = cell.warm_up()
+    blocks = [cell.run_block() for _ in range(3)]
+    samples = cell.finish()
+    assert facts.param_dtypes == {row.param_dtype: 1_199_882}
+    assert facts.fp32_precision["cudnn.rnn"] == row.float32_matmul
+    assert all(block.seconds > 0 and math.isfinite(block.loss) for block in blocks)
+    assert samples.peak_allocated_bytes is not None
+    assert samples.peak_reserved_bytes is not None
+    assert samples.warm_up_peak_allocated_bytes is not None
+    # Weights, gradients and Adadelta's two averages at the least.
+    weight_bytes = 1_199_882 * torch.finfo(getattr(torch, row.param_dtype)).bits // 8
+    assert 4 * weight_bytes < samples.peak_allocated_bytes <= samples.peak_reserved_bytes
+    assert read_fp32_precision() == before

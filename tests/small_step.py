@@ -1,0 +1,81 @@
+"""A small model of every kind of layer that precisions treat apart, and a training step of it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from castwise.measure.training_step import TrainingStep
+from castwise.measure.workloads.task import Batch, Task
+from castwise.measure.workloads.zoo import image_task
+from castwise.precisions import Precision
+from castwise.workloads import OptimizerSpec
+
+ComputeLoss = Callable[[nn.Module, Batch], Tensor]
+
+CPU = torch.device("cpu")
+PLAIN_SGD = OptimizerSpec("SGD", (("lr", 0.125),))
+MOMENTUM_SGD = OptimizerSpec("SGD", (("lr", 0.125), ("momentum", 0.9), ("weight_decay", 0.25)))
+
+
+class SmallNet(nn.Module):
+    """Convolution, batch norm and a linear layer, for comparison with float64.
+
+    The convolution has no bias, which batch norm would cancel; tanh in place of ReLU, whose gradient a rounding
+    can switch on or off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.linear = nn.Linear(8 * 6 * 6, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = torch.tanh(self.norm(self.conv(images)))
+        return self.linear(features.flatten(1))  # type: ignore[no-any-return]
+
+
+def make_net(seed: int = 0) -> SmallNet:
+    torch.manual_seed(seed)
+    return SmallNet()
+
+
+def make_batch(device: torch.device = CPU) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(16, 3, 8, 8, generator=generator)
+    labels = torch.randint(10, (16,), generator=generator)
+    return images.to(device), labels.to(device)
+
+
+def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    images, labels = batch
+    return nn.functional.cross_entropy(model(images).float(), labels)
+
+
+def make_task(model: nn.Module, compute_loss: ComputeLoss = cross_entropy) -> Task:
+    return replace(image_task(model, (3, 8, 8), 10, draw=torch.randn), compute_loss=compute_loss)
+
+
+def make_step(
+    row: Precision,
+    task: Task,
+    optimizer: OptimizerSpec = PLAIN_SGD,
+    *,
+    loss_scale: str = "none",
+    clip_grad_norm: float | None = None,
+    device: torch.device = CPU,
+) -> TrainingStep:
+    return TrainingStep(task, row, optimizer, loss_scale=loss_scale, clip_grad_norm=clip_grad_norm, device=device)
+
+
+def compute_dtype(row: Precision) -> torch.dtype:
+    """Return the dtype that convolutions and linear layers take and give."""
+    dtype: torch.dtype = getattr(torch, row.autocast_dtype or row.param_dtype)
+    return dtype
+
+
+def stepped_tensors(step: TrainingStep) -> list[Tensor]:
+    """Return what the optimizer steps, in the model's order."""
+    return [tensor for group in step.optimizer.param_groups for tensor in group["params"]]

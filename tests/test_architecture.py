@@ -1,0 +1,231 @@
+"""The walls of docs/architecture.md, read off the source."""
+
+import ast
+import graphlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import castwise
+from castwise.document import Document
+from castwise.plan import Protocol
+
+ROOT = Path(castwise.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# Everything else that lies directly in the package is the ground floor, L0.
+UPPER = {"measure", "analyze", "report", "sweep", "commands", "cli", "__main__"}
+# Who may import what besides L0 and its own folder.
+ALLOWED = {
+    "measure": set[str](),
+    "analyze": set[str](),
+    "report": {"analyze"},
+    "sweep": {"measure"},  # through door.py alone
+    "commands": {"analyze", "report", "sweep"},
+    "cli": {"commands", "report", "sweep"},
+    "__main__": {"cli"},
+}
+TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}
+MOST_LINES = 400
+
+
+def name_of(path: Path) -> str:
+    return ".".join(("castwise", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: of which module, and whether it happens when the importing module is imported."""
+
+    target: str
+    at_import: bool
+
+
+def imports_of(source: str) -> Iterator[Import]:
+    """Return the imports in a module's source, those for type checkers apart."""
+    yield from _imports(ast.parse(source), at_import=True)
+
+
+def _imports(node: ast.AST, at_import: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, at_import) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            assert child.module is not None
+            for alias in child.names:
+                inner = f"{child.module}.{alias.name}"
+                yield Import(inner if inner in MODULES else child.module, at_import)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        else:
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(child, at_import and not is_function)
+
+
+IMPORTS = {name: list(imports_of(path.read_text())) for name, path in MODULES.items()}
+
+
+def floor(module: str) -> str:
+    """Return the part of the package a module belongs to: a name of UPPER, "L0", or "" for the package itself."""
+    part = [*module.split("."), ""][1]
+    return part if part in UPPER or not part else "L0"
+
+
+def test_the_reading_of_imports_misses_none() -> None:
+    source = """
+import a, b.c as d
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import for_types_only
+try:
+    from e import f
+except ImportError:
+    f = None
+class Class:
+    import g
+    def method(self):
+        import h
+        from castwise import plan, __version__
+"""
+    found = [(each.target, each.at_import) for each in imports_of(source)]
+    assert found == [
+        ("a", True),
+        ("b.c", True),
+        ("typing", True),
+        ("e", True),
+        ("g", True),
+        ("h", False),
+        ("castwise.plan", False),
+        ("castwise", False),
+    ]
+    assert len(MODULES) > 40
+
+
+def test_only_measure_imports_the_torch_family() -> None:
+    found = {name: {each.target.partition(".")[0] for each in imports} for name, imports in IMPORTS.items()}
+    assert {name for name, packages in found.items() if packages & TORCH_FAMILY and floor(name) != "measure"} == set()
+
+
+def test_a_module_imports_only_what_lies_below_it() -> None:
+    for name, imports in IMPORTS.items():
+        own = floor(name)
+        may = {"L0", own, *ALLOWED.get(own, ())} if own else set()
+        if own in ("measure", "cli"):
+            may |= {""}  # the package itself, for its version
+        targets = {each.target for each in imports if each.target.partition(".")[0] == "castwise"}
+        assert {target for target in targets if floor(target) not in may} == set(), name
+
+
+def test_only_the_door_leads_into_measure() -> None:
+    doors = {
+        (name, each.at_import)
+        for name, imports in IMPORTS.items()
+        for each in imports
+        if each.target.startswith("castwise.measure") and floor(name) != "measure"
+    }
+    assert doors == {("castwise.sweep.door", False)}
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {
+        name: {each.target for each in imports if each.at_import and each.target in MODULES and each.target != name}
+        for name, imports in IMPORTS.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_nothing_prints_but_the_command_line_and_the_reports() -> None:
+    printing = set()
+    for path in FILES:
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        if any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls):
+            printing.add(path.relative_to(ROOT).parts[0])
+    assert printing <= {"cli.py", "commands.py", "report"}
+
+
+def _handlers() -> Iterator[tuple[str, ast.ExceptHandler]]:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler):
+                yield str(path.relative_to(ROOT)), node
+
+
+def _catches(handler: ast.ExceptHandler, name: str) -> bool:
+    assert handler.type is not None
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(handler.type))
+
+
+def test_no_handler_is_bare() -> None:
+    assert [where for where, handler in _handlers() if handler.type is None] == []
+
+
+def test_one_handler_catches_every_exception() -> None:
+    assert [where for where, handler in _handlers() if _catches(handler, "Exception")] == ["measure/worker.py"]
+
+
+def test_what_catches_an_interrupt_raises_it_again() -> None:
+    for where, handler in _handlers():
+        if _catches(handler, "BaseException"):
+            assert isinstance(handler.body[-1], ast.Raise), where
+            assert handler.body[-1].exc is None, where
+
+
+def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+    drawers = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
+    assert {name for name in MODULES if drawers & set(name.split("."))} == set()
+
+
+def test_no_file_is_too_long() -> None:
+    assert {name for name, path in MODULES.items() if len(path.read_text().splitlines()) > MOST_LINES} == set()
+
+
+@pytest.mark.parametrize("module", ["castwise", "castwise.cli"])
+def test_the_command_line_starts_without_torch(module: str) -> None:
+    heavy = TORCH_FAMILY | {"numpy", "pydantic"}
+    assert not imported_with([module]) & heavy
+
+
+def test_all_but_measure_works_without_torch() -> None:
+    outside = [name for name in MODULES if floor(name) != "measure" and name != "castwise.__main__"]
+    assert not imported_with(outside) & TORCH_FAMILY
+
+
+def imported_with(modules: list[str]) -> set[str]:
+    """Return the top-level packages that a new interpreter has after importing these modules."""
+    code = f"import {', '.join(modules)}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def _ground_floor_models() -> list[type[BaseModel]]:
+    names = [info.name for info in pkgutil.iter_modules([str(ROOT)]) if info.name not in UPPER]
+    modules = [import_module(f"castwise.{name}") for name in names]
+    found = [value for module in modules for _, value in inspect.getmembers(module, inspect.isclass)]
+    return sorted({each for each in found if issubclass(each, BaseModel)} - {BaseModel}, key=lambda each: each.__name__)
+
+
+@pytest.mark.parametrize("model", _ground_floor_models(), ids=lambda model: model.__name__)
+def test_documents_are_frozen_and_take_no_unknown_keys(model: type[BaseModel]) -> None:
+    assert issubclass(model, Document)
+    assert model.model_config.get("frozen") is True
+    assert model.model_config.get("extra") == "forbid"
+
+
+def test_what_frozen_and_forbidden_mean() -> None:
+    protocol = Protocol()
+    with pytest.raises(ValidationError, match="frozen"):
+        protocol.num_blocks = 3
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        Protocol.model_validate({"num_blocs": 3})
+    assert hash(protocol) == hash(Protocol())

@@ -1,0 +1,305 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial
+
+from castwise.commands import INTERRUPTED, exit_code
+from castwise.precisions import PRECISIONS
+from castwise.record import Status
+from castwise.sweep.store import load_folder
+
+ALL = [row.name for row in PRECISIONS]
+FAKE_CLI = Path(__file__).with_name("fake_cli.py")
+GOES_ON = "Interrupted. What was measured is in '{}'; the same command goes on from there."
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ((), 0),
+        (("ok",), 0),
+        (("ok", "oom", "unsupported"), 0),
+        (("ok", "crashed"), 1),
+        (("timeout", "ok"), 1),
+        (("ok", "diverged"), 1),
+        (("oom",), 0),
+    ],
+)
+def test_the_exit_code_says_whether_every_trial_has_its_answer(statuses: tuple[Status, ...], code: int) -> None:
+    assert exit_code([fake_trial(status=status) for status in statuses]) == code
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("oom", "oom", 0),
+        ("unsupported", "unsupported", 0),
+        ("crash", "crashed", 1),
+        ("timeout", "timeout", 1),
+        ("nan", "diverged", 1),
+    ],
+)
+def test_a_fault_is_a_row_of_the_table_and_the_others_are_measured(
+    command: CommandLine, kind: str, status: str, code: int
+) -> None:
+    done = command.run("resnet50", engine=FakeEngine(faults={"fp16-true": Fault(kind)}))
+    assert done.code == code
+    (row,) = [line for line in done.out.splitlines() if line.startswith("fp16-true")]
+    assert row.split()[-1] == status
+    assert f"resnet50 fp16-true batch 256: {status}: " in done.out
+    assert sum(": ok (" in line for line in done.error_lines) == len(ALL) - 1
+    assert "Traceback" not in done.out + done.err
+    assert len(command.records()) == len(ALL)
+
+
+def test_the_same_command_again_does_only_what_is_missing(command: CommandLine) -> None:
+    first = command.run("resnet50", "--precision", "fp32,tf32")
+    second = command.run("resnet50")
+    assert second.engine.measured_precisions == [name for name in ALL if name not in ("fp32", "tf32")]
+    assert second.error_lines[0] == "2 of 7 trials are on record already; measuring 5."
+    third = command.run("resnet50")
+    assert third.engine.measured == []
+    assert third.error_lines == ["7 of 7 trials are on record already; measuring 0."]
+    assert (first.code, second.code, third.code) == (0, 0, 0)
+    assert third.out == second.out
+    assert len(command.records()) == 7
+
+
+def test_retry_and_again_say_what_they_measure(command: CommandLine) -> None:
+    faults = {"tf32": Fault("crash"), "fp16-mixed": Fault("oom")}
+    assert command.run("resnet50", engine=FakeEngine(faults=faults)).code == 1
+    retried = command.run("resnet50", "--retry")
+    assert (retried.code, retried.engine.measured_precisions) == (0, ["tf32"])
+    again = command.run("resnet50", "--again")
+    assert again.engine.measured_precisions == ALL
+    assert len(command.records()) == 7 + 1 + 7
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_interrupt_leaves_what_was_measured_and_says_how_to_go_on(command: CommandLine, phase: str) -> None:
+    # Session 1 looks at the machine, sessions 2 and 3 are fp32 and tf32; the fourth is interrupted.
+    done = command.run("resnet50", engine=FakeEngine(faults={"#4": Fault("interrupt", phase)}))
+    assert (done.code, done.out) == (INTERRUPTED, "")
+    assert done.error_lines[-1] == GOES_ON.format(command.results)
+    assert "Traceback" not in done.err
+    assert {trial.spec.precision for trial in load_folder(command.results)[0]} == {"fp32", "tf32"}
+    rest = command.run("resnet50")
+    assert rest.code == 0
+    assert rest.engine.measured_precisions == ALL[2:]
+
+
+def test_an_interrupt_before_the_first_trial_is_no_traceback_either(command: CommandLine) -> None:
+    done = command.run("resnet50", engine=FakeEngine(faults={"#1": Fault("interrupt", "open")}))
+    assert (done.code, done.out) == (INTERRUPTED, "")
+    assert done.error_lines == [GOES_ON.format(command.results)]
+    assert command.records() == []
+
+
+def test_an_interrupt_of_again_does_not_promise_to_go_on_with_again(command: CommandLine) -> None:
+    done = command.run("resnet50", "--again", engine=FakeEngine(faults={"#3": Fault("interrupt")}))
+    assert done.code == INTERRUPTED
+    assert done.error_lines[-1].endswith("; the same command without --again goes on from there.")
+    assert command.run("resnet50").engine.measured_precisions == ALL[1:]
+
+
+NO_RECORDS = {
+    "damaged.json": b'{"spec": {"workl',
+    "alien.json": b'{"name": "something else"}',
+    "empty.json": b"",
+    "binary.json": bytes(range(256)),
+    "other-schema.json": fake_trial().model_dump_json().replace('"schema_version":1', '"schema_version":99').encode(),
+}
+
+
+@pytest.mark.parametrize("name", list(NO_RECORDS))
+def test_a_file_that_is_no_record_is_named_in_one_line_and_stays_as_it_is(command: CommandLine, name: str) -> None:
+    command.run("resnet50", "--precision", "fp32")
+    (record,) = command.records()
+    file = record.with_name(name)
+    file.write_bytes(NO_RECORDS[name])
+    done = command.run("resnet50", "--precision", "fp32,tf32")
+    assert done.code == 0
+    (line,) = [line for line in done.error_lines if name in line]
+    assert line.startswith(f"Left as it is: {file}: ")
+    assert ("schema 99" in line) == (name == "other-schema.json")
+    assert "Traceback" not in done.err
+    assert done.engine.measured_precisions == ["tf32"]
+    assert file.read_bytes() == NO_RECORDS[name]
+
+
+def test_a_record_that_was_damaged_is_measured_again_beside_it(command: CommandLine) -> None:
+    command.run("resnet50", "--precision", "fp32")
+    (record,) = command.records()
+    damaged = record.read_bytes()[:-100]
+    record.write_bytes(damaged)
+    done = command.run("resnet50", "--precision", "fp32")
+    assert done.engine.measured_precisions == ["fp32"]
+    assert record.read_bytes() == damaged
+    assert len(command.records()) == 2
+    third = command.run("resnet50", "--precision", "fp32")
+    assert third.engine.measured == []
+    assert f"Left as it is: {record}: " in third.err
+
+
+def test_a_folder_named_like_a_record_is_named_and_stays(command: CommandLine) -> None:
+    command.run("resnet50", "--precision", "fp32")
+    (record,) = command.records()
+    folder = record.with_name("x.json")
+    folder.mkdir()
+    done = command.run("resnet50", "--precision", "fp32")
+    assert f"Left as it is: {folder}: Is a directory" in done.error_lines
+    assert (done.code, folder.is_dir()) == (0, True)
+
+
+def test_a_disk_that_fills_up_is_exit_code_3_and_keeps_the_whole_records(
+    command: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, list[int]()
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 4:  # two a record: the file and its folder
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    done = command.run("resnet50")
+    assert (done.code, done.out) == (3, "")
+    assert done.error_lines[-1].startswith("castwise: The record of resnet50 fp16-mixed batch 256 cannot be written to")
+    assert done.error_lines[-1].endswith("No space left on device.")
+    monkeypatch.undo()
+    trials, problems = load_folder(command.results)
+    assert ({trial.spec.precision for trial in trials}, problems) == ({"fp32", "tf32"}, [])
+    assert len(command.records()) == 2
+
+
+def test_a_bare_run_on_a_cpu_notes_in_one_line_that_mnist_is_missing(command: CommandLine) -> None:
+    done = command.run(engine=FakeEngine(environment=fake_environment(None)))
+    assert done.code == 0
+    assert done.error_lines[0].startswith("Note: Synthetic images stand in for MNIST's: ")
+    assert done.error_lines[1].startswith("trial 1 of 4: mnist-cnn fp32 batch 512: ok")
+    assert "upper bound" in done.out
+
+
+def test_doctor_shows_the_machine_and_its_precisions(command: CommandLine) -> None:
+    done = command("doctor", engine=FakeEngine(environment=fake_environment((7, 5))))
+    assert (done.code, done.err) == (0, "")
+    lines = {line.split()[0]: line for line in done.out.splitlines() if line.strip()}
+    assert "Fake GPU, 16.0 GiB, 1 in all" in lines["GPU"]
+    assert "7.5" in lines["capability"]
+    assert "native" in lines["fp32"]
+    assert "impossible" in lines["tf32"]
+    assert "emulated" in lines["bf16-mixed"]
+    assert set(ALL) <= set(lines)
+    assert command.records() == []
+
+
+def test_doctor_shows_every_gpu_and_a_cpu_where_there_is_none(command: CommandLine) -> None:
+    two = FakeEngine(environment=fake_environment(num_gpus=2), devices=("cuda:1",))
+    assert command("doctor", engine=two).out.count("This machine") == 2
+    none = command("doctor", engine=FakeEngine(environment=fake_environment(None)))
+    assert none.code == 0
+    assert "none that torch can use" in none.out
+    assert "impossible" in none.out
+
+
+@contextmanager
+def running(
+    results: Path, *arguments: str, faults: str, before: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """Yield castwise as a process of its own, once one of its trials hangs."""
+    reader, writer = os.pipe()
+    environment = os.environ | {"CASTWISE_FAKE_FAULTS": faults, "CASTWISE_FAKE_READY_FD": str(writer)}
+    call = [*before, sys.executable, str(FAKE_CLI), "run", "resnet50", "--results", str(results), *arguments]
+    process = subprocess.Popen(
+        call, env=environment, pass_fds=[writer], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    try:
+        assert os.read(reader, 1) == b"!", "castwise ended before the trial that hangs"
+        yield process
+    finally:
+        os.close(reader)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("phase", ["set_up", "run_block"])
+def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
+    number: signal.Signals, phase: str, tmp_path: Path, command: CommandLine
+) -> None:
+    with running(tmp_path / "results", faults=f"bf16-mixed=hang@{phase},tf32=oom") as process:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (INTERRUPTED, "")
+    lines = err.splitlines()
+    assert [line.split(": ")[2].split(" ")[0] for line in lines[:-1]] == ["ok", "oom", "ok"]
+    assert lines[-1] == GOES_ON.format(tmp_path / "results")
+    trials, problems = load_folder(tmp_path / "results")
+    assert ({trial.spec.precision for trial in trials}, problems) == ({"fp32", "tf32", "fp16-mixed"}, [])
+    assert not list((tmp_path / "results").rglob(".*"))
+    rest = command.run("resnet50")
+    assert rest.engine.measured_precisions == ["bf16-mixed", "fp16-master", "fp16-true", "bf16-true"]
+    assert rest.error_lines[0] == "3 of 7 trials are on record already; measuring 4."
+
+
+def test_a_signal_while_the_machine_is_looked_at_is_clean_too(tmp_path: Path) -> None:
+    with running(tmp_path / "results", faults="#1=hang@open") as process:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (INTERRUPTED, "")
+    assert err.splitlines() == [GOES_ON.format(tmp_path / "results")]
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    with running(tmp_path / "results", faults="tf32=hang", before=ignoring) as process:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], base=16)
+        assert ignored & 1 << (signal.SIGHUP - 1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED
+
+
+def test_a_run_that_is_killed_outright_loses_only_its_running_trial(tmp_path: Path, command: CommandLine) -> None:
+    with running(tmp_path / "results", faults="fp16-mixed=hang") as process:
+        process.kill()
+        process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    rest = command.run("resnet50")
+    assert rest.engine.measured_precisions == ALL[2:]
+
+
+def test_signal_handlers_are_given_back(command: CommandLine) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    command.run("resnet50", "--precision", "fp32")
+    command.run("resnet50", "--again", engine=FakeEngine(faults={"#2": Fault("interrupt")}))
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_narrow_terminal_is_no_crash(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stdout for a terminal
+    monkeypatch.setenv("COLUMNS", "60")
+    done = command.run("resnet50", engine=FakeEngine(faults={"fp16-true": Fault("nan"), "tf32": Fault("oom")}))
+    assert done.code == 1
+    assert "Traceback" not in done.out + done.err
+    assert "bf16-mixed" in done.out
+
+
+def test_records_hold_what_was_asked(command: CommandLine) -> None:
+    command.run("resnet50", "--precision", "fp32")
+    (record,) = command.records()
+    document = json.loads(record.read_text())
+    assert document["spec"]["workload"] == fake_spec().workload
+    assert document["environment"]["gpu"] == "Fake GPU"

@@ -1,0 +1,123 @@
+import math
+
+import pytest
+from fake_engine import fake_environment, fake_spec, fake_trial
+
+from castwise.analyze.compare import compare, group_of
+from castwise.plan import Protocol, TrialSpec
+from castwise.recipe import Recipe
+from castwise.record import Trial
+
+# Fields whose difference does not keep two trials from being set side by side.
+COMPARED = {"precision", "loss_scale", "repeat"}
+CHANGES: dict[str, dict[str, object]] = {
+    "workload": {"workload": "resnet18"},
+    "precision": {"precision": "bf16-true"},
+    "loss_scale": {"loss_scale": "128"},
+    "batch_size": {"batch_size": 257},
+    "device": {"device": "cuda:1"},
+    "data_set": {"data_set": "mnist"},
+    "techniques": {"techniques": ("compile",)},
+    "world_size": {"world_size": 2},
+    "parallelism": {"parallelism": "ddp"},
+    "kind": {"kind": "training", "recipe": Recipe(epochs=1)},
+    "recipe": {"kind": "training", "recipe": Recipe(epochs=2)},
+    "protocol": {"protocol": Protocol(num_blocks=21)},
+    "seed": {"seed": 1},
+    "repeat": {"repeat": 1},
+}
+
+
+def trial(precision: str, seconds: float, peak: int | None = 2**30, **changes: object) -> Trial:
+    return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,), peak_bytes=peak)
+
+
+def test_a_speedup_is_baseline_time_over_candidate_time() -> None:
+    rows = compare([trial("fp32", 0.3, peak=300), trial("bf16-mixed", 0.1, peak=150)])
+    assert [row.speedup for row in rows] == [pytest.approx(1), pytest.approx(3)]
+    assert [row.memory_ratio for row in rows] == [pytest.approx(1), pytest.approx(0.5)]
+
+
+def test_rows_keep_the_order_of_the_trials_wherever_the_baseline_stands() -> None:
+    trials = [trial("bf16-mixed", 0.1), trial("fp32", 0.3), trial("tf32", 0.2)]
+    rows = compare(trials)
+    assert [row.trial for row in rows] == trials
+    assert [row.speedup for row in rows] == [pytest.approx(3), pytest.approx(1), pytest.approx(1.5)]
+
+
+def test_a_row_holds_the_trials_figures() -> None:
+    (row,) = compare([fake_trial(step_seconds=(0.5,) * 4, losses=(4.0, 3.0, 2.0, 1.0), skipped=2)])
+    assert row.throughput == pytest.approx(512)
+    assert row.step_seconds == 0.5
+    assert row.spread == 0
+    assert row.peak_allocated_bytes == 2**30
+    assert row.peak_reserved_bytes is None
+    assert (row.final_loss, row.final_step) == (1.0, 5 + 4)
+    assert row.skipped_steps == 2
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_only_like_is_compared_with_like(name: str) -> None:
+    assert set(CHANGES) == set(TrialSpec.model_fields), "a new field needs a value in CHANGES"
+    baseline = trial("fp32", 0.3)
+    spec = fake_spec("bf16-mixed").model_copy(update=CHANGES[name])
+    row = compare([baseline, fake_trial(spec)])[1]
+    assert (row.speedup is not None) == (name in COMPARED)
+    assert (row.memory_ratio is not None) == (name in COMPARED)
+
+
+def test_trials_of_two_machines_are_not_set_beside_each_other() -> None:
+    there = fake_trial(fake_spec("tf32"), environment=fake_environment(host="another-host"))
+    assert group_of(there) != group_of(trial("fp32", 0.3))
+    assert compare([trial("fp32", 0.3), there])[1].speedup is None
+
+
+@pytest.mark.parametrize("status", ["oom", "timeout", "crashed", "diverged", "unsupported"])
+def test_a_baseline_that_did_not_end_well_gives_no_ratios(status: str) -> None:
+    baseline = trial("fp32", 0.3).model_copy(update={"status": status})
+    row = compare([baseline, trial("bf16-mixed", 0.1)])[1]
+    assert row.speedup is None
+    assert row.memory_ratio is None
+    assert row.throughput == pytest.approx(2560)
+
+
+def test_a_trial_without_samples_has_no_figures_and_no_ratios() -> None:
+    row = compare([trial("fp32", 0.3), fake_trial(fake_spec("bf16-mixed"), status="oom", step_seconds=())])[1]
+    assert (row.throughput, row.spread, row.step_seconds, row.speedup, row.memory_ratio) == (None,) * 5
+    assert (row.final_loss, row.final_step, row.skipped_steps) == (None, None, 0)
+
+
+def test_a_diverged_trial_keeps_its_loss() -> None:
+    diverged = fake_trial(fake_spec("fp16-true"), status="diverged", losses=(math.nan,))
+    row = compare([trial("fp32", 0.3), diverged])[1]
+    assert row.final_loss is not None
+    assert math.isnan(row.final_loss)
+    assert row.speedup == pytest.approx(3)
+
+
+def test_unknown_memory_gives_no_memory_ratio() -> None:
+    rows = compare([trial("fp32", 0.3, peak=None), trial("bf16-mixed", 0.1)])
+    assert [row.memory_ratio for row in rows] == [None, None]
+    assert rows[1].speedup == pytest.approx(3)
+
+
+def test_the_first_of_several_baselines_counts() -> None:
+    # `--precision fp32 --loss-scale none,128`: fp32 as it is, and fp32 with a scaled loss.
+    rows = compare([trial("fp32", 0.3), trial("fp32", 0.6, loss_scale="128"), trial("tf32", 0.1)])
+    assert [row.speedup for row in rows] == [pytest.approx(1), pytest.approx(0.5), pytest.approx(3)]
+
+
+def test_each_workload_and_batch_has_its_own_baseline() -> None:
+    rows = compare(
+        [
+            trial("fp32", 0.3),
+            trial("fp32", 0.6, batch_size=512),
+            trial("tf32", 0.3, batch_size=512),
+            trial("tf32", 0.1),
+        ]
+    )
+    assert [row.speedup for row in rows] == [pytest.approx(ratio) for ratio in (1, 1, 2, 3)]
+
+
+def test_nothing_comes_to_nothing() -> None:
+    assert compare([]) == []

@@ -1,0 +1,269 @@
+"""What every row of every registry keeps to; a new row is tested from the moment it exists."""
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from small_step import SmallNet, cross_entropy, make_batch, make_net, make_step, make_task
+
+from castwise.data_sets import DATA_SETS, find_data_set
+from castwise.devices import DEVICES, PEAK_DTYPES, Device, peak
+from castwise.errors import UsageError
+from castwise.loss_scales import parse_loss_scale
+from castwise.measure.precision import _switch, numeric_state, read_fp32_precision, torch_dtype
+from castwise.measure.training_step import describe_optimizer
+from castwise.measure.workloads import _BUILDERS
+from castwise.plan import SYNTHETIC
+from castwise.precisions import BASELINE, PRECISIONS, Precision, find_precision
+from castwise.workloads import WORKLOADS, OptimizerSpec, Workload, find_workload
+
+every_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
+every_workload = pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)
+every_device = pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.names[0])
+
+CUDA_PRODUCTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
+LEARNING_RATE = 0.125
+SGD = OptimizerSpec("SGD", (("lr", LEARNING_RATE),))
+
+
+def most_common(names: list[str]) -> tuple[str, int]:
+    return Counter(names).most_common(1)[0]
+
+
+@pytest.fixture
+def switches() -> Iterator[None]:
+    """Give the float32 switches back, whatever the test leaves."""
+    before = read_fp32_precision()
+    yield
+    for path, value in before.items():
+        _switch("" if path == "all" else path).fp32_precision = value
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [name for row in PRECISIONS for name in (row.name, *row.aliases)],
+        [row.name for row in WORKLOADS],
+        [name for row in DEVICES for name in row.names],
+        [SYNTHETIC, *(row.name for row in DATA_SETS)],
+    ],
+    ids=["precisions", "workloads", "devices", "data sets"],
+)
+def test_a_name_stands_for_one_row(names: list[str]) -> None:
+    assert most_common(names)[1] == 1
+    assert all(name and name == name.strip() for name in names)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [name for row in PRECISIONS for name in (row.name, *row.aliases)],
+        [row.name for row in WORKLOADS],
+        [row.name for row in DATA_SETS],
+    ],
+    ids=["precisions", "workloads", "data sets"],
+)
+def test_names_can_be_written_on_a_command_line(names: list[str]) -> None:
+    assert [name for name in names if name != name.lower() or set(name) & set(", :'\"")] == []
+
+
+@every_precision
+def test_a_precision_is_found_by_each_of_its_names(row: Precision) -> None:
+    for name in (row.name, *row.aliases):
+        for written in (name, name.upper(), name.title(), f"  {name} "):
+            assert find_precision(written) is row
+
+
+@every_workload
+def test_a_workload_is_found_by_its_name(row: Workload) -> None:
+    for written in (row.name, row.name.upper(), row.name.title(), f"  {row.name} "):
+        assert find_workload(written) is row
+
+
+@pytest.mark.parametrize("row", DATA_SETS, ids=lambda row: row.name)
+def test_a_data_set_is_found_by_its_name(row: Any) -> None:
+    for written in (row.name, row.name.upper(), f" {row.name} "):
+        assert find_data_set(written) is row
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "message"),
+    [
+        (find_precision, "bf16", r"No precision named 'bf16'\. Did you mean bf16-(mixed|true) or bf16-(mixed|true)\?"),
+        (find_precision, "FP16-MIXD", r"No precision named 'FP16-MIXD'\. Did you mean fp16-mixed\b.*\?"),
+        (find_workload, "resnet5", r"No workload named 'resnet5'\. Did you mean .*\bresnet50\b.*\?"),
+        (find_workload, "mnist-cn", r"No workload named 'mnist-cn'\. Did you mean mnist-cnn\b.*\?"),
+        (find_data_set, "mnits", r"No data set named 'mnits'\. Did you mean mnist\b.*\?"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(find: Callable[[str], Any], name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        find(name)
+
+
+@pytest.mark.parametrize(
+    ("find", "known"), [(find_precision, "fp32"), (find_workload, "castwise list workloads"), (find_data_set, "mnist")]
+)
+@pytest.mark.parametrize("name", ["qqqqqqqqqqqq", ""])
+def test_where_no_name_is_near_the_error_says_where_to_look(find: Callable[[str], Any], known: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"named '{name}'") as caught:
+        find(name)
+    assert known in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# Precisions
+
+
+def test_the_baseline_is_a_precision() -> None:
+    assert find_precision(BASELINE).name == BASELINE
+
+
+@every_precision
+def test_a_precision_says_things_that_exist(row: Precision) -> None:
+    assert row.peak_dtype in PEAK_DTYPES
+    assert parse_loss_scale(row.loss_scale) == row.loss_scale
+    for name in (row.param_dtype, row.batch_norm_dtype, row.autocast_dtype or row.param_dtype):
+        assert torch_dtype(name).is_floating_point
+    assert row.summary
+    assert len(row.summary.splitlines()) == 1
+
+
+@every_precision
+def test_a_precision_is_consistent(row: Precision) -> None:
+    if row.master_weights:
+        assert row.param_dtype != "float32", "masters are copies of lower-precision weights"
+    if row.autocast_dtype is not None:
+        assert row.param_dtype == "float32"
+    if row.float32_matmul == "tf32":
+        assert row.param_dtype == "float32"
+        assert row.capability >= (8, 0)
+    assert row.emulated_below is False or row.capability > (0, 0)
+
+
+@every_precision
+def test_a_snippet_is_code(row: Precision) -> None:
+    code = row.code.format(device="cuda")
+    compile(code, row.name, "exec")
+    assert "{" not in code
+    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    made = {
+        node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    given = {"torch", "model", "x", "y", "loss_fn", "optimizer", "lr"}
+    assert used - made - given <= {"isinstance", "list", "zip"}
+
+
+@every_precision
+@pytest.mark.usefixtures("switches")
+def test_a_snippet_sets_the_switches_as_the_precision_does(row: Precision) -> None:
+    switch_lines = [line for line in row.code.splitlines() if line.startswith("torch.backends.")]
+    if row.param_dtype == "float32" and row.autocast_dtype is None:
+        assert switch_lines == row.code.splitlines(), "such a row is nothing but its switches"
+        exec("\n".join(switch_lines), {"torch": torch})
+        got = read_fp32_precision()
+        with numeric_state(row):
+            wanted = read_fp32_precision()
+        assert {path: got[path] for path in CUDA_PRODUCTS} == {path: wanted[path] for path in CUDA_PRODUCTS}
+        assert set(wanted.values()) <= {"ieee", row.float32_matmul}
+    else:
+        assert not switch_lines
+
+
+def weights_after_snippet(row: Precision) -> list[torch.Tensor]:
+    model = make_net()
+    x, y = make_batch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    names = {
+        "torch": torch,
+        "model": model,
+        "x": x,
+        "y": y,
+        "loss_fn": torch.nn.functional.cross_entropy,
+        "optimizer": optimizer,
+        "lr": LEARNING_RATE,
+    }
+    exec(row.code.format(device="cpu"), names)
+    return [weight.detach() for weight in model.parameters()]
+
+
+def weights_after_castwise_s_step(row: Precision) -> list[torch.Tensor]:
+    model = make_net()
+    step = make_step(row, make_task(model, cross_entropy), SGD, loss_scale=row.loss_scale)
+    with numeric_state(row):
+        step(make_batch())
+    return [weight.detach() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in PRECISIONS if row.on_cpu and "backward" in row.code],
+    ids=lambda row: row.name,
+)
+def test_a_snippet_takes_the_step_that_castwise_measures(row: Precision) -> None:
+    before = [weight.detach().clone() for weight in make_net().parameters()]
+    after, measured = weights_after_snippet(row), weights_after_castwise_s_step(row)
+    names = [name for name, _ in SmallNet().named_parameters()]
+    for name, old, new, other in zip(names, before, after, measured, strict=True):
+        assert new.isfinite().all(), name
+        assert not torch.equal(old, new.float()), name
+        assert new.dtype == other.dtype, name
+        torch.testing.assert_close(new, other)
+
+
+# Workloads
+
+
+@every_workload
+def test_a_workload_says_things_that_exist(row: Workload) -> None:
+    assert row.batch_size >= 1
+    assert row.cpu_batch_size >= 1
+    assert row.resident_batches >= 1
+    assert row.family in _BUILDERS
+    assert all(side >= 1 for side in row.input_shape)
+    assert (row.input_shape == ()) == (row.unit == "tokens")
+    for name in row.data_sets:
+        assert find_data_set(name).name == name
+    assert row.source
+    assert len(row.summary.splitlines()) == 1
+
+
+@every_workload
+def test_a_workload_s_optimizer_is_one_of_torch_s(row: Workload) -> None:
+    make = getattr(torch.optim, row.optimizer.name)
+    make([torch.nn.Parameter(torch.zeros(1))], **dict(row.optimizer.arguments))
+    assert describe_optimizer(row.optimizer).startswith(f"{row.optimizer.name}(")
+
+
+# Devices
+
+
+@every_device
+def test_a_device_has_a_peak_or_none_in_every_column(row: Device) -> None:
+    for dtype in PEAK_DTYPES:
+        rate = peak(row, dtype)
+        assert rate is None or rate > 1e12
+    assert row.source
+
+
+# Data sets
+
+
+@pytest.mark.parametrize("row", DATA_SETS, ids=lambda row: row.name)
+def test_a_data_set_s_files_can_be_told_apart(row: Any) -> None:
+    layout, layouts = row, []
+    while layout is not None:
+        assert layout.name == row.name
+        assert most_common([file.part for file in layout.files])[1] == 1
+        assert most_common([name for file in layout.files for name in (file.name, *file.aliases)])[1] == 1
+        assert all(file.num_bytes > 0 for file in layout.files)
+        assert layout.folders
+        layouts.append(layout.layout)
+        layout = layout.other
+    assert most_common(layouts)[1] == 1

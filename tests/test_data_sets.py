@@ -1,0 +1,377 @@
+"""Files of data sets are found where people have them, and nothing but the official content is read."""
+
+import gzip
+import hashlib
+import io
+import os
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from castwise.data_sets import (
+    DATA_VARIABLE,
+    MNIST,
+    DataFile,
+    DataSet,
+    default_data_dir,
+    find_file,
+    read_verified,
+    verify,
+)
+from castwise.errors import DataError, MissingDataError
+from castwise.measure.data import mnist
+from castwise.measure.data.mnist import load_mnist
+from castwise.measure.data.resident import resident_batches
+
+CPU = torch.device("cpu")
+NUM_TRAIN, NUM_TEST = 50, 20
+MEAN, STD = 0.1307, 0.3081
+
+
+def idx(num_items: int, shape: tuple[int, ...], seed: int, below: int) -> bytes:
+    """Return an IDX file of uint8 items."""
+    size = num_items
+    for side in shape:
+        size *= side
+    generator = torch.Generator().manual_seed(seed)
+    items = torch.randint(below, (size,), generator=generator, dtype=torch.uint8)
+    sizes = b"".join(side.to_bytes(4, "big") for side in (num_items, *shape))
+    return bytes([0, 0, 8, 1 + len(shape)]) + sizes + bytes(items.tolist())
+
+
+CONTENT = {
+    "train-images": idx(NUM_TRAIN, (28, 28), 1, 256),
+    "train-labels": idx(NUM_TRAIN, (), 2, 10),
+    "test-images": idx(NUM_TEST, (28, 28), 3, 256),
+    "test-labels": idx(NUM_TEST, (), 4, 10),
+}
+
+
+def small_file(file: DataFile) -> DataFile:
+    content = CONTENT[file.part]
+    return replace(file, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+SMALL = replace(MNIST, files=tuple(small_file(file) for file in MNIST.files))
+IMAGES = SMALL.files[0]
+
+
+def store(folder: Path, data_set: DataSet = SMALL, *, suffix: str = "") -> Path:
+    """Write all files of the small set into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in data_set.files:
+        content = CONTENT[file.part]
+        (folder / (file.name + suffix)).write_bytes(gzip.compress(content) if suffix else content)
+    return folder
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a small set that stands in for MNIST."""
+    monkeypatch.setattr(mnist, "MNIST", SMALL)
+    return store(tmp_path)
+
+
+# Finding
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("folder", MNIST.folders)
+def test_files_are_found_in_every_layout(folder: str, suffix: str, tmp_path: Path) -> None:
+    store(tmp_path / folder, suffix=suffix)
+    verify(SMALL, tmp_path)
+    for file in SMALL.files:
+        assert find_file(SMALL, tmp_path, file.part) == tmp_path / folder / (file.name + suffix)
+        assert read_verified(SMALL, tmp_path, file.part) == CONTENT[file.part]
+
+
+def test_the_layout_that_torchvision_downloads_into_is_one_of_them() -> None:
+    assert "MNIST/raw" in MNIST.folders
+
+
+def test_of_two_forms_the_uncompressed_is_read(tmp_path: Path) -> None:
+    store(tmp_path)
+    store(tmp_path, suffix=".gz")
+    assert find_file(SMALL, tmp_path, IMAGES.part).name == IMAGES.name
+
+
+def test_of_two_folders_the_first_is_read(tmp_path: Path) -> None:
+    store(tmp_path / "MNIST" / "raw")
+    store(tmp_path / "mnist", suffix=".gz")
+    assert find_file(SMALL, tmp_path, IMAGES.part) == tmp_path / "mnist" / f"{IMAGES.name}.gz"
+
+
+def test_files_of_one_set_may_lie_in_several_folders(tmp_path: Path) -> None:
+    store(tmp_path / "mnist")
+    (tmp_path / "mnist" / IMAGES.name).rename(tmp_path / IMAGES.name)
+    verify(SMALL, tmp_path)
+
+
+def missing_folder(tmp_path: Path) -> Path:
+    return tmp_path / "nowhere"
+
+
+def a_file(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("in the way")
+    return tmp_path / "file"
+
+
+def a_name_too_long(tmp_path: Path) -> Path:
+    return tmp_path / ("x" * 300)
+
+
+def folders_in_the_files_places(tmp_path: Path) -> Path:
+    (tmp_path / IMAGES.name).mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("make", [Path, missing_folder, a_file, a_name_too_long, folders_in_the_files_places])
+def test_missing_files_are_named_with_the_ways_out(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    with pytest.raises(MissingDataError) as caught:
+        verify(SMALL, folder)
+    message = str(caught.value)
+    assert message == (
+        f"mnist: no train-images-idx3-ubyte[.gz] in '{folder}' (nor its mnist, MNIST, MNIST/raw, mnist/MNIST/raw). "
+        "Name the folder with --data DIR or CASTWISE_DATA."
+    )
+    assert caught.value.exit_code == 2
+
+
+def test_the_missing_file_is_named(tmp_path: Path) -> None:
+    store(tmp_path)
+    (tmp_path / SMALL.files[3].name).unlink()
+    with pytest.raises(MissingDataError, match=r"^mnist: no t10k-labels-idx1-ubyte\[\.gz\] in "):
+        verify(SMALL, tmp_path)
+    with pytest.raises(MissingDataError, match=r"no t10k-labels-idx1-ubyte"):
+        read_verified(SMALL, tmp_path, "test-labels")
+    assert read_verified(SMALL, tmp_path, IMAGES.part) == CONTENT[IMAGES.part]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_forbidden_folder_is_an_empty_one(tmp_path: Path) -> None:
+    folder = store(tmp_path / "closed")
+    folder.chmod(0)
+    try:
+        with pytest.raises(MissingDataError):
+            find_file(SMALL, folder, IMAGES.part)
+    finally:
+        folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({DATA_VARIABLE: "/data", "XDG_CACHE_HOME": "/cache"}, "/data"),
+        ({DATA_VARIABLE: "", "XDG_CACHE_HOME": "/cache"}, "/cache/castwise/data"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/castwise/data"),
+        ({"XDG_CACHE_HOME": ""}, "/home/user/.cache/castwise/data"),
+        ({}, "/home/user/.cache/castwise/data"),
+    ],
+)
+def test_where_data_is_looked_for(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (DATA_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/user", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert default_data_dir() == Path(expected)
+
+
+# Verifying
+
+
+def truncated(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def one_byte_too_long(content: bytes) -> bytes:
+    return content + b"\0"
+
+
+def one_bit_wrong(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncated, r"holds 39,215 bytes where mnist has 39,216\."),
+        (lambda _: b"", r"holds 0 bytes where mnist has 39,216\."),
+        (one_byte_too_long, r"holds more than 39,216 bytes where mnist has 39,216\."),
+        (one_bit_wrong, r"is not mnist's: its checksum is wrong\."),
+        (lambda content: bytes(len(content)), r"is not mnist's: its checksum is wrong\."),
+    ],
+)
+def test_content_that_is_not_the_official_one(
+    damage: Callable[[bytes], bytes], message: str, suffix: str, tmp_path: Path
+) -> None:
+    damaged = damage(CONTENT[IMAGES.part])
+    path = store(tmp_path) / (IMAGES.name + suffix)
+    (tmp_path / IMAGES.name).unlink()
+    path.write_bytes(gzip.compress(damaged) if suffix else damaged)
+    refuse(tmp_path, path, message)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda packed: packed[:-1], "Compressed file ended before the end-of-stream marker was reached"),
+        (lambda packed: packed[: len(packed) // 2], "Compressed file ended before the end-of-stream marker"),
+        (lambda packed: packed[:-8] + bytes(4) + packed[-4:], "CRC check failed"),
+        (lambda packed: packed[:-4] + bytes(4), "Incorrect length of data produced"),
+        (lambda packed: packed + b"trailing", "Not a gzipped file"),
+        (lambda packed: packed[:10] + b"\xff" * 50 + packed[60:], "Error -3 while decompressing data"),
+        (lambda packed: b"<html>moved</html>", "Not a gzipped file"),
+    ],
+)
+def test_a_damaged_archive(damage: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
+    path = store(tmp_path, suffix=".gz") / f"{IMAGES.name}.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    refuse(tmp_path, path, rf"cannot be read \(.*{message}.*\)\.")
+
+
+def refuse(folder: Path, path: Path, message: str) -> None:
+    for check in (lambda: read_verified(SMALL, folder, IMAGES.part), lambda: verify(SMALL, folder)):
+        with pytest.raises(DataError, match=rf"^'{path}' {message} Put the official file there\.$") as caught:
+            check()
+        assert not isinstance(caught.value, MissingDataError), "it would be downloaded over the user's file"
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def packed_zeros(num_bytes: int) -> bytes:
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as stream:
+        piece = bytes(2**20)
+        for _ in range(num_bytes // len(piece)):
+            stream.write(piece)
+    return buffer.getvalue()
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = store(tmp_path, suffix=".gz") / f"{IMAGES.name}.gz"
+    path.write_bytes(packed_zeros(200 * 2**20))
+    refuse_in_little_memory(tmp_path, path)
+
+
+def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
+    path = store(tmp_path) / IMAGES.name
+    with path.open("wb") as stream:
+        stream.truncate(2**33)
+    refuse_in_little_memory(tmp_path, path)
+
+
+def refuse_in_little_memory(folder: Path, path: Path) -> None:
+    tracemalloc.start()
+    try:
+        refuse(folder, path, r"holds more than 39,216 bytes where mnist has 39,216\.")
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store(tmp_path) / IMAGES.name
+
+    def refuse_to_open(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse_to_open)
+    refuse(tmp_path, path, r"cannot be read \(\[Errno 13\] Permission denied\)\.")
+
+
+# MNIST as tensors
+
+
+def test_images_and_labels_are_the_files_without_their_headers(small_mnist: Path) -> None:
+    for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
+        images, labels = load_mnist(small_mnist, split)
+        assert (images.shape, images.dtype) == ((count, 1, 28, 28), torch.uint8)
+        assert (labels.shape, labels.dtype) == ((count,), torch.int64)
+        assert bytes(images.flatten().tolist()) == CONTENT[f"{split}-images"][16:]
+        assert bytes(labels.tolist()) == CONTENT[f"{split}-labels"][8:]
+
+
+def test_damaged_images_are_not_loaded(small_mnist: Path) -> None:
+    (small_mnist / IMAGES.name).write_bytes(one_bit_wrong(CONTENT[IMAGES.part]))
+    with pytest.raises(DataError, match="checksum"):
+        load_mnist(small_mnist)
+
+
+def make_batches(folder: Path, batch_size: int, seed: int = 0) -> list[tuple[torch.Tensor, ...]]:
+    return list(resident_batches("mnist", folder)(7, batch_size, CPU, torch.Generator().manual_seed(seed)))
+
+
+@pytest.mark.parametrize(("batch_size", "num_batches"), [(1, 50), (8, 6), (25, 2), (49, 1), (50, 1)])
+def test_batches_are_all_full(batch_size: int, num_batches: int, small_mnist: Path) -> None:
+    batches = make_batches(small_mnist, batch_size)
+    assert len(batches) == num_batches
+    for images, labels in batches:
+        assert (images.shape, images.dtype) == ((batch_size, 1, 28, 28), torch.float32)
+        assert (labels.shape, labels.dtype) == ((batch_size,), torch.int64)
+
+
+def test_batches_are_the_images_shuffled_and_normalised(small_mnist: Path) -> None:
+    raw, raw_labels = load_mnist(small_mnist)
+    images, labels = (torch.cat(parts) for parts in zip(*make_batches(small_mnist, 10), strict=True))
+    pixels = ((images * STD + MEAN) * 255).round().to(torch.uint8)
+    place = {bytes(image.flatten().tolist()): index for index, image in enumerate(raw)}
+    order = [place[bytes(image.flatten().tolist())] for image in pixels]
+    assert sorted(order) == list(range(NUM_TRAIN)), "each image once"
+    assert order != sorted(order)
+    assert torch.equal(labels, raw_labels[order]), "each with its own label"
+
+
+def test_the_order_follows_the_generator(small_mnist: Path) -> None:
+    first, again, other = (make_batches(small_mnist, 50, seed)[0][1].tolist() for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_a_batch_larger_than_the_set(small_mnist: Path) -> None:
+    with pytest.raises(DataError, match=r"^mnist has 50 training images; a batch of 1,000 cannot be made\.$"):
+        make_batches(small_mnist, 1000)
+
+
+# The real one, where it lies
+
+
+@pytest.fixture(scope="module")
+def real() -> Path:
+    """Return the folder that CASTWISE_DATA names, with all of MNIST."""
+    named = os.environ.get(DATA_VARIABLE)
+    if not named:
+        pytest.skip(f"{DATA_VARIABLE} names no folder with MNIST")
+    try:
+        verify(MNIST, Path(named))
+    except MissingDataError as missing:
+        pytest.skip(str(missing))
+    return Path(named)
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "first", "histogram"),
+    [
+        ("train", 60_000, 5, [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
+        ("test", 10_000, 7, [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
+    ],
+)
+def test_the_real_digits(split: str, count: int, first: int, histogram: list[int], real: Path) -> None:
+    images, labels = load_mnist(real, split)
+    assert images.shape == (count, 1, 28, 28)
+    assert labels.bincount().tolist() == histogram
+    assert sum(histogram) == count
+    assert labels[0] == first
+
+
+def test_the_real_digits_are_normalised(real: Path) -> None:
+    batches = make_batches(real, 512)
+    assert len(batches) == 60_000 // 512
+    images = torch.cat([images for images, _ in batches])
+    assert float(images.mean()) == pytest.approx(0, abs=2e-3)
+    assert float(images.std()) == pytest.approx(1, abs=2e-3)
+    assert float(images[0].max()) > 1, "a digit, white on black"

@@ -1,0 +1,118 @@
+"""What a record says of its machine is what the machine says of itself."""
+
+import os
+import platform
+import socket
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+import castwise
+from castwise.measure import environment
+from castwise.measure.environment import read_environment
+from castwise.measure.precision import read_fp32_precision
+from castwise.precisions import KNOWN_CPU_FEATURES
+from castwise.record import Environment
+
+CPU = torch.device("cpu")
+
+X86 = """\
+processor\t: 0
+model name\t: Fake CPU @ 3.00GHz
+flags\t\t: fpu sse2 avx512_bf16 amx_bf16 avx512f
+
+processor\t: 1
+model name\t: Fake CPU @ 3.00GHz
+flags\t\t: fpu sse2 avx512_bf16 amx_bf16 avx512f
+"""
+ARM = """\
+processor\t: 0
+Features\t: fp asimd asimdhp bf16
+CPU implementer\t: 0x41
+"""
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str | None) -> None:
+    """Let /proc/cpuinfo have this content, or not be there."""
+    path = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        path.write_text(cpuinfo)
+    monkeypatch.setattr(environment, "Path", lambda asked: path if asked == "/proc/cpuinfo" else Path(asked))
+
+
+def test_a_cpu_s_environment() -> None:
+    found = read_environment(CPU, "0123456789ab+")
+    assert found.castwise == castwise.__version__
+    assert found.commit == "0123456789ab+"
+    assert found.python == platform.python_version()
+    assert found.torch == torch.__version__
+    assert found.torchvision == metadata.version("torchvision")
+    assert found.host == socket.gethostname()
+    assert found.system.split() == [platform.system(), platform.release()]
+    assert found.num_threads == torch.get_num_threads()
+    assert found.fp32_precision == read_fp32_precision()
+    assert set(found.cpu_features) <= KNOWN_CPU_FEATURES
+    assert found.device_name == found.cpu
+    assert found.cpu.strip("() cores0123456789")
+    gpu_s = ("gpu", "gpu_uuid", "capability", "gpu_memory_bytes", "driver", "cuda", "cudnn")
+    assert [getattr(found, name) for name in gpu_s] == [None] * len(gpu_s)
+    assert found.num_gpus == 0
+
+
+def test_an_environment_survives_the_pipe() -> None:
+    found = read_environment(CPU, None)
+    assert Environment.model_validate_json(found.model_dump_json()) == found
+    assert found.commit is None
+
+
+def test_two_looks_at_one_machine_have_one_fingerprint() -> None:
+    assert read_environment(CPU, "a").fingerprint == read_environment(CPU, "b").fingerprint
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises((RuntimeError, AssertionError)):
+        read_environment(torch.device("cuda:0"), None)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name", "features"),
+    [
+        (X86, "Fake CPU @ 3.00GHz", ("amx_bf16", "avx512_bf16")),
+        (ARM, "fake processor", ("asimdhp", "bf16")),
+        ("", "fake processor", ()),
+        (None, "fake processor", ()),
+    ],
+    ids=["x86", "Arm", "empty", "missing"],
+)
+def test_the_processor(
+    cpuinfo: str | None,
+    name: str,
+    features: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    pretend(monkeypatch, tmp_path, cpuinfo)
+    monkeypatch.setattr(platform, "processor", lambda: "fake processor")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3}, raising=False)
+    found = read_environment(CPU, None)
+    assert found.cpu == f"{name} (2 cores)"
+    assert found.cpu_features == features
+
+
+def test_a_processor_without_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend(monkeypatch, tmp_path, None)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert read_environment(CPU, None).cpu == "riscv64"
+
+
+def test_torchvision_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(environment, "version", find_none)
+    assert read_environment(CPU, None).torchvision is None

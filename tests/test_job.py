@@ -1,0 +1,427 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FAKE_CPU, FakeEngine, Fault, fake_environment
+
+import castwise
+from castwise import data_sets
+from castwise.data_sets import MNIST
+from castwise.errors import DataError, EngineError, StoreError, UsageError
+from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes
+from castwise.precisions import PRECISIONS
+from castwise.record import Trial
+from castwise.sweep import job as job_module
+from castwise.sweep.job import Job, Request, find_commit, find_device, prepare
+from castwise.sweep.runner import Silent
+from castwise.sweep.store import load_folder
+
+ALL = [row.name for row in PRECISIONS]
+
+Prepare = Callable[..., Job]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
+    """Return a function that prepares a job in this test's folders, on a fake engine."""
+    monkeypatch.setenv(job_module.COMMIT_VARIABLE, "0123456789ab")
+    monkeypatch.setenv(data_sets.DATA_VARIABLE, str(tmp_path / "no-data"))
+
+    def make(engine: FakeEngine | None = None, **request: Any) -> Job:
+        axes = {name: request.pop(name) for name in list(request) if name in Axes.__dataclass_fields__}
+        axes.setdefault("workloads", ("resnet50",))
+        request.setdefault("results", tmp_path / "results")
+        chosen = engine or FakeEngine()
+        made = prepare(Request(axes=Axes(**axes), **request), Silent(), lambda data_dir, commit: chosen)
+        assert chosen.num_open == 0, "a session was left open"
+        return made
+
+    return make
+
+
+def precisions(job: Job) -> list[str]:
+    return [spec.precision for spec in job.plan.specs]
+
+
+def statuses(trials: list[Trial]) -> dict[str, str]:
+    return {trial.spec.precision: trial.status for trial in trials}
+
+
+def test_a_job_measures_its_plan_and_returns_it_in_order(job: Prepare, tmp_path: Path) -> None:
+    made = job(precisions=("bf16-mixed", "fp32"), batch_sizes=(8, 4))
+    trials = made.run()
+    assert [trial.spec for trial in trials] == list(made.plan.specs) == list(made.missing)
+    assert len(load_folder(tmp_path / "results")[0]) == 4
+
+
+def test_the_same_job_again_measures_nothing(job: Prepare) -> None:
+    first = job().run()
+    engine = FakeEngine()
+    again = job(engine)
+    assert again.missing == ()
+    assert [repr(trial) for trial in again.run()] == [repr(trial) for trial in first]
+    assert engine.measured == []
+
+
+def test_a_job_with_one_axis_longer_measures_only_what_is_new(job: Prepare) -> None:
+    job(precisions=("fp32",), batch_sizes=(4,)).run()
+    engine = FakeEngine()
+    trials = job(engine, precisions=("O0", "tf32"), batch_sizes=(4, 8)).run()
+    assert [(spec.precision, spec.batch_size) for spec in engine.measured] == [("tf32", 4), ("fp32", 8), ("tf32", 8)]
+    assert len(trials) == 4
+
+
+@pytest.mark.parametrize("number", [2, 5, 8])
+def test_an_interrupted_job_goes_on_where_it_was_cut_off(job: Prepare, number: int) -> None:
+    # Session 1 looks at the machine; session 2 is the first trial.
+    with pytest.raises(KeyboardInterrupt):
+        job(FakeEngine(faults={f"#{number}": Fault("interrupt")})).run()
+    engine = FakeEngine()
+    rest = job(engine)
+    assert precisions(rest) == ALL
+    assert [spec.precision for spec in rest.missing] == ALL[number - 2 :]
+    assert statuses(rest.run()) == dict.fromkeys(ALL, "ok")
+    assert engine.measured_precisions == ALL[number - 2 :]
+
+
+FAULTS = {
+    "fp32": Fault("crash"),
+    "tf32": Fault("timeout"),
+    "fp16-mixed": Fault("oom"),
+    "bf16-mixed": Fault("unsupported"),
+    "fp16-true": Fault("nan"),
+}
+
+
+def test_a_failure_is_an_answer_too_and_is_not_asked_for_twice(job: Prepare) -> None:
+    job(FakeEngine(faults=FAULTS)).run()
+    engine = FakeEngine()
+    ends = statuses(job(engine).run())
+    assert engine.measured == []
+    assert ends == {
+        "fp32": "crashed",
+        "tf32": "timeout",
+        "fp16-mixed": "oom",
+        "bf16-mixed": "unsupported",
+        "fp16-master": "ok",
+        "fp16-true": "diverged",
+        "bf16-true": "ok",
+    }
+
+
+def test_retry_measures_crashed_and_timed_out_trials_again(job: Prepare) -> None:
+    job(FakeEngine(faults=FAULTS)).run()
+    engine = FakeEngine()
+    ends = statuses(job(engine, retry=True).run())
+    assert engine.measured_precisions == ["fp32", "tf32"]
+    assert (ends["fp32"], ends["tf32"], ends["fp16-mixed"]) == ("ok", "ok", "oom")
+    after = FakeEngine()
+    assert statuses(job(after, retry=True).run()) == ends, "what a retry found stays found"
+    assert after.measured == []
+
+
+def test_again_measures_everything_and_deletes_nothing(job: Prepare, tmp_path: Path) -> None:
+    old = job().run()
+    engine = FakeEngine(faults={"fp16-true": Fault("nan")})
+    new = job(engine, again=True).run()
+    assert engine.measured_precisions == ALL
+    assert len(load_folder(tmp_path / "results")[0]) == len(old) + len(new)
+    assert statuses(job().run())["fp16-true"] == "diverged", "the newest answer counts"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"host": "another-host"}, {"torch": "9.9"}, {"driver": "9.9"}, {"gpu": "Another Fake GPU"}, {"num_threads": 9}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_machines_records_are_not_taken(job: Prepare, tmp_path: Path, changes: dict[str, object]) -> None:
+    job(precisions=("fp32",)).run()
+    engine = FakeEngine(environment=fake_environment(**changes))
+    there = job(engine, precisions=("fp32",))
+    assert len(there.missing) == 1
+    there.run()
+    assert len(engine.measured) == 1
+    assert len([path for path in (tmp_path / "results").iterdir() if path.is_dir()]) == 2
+    assert job(precisions=("fp32",)).missing == ()
+
+
+@pytest.mark.parametrize(
+    "request_", [{"seed": 1}, {"seconds": 5.0}, {"timeout_seconds": 5.0}], ids=lambda changes: next(iter(changes))
+)
+def test_a_record_of_another_question_is_not_taken(job: Prepare, request_: dict[str, float]) -> None:
+    job(precisions=("fp32",)).run()
+    assert len(job(precisions=("fp32",), **request_).missing) == 1
+
+
+def test_files_that_are_no_records_are_reported_and_left_alone(job: Prepare) -> None:
+    first = job(precisions=("fp32",))
+    first.run()
+    store = first.sweep.store
+    assert store is not None
+    alien = store.machine_folder(fake_environment()) / "package.json"
+    alien.write_text("{}")
+    again = job(precisions=("fp32",))
+    assert [problem.path for problem in again.problems] == [alien]
+    assert again.missing == ()
+    again.run()
+    assert alien.read_text() == "{}"
+
+
+def test_without_precisions_a_job_has_those_of_the_device(job: Prepare) -> None:
+    assert precisions(job(FakeEngine(environment=fake_environment((9, 0))))) == ALL
+    assert precisions(job(FakeEngine(environment=fake_environment((7, 5))))) == [p for p in ALL if p != "tf32"]
+    assert precisions(job(FakeEngine(environment=fake_environment((3, 7))))) == ["fp32", "bf16-mixed", "bf16-true"]
+    assert precisions(job(FakeEngine(environment=fake_environment(None)))) == [p for p in ALL if p != "tf32"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "message"),
+    [
+        ((7, 5), "tf32 needs CUDA compute capability 8.0 or newer; Fake GPU has 7.5"),
+        (None, f"tf32 needs CUDA compute capability 8.0 or newer; {FAKE_CPU} is a CPU"),
+    ],
+)
+def test_a_precision_that_was_named_and_is_not_there_is_refused_before_anything_is_measured(
+    job: Prepare, tmp_path: Path, capability: tuple[int, int] | None, message: str
+) -> None:
+    engine = FakeEngine(environment=fake_environment(capability))
+    with pytest.raises(UsageError) as refusal:
+        job(engine, precisions=("fp32", "tf32"))
+    assert str(refusal.value).startswith(message)
+    assert "Leave it out" in str(refusal.value)
+    assert engine.measured == []
+    assert engine.num_open == 0
+    assert load_folder(tmp_path / "results") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"workloads": ("resnet49",)}, "Did you mean resnet"),
+        ({"precisions": ("fp33",)}, "Did you mean fp32"),
+        ({"batch_sizes": (0,)}, "batch size 0 is impossible"),
+        ({"loss_scales": ("much",)}, "'much' is no loss scale"),
+        ({"data_set": "mnits"}, "No data set named 'mnits'. Did you mean mnist?"),
+        ({"data_set": "mnist"}, "resnet50 does not take the data set 'mnist'"),
+        ({"device": "gpu"}, "No device 'gpu'. Write cpu, cuda or cuda:N."),
+        ({"seconds": 0.0}, "A time of 0 seconds is impossible"),
+        ({"seconds": -1.0}, "A time of -1 seconds is impossible"),
+        ({"seconds": math.nan}, "A time of nan seconds is impossible"),
+        ({"timeout_seconds": math.inf}, "A time limit of inf seconds is impossible"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_can_be_refused_is_refused_before_any_process_starts(
+    job: Prepare, tmp_path: Path, request_: dict[str, object], message: str
+) -> None:
+    engine = FakeEngine()
+    with pytest.raises(UsageError) as refusal:
+        job(engine, **request_)
+    assert message in str(refusal.value)
+    assert engine.sessions == []
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_results_folder_that_cannot_be_written_is_refused_before_any_process_starts(
+    job: Prepare, unwritable: Path
+) -> None:
+    engine = FakeEngine()
+    with pytest.raises(StoreError, match="Name another with --results"):
+        job(engine, results=unwritable)
+    assert engine.sessions == []
+
+
+def test_a_zoos_models_are_looked_up_before_anything_is_measured(job: Prepare) -> None:
+    assert precisions(job(workloads=("torchvision:alexnet",), precisions=("fp32",))) == ["fp32"]
+    engine = FakeEngine()
+    with pytest.raises(UsageError, match=r"No model 'torchvision:alexnut' \(fake\)"):
+        job(engine, workloads=("resnet50", "torchvision:alexnut"))
+    assert engine.measured == []
+    assert engine.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "capability", "device"),
+    [
+        (None, (9, 0), "cuda:0"),
+        ("cuda", (9, 0), "cuda:0"),
+        ("cuda:1", (9, 0), "cuda:1"),
+        ("cpu", (9, 0), "cpu"),
+        (None, None, "cpu"),
+        ("cpu", None, "cpu"),
+    ],
+)
+def test_the_device_is_the_one_asked_for_or_the_first_gpu(
+    job: Prepare, asked: str | None, capability: tuple[int, int] | None, device: str
+) -> None:
+    engine = FakeEngine(environment=fake_environment(capability), devices=("cpu", "cuda", "cuda:1"))
+    made = job(engine, device=asked, precisions=("fp32",))
+    assert [spec.device for spec in made.plan.specs] == [device]
+    assert made.plan.specs[0].protocol == (CPU_PROTOCOL if device == "cpu" else CUDA_PROTOCOL)
+
+
+def test_a_device_that_is_not_there_is_the_users_error() -> None:
+    engine = FakeEngine()
+    with pytest.raises(UsageError, match=r"The device 'cuda:9' cannot be opened: there is no cuda:9 \(fake\)\. `castw"):
+        find_device(engine, "cuda:9")
+    assert engine.num_open == 0
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_machine_that_cannot_be_looked_at_is_not_the_users_error(device: str | None) -> None:
+    engine = FakeEngine(faults={"#1": Fault("crash", "open")})
+    with pytest.raises(EngineError, match="could not open a device"):
+        find_device(engine, device)
+    assert engine.num_open == 0
+
+
+def test_seconds_and_timeout_go_into_the_protocol(job: Prepare) -> None:
+    protocol = job(seconds=4.0, timeout_seconds=7.0).plan.specs[0].protocol
+    assert (protocol.max_seconds, protocol.timeout_seconds) == (4.0, 7.0)
+    assert protocol.block_seconds * protocol.num_blocks == pytest.approx(4.0)
+    assert protocol.num_blocks == CUDA_PROTOCOL.num_blocks
+
+
+def test_a_bare_job_suits_a_gpu(job: Prepare) -> None:
+    made = job(workloads=None)
+    assert {spec.workload for spec in made.plan.specs} == {"resnet50"}
+    assert precisions(made) == ALL
+    assert made.notes == ()
+
+
+def test_a_bare_job_on_a_cpu_takes_mnist_or_says_that_it_does_not(job: Prepare, tmp_path: Path) -> None:
+    engine = FakeEngine(environment=fake_environment(None))
+    made = job(engine, workloads=None, data_dir=tmp_path / "data")
+    assert {(spec.workload, spec.data_set) for spec in made.plan.specs} == {("mnist-cnn", "synthetic")}
+    assert precisions(made) == ["fp32", "bf16-mixed", "fp16-mixed", "bf16-true"]
+    (note,) = made.notes
+    assert note.startswith("Synthetic images stand in for MNIST's: mnist: no train-images-idx3-ubyte")
+    assert "no network (fake)" in note
+    assert "\n" not in note
+
+
+def test_a_bare_job_takes_mnist_where_it_is(job: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "verify", lambda data_set, data_dir: None)
+    made = job(FakeEngine(environment=fake_environment(None)), workloads=None)
+    assert {spec.data_set for spec in made.plan.specs} == {"mnist"}
+    assert made.notes == ()
+
+
+def test_a_bare_jobs_axes_can_be_named(job: Prepare) -> None:
+    made = job(workloads=None, precisions=("O1",), batch_sizes=(2,), data_set="synthetic")
+    assert [(spec.workload, spec.precision, spec.batch_size) for spec in made.plan.specs] == [
+        ("resnet50", "fp16-mixed", 2)
+    ]
+
+
+def test_a_data_set_that_is_asked_for_and_missing_is_refused(job: Prepare, tmp_path: Path) -> None:
+    engine = FakeEngine()
+    with pytest.raises(DataError, match="Downloading it failed too: URLError: no network"):
+        job(engine, workloads=("mnist-cnn",), data_set="mnist", data_dir=tmp_path / "data")
+    assert engine.measured == []
+    assert engine.num_open == 0
+
+
+def test_a_data_set_that_was_damaged_is_not_downloaded_over(job: Prepare, tmp_path: Path) -> None:
+    fetched = []
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in MNIST.files:
+        (data / file.name).write_bytes(b"not mnist")
+    engine = FakeEngine(data_set=lambda name, folder: fetched.append(name))
+    with pytest.raises(DataError, match="Put the official file there"):
+        job(engine, workloads=("mnist-cnn",), data_set="mnist", data_dir=data)
+    assert fetched == []
+    assert (data / MNIST.files[0].name).read_bytes() == b"not mnist"
+
+
+def test_what_was_downloaded_is_verified(job: Prepare, tmp_path: Path) -> None:
+    def download(name: str, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for file in MNIST.files:
+            (folder / file.name).write_bytes(b"a login page")
+
+    engine = FakeEngine(data_set=download)
+    with pytest.raises(DataError, match="Put the official file there"):
+        job(engine, workloads=("mnist-cnn",), data_set="mnist", data_dir=tmp_path / "data")
+
+
+def test_without_a_results_folder_nothing_is_kept_or_taken(job: Prepare, tmp_path: Path) -> None:
+    job(precisions=("fp32",)).run()
+    made = job(precisions=("fp32",), results=None)
+    assert len(made.missing) == 1
+    made.run()
+    assert len(load_folder(tmp_path / "results")[0]) == 1
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
+    """Return the engine that `castwise.run` gets."""
+    made = FakeEngine()
+    monkeypatch.setattr(job_module, "ForkserverEngine", lambda data_dir, commit: made)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_the_function_takes_names_or_lists_of_names(engine: FakeEngine, tmp_path: Path) -> None:
+    one = castwise.run("resnet50", precision="fp32", batch_size=8)
+    assert [trial.spec.batch_size for trial in one] == [8]
+    many = castwise.run(["resnet18", "resnet50"], precision=["O0", "tf32"], batch_size=[4, 8], device="cuda")
+    assert len(many) == 8
+    commas = castwise.run("resnet18, resnet50", precision="O0,tf32", batch_size=(4, 8))
+    assert [trial.spec for trial in commas] == [trial.spec for trial in many]
+    assert list(tmp_path.iterdir()) == [], "without `results` it keeps nothing"
+
+
+@pytest.mark.parametrize(("written", "meant"), [(128, "128"), (0.5, "0.5"), ("dynamic-apex", "dynamic-apex")])
+def test_the_function_takes_loss_scales_as_numbers_or_names(
+    engine: FakeEngine, written: str | float, meant: str
+) -> None:
+    (trial,) = castwise.run("resnet50", precision="fp16-mixed", loss_scale=written)
+    assert trial.spec.loss_scale == meant
+    both = castwise.run("resnet50", precision="fp16-mixed", loss_scale=[written, 7])
+    assert [trial.spec.loss_scale for trial in both] == [meant, "7"]
+
+
+def test_the_function_keeps_records_as_the_command_does(engine: FakeEngine, tmp_path: Path) -> None:
+    castwise.run("resnet50", results=tmp_path / "mine", seconds=1, timeout_seconds=5, seed=3)
+    measured = len(engine.measured)
+    castwise.run("resnet50", results=str(tmp_path / "mine"), seconds=1, timeout_seconds=5, seed=3)
+    assert len(engine.measured) == measured == len(ALL)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"precision": "fp99"}, {"batch_size": 0}, {"batch_size": -3}, {"device": "tpu"}, {"seconds": 0}],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_the_function_refuses_what_the_command_refuses(engine: FakeEngine, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        castwise.run("resnet50", **arguments)
+    assert engine.sessions == []
+
+
+@pytest.mark.parametrize("arguments", [{"workload": ""}, {"workload": []}, {"precision": " , "}, {"batch_size": []}])
+def test_the_function_refuses_an_empty_axis(engine: FakeEngine, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="empty"):
+        castwise.run(**({"workload": "resnet50"} | arguments))
+    assert engine.sessions == []
+
+
+def test_the_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(job_module.COMMIT_VARIABLE, "abc")
+    assert find_commit() == "abc"
+
+
+def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(job_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_commit() is None
+
+
+def test_outside_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(job_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.setattr(job_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "job.py"))
+    assert find_commit() is None

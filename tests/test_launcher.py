@@ -1,0 +1,630 @@
+"""Real processes: each way in which one can end, what the parent makes of it, and that none outlives the parent."""
+
+import contextlib
+import importlib.util
+import json
+import multiprocessing.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import faulty_worker
+import pytest
+from faulty_worker import ANSWERS, BLOCK, ENVIRONMENT, FACTS
+
+from castwise.errors import EngineError
+from castwise.plan import Protocol, TrialSpec
+from castwise.record import RankSamples
+from castwise.sweep import door, launcher
+from castwise.sweep.engine import TrialFailedError
+from castwise.sweep.launcher import ForkserverEngine, ProcessSession, Target
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked up in /proc")
+
+PATIENCE_SECONDS = 60.0  # for what ought to happen at once; a loaded machine may take its time
+TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0)
+SPEC = TrialSpec(
+    workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu", protocol=TINY, seed=1
+)
+
+Start = Callable[..., ProcessSession]
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that trials' logs go to, and nothing else."""
+    multiprocessing.util.get_temp_dir()  # multiprocessing's own files stay where the whole test run has them
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def start(logs: Path) -> Iterator[Start]:
+    """Return a function that starts a session with a target, closed at the end of the test."""
+    sessions: list[ProcessSession] = []
+
+    def start_one(target: Target = faulty_worker.behave, **engine: object) -> ProcessSession:
+        sessions.append(ForkserverEngine(target=target, **engine).start(PATIENCE_SECONDS))  # type: ignore[arg-type]
+        return sessions[-1]
+
+    yield start_one
+    for session in sessions:
+        session.close()
+    assert not list(logs.iterdir())
+
+
+def drive(session: ProcessSession) -> RankSamples:
+    session.open("cpu")
+    session.set_up(SPEC)
+    session.warm_up()
+    session.run_block()
+    return session.finish()
+
+
+def failure_of(session: ProcessSession) -> TrialFailedError:
+    """Return how a session failed, after closing it and seeing the next one succeed."""
+    with pytest.raises(TrialFailedError) as caught:
+        drive(session)
+    session.close()
+    assert not session._process.is_alive()
+    good = ForkserverEngine(target=faulty_worker.behave).start(PATIENCE_SECONDS)
+    assert drive(good).blocks == (BLOCK,)
+    good.close()
+    assert len(caught.value.message.splitlines()) == 1
+    return caught.value
+
+
+# A session that goes well
+
+
+def test_a_real_trial(start: Start, tmp_path: Path) -> None:
+    session = ForkserverEngine(tmp_path / "no-data", "0123456789ab").start(PATIENCE_SECONDS)
+    try:
+        environment = session.open("cpu")
+        assert environment.commit == "0123456789ab"
+        assert environment.gpu is None
+        assert session.ready_seconds > 0
+        session.set_up(SPEC)
+        facts = session.warm_up()
+        assert facts.num_parameters == 1_199_882
+        assert facts.warm_up_steps >= 1
+        blocks = [session.run_block() for _ in range(2)]
+        samples = session.finish()
+        assert samples.blocks == tuple(blocks)
+        assert all(block.seconds > 0 and 0 < block.loss < 10 for block in blocks)
+    finally:
+        session.close()
+    assert session._process.exitcode == 0
+
+
+def test_a_real_refusal_is_the_user_s_mistake(start: Start) -> None:
+    session = start(door.enter)
+    session.open("cpu")
+    with pytest.raises(TrialFailedError, match=r"No torchvision model named 'resnet999'") as caught:
+        session.check(["torchvision:resnet999"])
+    assert caught.value.refused
+    assert caught.value.status == "unsupported"
+
+
+def test_a_device_that_is_not_there(start: Start) -> None:
+    session = start(door.enter)
+    with pytest.raises(TrialFailedError) as caught:
+        session.open("cuda:99")
+    assert caught.value.status == "crashed"
+    assert "Traceback" in caught.value.log
+    assert not caught.value.refused
+
+
+def test_answers_come_back_as_documents(start: Start) -> None:
+    session = start()
+    assert session.open("cpu") == ENVIRONMENT
+    session.set_up(SPEC)
+    assert session.warm_up() == FACTS
+    assert session.run_block() == BLOCK
+    assert session.finish() == RankSamples(blocks=(BLOCK,))
+
+
+def test_several_sessions_at_once(start: Start) -> None:
+    first, second = start(), start()
+    first.open("cpu")
+    second.open("cpu")
+    second.close()
+    first.set_up(SPEC)
+    assert first.warm_up() == FACTS
+
+
+def test_a_trial_may_have_processes_of_its_own(start: Start) -> None:
+    assert drive(start(faulty_worker.have_children)).blocks == (BLOCK,)
+
+
+# Each way to fail
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "message"),
+    [
+        (partial(faulty_worker.die_of, signal.SIGSEGV), "crashed", "the process was ended by SIGSEGV"),
+        (partial(faulty_worker.die_of, signal.SIGTERM), "crashed", "the process was ended by SIGTERM"),
+        (
+            partial(faulty_worker.die_of, signal.SIGKILL),
+            "crashed",
+            "the process was ended by SIGKILL: the host may be out of memory",
+        ),
+        (partial(faulty_worker.die_of, signal.SIGRTMIN + 1), "crashed", "the process was ended by signal 35"),
+        (
+            faulty_worker.exit_with_traceback,
+            "crashed",
+            "the process ended with exit code 3 (ValueError: no such thing)",
+        ),
+        (faulty_worker.exit_silently, "crashed", "the process ended with exit code 0"),
+        (
+            faulty_worker.raise_memory_error,
+            "crashed",
+            "the process ended with exit code 1 (MemoryError: no more of it)",
+        ),
+        (faulty_worker.leave_child_behind, "crashed", "the process ended with exit code 4"),
+        (
+            partial(faulty_worker.report, "oom", "CUDA out of memory. Tried to allocate 1.00 GiB"),
+            "oom",
+            "CUDA out of memory. Tried to allocate 1.00 GiB",
+        ),
+        (faulty_worker.hang_up, "crashed", "the process broke off the conversation but did not end"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_how_a_process_can_fail(
+    target: Target, status: str, message: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if target is faulty_worker.hang_up:
+        monkeypatch.setattr(launcher, "_EXIT_SECONDS", 0.2)
+    failure = failure_of(start(target))
+    assert (failure.status, failure.message) == (status, message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xff\xfe not text",
+        b"not JSON",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"event": ["failed"], "event2": 1}\x00',
+        b'{"event": "failed"}',
+        b'{"event": "failed", "status": "sad", "message": "", "usage": false}',
+    ],
+)
+def test_an_answer_that_is_none(message: bytes, start: Start) -> None:
+    failure = failure_of(start(partial(faulty_worker.send, message)))
+    assert (failure.status, failure.message) == ("crashed", "'set up' was answered with what is no answer")
+
+
+@pytest.mark.parametrize("answer", [{"event": "opened"}, {"event": "opened", "environment": {"host": 7}}])
+def test_an_answer_that_is_another_s(answer: dict[str, object], start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first answer to "set up" is good and this one is taken for the answer to "warm up".
+    both = partial(faulty_worker.send_twice, json.dumps(ANSWERS["set_up"]).encode(), json.dumps(answer).encode())
+    failure = failure_of(start(both))
+    assert (failure.status, failure.message) == ("crashed", "'warm up' was answered with what is no answer")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"A library wrote its banner to the wrong descriptor.\n",  # its first bytes read as a length of 1.1 GB
+        b"\x00\x00\x01\x00 half of an answer",
+        b"\x00\x00",
+    ],
+)
+def test_garbage_on_the_pipe(content: bytes, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(launcher, "_STALL_SECONDS", 1)
+    failure = failure_of(start(partial(faulty_worker.send_raw, content)))
+    assert (failure.status, failure.message) == (
+        "crashed",
+        "the process broke off the conversation but did not end",
+    )
+
+
+@pytest.mark.parametrize("command", ["open", "set_up", "warm_up", "run_block", "finish"])
+def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = start(partial(faulty_worker.sleep_at, command))
+    ask = session._ask
+
+    def ask_with_little_patience(asked: dict[str, object], timeout_seconds: float | None = None) -> dict[str, object]:
+        return ask(asked, 0.25 if asked["command"] == command else timeout_seconds)
+
+    monkeypatch.setattr(session, "_ask", ask_with_little_patience)
+    failure = failure_of(session)
+    phase = command.replace("_", " ")
+    assert (failure.status, failure.message) == ("timeout", f"'{phase}' took longer than 0.25 s")
+
+
+def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_OPEN_TIMEOUT_SECONDS", 0.2)
+    failure = failure_of(start(faulty_worker.ignore_everything))
+    assert (failure.status, failure.message) == ("timeout", "'open' took longer than 0.2 s")
+
+
+def test_the_other_phases_have_the_protocol_s_limit(logs: Path) -> None:
+    session = ForkserverEngine(target=partial(faulty_worker.sleep_at, "set_up")).start(0.3)
+    try:
+        session.open("cpu")
+        with pytest.raises(TrialFailedError, match=r"'set up' took longer than 0\.3 s"):
+            session.set_up(SPEC)
+    finally:
+        session.close()
+
+
+def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_EXIT_SECONDS", 0.2)
+    session = start(faulty_worker.stay_after_failing)
+    failure = failure_of(session)
+    assert (failure.status, failure.message) == ("crashed", "RuntimeError: it broke")
+    assert session._process.exitcode == -signal.SIGKILL
+
+
+def test_a_mistake_of_the_user_s_is_told_from_a_failure(start: Start) -> None:
+    assert failure_of(start(partial(faulty_worker.report, "unsupported", "No.", usage=True))).refused
+    assert not failure_of(start(partial(faulty_worker.report, "unsupported", "No."))).refused
+
+
+def test_of_a_flood_the_end_is_kept(start: Start) -> None:
+    failure = failure_of(start(faulty_worker.flood_stdout))
+    assert failure.status == "crashed"
+    assert failure.message == f"the process ended with exit code 3 ({'y' * 199}…)"
+    assert len(failure.log) == 4000
+    assert failure.log.endswith("x\n" + "y" * 1000 + "\n")
+
+
+def test_what_a_failed_process_printed_is_kept(start: Start) -> None:
+    log = failure_of(start(faulty_worker.exit_with_traceback)).log
+    assert log == "Traceback (most recent call last):\n  File ...\nValueError: no such thing\n"
+
+
+def test_a_session_after_its_end_is_a_failed_trial(start: Start) -> None:
+    session = start()
+    drive(session)
+    session.close()
+    with pytest.raises(TrialFailedError, match="the process ended with exit code 0"):
+        session.run_block()
+
+
+# The log, and closing
+
+
+@pytest.mark.parametrize("phase", ["started", "open", "running", "finished", "hanging"])
+def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, start: Start) -> None:
+    session = start(faulty_worker.ignore_everything if phase == "hanging" else faulty_worker.behave)
+    (log,) = logs.iterdir()
+    assert log.stat().st_mode & 0o777 == 0o600
+    if phase == "finished":
+        drive(session)
+    elif phase in ("open", "running"):
+        session.open("cpu")
+        if phase == "running":
+            session.set_up(SPEC)
+    elif phase == "hanging":
+        session._busy = True  # as after a timeout
+    for _ in range(3):
+        session.close()
+        assert not log.exists()
+        assert not session._process.is_alive()
+
+
+def test_closing_after_a_crash(start: Start, logs: Path) -> None:
+    session = start(partial(faulty_worker.die_of, signal.SIGKILL))
+    with contextlib.suppress(TrialFailedError):
+        drive(session)
+    session.close()
+    session.close()
+    assert not list(logs.iterdir())
+
+
+def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
+    session = start(partial(faulty_worker.sleep_at, "set_up"))
+    session.open("cpu")
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.set_up(SPEC)
+    started = time.monotonic()
+    session.close()
+    assert time.monotonic() - started < launcher._EXIT_SECONDS, "a busy process was waited for"
+    assert session._process.exitcode == -signal.SIGKILL
+    assert not list(logs.iterdir())
+
+
+# Processes that cannot be started
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"pip install 'castwise\[measure\]'"):
+        ForkserverEngine()
+
+
+@pytest.mark.parametrize("error", [OSError(11, "Resource temporarily unavailable"), EOFError("unexpected EOF")])
+def test_no_process_to_be_had(error: Exception, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ForkserverEngine(target=faulty_worker.behave)
+
+    def refuse(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine._context.Process, "start", refuse)
+    with pytest.raises(EngineError, match=r"^No process could be started for a trial: .*(unavailable|import torch)"):
+        engine.start(1.0)
+    assert not list(logs.iterdir())
+
+
+def test_an_interrupted_start_leaves_nothing(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ForkserverEngine(target=faulty_worker.behave)
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._context.Process, "start", interrupt)
+    main = sys.modules["__main__"]
+    with pytest.raises(KeyboardInterrupt):
+        engine.start(1.0)
+    assert not list(logs.iterdir())
+    assert sys.modules["__main__"] is main
+
+
+def test_no_room_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(EngineError, match=r"No file could be made for a trial's output: .*TMPDIR"):
+        ForkserverEngine(target=faulty_worker.behave).start(1.0)
+
+
+# As a process of its own: what the caller's program is, and who survives it
+
+LIGHT = """\
+import os, signal, sys
+from functools import partial
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import faulty_worker
+from castwise.plan import Protocol, TrialSpec
+from castwise.sweep import door, launcher
+from castwise.sweep.engine import TrialFailedError
+launcher._PRELOAD = []
+SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
+"""
+
+ONE_TRIAL = """\
+print("top")
+session = launcher.ForkserverEngine(target=faulty_worker.TARGET).start(60.0)
+print(session.open("cpu").cpu)
+session.set_up(SPEC)
+session.close()
+print("bottom")
+"""
+
+
+@dataclass
+class Program:
+    """A program that uses castwise, with a mark in the environment that all its processes inherit."""
+
+    folder: Path
+    logs: Path
+    mark: bytes
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, *arguments: str, stdin: int | IO[str] | None = subprocess.DEVNULL) -> "subprocess.Popen[str]":
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "CASTWISE_TEST_MARK": self.mark.decode(),
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(self.folder)]),
+                "TMPDIR": str(self.logs),
+            },
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self.process
+
+    def start_script(self, code: str, stdin: int | IO[str] | None = subprocess.DEVNULL) -> "subprocess.Popen[str]":
+        script = self.folder / "script.py"
+        script.write_text(code)
+        return self.start(str(script), stdin=stdin)
+
+    def wait_for_line(self, line: str) -> None:
+        """Read stdout up to this line."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if text.strip() == line:
+                return
+        raise AssertionError(f"it ended without '{line}': {self.process.communicate()[1]}")
+
+    def alive(self) -> dict[int, int]:
+        """Return the living processes that carry the mark, each with its parent."""
+        return {int(entry): _parent(entry) for entry in os.listdir("/proc") if entry.isdigit() and self._is_ours(entry)}
+
+    def _is_ours(self, pid: str) -> bool:
+        try:
+            return self.mark in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        assert self.process is not None
+        for pid in (*self.alive(), self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def _parent(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    # Under the run's own TMPDIR, not under tmp_path: a socket's path is 107 bytes long at the most.
+    with tempfile.TemporaryDirectory() as logs:
+        program = Program(tmp_path, Path(logs), uuid.uuid4().hex.encode())
+        yield program
+        program.end()
+
+
+@pytest.mark.parametrize("way", ["script", "-c", "stdin", "-m"])
+def test_the_caller_s_program_runs_once(way: str, program: Program) -> None:
+    code = LIGHT + ONE_TRIAL.replace("TARGET", "behave")
+    script = program.folder / "own_program.py"
+    script.write_text(code)
+    with script.open() as text:
+        arguments = {"script": [str(script)], "-c": ["-c", code], "stdin": ["-"], "-m": ["-m", "own_program"]}
+        process = program.start(*arguments[way], stdin=text)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (out, err, process.returncode) == ("top\nFake CPU\nbottom\n", "", 0)
+
+
+def test_what_a_worker_prints_reaches_neither_stdout_nor_stderr(program: Program) -> None:
+    process = program.start_script(LIGHT + ONE_TRIAL.replace("TARGET", "chat"))
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (out, err, process.returncode) == ("top\nFake CPU\nbottom\n", "", 0)
+
+
+# What `castwise.run` does of a script without an `if __name__ == "__main__"` guard, and then a trial of an hour.
+UNGUARDED = """\
+import sys
+print("top", flush=True)
+import castwise
+(trial,) = castwise.run("mnist-cnn", precision="fp32", batch_size=8, device="cpu", seconds=0.2)
+print(trial.status, "torch" in sys.modules, flush=True)
+sys.stdin.readline()
+
+from castwise.plan import Axes
+from castwise.sweep.job import Request, prepare
+from castwise.sweep.runner import Silent
+
+class Speaking(Silent):
+    def phase(self, name, done):
+        print(name, flush=True)
+
+axes = Axes(workloads=("mnist-cnn",), precisions=("fp32",), batch_sizes=(8,))
+prepare(Request(axes=axes, device="cpu", seconds=3600.0), Speaking()).run()
+"""
+
+
+def test_a_real_sweep_without_a_guard_and_its_sudden_end(program: Program) -> None:
+    process = program.start_script(UNGUARDED, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "top\n"
+    assert process.stdout.readline() == "ok False\n"
+    # The server may stay with the program, but the trials' processes have gone.
+    alive = program.alive()
+    assert sorted(parent for parent in alive.values() if parent in alive) == [process.pid] * 2, "server and tracker"
+    assert not list(program.logs.glob("castwise-*"))
+
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    program.wait_for_line("timing")
+    wait_until(lambda: len(program.alive()) == 4, "program, tracker, server and worker")
+    process.kill()
+    wait_until(lambda: not program.alive(), "the end of every process")
+    assert process.stdout.read() == ""
+
+
+HANGING = """\
+from castwise.sweep.runner import Silent, Sweep
+
+class Speaking(Silent):
+    def phase(self, name, done):
+        print(name, flush=True)
+
+engine = launcher.ForkserverEngine(target=partial(faulty_worker.sleep_at, "run_block"))
+Sweep(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [
+        (signal.SIGKILL, False),
+        (signal.SIGTERM, False),
+        (signal.SIGTERM, True),
+        (signal.SIGINT, False),
+        (signal.SIGINT, True),
+        (signal.SIGHUP, True),
+    ],
+)
+def test_no_process_outlives_the_program(number: signal.Signals, to_group: bool, program: Program) -> None:
+    process = program.start_script(LIGHT + HANGING)
+    program.wait_for_line("timing")
+    wait_until(lambda: len(program.alive()) == 4, "program, tracker, server and worker")
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    wait_until(lambda: not program.alive(), "the end of every process")
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == -number
+    assert err.count("Traceback") == (1 if number == signal.SIGINT else 0)
+    if number == signal.SIGINT:
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert not list(program.logs.glob("castwise-*"))
+
+
+def test_ctrl_c_while_the_server_imports(program: Program) -> None:
+    (program.folder / "slow_import.py").write_text(
+        "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('go on'):\n    time.sleep(0.02)\n"
+    )
+    process = program.start_script(LIGHT + "launcher._PRELOAD = ['slow_import']\n" + HANGING)
+    wait_until((program.folder / "importing").exists, "the import")
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(timeout=PATIENCE_SECONDS)
+    (program.folder / "go on").touch()
+    wait_until(lambda: not program.alive(), "the end of every process")
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert err.count("Traceback") == 1, err
+    assert "slow_import" not in err
+    assert not list(program.logs.glob("castwise-*"))
+
+
+def test_a_server_that_dies_of_its_imports(program: Program) -> None:
+    (program.folder / "broken_import.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    code = (
+        "launcher._PRELOAD = ['broken_import']\n"
+        "from castwise.errors import EngineError\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        launcher.ForkserverEngine().start(60.0)\n"
+        "    except EngineError as error:\n"
+        "        print(error)\n"
+    )
+    out, _ = program.start_script(LIGHT + code).communicate(timeout=PATIENCE_SECONDS)
+    first, second = out.splitlines()
+    assert first == second
+    assert first.startswith("No process could be started for a trial: the server that imports PyTorch")
+    assert not list(program.logs.glob("castwise-*"))

@@ -1,0 +1,170 @@
+"""Samples, the loader's batches and processes, and the split of the source 003."""
+
+import multiprocessing
+import os
+import select
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from castwise.measure.data.loaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
+from castwise.measure.data.transforms import find_transform
+from castwise.recipe import Loader
+
+
+def draw(num_images: int, channels: int = 3, side: int = 32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    size = (num_images, channels, side, side)
+    images = torch.randint(256, size, generator=generator, dtype=torch.uint8)
+    return images, torch.arange(num_images) % 10
+
+
+def keep(image: Any) -> Tensor:
+    return torch.from_numpy(np.array(image))
+
+
+# Samples
+
+
+def test_colour_samples_are_the_images_as_pil_has_them() -> None:
+    images, labels = draw(3)
+    samples = ImageSamples(images, labels, keep)
+    assert len(samples) == 3
+    for index in range(3):
+        pixels, label = samples[index]
+        assert pixels.equal(images[index].permute(1, 2, 0))
+        assert label == labels[index]
+        assert type(label) is int
+
+
+def test_grey_samples_have_no_channel_in_pil() -> None:
+    images, labels = draw(2, channels=1, side=28)
+    assert ImageSamples(images, labels, keep)[1][0].equal(images[1, 0])
+
+
+def test_synthetic_samples_are_drawn_anew_from_minus_one_to_one() -> None:
+    samples = SyntheticSamples(100, 64)
+    image, label = samples[0]
+    assert len(samples) == 100
+    assert image.shape == (3, 64, 64)
+    assert image.dtype == torch.float32
+    assert -1 <= image.min() < -0.99 < 0.99 < image.max() <= 1
+    assert not image.equal(samples[0][0])
+    assert 0 <= label < 1000
+    assert {SyntheticSamples(9, 1, num_classes=2)[0][1] for _ in range(50)} == {0, 1}
+    with pytest.raises(IndexError):
+        samples[100]
+
+
+# Batches
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_images_and_labels(num_workers: int) -> None:
+    samples = ImageSamples(*draw(10), find_transform("cifar10").training)
+    batches = list(make_loader(samples, Loader(num_workers=num_workers, shuffle=False), 4, seed=0))
+    assert [images.shape for images, _ in batches] == [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
+    assert torch.cat([labels for _, labels in batches]).tolist() == list(range(10))
+    assert batches[0][0].dtype == torch.float32
+    assert batches[0][1].dtype == torch.int64
+
+
+def test_the_last_batch_is_dropped_where_the_source_does() -> None:
+    loader = make_loader(SyntheticSamples(10, 2), Loader(num_workers=0, drop_last=True), 4, seed=0)
+    assert len(loader) == len(list(loader)) == 2
+
+
+def one_epoch(seed: int, samples: Dataset[tuple[Tensor, int]]) -> tuple[Tensor, list[int]]:
+    images, labels = zip(*make_loader(samples, Loader(num_workers=2), 3, seed), strict=True)
+    return torch.cat(images), torch.cat(labels).tolist()
+
+
+def test_order_and_augmentation_follow_the_seed() -> None:
+    samples = ImageSamples(*draw(10), find_transform("cifar10").training)
+    images, labels = one_epoch(1, samples)
+    again, same_labels = one_epoch(1, samples)
+    _, other_labels = one_epoch(2, samples)
+    assert labels == same_labels
+    assert images.equal(again)
+    assert labels != other_labels
+    assert sorted(labels) == sorted(other_labels) == list(range(10))
+
+
+def test_epochs_differ_and_processes_draw_different_numbers() -> None:
+    loader = make_loader(SyntheticSamples(4, 2), Loader(num_workers=2, shuffle=False), 1, seed=0)
+    epochs = [[(images.flatten().tolist(), labels.item()) for images, labels in loader] for _ in range(2)]
+    drawn = [tuple(image) for epoch in epochs for image, _ in epoch]
+    assert len(set(drawn)) == 8
+    assert len({label for epoch in epochs for _, label in epoch}) > 2
+
+
+# Processes
+
+
+class EndlessSamples(Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return 10_000_000
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        time.sleep(0.01)
+        return torch.zeros(1), os.getpid()
+
+
+def load_for_ever(report: Any) -> None:
+    pids = set()
+    for _, (pid,) in make_loader(EndlessSamples(), Loader(num_workers=2), 1, seed=0):
+        pids.add(int(pid))
+        if len(pids) == 2:
+            report.send(pids)
+            pids.add(0)
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_loaders_processes_do_not_outlive_a_trial_that_is_ended(end: str) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    alive, held_open = os.pipe()  # the trial and its loader's processes hold its other end
+    trial = context.Process(target=load_for_ever, args=(theirs,))
+    trial.start()
+    os.close(held_open)
+    try:
+        assert ours.poll(30)
+        assert len(ours.recv()) == 2
+        assert not select.select([alive], [], [], 0.0)[0]
+        getattr(trial, end)()
+        # Well below the five seconds after which torch's own watchdog would look.
+        assert select.select([alive], [], [], 3.0)[0], "a process outlived the trial"
+        assert os.read(alive, 1) == b"", "nobody holds the other end"
+    finally:
+        trial.kill()
+        trial.join()
+        os.close(alive)
+
+
+# 003's split
+
+
+def test_both_splits_are_pooled_and_a_fifth_is_drawn() -> None:
+    train = torch.arange(50_000)[:, None], torch.arange(50_000)
+    test = torch.arange(50_000, 60_000)[:, None], torch.arange(50_000, 60_000)
+    (images, labels), (validation_images, validation_labels) = fastai_split(train, test)
+    assert (len(labels), len(validation_labels)) == (48_000, 12_000)
+    assert images[:, 0].equal(labels)
+    assert validation_images[:, 0].equal(validation_labels)
+    assert sorted(torch.cat([labels, validation_labels]).tolist()) == list(range(60_000))
+    np.random.seed(42)  # as the source does
+    assert validation_labels.tolist() == np.random.permutation(60_000)[:12_000].tolist()
+    assert labels.equal(labels.sort().values)
+
+
+def test_the_split_leaves_numpys_random_state_alone() -> None:
+    np.random.seed(1)
+    wanted = np.random.random()
+    np.random.seed(1)
+    fastai_split(draw(10), draw(5))
+    assert np.random.random() == wanted

@@ -1,0 +1,103 @@
+"""Peak memory on a CPU, from /proc; the caching allocator's is measured in `tests/gpu`."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from castwise.measure import memory
+from castwise.measure.memory import CpuMemory, CudaMemory, memory_of
+
+MIB = 2**20
+
+
+class FakeProc:
+    """A /proc/self whose `status` the test writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.status, self.clear_refs = folder / "status", folder / "clear_refs"
+
+    def write(self, *, resident: int | None = None, peak: int | None = None) -> None:
+        lines = ["Name:\tpython", "VmPeak:\t  999999 kB"]
+        lines += [f"VmHWM:\t  {peak} kB"] if peak is not None else []
+        lines += [f"VmRSS:\t  {resident} kB"] if resident is not None else []
+        self.status.write_text("\n".join([*lines, "Threads:\t1", ""]))
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
+    fake = FakeProc(tmp_path)
+    monkeypatch.setattr(memory, "_STATUS", fake.status)
+    monkeypatch.setattr(memory, "_CLEAR_REFS", fake.clear_refs)
+    return fake
+
+
+def test_the_peak_is_the_growth_of_the_resident_set(proc: FakeProc) -> None:
+    proc.write(resident=100, peak=500)
+    meter = CpuMemory()
+    proc.write(resident=120, peak=350)
+    assert meter.peak_allocated() == 250 * 1024
+
+
+def test_a_process_that_shrank_has_grown_by_nothing(proc: FakeProc) -> None:
+    proc.write(resident=100, peak=100)
+    meter = CpuMemory()
+    proc.write(resident=80, peak=90)
+    assert meter.peak_allocated() == 0
+
+
+def test_a_new_stretch_resets_the_kernel_s_peak(proc: FakeProc) -> None:
+    proc.write(resident=100, peak=100)
+    CpuMemory().restart()
+    assert proc.clear_refs.read_text() == "5"
+
+
+def test_without_the_reset_the_peak_is_the_whole_trial_s(proc: FakeProc) -> None:
+    proc.write(resident=100, peak=100)
+    meter = CpuMemory()
+    proc.clear_refs.mkdir()  # cannot be written, by root neither
+    meter.restart()
+    proc.write(resident=100, peak=130)
+    assert meter.peak_allocated() == 30 * 1024
+
+
+@pytest.mark.parametrize("missing", ["file", "resident", "peak"])
+def test_without_proc_the_peak_is_unknown(proc: FakeProc, missing: str) -> None:
+    if missing != "file":
+        proc.write(resident=None if missing == "resident" else 100, peak=None if missing == "peak" else 100)
+    meter = CpuMemory()
+    meter.restart()
+    assert meter.peak_allocated() is None
+
+
+def test_a_cpu_has_no_caching_allocator() -> None:
+    meter = CpuMemory()
+    assert meter.peak_reserved() is None
+    assert meter.reserved() == 0
+
+
+def touch(num_bytes: int) -> None:
+    """Hold this much memory for a moment; a map of its own goes back to the system at once."""
+    with mmap.mmap(-1, num_bytes) as held:
+        for start in range(0, num_bytes, mmap.PAGESIZE):
+            held[start] = 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_stretch() -> None:
+    meter = CpuMemory()
+    meter.restart()
+    touch(64 * MIB)
+    held = meter.peak_allocated()
+    meter.restart()
+    after = meter.peak_allocated()
+    assert held is not None
+    assert after is not None
+    assert 56 * MIB < held < 96 * MIB
+    assert after < 24 * MIB
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", CpuMemory), ("cuda:0", CudaMemory)])
+def test_each_device_has_its_meter(device: str, kind: type) -> None:
+    assert type(memory_of(torch.device(device))) is kind

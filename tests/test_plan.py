@@ -1,0 +1,241 @@
+import pytest
+from fake_engine import fake_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from castwise.errors import UsageError
+from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes, Plan, Protocol, TrialSpec, build_plan
+from castwise.precisions import PRECISIONS
+from castwise.recipe import Recipe
+from castwise.workloads import WORKLOADS
+
+ALL = [row.name for row in PRECISIONS]
+
+# Another valid value for every field of a spec: a field that is missing here fails the test below.
+OTHER_VALUES: dict[str, object] = {
+    "workload": "resnet18",
+    "precision": "bf16-true",
+    "loss_scale": "128",
+    "batch_size": 257,
+    "device": "cuda:1",
+    "data_set": "mnist",
+    "techniques": ("compile",),
+    "world_size": 2,
+    "parallelism": "ddp",
+    "kind": "training",
+    "recipe": Recipe(epochs=1),
+    "protocol": Protocol(num_blocks=21),
+    "seed": 1,
+    "repeat": 1,
+}
+
+
+def plan(device: str = "cuda:0", **axes: tuple[str, ...] | tuple[int, ...] | None) -> tuple[TrialSpec, ...]:
+    return build_plan(Axes(**{"workloads": ("resnet50",), **axes}), device=device).specs  # type: ignore[arg-type]
+
+
+def test_without_axes_a_plan_has_every_precision_once_at_the_workloads_own_batch() -> None:
+    specs = plan()
+    assert [spec.precision for spec in specs] == ALL
+    assert {spec.batch_size for spec in specs} == {256}
+    assert [spec.loss_scale for spec in specs] == [row.loss_scale for row in PRECISIONS]
+
+
+@pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)
+def test_batch_size_and_protocol_are_the_device_types_own(row: object) -> None:
+    name = row.name  # type: ignore[attr-defined]
+    (on_gpu,) = plan(workloads=(name,), precisions=("fp32",))
+    (on_cpu,) = plan("cpu", workloads=(name,), precisions=("fp32",))
+    assert (on_gpu.batch_size, on_gpu.protocol) == (row.batch_size, CUDA_PROTOCOL)  # type: ignore[attr-defined]
+    assert (on_cpu.batch_size, on_cpu.protocol) == (row.cpu_batch_size, CPU_PROTOCOL)  # type: ignore[attr-defined]
+
+
+def test_axes_are_crossed_in_order() -> None:
+    specs = plan(workloads=("dpn92", "resnet50"), precisions=("tf32", "fp32"), batch_sizes=(8, 4))
+    assert [(spec.workload, spec.batch_size, spec.precision) for spec in specs] == [
+        ("dpn92", 8, "tf32"),
+        ("dpn92", 8, "fp32"),
+        ("dpn92", 4, "tf32"),
+        ("dpn92", 4, "fp32"),
+        ("resnet50", 8, "tf32"),
+        ("resnet50", 8, "fp32"),
+        ("resnet50", 4, "tf32"),
+        ("resnet50", 4, "fp32"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("O0", "fp32"),
+        ("O1", "fp16-mixed"),
+        ("O2", "fp16-master"),
+        ("O3", "fp16-true"),
+        ("o1", "fp16-mixed"),
+        (" FP32 ", "fp32"),
+        ("half", "fp16-true"),
+    ],
+)
+def test_aliases_are_resolved_before_a_spec_is_made(written: str, meant: str) -> None:
+    assert [spec.precision for spec in plan(precisions=(written,))] == [meant]
+
+
+def test_each_cell_is_measured_once_however_often_it_is_named() -> None:
+    specs = plan(workloads=("resnet50", "ResNet50"), precisions=("fp32", "O0", "single"), batch_sizes=(8, 8))
+    assert len(specs) == 1
+
+
+def test_a_loss_scale_applies_to_the_precisions_that_scale() -> None:
+    specs = plan(precisions=("fp32", "bf16-mixed", "fp16-mixed", "fp16-master"), loss_scales=("dynamic", "128"))
+    assert [(spec.precision, spec.loss_scale) for spec in specs] == [
+        ("fp32", "none"),
+        ("bf16-mixed", "none"),
+        ("fp16-mixed", "dynamic"),
+        ("fp16-mixed", "128"),
+        ("fp16-master", "dynamic"),
+        ("fp16-master", "128"),
+    ]
+
+
+def test_a_loss_scale_is_taken_at_its_word_where_no_precision_named_scales() -> None:
+    specs = plan(precisions=("fp16-true",), loss_scales=("none", "128"))
+    assert [spec.loss_scale for spec in specs] == ["none", "128"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("128.0", "128"), ("1e3", "1000"), ("65536", "65536"), ("0.5", "0.5"), ("16777216", "16777216"), ("NONE", "none")],
+)
+def test_spellings_of_one_loss_scale_are_one_cell(written: str, meant: str) -> None:
+    specs = plan(precisions=("fp16-mixed",), loss_scales=(written, meant))
+    assert [spec.loss_scale for spec in specs] == [meant]
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"workloads": ("resnet49",)}, "No workload named 'resnet49'. Did you mean resnet"),
+        ({"precisions": ("fp31",)}, "No precision named 'fp31'. Did you mean fp32"),
+        ({"precisions": ("bf16",)}, "No precision named 'bf16'. Did you mean bf16-"),
+        ({"workloads": ("torchvision:",)}, "'torchvision:' needs a model's name"),
+        ({"batch_sizes": (0,)}, "batch size 0 is impossible"),
+        ({"batch_sizes": (4, -1)}, "batch size -1 is impossible"),
+        ({"loss_scales": ("0",)}, "must be a positive number; '0' is not"),
+        ({"loss_scales": ("-8",)}, "must be a positive number; '-8' is not"),
+        ({"loss_scales": ("nan",)}, "must be a positive number; 'nan' is not"),
+        ({"loss_scales": ("inf",)}, "must be a positive number; 'inf' is not"),
+        ({"loss_scales": ("dynamics",)}, "'dynamics' is no loss scale"),
+    ],
+)
+def test_an_impossible_request_is_refused(axes: dict[str, tuple[str, ...]], message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        plan(**axes)
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_data_set_is_refused_where_the_workload_does_not_take_it() -> None:
+    build_plan(Axes(workloads=("mnist-cnn",)), device="cpu", data_set="mnist")
+    with pytest.raises(UsageError, match=r"resnet50 does not take the data set 'mnist'\. It takes: synthetic"):
+        build_plan(Axes(workloads=("mnist-cnn", "resnet50")), device="cpu", data_set="mnist")
+
+
+def test_any_model_of_a_zoo_is_a_workload() -> None:
+    (spec,) = plan(workloads=("torchvision:alexnet",), precisions=("fp32",))
+    assert (spec.workload, spec.batch_size) == ("torchvision:alexnet", 64)
+
+
+def test_the_key_depends_on_every_field_and_the_cell_on_all_but_the_repeat() -> None:
+    spec = fake_spec()
+    assert set(OTHER_VALUES) == set(TrialSpec.model_fields), "a new field needs another value in OTHER_VALUES"
+    for name, value in OTHER_VALUES.items():
+        other = spec.model_copy(update={name: value})
+        assert other.key != spec.key, name
+        assert (other.cell == spec.cell) == (name == "repeat"), name
+
+
+@pytest.mark.parametrize("name", list(Protocol.model_fields))
+def test_the_key_depends_on_every_field_of_the_protocol(name: str) -> None:
+    spec = fake_spec()
+    protocol = spec.protocol.model_copy(update={name: getattr(spec.protocol, name) + 1})
+    assert spec.model_copy(update={"protocol": protocol}).key != spec.key
+
+
+def test_keys_of_earlier_runs_stay_valid() -> None:
+    # A changed key means that no job goes on from its old records: raise SCHEMA_VERSION where it is meant.
+    assert fake_spec().key == "c828598414bb"
+    assert fake_spec().cell == "c828598414bb"
+    assert fake_spec(repeat=2, protocol=Protocol(num_blocks=7)).key == "6b06cb11f9da"
+
+
+def test_a_field_added_later_leaves_old_records_their_keys() -> None:
+    class LaterSpec(TrialSpec):
+        colour: str = "none"
+
+    old = fake_spec("bf16-mixed", protocol=Protocol(num_blocks=7))
+    new = LaterSpec.model_validate(old.model_dump())
+    assert new.key == old.key
+    assert new.cell == old.cell
+    assert new.model_copy(update={"colour": "red"}).key != old.key
+
+
+@given(
+    batch_size=st.integers(1, 10**9),
+    seed=st.integers(-(2**63), 2**64),
+    repeat=st.integers(0, 100),
+    workload=st.text(),
+    block_seconds=st.floats(min_value=1e-9, max_value=1e9),
+)
+def test_a_spec_and_its_key_survive_json(
+    batch_size: int, seed: int, repeat: int, workload: str, block_seconds: float
+) -> None:
+    spec = fake_spec(
+        batch_size=batch_size,
+        seed=seed,
+        repeat=repeat,
+        workload=workload,
+        protocol=Protocol(block_seconds=block_seconds),
+    )
+    again = TrialSpec.model_validate_json(spec.model_dump_json())
+    assert again == spec
+    assert again.key == spec.key
+    assert again.cell == spec.cell
+    assert len(spec.key) == len(spec.cell) == 12
+
+
+def test_a_label_tells_apart_the_trials_of_a_job() -> None:
+    specs = plan(workloads=("dpn92",), batch_sizes=(4, 8), loss_scales=("dynamic", "128"))
+    assert len({spec.label for spec in specs}) == len(specs)
+    assert fake_spec("fp16-mixed").label == "resnet50 fp16-mixed batch 256"
+    assert fake_spec("fp16-mixed", loss_scale="128").label == "resnet50 fp16-mixed batch 256 loss scale 128"
+
+
+def test_the_device_type_is_what_stands_before_the_colon() -> None:
+    assert fake_spec(device="cuda:3").device_type == "cuda"
+    assert fake_spec(device="cpu").device_type == "cpu"
+
+
+def test_documents_are_frozen_and_take_no_unknown_keys() -> None:
+    spec = fake_spec()
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.batch_size = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        TrialSpec.model_validate(spec.model_dump() | {"colour": "red"})
+    assert Plan.model_validate_json(Plan(specs=(spec,)).model_dump_json()).specs == (spec,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_blocks": 21},
+        {"num_blocks": 0},
+        {"block_seconds": 0.0},
+        {"max_seconds": -1.0},
+        {"warm_up_steps": 0},
+        {"timeout_seconds": 0.0},
+    ],
+)
+def test_a_protocol_that_cannot_be_carried_out_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Protocol.model_validate(changes)

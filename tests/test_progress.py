@@ -1,0 +1,111 @@
+import io
+
+import pytest
+from fake_engine import fake_spec, fake_trial
+from rich.console import Console
+
+from castwise.report.progress import LiveProgress
+from castwise.sweep.runner import Listener
+
+
+def piped() -> Console:
+    return Console(file=io.StringIO(), highlight=False)
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False, color_system=None)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def play(listener: Listener, status: str = "ok", message: str = "", workload: str = "resnet50") -> None:
+    for index, precision in enumerate(("fp32", "bf16-mixed"), start=1):
+        spec = fake_spec(precision, workload=workload)
+        listener.started(spec, index, 2)
+        for name, done in (("starting", 0.0), ("warming up", 0.1), ("timing", 0.3), ("timing", 1.0)):
+            listener.phase(name, done)
+        listener.ended(fake_trial(spec).model_copy(update={"status": status, "message": message}))
+
+
+def test_where_there_is_no_terminal_each_trial_is_a_line() -> None:
+    console = piped()
+    with LiveProgress(console) as progress:
+        play(progress)
+    assert said(console).splitlines() == [
+        "trial 1 of 2: resnet50 fp32 batch 256: ok (1 s)",
+        "trial 2 of 2: resnet50 bf16-mixed batch 256: ok (1 s)",
+    ]
+
+
+def test_a_line_stays_a_line_however_long_it_is() -> None:
+    console = piped()
+    with LiveProgress(console) as progress:
+        play(progress, "timeout", workload="timm:" + "x" * 200)
+    assert len(said(console).splitlines()) == 2
+
+
+def test_where_there_is_no_terminal_a_failure_says_why() -> None:
+    console = piped()
+    with LiveProgress(console) as progress:
+        play(progress, "oom", "CUDA out of memory. [bold]Tried[/bold] :smile:")
+    assert said(console).splitlines()[0] == (
+        "trial 1 of 2: resnet50 fp32 batch 256: oom (1 s): CUDA out of memory. [bold]Tried[/bold] :smile:"
+    )
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_a_terminal_shows_a_bar_and_takes_it_away(width: int) -> None:
+    console = terminal(width)
+    with LiveProgress(console) as progress:
+        play(progress)
+    assert "\x1b[?25l" in said(console)
+    assert said(console).endswith("\x1b[?25h\r\x1b[1A\x1b[2K")
+
+
+def test_a_terminal_shows_trial_phase_and_the_time_left() -> None:
+    console = terminal(200)
+    with LiveProgress(console) as progress:
+        play(progress)
+    text = said(console)
+    assert "trial 2 of 2  resnet50 bf16-mixed batch 256  timing" in text
+    assert "left" in text
+
+
+def test_a_terminal_keeps_a_line_for_what_went_wrong() -> None:
+    console = terminal(200)
+    with LiveProgress(console) as progress:
+        play(progress, "crashed", "RuntimeError: [red]x[/red]")
+    assert "resnet50 fp32 batch 256: crashed: RuntimeError: [red]x[/red]" in said(console)
+
+
+def test_what_went_well_leaves_no_line_on_a_terminal() -> None:
+    console = terminal(200)
+    with LiveProgress(console) as progress:
+        play(progress)
+    assert "256: ok" not in said(console)
+
+
+def test_the_bar_is_taken_away_when_the_sweep_breaks_off() -> None:
+    console = terminal()
+    progress = LiveProgress(console)
+
+    def break_off() -> None:
+        with progress:
+            progress.started(fake_spec(), 1, 2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    assert "\x1b[?25h" in said(console), "the cursor must come back"
+    with progress:  # a second sweep in the same process
+        play(progress)
+
+
+def test_it_says_nothing_before_a_trial_starts() -> None:
+    console = piped()
+    with LiveProgress(console):
+        pass
+    assert said(console) == ""

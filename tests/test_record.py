@@ -1,0 +1,137 @@
+import json
+import math
+
+import pytest
+from fake_engine import fake_environment, fake_spec, fake_trial
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from castwise.record import SCHEMA_VERSION, Block, Environment, Facts, RankSamples, Trial
+
+# What must be equal for figures to be set side by side, each with another value.
+FINGERPRINTED: dict[str, object] = {
+    "castwise": "9.9",
+    "torch": "9.9",
+    "host": "another-host",
+    "gpu": "Another Fake GPU",
+    "driver": "9.9",
+    "cuda": "9.9",
+    "cudnn": "9",
+    "num_threads": 99,
+}
+
+amounts = st.none() | st.integers(0, 2**63)
+blocks = st.builds(
+    Block,
+    seconds=st.floats(min_value=1e-9, max_value=1e9),
+    num_steps=st.integers(1, 10**6),
+    loss=st.floats(),  # not-a-number and the infinities are what a diverged trial has
+    loss_scale=st.none() | st.floats(),
+    skipped_steps=st.integers(0, 100),
+)
+ranks = st.builds(
+    RankSamples,
+    blocks=st.lists(blocks, max_size=3).map(tuple),
+    peak_allocated_bytes=amounts,
+    peak_reserved_bytes=amounts,
+    warm_up_peak_allocated_bytes=amounts,
+)
+facts = st.builds(
+    Facts,
+    num_parameters=st.integers(0, 2**40),
+    units_per_sample=st.integers(1, 10_000),
+    param_dtypes=st.dictionaries(st.text(), st.integers(0, 2**40), max_size=3),
+    optimizer=st.text(),
+    fp32_precision=st.dictionaries(st.text(), st.text(), max_size=3),
+    data_note=st.none() | st.text(),
+    warm_up_seconds=st.floats(min_value=0),
+    settled=st.booleans(),
+)
+trials = st.builds(
+    Trial,
+    spec=st.builds(fake_spec, st.sampled_from(["fp32", "bf16-true"]), workload=st.text(), repeat=st.integers(0, 9)),
+    status=st.sampled_from(["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]),
+    message=st.text(),
+    facts=st.none() | facts,
+    ranks=st.lists(ranks, max_size=2).map(tuple),
+    environment=st.builds(fake_environment, st.none() | st.tuples(st.integers(1, 12), st.integers(0, 9))),
+    started_at=st.text(),
+    duration_seconds=st.floats(min_value=0),
+    log=st.text(),
+)
+
+
+def strictly(text: str) -> object:
+    """Parse JSON as the standard has it: no NaN, no Infinity."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@given(trials)
+def test_a_trial_survives_json(trial: Trial) -> None:
+    text = trial.model_dump_json(indent=1)
+    strictly(text)
+    again = Trial.model_validate_json(text)
+    assert again.model_dump_json(indent=1) == text
+    assert repr(again) == repr(trial)  # == would find no not-a-number equal to itself
+    assert again.spec.key == trial.spec.key
+    assert again.environment.fingerprint == trial.environment.fingerprint
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_comes_back_as_what_it_was(loss: float) -> None:
+    again = Trial.model_validate_json(fake_trial(losses=(loss,)).model_dump_json())
+    assert repr(again.ranks[0].blocks[0].loss) == repr(loss)
+
+
+@pytest.mark.parametrize("name", list(FINGERPRINTED))
+def test_the_fingerprint_tells_machines_apart(name: str) -> None:
+    assert fake_environment(**{name: FINGERPRINTED[name]}).fingerprint != fake_environment().fingerprint
+
+
+def test_the_fingerprint_leaves_out_what_does_not_move_figures() -> None:
+    same = fake_environment(commit=None, python="9.9", system="Linux 9.9", torchvision="9.9")
+    assert same.fingerprint == fake_environment().fingerprint
+
+
+def test_a_gpus_records_are_not_its_hosts_cpus() -> None:
+    assert fake_environment().fingerprint != fake_environment(None).fingerprint
+    assert fake_environment().device_name == "Fake GPU"
+    assert fake_environment(None).device_name == "Fake CPU (2 cores)"
+
+
+def test_hardware_is_what_decides_about_precisions() -> None:
+    gpu, cpu = fake_environment((7, 5)).hardware, fake_environment(None, cpu_features=("avx512_bf16",)).hardware
+    assert (gpu.name, gpu.capability, gpu.is_cpu) == ("Fake GPU", (7, 5), False)
+    assert (cpu.name, cpu.capability, cpu.is_cpu) == ("Fake CPU (2 cores)", None, True)
+    assert cpu.cpu_features == ("avx512_bf16",)
+
+
+def test_a_record_says_which_schema_it_has() -> None:
+    assert json.loads(fake_trial().model_dump_json())["schema_version"] == SCHEMA_VERSION == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "fine"},
+        {"spec": None},
+        {"environment": {}},
+        {"colour": "red"},
+        {"ranks": [{"blocks": [{"seconds": "long", "num_steps": 1, "loss": 1.0}]}]},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_is_no_trial_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Trial.model_validate(fake_trial().model_dump(mode="json") | changes)
+
+
+@pytest.mark.parametrize("model", [Environment, Facts, Block, RankSamples, Trial])
+def test_documents_are_frozen(model: type[Trial]) -> None:
+    assert model.model_config["frozen"]
+    assert model.model_config["extra"] == "forbid"

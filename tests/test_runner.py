@@ -1,0 +1,272 @@
+import math
+from pathlib import Path
+
+import pytest
+from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial, step_seconds
+
+from castwise.errors import EngineError, StoreError
+from castwise.plan import Protocol, TrialSpec
+from castwise.precisions import PRECISIONS
+from castwise.record import Block, RankSamples, Trial
+from castwise.sweep.engine import TrialFailedError
+from castwise.sweep.runner import Listener, Silent, Sweep, judge
+from castwise.sweep.store import Store, load_folder
+
+SPECS = tuple(fake_spec(row.name) for row in PRECISIONS)
+OTHERS = tuple(spec for spec in SPECS if spec.precision != "bf16-mixed")
+
+# How each fault ends: the record's status, and a word of its message.
+ENDS = [
+    (Fault("oom"), "oom", "out of memory"),
+    (Fault("oom", "warm_up"), "oom", "out of memory"),
+    (Fault("oom", "run_block", block=2), "oom", "out of memory"),
+    (Fault("crash"), "crashed", "illegal memory access"),
+    (Fault("crash", "finish"), "crashed", "illegal memory access"),
+    (Fault("timeout"), "timeout", "took longer than"),
+    (Fault("timeout", "run_block", block=1), "timeout", "took longer than"),
+    (Fault("unsupported"), "unsupported", "not implemented for"),
+    (Fault("nan"), "diverged", "the loss was nan"),
+    (Fault("inf", block=3), "diverged", "the loss was inf"),
+]
+each_end = pytest.mark.parametrize(("fault", "status", "word"), ENDS, ids=lambda value: str(value)[:40])
+
+
+class Diary:
+    """A listener that writes everything down."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, object]] = []
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        self.entries.append(("started", (spec.precision, index, count)))
+
+    def phase(self, name: str, done: float) -> None:
+        self.entries.append((name, done))
+
+    def ended(self, trial: Trial) -> None:
+        self.entries.append(("ended", trial.status))
+
+
+def sweep(engine: FakeEngine, store: Store | None = None, listener: Listener | None = None) -> Sweep:
+    return Sweep(engine, store, engine.environment, listener or Silent())
+
+
+def test_each_spec_is_measured_in_a_process_of_its_own_and_in_order() -> None:
+    engine = FakeEngine()
+    trials = sweep(engine).run(SPECS)
+    assert [trial.spec for trial in trials] == list(SPECS)
+    assert [trial.status for trial in trials] == ["ok"] * len(SPECS)
+    assert engine.measured == list(SPECS)
+    assert len(engine.sessions) == len(SPECS)
+    assert engine.num_open == 0
+
+
+def test_a_trial_holds_all_that_was_measured() -> None:
+    engine = FakeEngine()
+    (trial,) = sweep(engine).run([fake_spec("fp16-mixed")])
+    assert trial.environment == engine.environment
+    assert trial.facts is not None
+    assert trial.facts.ready_seconds == engine.sessions[0].ready_seconds
+    assert len(trial.ranks[0].blocks) == trial.spec.protocol.num_blocks
+    assert trial.ranks[0].peak_allocated_bytes
+    assert trial.message == trial.log == ""
+    assert trial.duration_seconds >= 0
+    assert trial.started_at.endswith("+00:00")
+
+
+@each_end
+def test_every_end_is_a_record_and_the_sweep_goes_on(fault: Fault, status: str, word: str, tmp_path: Path) -> None:
+    engine, store = FakeEngine(faults={"bf16-mixed": fault}), Store(tmp_path)
+    trials = sweep(engine, store).run(SPECS)
+    ends = {trial.spec.precision: trial for trial in trials}
+    assert ends["bf16-mixed"].status == status
+    assert word in ends["bf16-mixed"].message
+    assert "\n" not in ends["bf16-mixed"].message
+    assert [ends[spec.precision].status for spec in OTHERS] == ["ok"] * len(OTHERS)
+    assert engine.num_open == 0
+    recorded, problems = store.load(engine.environment)
+    assert problems == []
+    assert {key: repr(trial) for key, trial in recorded.items()} == {t.spec.key: repr(t) for t in trials}
+
+
+@each_end
+def test_a_failed_trial_keeps_its_log_and_its_machine(fault: Fault, status: str, word: str) -> None:
+    engine = FakeEngine(faults={"fp32": fault})
+    (trial,) = sweep(engine).run([fake_spec()])
+    assert trial.environment == engine.environment
+    assert bool(trial.log) == (status != "diverged")
+    # What was timed before the fault is not thrown away.
+    timed = fault.strikes_in in ("run_block", "finish") or status == "diverged"
+    assert (trial.facts is not None) == timed
+    blocks = trial.ranks[0].blocks if trial.ranks else ()
+    assert len(blocks) == (fault.block if fault.strikes_in == "run_block" and status != "diverged" else len(blocks))
+
+
+def test_faults_can_follow_each_other() -> None:
+    faults = {"fp32": Fault("crash"), "tf32": Fault("timeout"), "bf16-mixed": Fault("oom"), "fp16-true": Fault("nan")}
+    engine = FakeEngine(faults=faults)
+    statuses = {trial.spec.precision: trial.status for trial in sweep(engine).run(SPECS)}
+    assert statuses == {
+        "fp32": "crashed",
+        "tf32": "timeout",
+        "fp16-mixed": "ok",
+        "bf16-mixed": "oom",
+        "fp16-master": "ok",
+        "fp16-true": "diverged",
+        "bf16-true": "ok",
+    }
+
+
+def test_a_fault_of_one_spec_leaves_the_precisions_other_cells_alone() -> None:
+    small, large = fake_spec(batch_size=1), fake_spec(batch_size=4096)
+    trials = sweep(FakeEngine(faults={large.key: Fault("oom")})).run([small, large])
+    assert [trial.status for trial in trials] == ["ok", "oom"]
+
+
+def test_a_process_that_dies_before_it_has_its_spec_is_a_record_too(tmp_path: Path) -> None:
+    engine = FakeEngine(faults={"#4": Fault("crash", "open")})
+    statuses = [trial.status for trial in sweep(engine, Store(tmp_path)).run(SPECS)]
+    assert statuses == ["ok", "ok", "ok", "crashed", "ok", "ok", "ok"]
+    assert len(load_folder(tmp_path)[0]) == 7
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("number", [1, 4, 7])
+def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(phase: str, number: int, tmp_path: Path) -> None:
+    engine, store = FakeEngine(faults={f"#{number}": Fault("interrupt", phase)}), Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(engine, store).run(SPECS)
+    assert engine.num_open == 0
+    trials, problems = load_folder(tmp_path)
+    assert {trial.spec for trial in trials} == set(SPECS[: number - 1])
+    assert problems == []
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_record_is_stored_before_the_next_trial_starts(tmp_path: Path) -> None:
+    engine, store, seen = FakeEngine(), Store(tmp_path), list[int]()
+    start = engine.start
+
+    def counting(timeout_seconds: float) -> object:
+        seen.append(len(load_folder(tmp_path)[0]))
+        return start(timeout_seconds)
+
+    engine.start = counting  # type: ignore[method-assign, assignment]
+    sweep(engine, store).run(SPECS)
+    assert seen == list(range(len(SPECS)))
+
+
+def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep(FakeEngine()).run(SPECS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_fails_ends_the_sweep_with_no_process_left(tmp_path: Path) -> None:
+    engine, store = FakeEngine(), Store(tmp_path)
+    store.machine_folder(engine.environment).write_text("in the way")
+    with pytest.raises(StoreError):
+        sweep(engine, store).run(SPECS)
+    assert len(engine.sessions) == 1
+    assert engine.num_open == 0
+
+
+def test_an_engine_that_starts_nothing_ends_the_sweep() -> None:
+    engine = FakeEngine()
+
+    def refuse(timeout_seconds: float) -> object:
+        raise EngineError("no process (fake)")
+
+    engine.start = refuse  # type: ignore[method-assign, assignment]
+    with pytest.raises(EngineError):
+        sweep(engine).run(SPECS)
+
+
+def test_the_listener_is_told_of_every_trial_and_phase_in_order() -> None:
+    diary = Diary()
+    sweep(FakeEngine(faults={"tf32": Fault("oom")}), listener=diary).run([fake_spec(), fake_spec("tf32")])
+    names = [name for name, _ in diary.entries]
+    first, second = names[: names.index("ended") + 1], names[names.index("ended") + 1 :]
+    assert first == ["started", "starting", "setting up", "warming up", *["timing"] * 20, "ended"]
+    assert second == ["started", "starting", "setting up", "ended"]
+    assert [value for name, value in diary.entries if name == "started"] == [("fp32", 1, 2), ("tf32", 2, 2)]
+    assert [value for name, value in diary.entries if name == "ended"] == ["ok", "oom"]
+
+
+def test_progress_never_goes_back_nor_beyond_the_end() -> None:
+    diary = Diary()
+    sweep(FakeEngine(), listener=diary).run([fake_spec()])
+    done = [value for name, value in diary.entries if name not in ("started", "ended")]
+    assert done == sorted(done)  # type: ignore[type-var]
+    assert 0 <= done[0] <= done[-1] <= 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "num_blocks"),
+    [
+        (Protocol(num_blocks=7, block_seconds=0.001, max_seconds=1e6), 7),
+        # Steps of 26.6 ms: timing ends after the block in which more than 0.1 s have passed.
+        (Protocol(num_blocks=20, block_seconds=0.001, max_seconds=0.1), 4),
+        (Protocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=3), 3),
+        (Protocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=1), 1),
+        (Protocol(num_blocks=1, min_blocks=1), 1),
+    ],
+)
+def test_timing_ends_by_blocks_or_by_time_but_not_under_the_fewest(protocol: Protocol, num_blocks: int) -> None:
+    spec = fake_spec(protocol=protocol)
+    assert step_seconds(spec) == pytest.approx(0.0266)
+    (trial,) = sweep(FakeEngine()).run([spec])
+    assert len(trial.ranks[0].blocks) == num_blocks
+
+
+def judged(*losses: float, loss_scale: str = "dynamic", scale: float | None = None) -> Trial:
+    """Return a trial of 10 steps a block as `judge` leaves it; `scale` is the loss scale after each block."""
+    blocks = tuple(Block(seconds=1, num_steps=10, loss=loss, loss_scale=scale) for loss in losses)
+    trial = fake_trial(fake_spec("fp16-mixed", loss_scale=loss_scale), step_seconds=())
+    return judge(trial.model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_last_loss_that_is_no_number_is_a_divergence(loss: float) -> None:
+    trial = judged(1.0, loss)
+    assert trial.status == "diverged"
+    assert trial.message == f"the loss was {loss} after 20 timed steps; times were taken on such numbers"
+
+
+def test_a_loss_that_recovered_is_none() -> None:
+    trial = judged(math.nan, 1.0)
+    assert (trial.status, trial.message) == ("ok", "")
+
+
+@pytest.mark.parametrize(("name", "told"), [("dynamic", True), ("dynamic-apex", True), ("128", False)])
+def test_a_divergence_under_dynamic_scaling_names_the_scale(name: str, told: bool) -> None:
+    assert ("loss scale 0.5" in judged(math.nan, loss_scale=name, scale=0.5).message) == told
+
+
+def test_a_session_insists_on_its_order() -> None:
+    # The fake is only worth something if it would notice a runner that skips a phase.
+    session = FakeEngine().start(1.0)
+    with pytest.raises(AssertionError, match="warm_up after nothing"):
+        session.warm_up()
+    session.close()
+    with pytest.raises(AssertionError, match="open after close"):
+        session.open("auto")
+
+
+def test_two_processes_never_measure_at_once() -> None:
+    engine = FakeEngine()
+    engine.start(1.0)
+    with pytest.raises(AssertionError, match="share the machine"):
+        engine.start(1.0)
+
+
+def test_a_failure_carries_what_the_record_needs() -> None:
+    failure = TrialFailedError("oom", "no memory", "log")
+    assert (failure.status, failure.message, failure.log, failure.refused) == ("oom", "no memory", "log", False)
+    assert str(failure) == "no memory"
+
+
+def test_what_the_trials_own_process_finds_counts() -> None:
+    found, before = fake_environment(num_threads=7), fake_environment()
+    (trial,) = Sweep(FakeEngine(environment=found), None, before, Silent()).run([fake_spec()])
+    assert trial.environment == found

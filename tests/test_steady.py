@@ -1,0 +1,386 @@
+"""Steady-state cells on the CPU: warm-up and blocks by a scripted clock, and one cell by the real one."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from small_step import make_net, make_task
+from torch import Tensor, nn
+
+from castwise.errors import UsageError
+from castwise.measure import steady
+from castwise.measure.precision import read_fp32_precision
+from castwise.measure.steady import SteadyCell
+from castwise.measure.stopwatch import CudaStopwatch, HostStopwatch, stopwatch_of
+from castwise.measure.workloads.task import Batch
+from castwise.plan import Protocol, TrialSpec
+from castwise.precisions import PRECISIONS, Precision
+
+QUICK = Protocol(warm_up_steps=2, warm_up_seconds=0.01, block_seconds=0.001, num_blocks=3)
+
+every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
+
+
+def spec_of(
+    precision: str = "fp32", *, protocol: Protocol = QUICK, loss_scale: str = "none", seed: int = 0
+) -> TrialSpec:
+    return TrialSpec(
+        workload="mnist-cnn",
+        precision=precision,
+        loss_scale=loss_scale,
+        batch_size=2,
+        device="cpu",
+        protocol=protocol,
+        seed=seed,
+    )
+
+
+@dataclass
+class ScriptedClock:
+    """A stopwatch that runs the work and says it took what the script says a step takes.
+
+    Attributes:
+        step_seconds: The seconds of a step, window after window.
+        now: The scripted time.
+        steps: Steps run so far.
+        windows: Steps in each stretch that was timed.
+    """
+
+    step_seconds: Iterator[float]
+    now: float = 0.0
+    steps: int = 0
+    windows: list[int] = field(default_factory=list)
+
+    def time(self, work: Callable[[], None]) -> float:
+        before = self.steps
+        work()
+        self.windows.append(self.steps - before)
+        seconds = next(self.step_seconds) * self.windows[-1]
+        self.now += seconds
+        return seconds
+
+
+@dataclass
+class ScriptedMemory:
+    """A meter whose allocator grows as the script says."""
+
+    reserved_bytes: Iterator[int]
+    restarts: int = 0
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def peak_allocated(self) -> int:
+        return 100 + self.restarts
+
+    def peak_reserved(self) -> int:
+        return 200 + self.restarts
+
+    def reserved(self) -> int:
+        return next(self.reserved_bytes)
+
+
+class Script:
+    """Cells of a tiny model, on a scripted clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.clock = ScriptedClock(iter(()))
+        self.memory = ScriptedMemory(iter(()))
+        self.batches: list[int] = []
+        self.loss_of_step: Callable[[int], float] = lambda step: 1.0
+
+    def make_cell(
+        self, spec: TrialSpec, step_seconds: Iterable[float], reserved: Iterable[int] = itertools.repeat(0)
+    ) -> SteadyCell:
+        """Return a cell whose steps take these seconds, each for one window or block."""
+        self.clock, self.memory = ScriptedClock(iter(step_seconds)), ScriptedMemory(iter(reserved))
+        model = nn.Linear(1, 1)
+        task = make_task(model, self._compute_loss)
+        task.make_batches = lambda count, *_: [(torch.tensor([[float(index)]]),) for index in range(count)]
+        self._monkeypatch.setattr(steady, "build_task", lambda *_, **__: task)
+        self._monkeypatch.setattr(steady, "stopwatch_of", lambda _: self.clock)
+        self._monkeypatch.setattr(steady, "memory_of", lambda _: self.memory)
+        self._monkeypatch.setattr(steady, "_since", lambda _: self.clock.now)
+        return SteadyCell(spec, None)
+
+    def _compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        self.batches.append(int(batch[0]))
+        self.clock.steps += 1
+        value = self.loss_of_step(self.clock.steps)
+        loss: Tensor = model(batch[0]).float().sum() * 0 * value + value  # one that is not finite has such gradients
+        return loss
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    return Script(monkeypatch)
+
+
+# Warm-up
+
+
+def test_warm_up_ends_when_three_windows_agree(script: Script) -> None:
+    """The first window is one step, and never counts; the others last a tenth of a second."""
+    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), [9.0, 0.05, 0.05, 0.0505, 1.0])
+    facts = cell.warm_up()
+    assert script.clock.windows == [1, 1, 2, 2]
+    assert facts.settled
+    assert facts.warm_up_steps == 6
+    assert facts.warm_up_seconds == pytest.approx(9.0 + 0.05 + 0.1 + 0.101)
+    cell.finish()
+
+
+def test_warm_up_goes_on_while_windows_differ(script: Script) -> None:
+    """By more than 2 %: 0.05 is not 0.0511."""
+    seconds = [0.05, 0.05, 0.05, 0.0511, 0.05, 0.05, 0.05, 9.0]
+    facts = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), seconds).warm_up()
+    assert len(script.clock.windows) == 7
+    assert facts.settled
+
+
+def test_the_first_window_is_never_one_of_the_three(script: Script) -> None:
+    facts = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05)).warm_up()
+    assert len(script.clock.windows) == 4
+    assert facts.warm_up_steps == 1 + 2 + 2 + 2
+
+
+def test_warm_up_goes_on_while_the_allocator_grows(script: Script) -> None:
+    reserved = [1, 2, 3, 4, 5, 5, 5, 5]
+    script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05), reserved).warm_up()
+    assert len(script.clock.windows) == 7
+
+
+def test_warm_up_takes_the_protocol_s_steps_at_the_least(script: Script) -> None:
+    protocol = Protocol(warm_up_steps=12, warm_up_seconds=0.001)
+    facts = script.make_cell(spec_of(protocol=protocol), itertools.repeat(0.05)).warm_up()
+    assert facts.warm_up_steps == 1 + 2 * 6  # whole windows
+    assert facts.settled
+
+
+def test_warm_up_that_does_not_settle_ends_when_its_time_is_up(script: Script) -> None:
+    protocol = Protocol(warm_up_steps=2, warm_up_seconds=1.0)
+    facts = script.make_cell(spec_of(protocol=protocol), itertools.cycle([0.1, 0.2])).warm_up()
+    assert not facts.settled
+    assert script.clock.windows == [1] * 7
+    assert facts.warm_up_seconds == pytest.approx(1.0)
+
+
+# Blocks
+
+
+@pytest.mark.parametrize(("step_seconds", "num_steps"), [(0.01, 20), (0.03, 7), (0.2, 1), (5.0, 1)])
+def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: float, num_steps: int) -> None:
+    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.2)), itertools.repeat(step_seconds))
+    cell.warm_up()
+    block = cell.run_block()
+    assert block.num_steps == script.clock.windows[-1] == num_steps
+    assert block.seconds == pytest.approx(step_seconds * num_steps)
+
+
+def test_batches_are_taken_in_turn_over_warm_up_and_blocks(script: Script) -> None:
+    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.15)), itertools.repeat(0.05))
+    cell.warm_up()
+    for _ in range(20):
+        cell.run_block()
+    assert len(script.batches) > 64
+    assert script.batches == [index % 32 for index in range(len(script.batches))]
+
+
+def test_a_block_s_loss_is_its_last_step_s(script: Script) -> None:
+    script.loss_of_step = float
+    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.15)), itertools.repeat(0.05))
+    cell.warm_up()
+    for _ in range(3):
+        assert cell.run_block().loss == script.clock.steps
+
+
+def test_a_loss_that_is_not_finite_stands_in_its_block(script: Script) -> None:
+    script.loss_of_step = lambda _: math.nan
+    cell = script.make_cell(spec_of(), itertools.repeat(0.05))
+    cell.warm_up()
+    assert math.isnan(cell.run_block().loss)
+
+
+def test_skipped_steps_are_those_of_the_block(script: Script) -> None:
+    script.loss_of_step = lambda step: math.nan if step in (1, 3, 8, 9, 12) else 1.0
+    protocol = Protocol(warm_up_steps=1, block_seconds=0.1)
+    cell = script.make_cell(spec_of(protocol=protocol, loss_scale="dynamic"), itertools.repeat(0.05))
+    assert cell.warm_up().warm_up_steps == 7
+    blocks = [cell.run_block() for _ in range(3)]
+    assert [block.skipped_steps for block in blocks] == [2, 0, 1]
+    assert [block.loss_scale for block in blocks] == [2.0**12, 2.0**12, 2.0**11]
+    assert script.clock.steps == 13
+
+
+@pytest.mark.parametrize(("loss_scale", "recorded"), [("none", None), ("128", 128.0)])
+def test_a_block_has_the_loss_scale(script: Script, loss_scale: str, recorded: float | None) -> None:
+    cell = script.make_cell(spec_of(loss_scale=loss_scale), itertools.repeat(0.05))
+    cell.warm_up()
+    block = cell.run_block()
+    assert block.loss_scale == recorded
+    assert block.skipped_steps == 0
+
+
+def test_finish_returns_the_blocks_in_order_and_each_stretch_s_memory(script: Script) -> None:
+    protocol = Protocol(warm_up_steps=1, block_seconds=0.05)
+    cell = script.make_cell(spec_of(protocol=protocol), [0.05] * 4 + [0.06, 0.07, 0.08])
+    cell.warm_up()
+    blocks = [cell.run_block() for _ in range(3)]
+    samples = cell.finish()
+    assert samples.blocks == tuple(blocks)
+    assert [block.seconds for block in blocks] == pytest.approx([0.06, 0.07, 0.08])
+    # One stretch from set-up to the end of warm-up, one for the blocks.
+    assert samples.warm_up_peak_allocated_bytes == 101
+    assert samples.peak_allocated_bytes == 102
+    assert samples.peak_reserved_bytes == 202
+
+
+# A real workload
+
+
+def losses_of(spec: TrialSpec) -> list[float]:
+    """Run a cell to its end and return its blocks' losses."""
+    cell = SteadyCell(spec, None)
+    cell.warm_up()
+    losses = [cell.run_block().loss for _ in range(3)]
+    cell.finish()
+    return losses
+
+
+def test_a_cell_on_the_real_clock() -> None:
+    before = read_fp32_precision()
+    cell = SteadyCell(spec_of(), None)
+    assert {read_fp32_precision()[path] for path in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")} == {"ieee"}
+    facts = cell.warm_up()
+    blocks = [cell.run_block() for _ in range(3)]
+    samples = cell.finish()
+    assert read_fp32_precision() == before
+    assert facts.num_parameters == 1_199_882
+    assert facts.param_dtypes == {"float32": 1_199_882}
+    assert facts.units_per_sample == 1
+    assert facts.optimizer == "Adadelta(lr=0.001)"
+    assert set(facts.fp32_precision.values()) == {"ieee"}
+    assert facts.set_up_seconds > 0
+    assert facts.warm_up_seconds > 0
+    assert facts.warm_up_steps >= QUICK.warm_up_steps
+    assert samples.blocks == tuple(blocks)
+    for block in blocks:
+        assert block.seconds > 0
+        assert block.num_steps >= 1
+        assert math.isfinite(block.loss)
+    assert samples.peak_reserved_bytes is None
+    is_known = Path("/proc/self/status").exists()
+    assert (samples.peak_allocated_bytes is not None) == is_known
+    assert (samples.warm_up_peak_allocated_bytes is not None) == is_known
+
+
+@every_row
+def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = make_net()
+    monkeypatch.setattr(steady, "build_task", lambda *_, **__: make_task(net))
+    cell = SteadyCell(spec_of(row.name, loss_scale=row.loss_scale), None)
+    facts = cell.warm_up()
+    block = cell.run_block()
+    cell.finish()
+    dtypes = dict.fromkeys((row.param_dtype, row.batch_norm_dtype), 0)
+    dtypes[row.param_dtype] += net.conv.weight.numel() + net.linear.weight.numel() + net.linear.bias.numel()
+    dtypes[row.batch_norm_dtype] += net.norm.weight.numel() + net.norm.bias.numel()
+    assert facts.param_dtypes == dtypes
+    assert facts.num_parameters == sum(dtypes.values())
+    assert facts.fp32_precision["cuda.matmul"] == row.float32_matmul
+    assert math.isfinite(block.loss)
+    assert (block.loss_scale is None) == (row.loss_scale == "none")
+
+
+class FixedStopwatch:
+    """Says the same of every stretch, so that every cell runs the same steps."""
+
+    def time(self, work: Callable[[], None]) -> float:
+        work()
+        return 0.1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-master"])
+def test_the_same_seed_gives_the_same_losses(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, data and dropout come from the seed alone, whatever was drawn before."""
+    monkeypatch.setattr(steady, "stopwatch_of", lambda _: FixedStopwatch())
+    losses = []
+    for seed in (0, 0, 1):
+        torch.rand(3)
+        losses.append(losses_of(spec_of(precision, seed=seed)))
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    assert len(set(losses[0])) == 3
+
+
+def test_data_comes_from_the_seed_on_the_spec_s_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, str, int]] = []
+    task = make_task(make_net())
+    make_batches = task.make_batches
+
+    def spy(count: int, size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+        asked.append((count, size, str(device), generator.initial_seed()))
+        return make_batches(count, size, device, generator)
+
+    task.make_batches = spy
+    monkeypatch.setattr(steady, "build_task", lambda *_, **__: task)
+    SteadyCell(spec_of(seed=5), None).finish()
+    assert asked == [(32, 2, "cpu", 5)]
+
+
+# When set-up fails
+
+
+def test_a_set_up_that_fails_restores_the_numeric_state() -> None:
+    before = read_fp32_precision()
+    spec = spec_of().model_copy(update={"data_set": "mnist"})
+    # The error is held, and by it the cell: nothing is restored by being collected.
+    with pytest.raises(UsageError, match="folder") as caught:
+        SteadyCell(spec, None)
+    assert read_fp32_precision() == before
+    assert caught.tb is not None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_so_does_one_that_is_broken_off(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: dict[str, str] = {}
+
+    def break_off(*_: object, **__: object) -> None:
+        inside.update(read_fp32_precision())
+        raise error
+
+    before = read_fp32_precision()
+    monkeypatch.setattr(steady, "TrainingStep", break_off)
+    with pytest.raises(error) as caught:
+        SteadyCell(spec_of(), None)
+    assert set(inside.values()) == {"ieee"}
+    assert read_fp32_precision() == before != inside
+    assert caught.tb is not None
+
+
+# The stopwatch
+
+
+def test_the_host_s_stopwatch_times_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    ticks = iter([10.0, 12.5])
+
+    def tick() -> float:
+        events.append("tick")
+        return next(ticks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("time.perf_counter", tick)
+        seconds = HostStopwatch().time(lambda: events.append("work"))
+    assert seconds == 2.5
+    assert events == ["tick", "work", "tick"]
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", HostStopwatch), ("cuda:0", CudaStopwatch)])
+def test_each_device_has_its_stopwatch(device: str, kind: type) -> None:
+    assert type(stopwatch_of(torch.device(device))) is kind

@@ -1,0 +1,295 @@
+import ast
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+
+import pytest
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
+from rich.console import Console
+
+from castwise.analyze.compare import Row, compare
+from castwise.analyze.recommend import recommend
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+from castwise.report import tables
+from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
+
+CSV_HEADER = (
+    "workload,data_set,precision,batch_size,loss_scale,throughput_per_second,speedup,step_seconds,spread,"
+    "peak_allocated_bytes,peak_reserved_bytes,final_loss,status,unit,memory_ratio,final_step,skipped_steps,"
+    "message,device,torch,key"
+)
+
+
+def trial(precision: str, seconds: float, **changes: object) -> Trial:
+    return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,) * 4)
+
+
+def failed(precision: str, status: str, message: str = "it went wrong") -> Trial:
+    return fake_trial(fake_spec(precision), step_seconds=()).model_copy(update={"status": status, "message": message})
+
+
+DIVERGED = fake_trial(
+    fake_spec("fp16-true"), status="diverged", message="the loss was nan", step_seconds=(0.02,), losses=(math.nan,)
+)
+JOB = [trial("fp32", 0.3), trial("bf16-mixed", 0.1), failed("fp16-mixed", "oom", "no | memory"), DIVERGED]
+
+
+def printed(trials: Sequence[Trial], width: int = 200) -> str:
+    rows, stream = compare(trials), io.StringIO()
+    tables.print_table(rows, recommend(rows), Console(file=stream, width=width, highlight=False))
+    return stream.getvalue()
+
+
+def as_json(trials: Sequence[Trial]) -> dict[str, list[dict[str, object]]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    rows = compare(trials)
+    document = json.loads(tables.to_json(rows, recommend(rows)), parse_constant=refuse)
+    assert isinstance(document, dict)
+    return document
+
+
+def as_csv(trials: Sequence[Trial]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(tables.to_csv(compare(trials)))))
+
+
+def as_markdown(trials: Sequence[Trial]) -> str:
+    rows = compare(trials)
+    return tables.to_markdown(rows, recommend(rows))
+
+
+def cells(line: str) -> list[str]:
+    """Return a Markdown row's cells; an escaped bar separates none."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_a_table_in_full() -> None:
+    assert [line.rstrip() for line in printed([trial("fp32", 0.3), trial("bf16-mixed", 0.1)]).splitlines()] == [
+        "resnet50, batch 256, synthetic data on Fake GPU (torch 0.0-fake, driver 0.0-fake, 2000-01-01)",
+        "                                          step                            final loss",
+        "precision       throughput  speed-up      time  spread    peak allocated      @ step  status",
+        "fp32        853.3 images/s     1.00×  300.0 ms     0 %  1.00 GiB (1.00×)       1 @ 9  ok",
+        "bf16-mixed  2,560 images/s     3.00×  100.0 ms     0 %  1.00 GiB (1.00×)       1 @ 9  ok",
+        "",
+        "resnet50, batch 256: take bf16-mixed. It trains 3.00 times as fast as fp32 in the same memory.",
+        "    with torch.autocast(device_type='cuda', dtype=torch.bfloat16):",
+        "        loss = loss_fn(model(x), y)",
+        "    loss.backward()",
+        "    optimizer.step()",
+    ]
+
+
+@pytest.mark.parametrize("width", [10, 20, 40, 60, 80, 160])
+def test_a_table_fits_any_terminal(width: int) -> None:
+    lines = printed(JOB, width).splitlines()
+    table = lines[1 : next(index for index, line in enumerate(lines) if line.startswith("  resnet50"))]
+    assert len(table) > len(JOB)
+    assert all(len(line) <= width for line in table)
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_a_narrow_terminal_breaks_no_word_and_says_what_is_left_out(width: int) -> None:
+    text = printed(JOB, width)
+    words = text.split()
+    for row in JOB:
+        assert row.spec.precision in words
+    for word in ("853.3", "images/s", "3.00×", "diverged", "throughput", "speed-up"):
+        assert word in words
+    assert "left out, the terminal is too narrow: spread" in text
+    assert "left out" not in printed(JOB, 160)
+
+
+def test_the_code_is_never_wrapped_so_that_it_can_be_copied() -> None:
+    code = recommend(compare(JOB))[0].code
+    printed_code = [line.strip() for line in printed(JOB, 40).splitlines()[-len(code.splitlines()) :]]
+    assert printed_code == [line.strip() for line in code.splitlines()]
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    message = "RuntimeError: [bold]sizes[/bold] [3, 4] :smile:"
+    rows = compare([trial("fp32", 0.3), failed("tf32", "crashed", message)])
+    tables.print_table(rows, recommend(rows), tables.result_console())
+    assert message in capsys.readouterr().out
+
+
+def test_an_unhappy_trial_has_dashes_and_a_line_on_why() -> None:
+    text = printed(JOB)
+    (line,) = [line for line in text.splitlines() if line.startswith("fp16-mixed")]
+    assert line.split() == ["fp16-mixed", *"––––––", "oom"]
+    assert "resnet50 fp16-mixed batch 256: oom: no | memory" in text
+    assert "nan @ 6" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, set()),
+        ({"workload": "resnet18"}, {"workload"}),
+        ({"batch_size": 8}, {"batch_size"}),
+        ({"loss_scale": "128"}, {"loss_scale"}),
+        ({"data_set": "mnist"}, {"data_set"}),
+    ],
+    ids=str,
+)
+def test_a_column_that_says_nothing_is_left_out(changes: dict[str, object], shown: set[str]) -> None:
+    rows = compare([trial("fp32", 0.3), trial("fp16-mixed", 0.1, **changes)])
+    names = {column.name for column in shown_columns(rows)}
+    assert names & {"workload", "batch_size", "loss_scale", "data_set"} == shown
+    assert "peak_reserved_bytes" not in names
+
+
+def test_without_a_baseline_there_is_no_speedup_column() -> None:
+    names = [column.name for column in shown_columns(compare([trial("tf32", 0.3)]))]
+    assert "speedup" not in names
+    assert "throughput_per_second" in names
+
+
+def test_no_two_columns_share_a_name() -> None:
+    names = [column.name for column in (*COLUMNS, *EXTRA_COLUMNS)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("column", [*COLUMNS, *EXTRA_COLUMNS], ids=lambda column: column.name)
+@pytest.mark.parametrize("row", compare(JOB), ids=lambda row: row.trial.status)
+def test_every_column_has_a_text_for_every_end_of_a_trial(column: object, row: Row) -> None:
+    text = column.text(row)  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    assert "None" not in text
+
+
+def test_the_headline_says_what_all_trials_share() -> None:
+    one = headline(compare([trial("fp32", 0.3)]))
+    assert one.startswith("resnet50, batch 256, synthetic data on Fake GPU (torch 0.0-fake, driver 0.0-fake,")
+    several = headline(compare([trial("fp32", 0.3), trial("fp32", 0.3, workload="dpn92", batch_size=8)]))
+    assert several.startswith("synthetic data on Fake GPU")
+    on_cpu = fake_trial(fake_spec(device="cpu"), environment=fake_environment(None))
+    assert "on Fake CPU (2 cores) (torch 0.0-fake, 2000-01-01)" in headline(compare([on_cpu]))
+    assert headline([]) == "no trials"
+
+
+def test_remarks_say_what_figures_do_not() -> None:
+    assert remarks(compare([trial("fp32", 0.3)])) == []
+    on_cpu = fake_trial(fake_spec("bf16-mixed", device="cpu"), environment=fake_environment(None))
+    assert remarks(compare([on_cpu])) == [
+        "bf16-mixed is emulated here: Fake CPU (2 cores) has no bfloat16 instructions",
+        "peak allocated on a CPU is the growth of the process's resident set: an upper bound",
+    ]
+    on_old_gpu = fake_trial(fake_spec("bf16-true"), environment=fake_environment((7, 5)))
+    assert remarks(compare([on_old_gpu])) == [
+        "bf16-true is emulated here: Fake GPU has compute capability 7.5, before 8.0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settled", "seconds", "told"),
+    [(False, (0.1, 0.1, 0.2, 0.2), True), (True, (0.1, 0.1, 0.2, 0.2), False), (False, (0.1,) * 4, False)],
+)
+def test_a_warm_up_that_never_settled_is_told_where_the_blocks_are_noisy(
+    settled: bool, seconds: tuple[float, ...], told: bool
+) -> None:
+    noisy = fake_trial(step_seconds=seconds, facts=fake_facts(settled=settled))
+    lines = remarks(compare([noisy]))
+    assert bool(lines) == told
+    assert all("never settled" in line for line in lines)
+
+
+def test_csv_has_a_line_a_trial_with_plain_values() -> None:
+    text = tables.to_csv(compare(JOB))
+    assert text.splitlines()[0] == CSV_HEADER
+    rows = as_csv(JOB)
+    assert [row["precision"] for row in rows] == ["fp32", "bf16-mixed", "fp16-mixed", "fp16-true"]
+    assert float(rows[1]["speedup"]) == pytest.approx(3)
+    assert float(rows[1]["throughput_per_second"]) == pytest.approx(2560)
+    assert (rows[2]["status"], rows[2]["throughput_per_second"], rows[2]["final_loss"]) == ("oom", "", "")
+    assert math.isnan(float(rows[3]["final_loss"]))
+    assert {row["key"] for row in rows} == {trial.spec.key for trial in JOB}
+    assert {row["unit"] for row in rows} == {"images"}
+
+
+def test_csv_quotes_what_needs_it() -> None:
+    message = 'says "no", twice,\nand | once more'
+    (row,) = as_csv([failed("fp32", "crashed", message)])
+    assert row["message"] == message
+
+
+def test_json_holds_rows_advice_and_whole_trials() -> None:
+    document = as_json(JOB)
+    assert set(document) == {"rows", "advice", "trials"}
+    assert [set(row) for row in document["rows"]] == [set(CSV_HEADER.split(","))] * 4
+    assert [row["speedup"] for row in document["rows"][:2]] == [pytest.approx(1), pytest.approx(3)]
+    assert document["rows"][2]["final_loss"] is None
+    assert document["rows"][3]["final_loss"] == "nan"
+    (advice,) = document["advice"]
+    assert set(advice) == {"workload", "precision", "sentence", "code"}
+    assert advice["precision"] == "bf16-mixed"
+    ast.parse(str(advice["code"]))
+    trials = [Trial.model_validate_json(json.dumps(item)) for item in document["trials"]]
+    assert repr(trials) == repr(JOB)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_json_is_strict_whatever_the_loss(loss: float) -> None:
+    (row,) = as_json([fake_trial(losses=(loss,))])["rows"]
+    assert row["final_loss"] == str(loss)
+
+
+def test_a_markdown_table_has_as_many_cells_in_every_line() -> None:
+    lines = [line for line in as_markdown(JOB).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(JOB)
+    assert {len(cells(line)) for line in lines} == {len(shown_columns(compare(JOB)))}
+    assert all(re.fullmatch(r"-{3,}:?", cell) for cell in cells(lines[1]))
+    assert cells(lines[0])[0] == "precision"
+
+
+def test_markdown_escapes_what_would_end_a_cell() -> None:
+    odd = "torchvision:a|b"
+    lines = as_markdown([trial("fp32", 0.3), trial("fp32", 0.3, workload=odd)]).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len({len(cells(line)) for line in table}) == 1
+    assert cells(table[-1])[0] == r"torchvision:a\|b"
+
+
+def test_markdown_has_headline_remarks_advice_and_code_as_blocks() -> None:
+    text = as_markdown(JOB)
+    assert text.startswith("resnet50, batch 256, synthetic data on Fake GPU")
+    assert "\n- resnet50 fp16-mixed batch 256: oom: no | memory\n" in text
+    assert "\n\nresnet50, batch 256: take bf16-mixed." in text
+    assert text.count("```") == 2
+    assert text.endswith("```\n")
+    code = text.partition("```python\n")[2].partition("```")[0]
+    ast.parse(code)
+    assert "\n\n\n" not in text
+
+
+def test_markdown_without_remarks_or_code_has_no_empty_parts() -> None:
+    text = as_markdown([trial("fp32", 0.3)])
+    assert "\n\n\n" not in text
+    assert "```" not in text
+    assert not text.endswith("\n\n")
+
+
+def test_no_trials_is_no_crash() -> None:
+    assert printed([]).strip().startswith("no trials")
+    assert as_markdown([]).startswith("no trials")
+    assert as_csv([]) == []
+    assert as_json([]) == {"rows": [], "advice": [], "trials": []}
+
+
+def test_several_workloads_are_told_apart_and_advised_each() -> None:
+    specs: list[TrialSpec] = [fake_spec(p, workload=w) for w in ("resnet18", "lstm-lm") for p in ("fp32", "tf32")]
+    text = printed([fake_trial(spec) for spec in specs])
+    assert "resnet18, batch 256: stay with fp32" in text
+    assert "lstm-lm, batch 256: stay with fp32" in text
+    assert "tokens/s" in text
+    assert "images/s" in text
+
+
+def test_a_piped_table_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert tables.result_console().width >= 160
+    assert tables.result_console(60).width == 60

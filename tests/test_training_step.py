@@ -1,0 +1,326 @@
+"""A training step in every row of the precision registry: dtypes, the update itself, and what it leaves alone."""
+
+import copy
+import math
+
+import pytest
+import torch
+from small_step import (
+    MOMENTUM_SGD,
+    PLAIN_SGD,
+    SmallNet,
+    compute_dtype,
+    make_batch,
+    make_net,
+    make_step,
+    make_task,
+    stepped_tensors,
+)
+from torch import Tensor, nn
+
+from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.measure.precision import convert_weights
+from castwise.measure.training_step import TrainingStep, describe_optimizer, make_optimizer
+from castwise.measure.workloads.task import Batch
+from castwise.precisions import PRECISIONS, Precision
+from castwise.workloads import OptimizerSpec
+
+# Adam's own epsilon is 0 in float16, and a gradient of 0 then makes a weight not-a-number.
+ADAM = OptimizerSpec("Adam", (("lr", 0.125), ("betas", (0.9, 0.999)), ("eps", 1e-3), ("weight_decay", 0.25)))
+# How many roundings' worth of error a gradient of the small network may have, in its own norm.
+ROUNDINGS = 5
+
+every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
+
+
+def float64_twin(net: SmallNet, row: Precision) -> SmallNet:
+    """Return the network with the weights the row starts from, in float64."""
+    twin = copy.deepcopy(net)
+    for weight in twin.parameters():
+        weight.data = weight.data.to(getattr(torch, row.param_dtype))
+    return twin.double()
+
+
+def float64_gradients(twin: SmallNet) -> dict[str, Tensor]:
+    images, labels = make_batch()
+    cross_entropy64 = nn.functional.cross_entropy(twin(images.double()), labels)
+    cross_entropy64.backward()  # type: ignore[no-untyped-call]
+    return {name: weight.grad for name, weight in twin.named_parameters() if weight.grad is not None}
+
+
+def settle(step: TrainingStep, batch: Batch) -> None:
+    """Run steps until one is taken: a dynamic scale may have to come down first."""
+    for _ in range(20):
+        skipped = step.scaling.skipped_steps
+        step(batch)
+        if step.scaling.skipped_steps == skipped:
+            return
+    raise AssertionError("every step was skipped")
+
+
+# Dtypes
+
+
+@every_row
+def test_gradients_and_optimizer_state_have_the_stepped_tensors_dtype(row: Precision) -> None:
+    net = make_net()
+    step = make_step(row, make_task(net), MOMENTUM_SGD, loss_scale=row.loss_scale)
+    settle(step, make_batch())
+    for tensor, weight in zip(stepped_tensors(step), net.parameters(), strict=True):
+        stepped_dtype = torch.float32 if row.master_weights else weight.dtype
+        assert tensor.dtype == stepped_dtype
+        assert tensor.grad is not None
+        assert tensor.grad.dtype == stepped_dtype
+        assert step.optimizer.state[tensor]["momentum_buffer"].dtype == stepped_dtype
+        assert weight.grad is not None
+        assert weight.grad.dtype == weight.dtype
+
+
+@every_row
+def test_the_model_keeps_the_row_s_dtypes_after_a_step(row: Precision) -> None:
+    net = make_net()
+    step = make_step(row, make_task(net), loss_scale=row.loss_scale)
+    settle(step, make_batch())
+    assert str(net.conv.weight.dtype) == f"torch.{row.param_dtype}"
+    assert str(net.linear.bias.dtype) == f"torch.{row.param_dtype}"
+    assert net.norm.running_mean is not None
+    assert net.norm.running_var is not None
+    for tensor in (net.norm.weight, net.norm.bias, net.norm.running_mean, net.norm.running_var):
+        assert str(tensor.dtype) == f"torch.{row.batch_norm_dtype}"
+    assert net.norm.num_batches_tracked is not None
+    assert net.norm.num_batches_tracked.dtype == torch.int64
+    assert int(net.norm.num_batches_tracked) >= 1
+
+
+@every_row
+def test_the_loss_is_a_detached_float32_scalar(row: Precision) -> None:
+    loss = make_step(row, make_task(make_net()))(make_batch())
+    assert loss.dtype == torch.float32
+    assert loss.shape == ()
+    assert not loss.requires_grad
+
+
+@every_row
+def test_the_forward_alone_runs_under_autocast(row: Precision) -> None:
+    """Backward and the optimizer do not: torch says so, and casts there would not be the recipe's."""
+    during: list[bool] = []
+    step = make_step(row, make_task(make_net()))
+    step.model.register_forward_hook(lambda *_: during.append(torch.is_autocast_enabled("cpu")))
+    step.optimizer.register_step_pre_hook(lambda *_: during.append(torch.is_autocast_enabled("cpu")))
+    step(make_batch())
+    assert during == [row.autocast_dtype is not None, False]
+
+
+def test_the_model_is_set_to_training() -> None:
+    net = make_net().eval()
+    assert make_step(PRECISIONS[0], make_task(net)).model.training
+
+
+# The update
+
+
+@every_row
+def test_gradients_equal_float64_s_within_the_format_s_rounding(row: Precision) -> None:
+    net = make_net()
+    expected = float64_gradients(float64_twin(net, row))
+    step = make_step(row, make_task(net))
+    step(make_batch())
+    bound = ROUNDINGS * torch.finfo(compute_dtype(row)).eps
+    for name, tensor in zip(expected, stepped_tensors(step), strict=True):
+        assert tensor.grad is not None
+        error = (tensor.grad.double() - expected[name]).norm() / expected[name].norm()
+        assert error < bound, f"{name}: {error} of {bound}"
+
+
+@every_row
+def test_loss_and_running_statistics_equal_float64_s_within_the_format_s_rounding(row: Precision) -> None:
+    net = make_net()
+    twin = float64_twin(net, row)
+    bound = ROUNDINGS * torch.finfo(compute_dtype(row)).eps
+    loss = make_step(row, make_task(net))(make_batch())
+    expected = nn.functional.cross_entropy(twin(make_batch()[0].double()), make_batch()[1]).detach()
+    assert abs(float(loss) / float(expected) - 1) < bound
+    for name in ("running_mean", "running_var"):
+        got, wanted = net.norm.get_buffer(name).double(), twin.norm.get_buffer(name)
+        assert (got - wanted).norm() / wanted.norm() < bound
+        assert not torch.equal(got, make_net().norm.get_buffer(name).double())
+
+
+@every_row
+def test_a_step_takes_the_learning_rate_times_the_gradient_off_the_weights(row: Precision) -> None:
+    net = make_net()
+    step = make_step(row, make_task(net))
+    before = [tensor.detach().double() for tensor in stepped_tensors(step)]
+    step(make_batch())
+    for old, tensor, weight in zip(before, stepped_tensors(step), net.parameters(), strict=True):
+        assert tensor.grad is not None
+        torch.testing.assert_close(
+            tensor.double(), old - 0.125 * tensor.grad.double(), rtol=torch.finfo(tensor.dtype).eps, atol=1e-7
+        )
+        assert not torch.equal(tensor.double(), old)
+        assert torch.equal(weight, tensor.to(weight.dtype))
+
+
+@every_row
+@pytest.mark.parametrize("loss_scale", ["128", *(scale.name for scale in DYNAMIC_SCALES)])
+def test_a_loss_scale_changes_the_update_by_no_more_than_rounding(row: Precision, loss_scale: str) -> None:
+    """Also where the gradients are float16 themselves, which torch's GradScaler refuses."""
+    nets = make_net(), make_net()
+    plain, scaled = make_step(row, make_task(nets[0])), make_step(row, make_task(nets[1]), loss_scale=loss_scale)
+    plain(make_batch())
+    settle(scaled, make_batch())
+    bound = ROUNDINGS * torch.finfo(compute_dtype(row)).eps
+    for tensor, expected in zip(stepped_tensors(scaled), stepped_tensors(plain), strict=True):
+        assert tensor.grad is not None
+        assert expected.grad is not None
+        assert (tensor.grad - expected.grad).norm() < bound * expected.grad.norm()
+
+
+def sum_of_outputs(model: nn.Module, batch: Batch) -> Tensor:
+    return model(*batch).float().sum()  # type: ignore[no-any-return]
+
+
+def mean_of_outputs(model: nn.Module, batch: Batch) -> Tensor:
+    return model(*batch).float().mean()  # type: ignore[no-any-return]
+
+
+@every_row
+def test_small_updates_add_up_in_float32_and_round_away_in_16_bits(row: Precision) -> None:
+    """64 updates of 2⁻¹⁴, each a quarter of float16's half step below 1 and less of bfloat16's."""
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(net.weight)
+    step = make_step(row, make_task(net, sum_of_outputs), OptimizerSpec("SGD", (("lr", 2.0**-14),)))
+    for _ in range(64):
+        step((torch.ones(1, 1),))
+    adds_up = row.master_weights or row.param_dtype == "float32"
+    assert stepped_tensors(step)[0].item() == (1 - 2.0**-8 if adds_up else 1.0)
+    assert net.weight.item() == (1 - 2.0**-8 if adds_up else 1.0)
+
+
+@every_row
+@pytest.mark.parametrize("loss_scale", ["none", "128", "dynamic"])
+def test_clipping_bounds_the_unscaled_gradient(row: Precision, loss_scale: str) -> None:
+    net = make_net()
+    step = make_step(row, make_task(net), loss_scale=loss_scale, clip_grad_norm=0.0625)
+    settle(step, make_batch())
+    norm = math.sqrt(sum(float(t.grad.double().square().sum()) for t in stepped_tensors(step) if t.grad is not None))
+    assert norm == pytest.approx(0.0625, rel=ROUNDINGS * torch.finfo(compute_dtype(row)).eps + 1e-4)
+
+
+# Weights that take no part
+
+
+class Branches(nn.Module):
+    """Two linear layers of which a step uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, take_left: Tensor) -> Tensor:
+        return self.left(x) if take_left else self.right(x)  # type: ignore[no-any-return]
+
+
+def make_branches() -> Branches:
+    torch.manual_seed(0)
+    return Branches()
+
+
+@every_row
+@pytest.mark.parametrize("optimizer", [MOMENTUM_SGD, ADAM], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("loss_scale", ["none", "128", "dynamic"])
+def test_an_unused_branch_is_left_alone_as_torch_leaves_it(
+    row: Precision, optimizer: OptimizerSpec, loss_scale: str
+) -> None:
+    """Neither momentum, nor weight decay, nor an old gradient moves it; the next time it goes on where it was."""
+    net = make_branches()
+    step = make_step(row, make_task(net, mean_of_outputs), optimizer, loss_scale=loss_scale)
+    twins = [tensor.detach().clone().requires_grad_() for tensor in stepped_tensors(step)]
+    twin_optimizer = make_optimizer(optimizer, twins)
+    for take_left in (True, False, True, True, False):
+        before = [tensor.detach().clone() for tensor in stepped_tensors(step)]
+        step((torch.full((2, 4), 0.25), torch.tensor(take_left)))
+        for index, (tensor, twin) in enumerate(zip(stepped_tensors(step), twins, strict=True)):
+            is_used = take_left == (index < 2)
+            assert torch.equal(tensor, before[index]) != is_used
+            # The gradients are powers of two: exact in every format, scaled or not.
+            twin.grad = torch.full_like(twin, 0.25 if tensor.dim() == 1 else 0.0625) if is_used else None
+        twin_optimizer.step()
+    assert step.scaling.skipped_steps == 0
+    for tensor, twin in zip(stepped_tensors(step), twins, strict=True):
+        assert torch.equal(tensor, twin)
+
+
+@every_row
+def test_frozen_weights_are_cast_and_never_stepped(row: Precision) -> None:
+    net = make_net()
+    net.conv.requires_grad_(False)
+    expected = net.conv.weight.to(getattr(torch, row.param_dtype)).clone()
+    step = make_step(row, make_task(net), MOMENTUM_SGD, loss_scale=row.loss_scale)
+    for _ in range(3):
+        settle(step, make_batch())
+    assert torch.equal(net.conv.weight, expected)
+    assert net.conv.weight.dtype == expected.dtype
+    assert net.conv.weight.grad is None
+    assert len(stepped_tensors(step)) == 4
+
+
+class Tied(nn.Module):
+    """One weight used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        self.second.weight = self.first.weight
+        nn.init.constant_(self.first.weight, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+@every_row
+def test_tied_weights_are_stepped_once_with_both_uses_gradients(row: Precision) -> None:
+    net = Tied()
+    step = make_step(row, make_task(net, sum_of_outputs))
+    step((torch.ones(1, 1),))
+    assert net.first.weight is net.second.weight
+    assert net.first.weight.item() == 0.5 - 0.125 * (2 * 0.5)
+
+
+@every_row
+def test_a_model_of_batch_norm_alone_is_trained(row: Precision) -> None:
+    """`fp16-master` then has no weight that needs a master."""
+    net = nn.BatchNorm1d(2)
+    step = make_step(row, make_task(net, sum_of_outputs), loss_scale=row.loss_scale)
+    settle(step, (torch.tensor([[1.0, 2.0], [3.0, 5.0]]),))
+    assert net.bias.tolist() == [-0.25, -0.25]
+
+
+def test_converting_is_the_step_s_own_doing() -> None:
+    """A task's model is float32 and has no hooks until a step is made of it."""
+    net = make_net()
+    assert not net._forward_pre_hooks
+    row = next(row for row in PRECISIONS if row.param_dtype != "float32")
+    make_step(row, make_task(net))
+    assert len(net._forward_pre_hooks) == len(net._forward_hooks) == 1
+    other = make_net()
+    convert_weights(other, row)
+    assert {weight.dtype for weight in other.parameters()} == {weight.dtype for weight in net.parameters()}
+
+
+# The optimizer
+
+
+def test_optimizers_are_made_by_name_with_their_arguments() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = make_optimizer(ADAM, [weight])
+    assert type(optimizer) is torch.optim.Adam
+    assert optimizer.param_groups[0]["params"] == [weight]
+    assert optimizer.defaults["lr"] == 0.125
+    assert optimizer.defaults["betas"] == (0.9, 0.999)
+    assert optimizer.defaults["weight_decay"] == 0.25
+
+
+def test_optimizers_are_described_as_one_would_write_them() -> None:
+    assert describe_optimizer(ADAM) == "Adam(lr=0.125, betas=(0.9, 0.999), eps=0.001, weight_decay=0.25)"
+    assert describe_optimizer(PLAIN_SGD) == "SGD(lr=0.125)"

@@ -1,0 +1,97 @@
+"""Words by number, in columns and segments; the published counts where the real text is."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from castwise.data_sets import WIKITEXT2, default_data_dir, find_file, read_verified, verify
+from castwise.errors import DataError, MissingDataError
+from castwise.measure.data.wikitext import Corpus, batchify, load_wikitext2, make_corpus, segments
+
+
+def test_words_are_numbered_as_they_come_up_and_lines_end_in_eos() -> None:
+    corpus = make_corpus(" \n = a b = \n", "c a\n", "d\u00a0a\r\nb")
+    assert corpus.words == ("<eos>", "=", "a", "b", "c", "d")
+    assert corpus.train.tolist() == [0, 1, 2, 3, 1, 0]
+    assert corpus.valid.tolist() == [4, 2, 0]
+    assert corpus.test.tolist() == [5, 2, 0, 3, 0]
+    assert corpus.train.dtype == torch.int64
+
+
+def test_a_text_without_lines_has_no_words() -> None:
+    assert make_corpus("", "", "").train.shape == (0,)
+
+
+def test_columns_go_on_where_the_one_before_ends() -> None:
+    assert batchify(torch.arange(14), 4).tolist() == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+
+
+def test_columns_too_short_to_predict_anything_are_refused() -> None:
+    assert len(batchify(torch.arange(8), 4)) == 2
+    with pytest.raises(DataError, match="7 words cannot be read in 4 columns"):
+        batchify(torch.arange(7), 4)
+
+
+@pytest.mark.parametrize(("num_rows", "lengths"), [(2, [1]), (36, [35]), (37, [35, 1]), (71, [35, 35])])
+def test_segments_are_35_words_long_and_the_last_takes_the_rest(num_rows: int, lengths: list[int]) -> None:
+    rows = batchify(torch.arange(num_rows * 3), 3)
+    cut = segments(rows)
+    assert [len(words) for words, _ in cut] == lengths
+    assert torch.cat([words for words, _ in cut]).equal(rows[:-1])
+    assert torch.cat([targets for _, targets in cut]).equal(rows[1:].flatten())
+
+
+def test_every_target_is_the_word_that_follows() -> None:
+    for words, targets in segments(batchify(torch.arange(300), 4), num_steps=10):
+        assert (targets.view_as(words) - words).unique().tolist() == [1]
+
+
+def test_an_edited_text_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "wikitext-2"
+    folder.mkdir()
+    file = WIKITEXT2.files[2]
+    (folder / file.name).write_bytes(b"word\n" * 10)
+    with pytest.raises(DataError, match=r"test\.txt' holds 50 bytes where wikitext-2 has 1,256,449"):
+        read_verified(WIKITEXT2, tmp_path, "test")
+    (folder / file.name).write_bytes(b"w" * file.num_bytes)
+    with pytest.raises(DataError, match="its checksum is wrong"):
+        read_verified(WIKITEXT2, tmp_path, "test")
+
+
+def test_a_missing_text_is_named_in_both_forms(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match=r"no train\.txt\[\.gz\] or wiki\.train\.tokens\[\.gz\] in "):
+        verify(WIKITEXT2, tmp_path)
+    with pytest.raises(MissingDataError, match=r"no train\.txt"):
+        load_wikitext2(tmp_path)
+
+
+# The real text
+
+
+@pytest.fixture(scope="module")
+def real() -> Corpus:
+    try:
+        return load_wikitext2(default_data_dir())
+    except MissingDataError as missing:
+        pytest.skip(str(missing))
+
+
+def test_the_published_counts(real: Corpus) -> None:
+    assert (len(real.train), len(real.valid), len(real.test)) == (2_088_628, 217_646, 245_569)
+    assert len(real.words) == 33_278
+
+
+def test_the_published_number_of_iterations(real: Corpus) -> None:
+    rows = batchify(real.train, 20)
+    assert rows.shape == (104_431, 20)
+    assert len(segments(rows)) == 2984
+    assert real.train.max() == len(real.words) - 1
+
+
+def test_the_official_names_are_found_too(real: Corpus, tmp_path: Path) -> None:
+    for file in WIKITEXT2.files:
+        shutil.copy(find_file(WIKITEXT2, default_data_dir(), file.part), tmp_path / file.aliases[0])
+    verify(WIKITEXT2, tmp_path)
+    assert load_wikitext2(tmp_path).test.equal(real.test)

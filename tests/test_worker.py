@@ -1,0 +1,237 @@
+"""The protocol from the worker's side: every command has one answer, whatever happens, and nothing is raised."""
+
+import gc
+import json
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from castwise.errors import MissingDataError, UsageError
+from castwise.measure import worker
+from castwise.measure.precision import _switch, read_fp32_precision
+from castwise.measure.steady import SteadyCell
+from castwise.plan import Protocol, TrialSpec
+from castwise.record import Block, Environment, Facts, RankSamples
+
+PATIENCE_SECONDS = 60.0
+TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
+SPEC = TrialSpec(
+    workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=TINY, seed=1
+)
+SET_UP = {"command": "set_up", "spec": SPEC.model_dump(mode="json"), "data_dir": None}
+
+
+class Conversation:
+    """The parent's end of a pipe at whose other end a worker serves."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        self.raised: list[BaseException] = []
+        self._thread = threading.Thread(target=self._serve, args=(theirs,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            worker.serve(connection)
+        except BaseException as error:  # noqa: BLE001  a thread's exceptions reach nobody by themselves
+            self.raised.append(error)
+        finally:
+            connection.close()
+
+    def ask(self, command: Any) -> dict[str, Any]:
+        return self.ask_raw(json.dumps(command).encode())
+
+    def ask_raw(self, message: bytes) -> dict[str, Any]:
+        self.connection.send_bytes(message)
+        assert self.connection.poll(PATIENCE_SECONDS), "no answer"
+        answer = json.loads(self.connection.recv_bytes())
+        assert isinstance(answer, dict)
+        return answer
+
+    @property
+    def is_over(self) -> bool:
+        self._thread.join(PATIENCE_SECONDS)
+        return not self._thread.is_alive() and not self.raised
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """Give the float32 switches back: a worker that fails leaves them as its trial had them, and ends."""
+    before = read_fp32_precision()
+    yield
+    if read_fp32_precision() != before:
+        gc.collect()  # the worker's own restoring comes first
+    for path, value in before.items():
+        _switch("" if path == "all" else path).fp32_precision = value
+
+
+@pytest.fixture
+def talk() -> Iterator[Conversation]:
+    conversation = Conversation()
+    yield conversation
+    conversation.connection.close()
+    assert conversation.is_over, conversation.raised
+
+
+def failing(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_trial_from_its_first_command_to_its_last(talk: Conversation) -> None:
+    opened = talk.ask({"command": "open", "device": "cpu", "commit": "0123456789ab"})
+    assert opened["event"] == "opened"
+    assert Environment.model_validate(opened["environment"]).torch == torch.__version__
+    assert talk.ask(SET_UP) == {"event": "ready"}
+    warm = talk.ask({"command": "warm_up"})
+    assert warm["event"] == "warm"
+    assert Facts.model_validate(warm["facts"]).param_dtypes == {"float32": 1_199_882}
+    blocks = []
+    for _ in range(2):
+        answer = talk.ask({"command": "run_block"})
+        assert answer["event"] == "block"
+        blocks.append(Block.model_validate(answer["block"]))
+    finished = talk.ask({"command": "finish"})
+    assert finished["event"] == "finished"
+    assert RankSamples.model_validate(finished["samples"]).blocks == tuple(blocks)
+    assert talk.is_over
+
+
+def test_a_loss_that_is_no_number_arrives_as_what_it_is(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Block(seconds=1.0, num_steps=1, loss=float("nan"), loss_scale=float("inf"))
+    talk.ask(SET_UP)
+    monkeypatch.setattr(SteadyCell, "run_block", lambda self: block)
+    arrived = Block.model_validate(talk.ask({"command": "run_block"})["block"])
+    assert repr(arrived) == repr(block)
+
+
+@pytest.mark.parametrize(("has_gpu", "device"), [(True, "cuda:0"), (False, "cpu")])
+def test_auto_is_the_first_gpu_or_else_the_cpu(
+    has_gpu: bool, device: str, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name_it(opened: torch.device, _: object) -> None:
+        raise RuntimeError(str(opened))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(worker, "read_environment", name_it)
+    answer = talk.ask({"command": "open", "device": "auto", "commit": None})
+    assert answer["message"] == f"RuntimeError: {device}"
+
+
+def test_a_fetch_ends_the_conversation(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[tuple[str, Path]] = []
+    monkeypatch.setattr(worker, "fetch", lambda name, folder: fetched.append((name, folder)))
+    assert talk.ask({"command": "fetch", "data_set": "mnist", "data_dir": "/somewhere"}) == {"event": "fetched"}
+    assert fetched == [("mnist", Path("/somewhere"))]
+    assert talk.is_over
+
+
+def test_a_check_of_models_that_are_there(talk: Conversation) -> None:
+    command = {"command": "check", "workloads": ["torchvision:resnet18", "mnist-cnn"]}
+    assert talk.ask(command) == {"event": "checked"}
+    assert talk.ask(command) == {"event": "checked"}, "the conversation goes on"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"command": "dance"}',
+        b'{"command": ["open"]}',
+        b'{"command": "open"}',
+        b'{"command": "open", "device": "tpu:0", "commit": null}',
+        b'{"command": "set_up", "spec": {}, "data_dir": null}',
+        b'{"command": "warm_up"}',
+        b'{"command": "run_block"}',
+        b'{"command": "finish"}',
+        b'{"command": "fetch", "data_set": "no such set", "data_dir": "."}',
+    ],
+)
+def test_a_command_that_cannot_be_carried_out_is_a_failure_and_the_end(message: bytes, talk: Conversation) -> None:
+    answer = talk.ask_raw(message)
+    assert sorted(answer) == ["event", "message", "status", "usage"]
+    assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "crashed", False)
+    assert len(answer["message"].splitlines()) == 1
+    assert talk.is_over
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message", "usage"),
+    [
+        (ValueError("first line\nsecond line"), "crashed", "ValueError: first line", False),
+        (ZeroDivisionError(), "crashed", "ZeroDivisionError", False),
+        (MemoryError(), "oom", "the host's memory is exhausted", False),
+        (torch.OutOfMemoryError("CUDA out of memory."), "oom", "CUDA out of memory.", False),
+        (NotImplementedError("no kernel"), "unsupported", "no kernel", False),
+        (UsageError("No such thing."), "unsupported", "No such thing.", True),
+        (MissingDataError("mnist: not there"), "unsupported", "mnist: not there", True),
+        (BrokenPipeError(32, "Broken pipe"), "crashed", "BrokenPipeError: [Errno 32] Broken pipe", False),
+        (EOFError("a file of the user's"), "crashed", "EOFError: a file of the user's", False),
+    ],
+)
+def test_what_a_model_raises_is_an_event(  # noqa: PLR0917
+    error: Exception,
+    status: str,
+    message: str,
+    usage: bool,
+    talk: Conversation,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(worker, "SteadyCell", failing(error))
+    answer = talk.ask(SET_UP)
+    assert answer == {"event": "failed", "status": status, "message": message, "usage": usage}
+    assert talk.is_over
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["warm_up", "run_block", "finish"])
+def test_a_failure_can_come_in_every_phase(command: str, talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk.ask(SET_UP)
+    monkeypatch.setattr(SteadyCell, command, failing(RuntimeError("broken")))
+    assert talk.ask({"command": command})["message"] == "RuntimeError: broken"
+
+
+def test_an_answer_that_is_not_json_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker._Worker, "_check", lambda self, command: {"event": object()})
+    talk = Conversation()
+    answer = talk.ask({"command": "check", "workloads": []})
+    assert talk.is_over
+    assert answer["message"] == "TypeError: Object of type object is not JSON serializable"
+
+
+def test_the_end_of_the_pipe_is_the_end(talk: Conversation) -> None:
+    talk.connection.close()
+    assert talk.is_over
+
+
+def test_a_parent_that_leaves_without_reading_is_the_end_too(
+    talk: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, may_go_on = threading.Event(), threading.Event()
+
+    def linger(row: object) -> None:
+        reached.set()
+        may_go_on.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(worker, "check_workload", linger)
+    command = json.dumps({"command": "check", "workloads": ["mnist-cnn"]}).encode()
+    talk.connection.send_bytes(command)
+    talk.connection.send_bytes(command)  # unread when the pipe is closed: a reset instead of an end
+    assert reached.wait(PATIENCE_SECONDS)
+    talk.connection.close()
+    may_go_on.set()
+    assert talk.is_over
