@@ -1,25 +1,27 @@
-"""How much castwise's timed step costs beyond the same loop written by hand: both in one process, taking turns.
+"""How much castwise's timed step costs beyond the same loop written by hand: both in one process, in turns.
 
     python benchmarks/overhead.py [--out FILE] [WORKLOAD:PRECISION ...]
 
-Prints the median over turns of castwise's block time over the hand-written loop's, with the interval that order
-statistics give the median. A positive percentage is what castwise costs.
+Prints by how many per cent castwise's step takes longer than the hand-written one, with its 95 % interval.
 """
 
 import argparse
 import json
+import math
+import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from hand_loops import Loop, hand_loop
-from scipy.stats import quantile_test
+from scipy.stats import ttest_ind
 
 from castwise.measure.environment import read_environment
 from castwise.measure.precision import numeric_state
 from castwise.measure.steady import SteadyCell
-from castwise.plan import Axes, Protocol, build_plan
+from castwise.plan import Axes, Protocol, TrialSpec, build_plan
 from castwise.precisions import find_precision
 from castwise.sweep.job import find_commit
 from castwise.workloads import find_workload
@@ -35,44 +37,69 @@ CELLS = (
     "lstm-lm:fp32",
     "lstm-lm:fp16-mixed",
 )
-_PROTOCOL = Protocol(block_seconds=0.25, warm_up_seconds=10.0)
+_PROTOCOL = Protocol(block_seconds=0.1, warm_up_seconds=3.0, num_blocks=1000)
+_INSTANCES = 4
+
+Timed = Callable[[], float]
 
 
-def measure(cell_name: str, turns: int, device: torch.device) -> dict[str, object]:
-    """Return the ratio of castwise's step time to the hand-written one's, over turns in ABBA order."""
+def measure(cell_name: str, rounds: int, device: torch.device) -> dict[str, object]:
+    """Return the ratio of castwise's step time to the hand-written one's.
+
+    Two models of one cell differ in speed by where their tensors happen to lie, by more than blocks of one model
+    do: the model is the replicate. So both sides are built several times, in turn, and all take turns in each
+    round, in a new order. The interval is Welch's on the logarithms of the models' median step times.
+    """
     workload, _, precision = cell_name.partition(":")
     plan = build_plan(Axes(workloads=(workload,), precisions=(precision,)), device=str(device), protocol=_PROTOCOL)
     (spec,) = plan.specs
     with numeric_state(find_precision(precision)):
-        loop = hand_loop(find_workload(workload), precision, spec.batch_size, device)
-        time_by_hand(loop, 20, device)
-        cell = SteadyCell(spec, None)
-        cell.warm_up()
-        cell.run_block()
-        ours, theirs = [], []
-        for turn in range(turns):
-            if turn % 2 == 0:
-                block = cell.run_block()
-                by_hand = time_by_hand(loop, block.num_steps, device)
-            else:
-                by_hand = time_by_hand(loop, block.num_steps, device)
-                block = cell.run_block()
-            ours.append(block.seconds / block.num_steps)
-            theirs.append(by_hand / block.num_steps)
-        cell.finish()
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    interval = quantile_test(ratios, q=1.0, p=0.5).confidence_interval(0.95)
+        sides = [_castwise(spec), _by_hand(spec, device)]
+        steps = sides[0][1]
+        castwise, by_hand = [sides[0][0]], [sides[1][0]]
+        for instance in range(1, _INSTANCES):
+            for side in (castwise, by_hand) if instance % 2 == 0 else (by_hand, castwise):
+                side.append(_castwise(spec)[0] if side is castwise else _by_hand(spec, device)[0])
+        times: dict[Timed, list[float]] = {timed: [] for timed in (*castwise, *by_hand)}
+        order = list(times)
+        for _ in range(rounds):
+            random.shuffle(order)
+            for timed in order:
+                times[timed].append(timed())
+    ours, theirs = ([math.log(statistics.median(times[timed])) for timed in side] for side in (castwise, by_hand))
+    interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     return {
         "cell": cell_name,
         "batch_size": spec.batch_size,
-        "turns": turns,
-        "steps_per_block": block.num_steps,
-        "hand_step_seconds": statistics.median(theirs),
-        "castwise_step_seconds": statistics.median(ours),
-        "ratio": statistics.median(ratios),
-        "ratio_low": float(interval.low),
-        "ratio_high": float(interval.high),
+        "rounds": rounds,
+        "models_a_side": _INSTANCES,
+        "steps_per_block": steps,
+        "hand_step_seconds": math.exp(statistics.mean(theirs)),
+        "castwise_step_seconds": math.exp(statistics.mean(ours)),
+        "ratio": math.exp(statistics.mean(ours) - statistics.mean(theirs)),
+        "ratio_low": math.exp(interval.low),
+        "ratio_high": math.exp(interval.high),
     }
+
+
+def _castwise(spec: TrialSpec) -> tuple[Timed, int]:
+    cell = SteadyCell(spec, None)
+    cell.warm_up()
+    steps = cell.run_block().num_steps
+
+    def timed() -> float:
+        block = cell.run_block()
+        return block.seconds / block.num_steps
+
+    return timed, steps
+
+
+def _by_hand(spec: TrialSpec, device: torch.device) -> tuple[Timed, int]:
+    loop = hand_loop(find_workload(spec.workload), spec.precision, spec.batch_size, device)
+    steps = max(1, round(_PROTOCOL.block_seconds / (time_by_hand(loop, 10, device) / 10)))
+    for _ in range(3):
+        time_by_hand(loop, steps, device)
+    return (lambda: time_by_hand(loop, steps, device) / steps), steps
 
 
 def time_by_hand(loop: Loop, steps: int, device: torch.device) -> float:
@@ -90,7 +117,7 @@ def main() -> int:
     """Measure the named cells and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", default=CELLS)
-    parser.add_argument("--turns", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -99,7 +126,7 @@ def main() -> int:
     device = torch.device("cuda:0")
     results = []
     for name in arguments.cells:
-        result = measure(name, arguments.turns, device)
+        result = measure(name, arguments.rounds, device)
         results.append(result)
         cost, low, high = (100 * (float(str(result[key])) - 1) for key in ("ratio", "ratio_low", "ratio_high"))
         print(f"{name:24} castwise costs {cost:+.2f} % [{low:+.2f}, {high:+.2f}]", flush=True)

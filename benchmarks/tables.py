@@ -23,7 +23,7 @@ from castwise.workloads import find_workload
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records"
 DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md")))
-_MARKED = re.compile(r"(<!-- table: (\w+) ?(.*?) -->\n).*?(<!-- /table -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
 @cache
@@ -82,7 +82,7 @@ TABLES: dict[str, Callable[[str], str]] = {"results": results, "hand_written": h
 
 def fill(text: str) -> str:
     """Return a document with every marked table made anew."""
-    return _MARKED.sub(lambda match: match[1] + TABLES[match[2]](match[3]) + match[4], text)
+    return _MARKED.sub(lambda match: match[1] + TABLES[match[2]](match[3] or "") + match[4], text)
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
 """Samples, the loader's batches and processes, and the split of the source 003."""
 
-import multiprocessing
 import os
 import select
-import time
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -106,44 +106,47 @@ def test_epochs_differ_and_processes_draw_different_numbers() -> None:
 # Processes
 
 
-class EndlessSamples(Dataset[tuple[Tensor, int]]):
-    def __len__(self) -> int:
+# A trial of its own making: forking this process, whose torch may have threads by now, would deadlock.
+LOAD_FOR_EVER = """
+import os, sys, time
+import torch
+from castwise.measure.data.loaders import make_loader
+from castwise.recipe import Loader
+
+class EndlessSamples(Dataset):
+    def __len__(self):
         return 10_000_000
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index):
         time.sleep(0.01)
         return torch.zeros(1), os.getpid()
 
-
-def load_for_ever(report: Any) -> None:
-    pids = set()
-    for _, (pid,) in make_loader(EndlessSamples(), Loader(num_workers=2), 1, seed=0):
-        pids.add(int(pid))
-        if len(pids) == 2:
-            report.send(pids)
-            pids.add(0)
+seen = set()
+for _, (pid,) in make_loader(EndlessSamples(), Loader(num_workers=2), 1, seed=0):
+    seen.add(int(pid))
+    if len(seen) == 2:
+        print(*seen, flush=True)
+        seen.add(0)
+"""
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
 def test_a_loaders_processes_do_not_outlive_a_trial_that_is_ended(end: str) -> None:
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
     alive, held_open = os.pipe()  # the trial and its loader's processes hold its other end
-    trial = context.Process(target=load_for_ever, args=(theirs,))
-    trial.start()
-    os.close(held_open)
-    try:
-        assert ours.poll(30)
-        assert len(ours.recv()) == 2
-        assert not select.select([alive], [], [], 0.0)[0]
-        getattr(trial, end)()
-        # Well below the five seconds after which torch's own watchdog would look.
-        assert select.select([alive], [], [], 3.0)[0], "a process outlived the trial"
-        assert os.read(alive, 1) == b"", "nobody holds the other end"
-    finally:
-        trial.kill()
-        trial.join()
-        os.close(alive)
+    command = [sys.executable, "-c", LOAD_FOR_EVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[held_open], text=True) as trial:
+        os.close(held_open)
+        assert trial.stdout is not None
+        try:
+            assert len(trial.stdout.readline().split()) == 2
+            assert not select.select([alive], [], [], 0.0)[0]
+            getattr(trial, end)()
+            # Below the five seconds after which torch's own watchdog would look.
+            assert select.select([alive], [], [], 4.0)[0], "a process outlived the trial"
+            assert os.read(alive, 1) == b"", "nobody holds the other end"
+        finally:
+            trial.kill()
+            os.close(alive)
 
 
 # 003's split

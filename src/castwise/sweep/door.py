@@ -1,12 +1,12 @@
 """The one door into `measure/`: what a freshly forked process runs first."""
 
-import ctypes
+import multiprocessing
 import os
 import signal
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
-_PR_SET_PDEATHSIG = 1  # Source: Linux, include/uapi/linux/prctl.h
+from castwise.lifetime import die_with_parent
 
 
 def enter(connection: Connection, log_path: str) -> None:
@@ -36,10 +36,13 @@ def settle(log_path: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    # The parent starts trials as daemons, which it ends when it exits. Daemons may have no processes of their own,
+    # but a data loader is made of such.
+    multiprocessing.current_process().daemon = False
     # Ctrl-C reaches the whole process group; what becomes of the trial is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _let_server_go()
-    _die_with_server()
+    die_with_parent(os.getppid())
 
 
 def _let_server_go() -> None:
@@ -53,13 +56,3 @@ def _let_server_go() -> None:
     if needed is not None:
         os.close(needed)
         server._forkserver_alive_fd = None  # type: ignore[attr-defined]
-
-
-def _die_with_server() -> None:
-    """Ask the kernel to kill this process when the forkserver is gone, whatever killed that."""
-    server = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server or server == 1:  # it died before the kernel was asked
-        os._exit(1)

@@ -90,8 +90,7 @@ class ProcessSession:
             self._connection, theirs = context.Pipe()
             undo.callback(self._connection.close)
             arguments = (theirs, str(self._log))
-            # Not a daemon: those may have no processes of their own, and a data loader is made of such.
-            self._process = context.Process(target=target, args=arguments, name="castwise-trial", daemon=False)
+            self._process = context.Process(target=target, args=arguments, name="castwise-trial", daemon=True)
             with theirs:
                 _start(self._process)
             undo.pop_all()

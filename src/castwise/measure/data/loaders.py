@@ -1,6 +1,8 @@
 """Samples one at a time, and the DataLoader whose processes make batches of them on the CPU."""
 
+import os
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from castwise.lifetime import die_with_parent
 from castwise.measure.data.transforms import Transform
-from castwise.measure.lifetime import die_with_parent
 from castwise.recipe import Loader
 
 Images = tuple[Tensor, Tensor]
@@ -94,13 +96,13 @@ def make_loader(dataset: Dataset[Sample], loader: Loader, batch_size: int, seed:
         pin_memory=loader.pin_memory,
         drop_last=loader.drop_last,
         generator=torch.Generator().manual_seed(seed),
-        worker_init_fn=_start_worker,
+        worker_init_fn=partial(_start_worker, os.getpid()),
         multiprocessing_context="fork" if loader.num_workers else None,
     )
 
 
-def _start_worker(_: int) -> None:
-    die_with_parent()
+def _start_worker(parent_pid: int, _: int) -> None:
+    die_with_parent(parent_pid)
 
 
 def fastai_split(train: Images, test: Images) -> tuple[Images, Images]:
