@@ -110,6 +110,7 @@ def test_epochs_differ_and_processes_draw_different_numbers() -> None:
 LOAD_FOR_EVER = """
 import os, sys, time
 import torch
+from torch.utils.data import Dataset
 from castwise.measure.data.loaders import make_loader
 from castwise.recipe import Loader
 

@@ -13,6 +13,7 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        torch.cuda.init()  # before that the allocator knows no device
 
     def restart(self) -> None:
         """Begin a new stretch."""

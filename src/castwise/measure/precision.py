@@ -1,7 +1,7 @@
 """Apply a precision to a model: the one place where a row of the precision registry meets torch."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -71,9 +71,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def autocast(row: Precision, device_type: str) -> AbstractContextManager[Any]:
     """Return the context a forward pass runs in: autocast, or nothing at all where the row has none."""
+    return autocast_maker(row, device_type)()
+
+
+def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes a new `autocast` for every step, as a loop written by hand does."""
     if row.autocast_dtype is None:
-        return nullcontext()
-    return torch.autocast(device_type, dtype=torch_dtype(row.autocast_dtype))
+        return nullcontext
+    return functools.partial(torch.autocast, device_type, dtype=torch_dtype(row.autocast_dtype))
 
 
 def convert_weights(model: nn.Module, row: Precision) -> None:

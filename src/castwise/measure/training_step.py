@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
-from castwise.measure.precision import autocast, convert_weights, make_weights, read_fp32_precision
+from castwise.measure.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
 from castwise.measure.workloads.task import Batch, Task
 from castwise.precisions import Precision
 from castwise.record import Facts
@@ -40,14 +40,16 @@ class TrainingStep:
         self._weights = make_weights(self.model, precision)
         self.optimizer = make_optimizer(optimizer, self._weights.stepped)
         self.scaling: NoScaling = make_loss_scaling(loss_scale, device.type, self.optimizer)
-        self._autocast = autocast(precision, device.type)
+        # Masters keep their gradients' memory; all else does what a loop written by hand does.
+        self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
+        self._autocast = autocast_maker(precision, device.type)
         self._compute_loss = task.compute_loss
         self._clip_grad_norm = clip_grad_norm
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch and return its detached loss, still on the device."""
-        self._weights.zero_grad()
-        with self._autocast:
+        self._zero_grad()
+        with self._autocast():
             loss = self._compute_loss(self.model, batch)
         self.scaling.backward(loss)
         self._weights.collect_gradients()
