@@ -13,10 +13,10 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        torch.cuda.init()  # before that the allocator knows no device
 
     def restart(self) -> None:
         """Begin a new stretch."""
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before that the allocator knows no device
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak_allocated(self) -> int | None:
