@@ -65,13 +65,13 @@ def overhead(_: str) -> str:
     lines = [
         f"{environment['gpu']}, torch {environment['torch']}, driver {environment['driver']}",
         "",
-        "| cell | step by hand | step in castwise | castwise costs | 95 % interval |",
-        "|---|---:|---:|---:|---:|",
+        "| cell | models a side | step by hand | step in castwise | castwise costs | 95 % interval |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for cell in document["cells"]:
         cost, low, high = (100 * (cell[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
         lines.append(
-            f"| {cell['cell'].replace(':', ', ')} | {format_seconds(cell['hand_step_seconds'])} "
+            f"| {cell['cell'].replace(':', ', ')} | {cell['models_a_side']} | {format_seconds(cell['hand_step_seconds'])} "
             f"| {format_seconds(cell['castwise_step_seconds'])} | {cost:+.2f} % | {low:+.2f} … {high:+.2f} % |"
         )
     return "\n".join(lines) + "\n"
