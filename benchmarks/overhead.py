@@ -29,7 +29,6 @@ from castwise.workloads import find_workload
 CELLS = (
     "resnet50:fp32",
     "resnet50:fp16-mixed",
-    "resnet50:bf16-mixed",
     "mnist-cnn:fp32",
     "mnist-cnn:fp16-mixed",
     "mnist-cnn:bf16-mixed",

@@ -70,8 +70,9 @@ def overhead(_: str) -> str:
     ]
     for cell in document["cells"]:
         cost, low, high = (100 * (cell[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+        by_hand = format_seconds(cell["hand_step_seconds"])
         lines.append(
-            f"| {cell['cell'].replace(':', ', ')} | {cell['models_a_side']} | {format_seconds(cell['hand_step_seconds'])} "
+            f"| {cell['cell'].replace(':', ', ')} | {cell['models_a_side']} | {by_hand} "
             f"| {format_seconds(cell['castwise_step_seconds'])} | {cost:+.2f} % | {low:+.2f} … {high:+.2f} % |"
         )
     return "\n".join(lines) + "\n"

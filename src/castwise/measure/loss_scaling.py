@@ -21,7 +21,8 @@ class NoScaling:
 
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
         """Unscale the gradients of the optimizer's tensors, clip them, and step unless the step is to be skipped."""
-        _clip(optimizer, clip_grad_norm)
+        if clip_grad_norm is not None:
+            _clip(optimizer, clip_grad_norm)
         optimizer.step()
 
     def read_scale(self) -> float | None:
@@ -143,6 +144,5 @@ def _stepped(optimizer: Optimizer) -> Iterable[Any]:
         yield from group["params"]
 
 
-def _clip(optimizer: Optimizer, norm: float | None) -> None:
-    if norm is not None:
-        torch.nn.utils.clip_grad_norm_(list(_stepped(optimizer)), norm)
+def _clip(optimizer: Optimizer, norm: float) -> None:
+    torch.nn.utils.clip_grad_norm_(list(_stepped(optimizer)), norm)

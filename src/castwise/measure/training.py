@@ -237,7 +237,7 @@ class _Pass:
         """Take note of a step."""
         self.num_steps += 1
         self.num_samples += num_samples
-        value: Tensor | float = loss
+        value: Tensor | float = loss.detach()
         if self._read_every_step:
             value = loss.item()  # the synchronisation that the source's loop has
             self._broken_in_a_row = 0 if math.isfinite(value) else self._broken_in_a_row + 1
