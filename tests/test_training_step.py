@@ -138,7 +138,7 @@ def test_loss_and_running_statistics_equal_float64_s_within_the_format_s_roundin
     bound = ROUNDINGS * torch.finfo(compute_dtype(row)).eps
     loss = make_step(row, make_task(net))(make_batch())
     expected = nn.functional.cross_entropy(twin(make_batch()[0].double()), make_batch()[1]).detach()
-    assert abs(float(loss) / float(expected) - 1) < bound
+    assert abs(loss.item() / float(expected) - 1) < bound
     for name in ("running_mean", "running_var"):
         got, wanted = net.norm.get_buffer(name).double(), twin.norm.get_buffer(name)
         assert (got - wanted).norm() / wanted.norm() < bound

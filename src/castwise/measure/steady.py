@@ -99,7 +99,7 @@ class SteadyCell:
         block = Block(
             seconds=seconds,
             num_steps=self._steps_per_block,
-            loss=float(loss),
+            loss=loss.item(),
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=skipped - self._skipped_before,
         )
