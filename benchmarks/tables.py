@@ -58,18 +58,19 @@ def hand_written(_: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def overhead(_: str) -> str:
-    """Return what castwise's step costs beside the same loop by hand, in one process."""
-    document = json.loads((RECORDS / "overhead.json").read_text())
+def overhead(name: str) -> str:
+    """Return what castwise's step costs beside the same loop by hand, in one process, as one run found it."""
+    document = json.loads((RECORDS / "overhead" / f"{name}.json").read_text())
     environment = document["environment"]
     lines = [
-        f"{environment['gpu']}, torch {environment['torch']}, driver {environment['driver']}",
+        f"{environment['gpu']}, torch {environment['torch']}, driver {environment['driver']}, {name[:10]}, "
+        f"castwise at {environment['commit']}",
         "",
         "| cell | models a side | step by hand | step in castwise | castwise costs | 95 % interval |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for cell in document["cells"]:
-        cost, low, high = (100 * (cell[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+        cost, low, high = (100 * (cell[key] - 1) for key in ("ratio", "ratio_low", "ratio_high"))
         by_hand = format_seconds(cell["hand_step_seconds"])
         lines.append(
             f"| {cell['cell'].replace(':', ', ')} | {cell['models_a_side']} | {by_hand} "
