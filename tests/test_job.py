@@ -297,9 +297,10 @@ def test_a_bare_job_on_a_cpu_takes_mnist_or_says_that_it_does_not(job: Prepare, 
     assert {(spec.workload, spec.data_set) for spec in made.plan.specs} == {("mnist-cnn", "synthetic")}
     assert precisions(made) == ["fp32", "bf16-mixed", "fp16-mixed", "bf16-true"]
     (note,) = made.notes
-    assert note.startswith("Synthetic images stand in for MNIST's: mnist: no train-images-idx3-ubyte")
-    assert "no network (fake)" in note
+    assert note.startswith("Synthetic images stand in for MNIST's: MNIST is not in ")
+    assert "could not be downloaded" in note
     assert "\n" not in note
+    assert {trial.facts.data_note for trial in made.run() if trial.facts} == {note}
 
 
 def test_a_bare_job_takes_mnist_where_it_is(job: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines = [
         f"{row.trial.spec.label}: {row.trial.status}: {row.trial.message}" for row in rows if row.trial.status != "ok"
     ]
+    facts = [row.trial.facts for row in rows if row.trial.facts is not None]
+    lines += dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
     lines += [_unsettled(row) for row in rows if _is_unsettled(row)]

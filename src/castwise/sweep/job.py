@@ -182,7 +182,7 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
         recorded=recorded,
         problems=tuple(problems),
         notes=notes,
-        sweep=Sweep(engine, store, environment, listener or Silent()),
+        sweep=Sweep(engine, store, environment, listener or Silent(), data_note=" ".join(notes) or None),
     )
 
 
@@ -228,7 +228,7 @@ def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:
         try:
             session.fetch(data_set.name, data_dir)
         except TrialFailedError as failure:
-            raise DataError(f"{missing} Downloading it failed too: {failure.message}.") from None
+            raise MissingDataError(f"{missing} Downloading it failed too: {failure.message.rstrip(' .:')}.") from None
         finally:
             session.close()
         verify(data_set, data_dir)
@@ -317,8 +317,11 @@ def _mnist_or_synthetic(engine: Engine, data_dir: Path) -> tuple[str, str | None
     try:
         provide(engine, MNIST, data_dir)
         return MNIST.name, None
+    except MissingDataError:
+        why = f"MNIST is not in '{data_dir}' and could not be downloaded; --data DIR names its folder"
     except DataError as error:
-        return SYNTHETIC, f"Synthetic images stand in for MNIST's: {error}"
+        why = str(error).removesuffix(".")
+    return SYNTHETIC, f"Synthetic images stand in for MNIST's: {why}."
 
 
 def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit: bool) -> tuple[TrialSpec, ...]:

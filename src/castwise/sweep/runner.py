@@ -50,12 +50,14 @@ class Sweep:
         store: Keeps the records; None keeps none.
         environment: The machine, as found before the sweep; stands in a record whose process did not get to say.
         listener: Is told of progress.
+        data_note: Stands in every record's facts.
     """
 
     engine: Engine
     store: Store | None
     environment: Environment
     listener: Listener
+    data_note: str | None = None
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec and return its trial, in order."""
@@ -88,7 +90,8 @@ class Sweep:
         listener.phase("setting up", 0.02)
         session.set_up(attempt.spec)
         listener.phase("warming up", 0.1)
-        attempt.facts = session.warm_up().model_copy(update={"ready_seconds": session.ready_seconds})
+        update = {"ready_seconds": session.ready_seconds, "data_note": self.data_note}
+        attempt.facts = session.warm_up().model_copy(update=update)
         self._time_blocks(session, attempt)
         attempt.samples = session.finish()
 
