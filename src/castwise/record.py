@@ -166,6 +166,18 @@ class Epoch(Document):
     diverged: str | None = None
 
 
+class Resumed(Document):
+    """Where a training trial stands after its set-up.
+
+    Attributes:
+        facts: What it runs.
+        epochs: The epochs that an earlier process of the same trial did.
+    """
+
+    facts: Facts
+    epochs: tuple[Epoch, ...]
+
+
 class RankSamples(Document):
     """Everything one process measured.
 

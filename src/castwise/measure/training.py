@@ -97,7 +97,7 @@ class TrainingRun:
 
     def finish(self) -> RankSamples:
         """Return everything measured, restore the numeric state and drop the checkpoint."""
-        self._stack.close()
+        self.close()
         if self._checkpoint is not None:
             self._checkpoint.unlink(missing_ok=True)
         return RankSamples(
@@ -107,6 +107,10 @@ class TrainingRun:
             driver_used_bytes=self._memory.driver_used(),
         )
 
+    def close(self) -> None:
+        """Restore the process's numeric state."""
+        self._stack.close()
+
     def _train(self) -> Epoch:
         recipe, batch_size = self._recipe, self._spec.batch_size
         self._step.model.train()
@@ -114,7 +118,7 @@ class TrainingRun:
         skipped_before = self._step.scaling.skipped_steps
         pass_ = _Pass(recipe.read_loss_every_step, max(1, self._steps_per_epoch // _KEPT_LOSSES))
         counted_from = 0.0
-        batches = _Waiting(self._feeds.training.start())
+        batches = _Waiting(self._feeds.training.start(len(self._epochs)))
         self._synchronize()
         started = time.perf_counter()
         for index, batch in enumerate(batches):
@@ -152,7 +156,7 @@ class TrainingRun:
         started = time.perf_counter()
         loss, correct, count, is_classifier = torch.zeros((), device=self._device), 0, 0, False
         right = torch.zeros((), dtype=torch.int64, device=self._device)
-        for batch in feed.start():
+        for batch in feed.start(0):
             with self._autocast:
                 batch_loss, batch_right, batch_count = judge(self._step.model, batch)
             loss += batch_loss.float()

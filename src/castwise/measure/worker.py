@@ -1,7 +1,9 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
-Commands: {"command": "open" | "check" | "fetch" | "set_up" | "warm_up" | "run_block" | "finish", ...}.
-Events:   {"event": "opened" | "checked" | "fetched" | "ready" | "warm" | "block" | "finished" | "failed", ...}.
+Commands: {"command": "open" | "check" | "fetch" | "set_up" | "warm_up" | "run_block" | "resume" |
+          "run_epoch" | "finish", ...}.
+Events:   {"event": "opened" | "checked" | "fetched" | "ready" | "warm" | "block" | "resumed" |
+          "epoch" | "finished" | "failed", ...}.
 """
 
 import json
@@ -19,8 +21,10 @@ from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify
 from castwise.measure.steady import SteadyCell
+from castwise.measure.training import TrainingRun
 from castwise.measure.workloads import check_workload
 from castwise.plan import TrialSpec
+from castwise.record import Resumed
 from castwise.workloads import find_workload
 
 
@@ -40,6 +44,7 @@ class _Worker:
     def __init__(self) -> None:
         self.done = False
         self._cell: SteadyCell | None = None
+        self._run: TrainingRun | None = None
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "open": self._open,
             "check": self._check,
@@ -47,6 +52,8 @@ class _Worker:
             "set_up": self._set_up,
             "warm_up": self._warm_up,
             "run_block": self._run_block,
+            "resume": self._resume,
+            "run_epoch": self._run_epoch,
             "finish": self._finish,
         }
 
@@ -81,7 +88,12 @@ class _Worker:
 
     def _set_up(self, command: dict[str, Any]) -> dict[str, Any]:
         data_dir = Path(command["data_dir"]) if command["data_dir"] else None
-        self._cell = SteadyCell(TrialSpec.model_validate(command["spec"]), data_dir)
+        spec = TrialSpec.model_validate(command["spec"])
+        if spec.kind == "training":
+            checkpoint = Path(command["checkpoint"]) if command["checkpoint"] else None
+            self._run = TrainingRun(spec, data_dir, checkpoint)
+        else:
+            self._cell = SteadyCell(spec, data_dir)
         return {"event": "ready"}
 
     def _warm_up(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -90,11 +102,23 @@ class _Worker:
     def _run_block(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"event": "block", "block": self._running_cell().run_block().model_dump(mode="json")}
 
+    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
+        run = self._training_run()
+        resumed = Resumed(facts=run.facts, epochs=run.epochs)
+        return {"event": "resumed", "resumed": json.loads(resumed.model_dump_json())}
+
+    def _run_epoch(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"event": "epoch", "epoch": json.loads(self._training_run().run_epoch().model_dump_json())}
+
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
-        samples = self._running_cell().finish()
+        samples = (self._run or self._running_cell()).finish()
         self.done = True
         return {"event": "finished", "samples": samples.model_dump(mode="json")}
 
     def _running_cell(self) -> SteadyCell:
         assert self._cell is not None, "set_up comes first"
         return self._cell
+
+    def _training_run(self) -> TrainingRun:
+        assert self._run is not None, "set_up comes first"
+        return self._run

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Facts, RankSamples, Status
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
 
 
 class TrialFailedError(Exception):
@@ -38,14 +38,20 @@ class Session(Protocol):
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""
 
-    def set_up(self, spec: TrialSpec) -> None:
-        """Build model, data and optimizer."""
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""
 
     def warm_up(self) -> Facts:
         """Run until the step time has settled."""
 
     def run_block(self) -> Block:
         """Time one block of steps."""
+
+    def resume(self) -> Resumed:
+        """Say where a training trial stands."""
+
+    def run_epoch(self) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint."""
 
     def finish(self) -> RankSamples:
         """Return all that was measured and end the process."""

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from castwise.document import Document
 from castwise.errors import EngineError
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Facts, RankSamples, Status
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
 from castwise.sweep import door
 from castwise.sweep.engine import TrialFailedError
 
@@ -111,10 +111,12 @@ class ProcessSession:
         """Download a data set into a folder."""
         self._ask({"command": "fetch", "data_set": data_set, "data_dir": str(data_dir)})
 
-    def set_up(self, spec: TrialSpec) -> None:
-        """Build model, data and optimizer."""
-        data_dir = str(self._data_dir) if self._data_dir else None
-        self._ask({"command": "set_up", "spec": spec.model_dump(mode="json"), "data_dir": data_dir})
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""
+        command: dict[str, Any] = {"command": "set_up", "spec": spec.model_dump(mode="json")}
+        command["data_dir"] = str(self._data_dir) if self._data_dir else None
+        command["checkpoint"] = str(checkpoint) if checkpoint else None
+        self._ask(command)
 
     def warm_up(self) -> Facts:
         """Run until the step time has settled."""
@@ -123,6 +125,14 @@ class ProcessSession:
     def run_block(self) -> Block:
         """Time one block of steps."""
         return self._ask_for(Block, "block", {"command": "run_block"})
+
+    def resume(self) -> Resumed:
+        """Say where a training trial stands."""
+        return self._ask_for(Resumed, "resumed", {"command": "resume"})
+
+    def run_epoch(self) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint."""
+        return self._ask_for(Epoch, "epoch", {"command": "run_epoch"})
 
     def finish(self) -> RankSamples:
         """Return all that was measured and end the process."""

@@ -5,10 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Facts, RankSamples, Trial
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.store import Store
 
@@ -88,12 +89,34 @@ class Sweep:
         listener.phase("starting", 0.0)
         attempt.environment = session.open(attempt.spec.device)
         listener.phase("setting up", 0.02)
-        session.set_up(attempt.spec)
-        listener.phase("warming up", 0.1)
-        update = {"ready_seconds": session.ready_seconds, "data_note": self.data_note}
-        attempt.facts = session.warm_up().model_copy(update=update)
-        self._time_blocks(session, attempt)
+        session.set_up(attempt.spec, self._checkpoint(attempt))
+        if attempt.spec.recipe is not None:
+            self._run_epochs(session, attempt, attempt.spec.recipe.epochs)
+        else:
+            self._run_blocks(session, attempt)
         attempt.samples = session.finish()
+
+    def _checkpoint(self, attempt: "_Attempt") -> Path | None:
+        if self.store is None:
+            return None
+        return self.store.machine_folder(attempt.environment) / "checkpoints" / f"{attempt.spec.key}.pt"
+
+    def _run_epochs(self, session: Session, attempt: "_Attempt", count: int) -> None:
+        resumed = session.resume()
+        attempt.facts = self._known(session, resumed.facts)
+        attempt.epochs += resumed.epochs
+        while len(attempt.epochs) < count and not (attempt.epochs and attempt.epochs[-1].diverged):
+            number = len(attempt.epochs) + 1
+            self.listener.phase(f"epoch {number} of {count}", 0.05 + 0.95 * (number - 1) / count)
+            attempt.epochs.append(session.run_epoch())
+
+    def _known(self, session: Session, facts: Facts) -> Facts:
+        return facts.model_copy(update={"ready_seconds": session.ready_seconds, "data_note": self.data_note})
+
+    def _run_blocks(self, session: Session, attempt: "_Attempt") -> None:
+        self.listener.phase("warming up", 0.1)
+        attempt.facts = self._known(session, session.warm_up())
+        self._time_blocks(session, attempt)
 
     def _time_blocks(self, session: Session, attempt: "_Attempt") -> None:
         protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
@@ -114,13 +137,16 @@ class _Attempt:
         self.environment = environment
         self.facts: Facts | None = None
         self.blocks: list[Block] = []
+        self.epochs: list[Epoch] = []
         self.samples: RankSamples | None = None
         self.failure: TrialFailedError | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     def record(self, duration_seconds: float) -> Trial:
         """Return the trial's record."""
-        samples = self.samples or (RankSamples(blocks=tuple(self.blocks)) if self.blocks else None)
+        samples = self.samples
+        if samples is None and (self.blocks or self.epochs):
+            samples = RankSamples(blocks=tuple(self.blocks), epochs=tuple(self.epochs))
         trial = Trial(
             spec=self.spec,
             status="ok",
@@ -137,8 +163,11 @@ class _Attempt:
 
 
 def judge(trial: Trial) -> Trial:
-    """Return the trial, marked `diverged` where its last loss is not a finite number."""
-    blocks = trial.ranks[0].blocks
+    """Return the trial, marked `diverged` where its last loss is not a finite number, or its run was given up."""
+    blocks, epochs = trial.ranks[0].blocks, trial.ranks[0].epochs
+    if epochs:
+        message = epochs[-1].diverged
+        return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
     last = blocks[-1]
     if math.isfinite(last.loss):
         return trial

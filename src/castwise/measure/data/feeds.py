@@ -24,11 +24,11 @@ class Feed:
 
     Attributes:
         num_batches: Batches in an epoch.
-        start: Returns an iterator over one epoch's batches, on the device.
+        start: Returns an iterator over the batches of an epoch, by its number from 0, on the device.
     """
 
     num_batches: int
-    start: Callable[[], Iterator[Batch]]
+    start: Callable[[int], Iterator[Batch]]
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,15 @@ def _text_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir:
 
 
 def _resident(batches: Sequence[Batch]) -> Feed:
-    return Feed(len(batches), lambda: iter(batches))
+    return Feed(len(batches), lambda _: iter(batches))
 
 
 def _loaded(loader: DataLoader[Batch], device: torch.device) -> Feed:
-    def start() -> Iterator[Batch]:
+    seed = loader.generator.initial_seed()
+
+    def start(epoch: int) -> Iterator[Batch]:
+        # An epoch's order is its own, so that a run that goes on from a checkpoint sees what it would have seen.
+        loader.generator.manual_seed(seed + epoch)
         for batch in loader:
             yield tuple(part.to(device) for part in batch)
 

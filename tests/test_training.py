@@ -1,0 +1,164 @@
+"""Whole training runs on small data: epochs, validation, divergence, and going on from a checkpoint."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from castwise.measure.data import feeds, resident
+from castwise.measure.data.wikitext import make_corpus
+from castwise.measure.training import TrainingRun
+from castwise.plan import TrialSpec
+from castwise.recipe import Loader, Optimizer, Recipe, Schedule
+
+WORDS = " ".join(f"w{number * number % 11}" for number in range(900))
+
+
+def digits(_: Path, split: str) -> tuple[Tensor, Tensor]:
+    """Return images whose label can be read off them: bright in the row that is the label's."""
+    count = 96 if split == "train" else 40
+    labels = torch.arange(count) % 10
+    images = torch.randint(60, (count, 1, 28, 28), generator=torch.Generator().manual_seed(count)).to(torch.uint8)
+    for image, label in zip(images, labels.tolist(), strict=True):
+        image[0, 2 * label : 2 * label + 3] = 255
+    return images, labels
+
+
+@pytest.fixture(autouse=True)
+def small_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(resident.IMAGE_SETS, "mnist", digits)
+    monkeypatch.setattr(feeds, "load_wikitext2", lambda _: make_corpus(WORDS, WORDS[:900], WORDS[:900]))
+
+
+def spec(precision: str = "fp32", lr: float = 1.0, seed: int = 0, loss_scale: str = "none", **recipe: Any) -> TrialSpec:
+    """Return a small MNIST run without loader processes."""
+    fields: dict[str, Any] = {
+        "epochs": 2,
+        "transform": "mnist",
+        "loader": Loader(num_workers=0),
+        "optimizer": Optimizer(name="Adadelta", arguments={"lr": lr}),
+        "validate_each_epoch": True,
+        "validation_workers": 0,
+        "validation_batch_size": 16,
+    }
+    return TrialSpec(
+        workload="mnist-cnn",
+        precision=precision,
+        loss_scale=loss_scale,
+        batch_size=20,
+        device="cpu",
+        data_set="mnist",
+        kind="training",
+        recipe=Recipe(**(fields | recipe)),
+        seed=seed,
+    )
+
+
+def run(a_spec: TrialSpec, tmp_path: Path, epochs: int | None = None, checkpoint: Path | None = None) -> TrainingRun:
+    training = TrainingRun(a_spec, tmp_path, checkpoint)
+    assert a_spec.recipe is not None
+    for _ in range(a_spec.recipe.epochs if epochs is None else epochs):
+        training.run_epoch()
+    return training
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
+    first, *_, last = run(spec(precision, epochs=3), tmp_path).finish().epochs
+    assert (first.num_steps, first.num_samples) == (5, 96)  # the last batch is short
+    assert first.counted_samples == 96
+    assert first.losses[0][0] == 0
+    assert last.losses[-1][0] == 4
+    assert last.validation_loss is not None
+    assert first.validation_loss is not None
+    assert last.validation_loss < first.validation_loss
+    assert last.accuracy is not None
+    assert last.accuracy > 0.3
+    assert 0 <= first.data_seconds <= first.seconds
+    assert first.validation_seconds > 0
+    assert not first.shortened
+
+
+def test_a_shortened_epoch_says_so(tmp_path: Path) -> None:
+    (epoch,) = run(spec(epochs=1, max_steps=2), tmp_path).finish().epochs
+    assert (epoch.num_steps, epoch.num_samples, epoch.shortened) == (2, 40, True)
+
+
+def test_skipped_batches_do_not_count(tmp_path: Path) -> None:
+    (epoch,) = (
+        run(spec(epochs=1, skip_batches=2, loader=Loader(num_workers=0, drop_last=True)), tmp_path).finish().epochs
+    )
+    assert (epoch.num_samples, epoch.counted_samples) == (80, 40)
+    assert epoch.counted_seconds < epoch.seconds
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-master"])
+def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision: str, tmp_path: Path) -> None:
+    scale = "dynamic" if precision == "fp16-master" else "none"
+    schedule = Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 2.0})
+    a_spec = spec(precision, epochs=3, schedule=schedule, loss_scale=scale)
+    whole = run(a_spec, tmp_path).finish().epochs
+    checkpoint = tmp_path / "checkpoints" / "run.pt"
+    interrupted = run(a_spec, tmp_path, epochs=1, checkpoint=checkpoint)
+    interrupted.close()
+    resumed = TrainingRun(a_spec, tmp_path, checkpoint)
+    assert len(resumed.epochs) == 1
+    resumed.run_epoch()
+    resumed.run_epoch()
+    epochs = resumed.finish().epochs
+    assert [epoch.losses for epoch in epochs] == [epoch.losses for epoch in whole]
+    assert [epoch.accuracy for epoch in epochs] == [epoch.accuracy for epoch in whole]
+    assert [epoch.learning_rate for epoch in epochs] == [epoch.learning_rate for epoch in whole]
+    assert not checkpoint.exists(), "a finished run needs no checkpoint"
+
+
+def test_a_loss_that_is_no_number_ends_the_run_within_the_epoch(tmp_path: Path) -> None:
+    a_spec = spec(
+        lr=math.inf, read_loss_every_step=True, epochs=3, optimizer=Optimizer(name="SGD", arguments={"lr": 1e30})
+    )
+    epoch = run(a_spec, tmp_path, epochs=1).epochs[0]
+    assert epoch.diverged is not None
+    assert "nan" in epoch.diverged or "inf" in epoch.diverged
+    assert epoch.validation_loss is None, "there is nothing to validate"
+
+
+def test_an_accuracy_of_chance_is_no_convergence(tmp_path: Path) -> None:
+    a_spec = spec(optimizer=Optimizer(name="SGD", arguments={"lr": 0.0}))
+    # An untrained model that always says the same digit is right in a tenth of the cases.
+    training = TrainingRun(a_spec, tmp_path)
+    final = [module for module in training._step.model.modules() if isinstance(module, torch.nn.Linear)][-1]
+    with torch.no_grad():
+        final.weight.zero_()
+        final.bias.copy_(torch.arange(10.0))
+    epoch = training.run_epoch()
+    assert epoch.accuracy == pytest.approx(0.1)
+    assert epoch.diverged is not None
+    assert "no better than chance" in epoch.diverged
+
+
+def test_a_language_model_trains_on_text(tmp_path: Path) -> None:
+    recipe = Recipe(
+        epochs=2,
+        loader=Loader(resident=True, num_workers=0, shuffle=False),
+        schedule=Schedule(kind="plateau", arguments={"factor": 0.25}),
+        validate_each_epoch=True,
+        validation_batch_size=2,
+    )
+    a_spec = TrialSpec(
+        workload="lstm-lm",
+        precision="fp32",
+        loss_scale="none",
+        batch_size=4,
+        device="cpu",
+        data_set="wikitext-2",
+        kind="training",
+        recipe=recipe,
+    )
+    first, second = run(a_spec, tmp_path).finish().epochs
+    assert first.num_samples == 4 * first.num_steps, "a sample is a column"
+    assert first.accuracy is None
+    assert second.validation_loss is not None
+    assert second.validation_loss < math.log(33_278) / 2, "eleven words are soon known"
