@@ -12,7 +12,7 @@ from pathlib import Path
 
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
-from castwise.record import Block, Environment, Facts, RankSamples, Status, Trial
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
 from castwise.sweep.engine import TrialFailedError
 
 FAKE_GPU = "Fake GPU"
@@ -38,6 +38,7 @@ MEMORY = {
     "bf16-true": 0.5,
 }
 
+_REPEATED = ("run_block", "run_epoch")
 PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
 
 # What a fault of this kind makes of a trial, what it says, and the phase it strikes in unless told otherwise.
@@ -170,6 +171,7 @@ class FakeEngine:
         on_hang: Is called when a trial starts to hang.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
+        checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
     """
 
     environment: Environment = field(default_factory=fake_environment)
@@ -180,6 +182,7 @@ class FakeEngine:
     on_hang: Callable[[], None] = lambda: None
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
+    checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
 
     def start(self, timeout_seconds: float) -> "FakeSession":
         assert timeout_seconds > 0
@@ -207,6 +210,8 @@ class FakeSession:
         self._engine = engine
         self._spec: TrialSpec | None = None
         self._blocks: list[Block] = []
+        self._epochs: list[Epoch] = []
+        self.checkpoint: Path | None = None
 
     def open(self, device: str) -> Environment:
         self._enter("open", after="")
@@ -229,8 +234,9 @@ class FakeSession:
             raise TrialFailedError("crashed", "URLError: no network (fake)")
         self._engine.data_set(data_set, data_dir)
 
-    def set_up(self, spec: TrialSpec) -> None:
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         self._spec = spec
+        self.checkpoint = checkpoint
         self._engine.measured.append(spec)
         self._enter("set_up", after="open")
 
@@ -256,8 +262,34 @@ class FakeSession:
         self._blocks.append(block)
         return block
 
+    def resume(self) -> Resumed:
+        self._enter("resume", after="set_up")
+        self._epochs += self._engine.checkpoints.get(self.spec.key, [])
+        return Resumed(facts=fake_facts(), epochs=tuple(self._epochs))
+
+    def run_epoch(self) -> Epoch:
+        self._enter("run_epoch", after="resume")
+        number, fault = len(self._epochs), self._fault()
+        broken = fault is not None and fault.kind == "nan" and number >= fault.block
+        epoch = Epoch(
+            seconds=10.0,
+            data_seconds=1.0,
+            num_steps=100,
+            num_samples=100 * self.spec.batch_size,
+            counted_seconds=10.0,
+            counted_samples=100 * self.spec.batch_size,
+            losses=((99, float("nan") if broken else 2.3 * 0.5**number),),
+            learning_rate=0.1,
+            diverged="the loss was nan (fake)" if broken else None,
+        )
+        self._epochs.append(epoch)
+        self._engine.checkpoints[self.spec.key] = list(self._epochs)
+        return epoch
+
     def finish(self) -> RankSamples:
-        self._enter("finish", after="run_block")
+        self._enter("finish", after="run_epoch" if self._epochs else "run_block")
+        if self._epochs:
+            return RankSamples(epochs=tuple(self._epochs))
         peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision])
         reserved = None if self.spec.device == "cpu" else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
@@ -276,13 +308,18 @@ class FakeSession:
         keys += [] if self._spec is None else [self._spec.key, self._spec.precision]
         return next((faults[key] for key in keys if key in faults), None)
 
+    @property
+    def _done(self) -> int:
+        """Return the blocks or epochs done."""
+        return len(self._blocks) + len(self._epochs)
+
     def _enter(self, phase: str, after: str) -> None:
         assert not self.closed, f"{phase} after close"
         before = self.calls[-1] if self.calls else ""
-        assert before in (after, phase if phase == "run_block" else after), f"{phase} after {before or 'nothing'}"
+        assert before in (after, phase if phase in _REPEATED else after), f"{phase} after {before or 'nothing'}"
         self.calls.append(phase)
         fault = self._fault()
-        if fault is None or fault.strikes_in != phase or (phase == "run_block" and fault.block != len(self._blocks)):
+        if fault is None or fault.strikes_in != phase or (phase in _REPEATED and fault.block != self._done):
             return
         if fault.kind == "interrupt":
             raise KeyboardInterrupt

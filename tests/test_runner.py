@@ -7,6 +7,7 @@ from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, 
 from castwise.errors import EngineError, StoreError
 from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import PRECISIONS
+from castwise.recipe import Recipe
 from castwise.record import Block, RankSamples, Trial
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Listener, Silent, Sweep, judge
@@ -270,3 +271,42 @@ def test_what_the_trials_own_process_finds_counts() -> None:
     found, before = fake_environment(num_threads=7), fake_environment()
     (trial,) = Sweep(FakeEngine(environment=found), None, before, Silent()).run([fake_spec()])
     assert trial.environment == found
+
+
+def training_spec(precision: str = "fp32", epochs: int = 3) -> TrialSpec:
+    return TrialSpec(**(dict(fake_spec(precision)) | {"kind": "training", "recipe": Recipe(epochs=epochs)}))
+
+
+def test_a_training_trial_runs_its_epochs(tmp_path: Path) -> None:
+    engine, store = FakeEngine(), Store(tmp_path)
+    (trial,) = sweep(engine, store).run([training_spec()])
+    assert (trial.status, len(trial.ranks[0].epochs)) == ("ok", 3)
+    key = trial.spec.key
+    assert engine.sessions[0].checkpoint == store.machine_folder(engine.environment) / "checkpoints" / f"{key}.pt"
+
+
+def test_a_training_trial_goes_on_from_its_last_epoch() -> None:
+    engine = FakeEngine(faults={"#1": Fault("interrupt", "run_epoch", block=2)})
+    with pytest.raises(KeyboardInterrupt):
+        sweep(engine).run([training_spec()])
+    (trial,) = sweep(engine).run([training_spec()])
+    assert len(trial.ranks[0].epochs) == 3
+    assert engine.sessions[1].calls.count("run_epoch") == 1
+
+
+def test_a_run_that_diverges_ends_there() -> None:
+    (trial,) = sweep(FakeEngine(faults={"fp32": Fault("nan", "run_epoch", block=1)})).run([training_spec()])
+    assert (trial.status, trial.message) == ("diverged", "the loss was nan (fake)")
+    assert len(trial.ranks[0].epochs) == 2
+
+
+def test_a_run_that_crashes_keeps_its_epochs() -> None:
+    (trial,) = sweep(FakeEngine(faults={"fp32": Fault("crash", "run_epoch", block=1)})).run([training_spec()])
+    assert (trial.status, len(trial.ranks[0].epochs)) == ("crashed", 1)
+
+
+def test_a_recipe_belongs_to_a_training_trial() -> None:
+    with pytest.raises(ValueError, match="needs a recipe"):
+        TrialSpec(**(dict(fake_spec()) | {"kind": "training"}))
+    with pytest.raises(ValueError, match="has no recipe"):
+        TrialSpec(**(dict(fake_spec()) | {"recipe": Recipe(epochs=1)}))
