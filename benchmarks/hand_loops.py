@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from castwise.measure.training_step import make_optimizer
 from castwise.measure.workloads import build_task
 from castwise.workloads import Workload
 
@@ -27,7 +26,7 @@ def hand_loop(row: Workload, precision: str, batch_size: int, device: torch.devi
     torch.manual_seed(0)
     task = build_task(row)
     model = task.model.to(device).train()
-    optimizer = make_optimizer(row.optimizer, list(model.parameters()))
+    optimizer = getattr(torch.optim, row.optimizer.name)(model.parameters(), **dict(row.optimizer.arguments))
     generator = torch.Generator(device).manual_seed(0)
     batches = task.make_batches(row.resident_batches, batch_size, device, generator)
     loss_of = task.compute_loss

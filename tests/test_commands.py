@@ -30,7 +30,8 @@ GOES_ON = "Interrupted. What was measured is in '{}'; the same command goes on f
         (("ok", "crashed"), 1),
         (("timeout", "ok"), 1),
         (("ok", "diverged"), 1),
-        (("oom",), 0),
+        (("oom",), 1),
+        (("oom", "unsupported"), 1),
     ],
 )
 def test_the_exit_code_says_whether_every_trial_has_its_answer(statuses: tuple[Status, ...], code: int) -> None:

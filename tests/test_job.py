@@ -16,7 +16,7 @@ from castwise.record import Trial
 from castwise.sweep import job as job_module
 from castwise.sweep.job import Job, Request, find_commit, find_device, prepare
 from castwise.sweep.runner import Silent
-from castwise.sweep.store import load_folder
+from castwise.sweep.store import Store, load_folder
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -426,3 +426,20 @@ def test_outside_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv(job_module.COMMIT_VARIABLE, raising=False)
     monkeypatch.setattr(job_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "job.py"))
     assert find_commit() is None
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
+def test_a_seed_out_of_range(job: Prepare, seed: int) -> None:
+    with pytest.raises(UsageError, match="seed"):
+        job(seed=seed)
+
+
+def test_a_record_made_under_other_defaults_answers_another_question(job: Prepare, tmp_path: Path) -> None:
+    engine = FakeEngine()
+    made = job(engine, precisions=("fp32",), results=tmp_path)
+    (trial,) = made.run()
+    other = trial.spec.model_copy(update={"protocol": trial.spec.protocol.model_copy(update={"num_blocks": 3})})
+    store = Store(tmp_path / "other")
+    store.save(trial.model_copy(update={"spec": other}))
+    again = job(FakeEngine(), precisions=("fp32",), results=tmp_path / "other")
+    assert [spec.precision for spec in again.missing] == ["fp32"]

@@ -310,3 +310,10 @@ def test_a_recipe_belongs_to_a_training_trial() -> None:
         TrialSpec(**(dict(fake_spec()) | {"kind": "training"}))
     with pytest.raises(ValueError, match="has no recipe"):
         TrialSpec(**(dict(fake_spec()) | {"recipe": Recipe(epochs=1)}))
+
+
+def test_an_optimizer_that_never_ran_is_no_result() -> None:
+    blocks = tuple(Block(seconds=1, num_steps=10, loss=1.0, loss_scale=1e-30, skipped_steps=10) for _ in range(3))
+    trial = judge(fake_trial(step_seconds=()).model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
+    assert trial.status == "diverged"
+    assert trial.message == "loss scaling skipped every one of 30 timed steps: the optimizer never ran"

@@ -10,13 +10,25 @@ import typer
 import castwise
 from castwise.errors import CastwiseError, UsageError
 
+_EXAMPLES = """\
+Examples:
+
+    castwise run               a short job that suits this machine
+
+    castwise run resnet50      every precision the GPU has
+
+    castwise doctor            what this machine can do
+
+Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.
+"""
+
 app = typer.Typer(
     name="castwise",
     no_args_is_help=True,
     rich_markup_mode="rich",  # markdown would cost `castwise --help` 0.1 s
     pretty_exceptions_enable=False,
     help="In which numeric precision should this model be trained on this GPU, and why? castwise measures it.",
-    epilog="Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.",
+    epilog=_EXAMPLES,
 )
 
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
@@ -111,7 +123,9 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")
     ] = None,
-    data_set: Annotated[str | None, typer.Option(help="synthetic, or a real data set: mnist.")] = None,
+    data_set: Annotated[
+        str | None, typer.Option(help="synthetic, or a real data set: mnist, cifar10, wikitext-2.")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
     ] = None,

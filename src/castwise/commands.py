@@ -62,10 +62,12 @@ def print_results(trials: Sequence[Trial], output: str) -> None:
 
 
 def exit_code(trials: Sequence[Trial]) -> int:
-    """Return 0 where every trial has its answer, 1 where one crashed, hung or diverged.
+    """Return 0 where every trial has its answer, 1 where one crashed, hung or diverged, or none ended well.
 
     An out-of-memory and an unsupported precision are answers to the question that was asked.
     """
+    if trials and not any(trial.status == "ok" for trial in trials):
+        return _FAILED
     return _FAILED if any(trial.status in ("crashed", "timeout", "diverged") for trial in trials) else 0
 
 

@@ -76,7 +76,16 @@ class Environment(Document):
     @property
     def fingerprint(self) -> str:
         """Return 8 hexadecimal digits; equal where figures may be set side by side without a word."""
-        parts = (self.castwise, self.torch, self.host, self.device_name, self.driver, self.cuda, self.cudnn)
+        parts = (
+            self.castwise,
+            self.torch,
+            self.torchvision,
+            self.host,
+            self.device_name,
+            self.driver,
+            self.cuda,
+            self.cudnn,
+        )
         return hashlib.sha256(repr((*parts, self.num_threads)).encode()).hexdigest()[:8]
 
 
@@ -90,6 +99,7 @@ class Facts(Document):
         optimizer: The optimizer's class and its arguments.
         fp32_precision: What float32 matmul, convolution and RNN compute in, as torch reports it.
         data_note: What the data was, in words, where it is not what the spec's name says by itself.
+        data_bytes: Memory of the batches that lie on the device all the time; part of every peak.
         ready_seconds: From the request for a process until torch is imported and the device is open.
         set_up_seconds: Building model, data and optimizer.
         warm_up_seconds: From the first step until the step time had settled.
@@ -103,6 +113,7 @@ class Facts(Document):
     optimizer: str
     fp32_precision: dict[str, str]
     data_note: str | None = None
+    data_bytes: int = 0
     ready_seconds: float = 0.0
     set_up_seconds: float = 0.0
     warm_up_seconds: float = 0.0

@@ -32,7 +32,7 @@ class Workload:
         batch_size: Samples per step on a GPU unless the user says otherwise; the source's own.
         cpu_batch_size: The same on a CPU, small enough for steps of about a second.
         input_shape: One sample's shape, channels first; empty for token sequences.
-        optimizer: The source's optimizer.
+        optimizer: The source's optimizer; docs/workloads.md says where its learning rate is another.
         resident_batches: Synthetic batches that lie on the device and are taken in turn.
         source: Where the workload comes from.
         summary: One line on model and input.

@@ -13,6 +13,14 @@ _WORTHWHILE = 1.03
 # The precisions that keep float32 weights, from the least change to a training loop to the largest.
 SIMPLEST_FIRST = ("fp32", "tf32", "bf16-mixed", "fp16-mixed", "fp16-master")
 
+# What a baseline that did not end well says about the others, by its status.
+_WITHOUT = {
+    "oom": "fp32 does not fit into memory at this batch size",
+    "crashed": "fp32 crashed, so by how much is open",
+    "timeout": "fp32 took too long, so by how much is open",
+    "diverged": "fp32 diverged: look at the learning rate before anything else",
+}
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -48,14 +56,15 @@ def _advise(name: str, batch: int, rows: list[Row]) -> Advice:
         return Advice(name, None, f"{where}: nothing to recommend, no trial ended well.", "")
     baseline = next((row for row in measured if row.trial.spec.precision == BASELINE), None)
     if baseline is None:
-        return _without_baseline(name, where, measured)
+        failed = next((row.trial.status for row in rows if row.trial.spec.precision == BASELINE), None)
+        return _without_baseline(name, where, measured, failed)
     safe = [row for row in measured if _keeps_float32_weights(row) and row.speedup is not None]
-    worthwhile = [row for row in safe if _speed(row) >= _WORTHWHILE * _speed(baseline)]
+    worthwhile = [row for row in safe if _is_faster(row, baseline)]
     if not worthwhile:
         sentence = f"{where}: stay with fp32. {_nothing_gained(safe, baseline)}"
         return Advice(name, BASELINE, sentence + _caution(measured, baseline), "", baseline.trial.spec.key)
     best = _simplest_of_the_fastest(worthwhile)
-    sentence = f"{where}: take {_name(best)}. {_gain(best)}"
+    sentence = f"{where}: take {_name(best)}. {_gain(best, measured)}"
     return Advice(
         name, best.trial.spec.precision, sentence + _caution(measured, best), _code(best), best.trial.spec.key
     )
@@ -68,11 +77,18 @@ def _simplest_of_the_fastest(safe: list[Row]) -> Row:
     return min(near, key=lambda row: SIMPLEST_FIRST.index(row.trial.spec.precision))
 
 
-def _without_baseline(name: str, where: str, measured: list[Row]) -> Advice:
+def _is_faster(row: Row, baseline: Row) -> bool:
+    """Return whether a gain is worth a change of numerics, and more than both sides' blocks spread."""
+    noise = (row.spread or 0.0) + (baseline.spread or 0.0)
+    return _speed(row) >= max(_WORTHWHILE, 1 + noise) * _speed(baseline)
+
+
+def _without_baseline(name: str, where: str, measured: list[Row], failed: str | None) -> Advice:
     safe = [row for row in measured if _keeps_float32_weights(row)]
     best = _simplest_of_the_fastest(safe) if safe else max(measured, key=_speed)
     among = "what was measured" if len(safe) in (0, len(measured)) else "those that keep float32 weights"
-    sentence = f"{where}: take {_name(best)}, the fastest of {among}; without fp32 beside it, by how much is open."
+    why = _WITHOUT.get(failed or "", "without fp32 beside it, by how much is open")
+    sentence = f"{where}: take {_name(best)}, the fastest of {among}; {why}."
     if not safe:
         sentence += " It keeps no float32 weights: check the accuracy before you take it."
     return Advice(
@@ -80,8 +96,11 @@ def _without_baseline(name: str, where: str, measured: list[Row]) -> Advice:
     )
 
 
-def _gain(row: Row) -> str:
+def _gain(row: Row, measured: list[Row]) -> str:
     words = f"It trains {row.speedup:.2f} times as fast as fp32"
+    tf32 = next((other for other in measured if other.trial.spec.precision == "tf32"), None)
+    if tf32 is not None and tf32 is not row and tf32.trial.spec.device_type == "cuda":
+        words += f" ({_speed(row) / _speed(tf32):.2f} times tf32, which PyTorch uses in convolutions and RNNs unasked)"
     if row.memory_ratio is not None:
         words += f" in {_times(row.memory_ratio)} memory"
     if row.skipped_steps:
@@ -100,6 +119,10 @@ def _nothing_gained(safe: list[Row], baseline: Row) -> str:
     best = max(others, key=_speed)
     if _speed(best) <= _speed(baseline):
         return "No other precision that keeps float32 weights was faster."
+    if _speed(best) >= _WORTHWHILE * _speed(baseline):
+        return (
+            f"{_name(best)} was {best.speedup:.2f} times as fast, but the blocks spread by as much: measure it again."
+        )
     return f"{_name(best)} comes closest, at {best.speedup:.2f} times its speed: not worth a change of numerics."
 
 

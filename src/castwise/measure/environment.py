@@ -16,7 +16,7 @@ from castwise.record import Environment
 
 
 def read_environment(device: torch.device, commit: str | None) -> Environment:
-    """Open the device and return what it and the software are.
+    """Open the device, make it the process's current one, and return what it and the software are.
 
     Args:
         device: The device trials will use; on a GPU this opens CUDA.
@@ -40,6 +40,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
     )
     if device.type != "cuda":
         return shared
+    torch.cuda.set_device(device)  # events, streams and library handles are the current device's
     torch.empty(1, device=device)  # opens CUDA
     properties = torch.cuda.get_device_properties(device)
     return shared.model_copy(

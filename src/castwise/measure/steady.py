@@ -1,7 +1,7 @@
 """Steady-state training steps: set up once, warm up, then time blocks of steps as often as asked."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,13 +13,14 @@ from castwise.measure.precision import numeric_state
 from castwise.measure.stopwatch import stopwatch_of
 from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
+from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Block, Facts, RankSamples
 from castwise.workloads import find_workload
 
 # Warm-up ends when this many windows in a row agree within this much, and the allocator has not grown in them.
-# Source: chosen here; docs/method.md shows what it does on an H200.
+# Source: chosen here.
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
@@ -69,7 +70,8 @@ class SteadyCell:
         )
         generator = torch.Generator(self._device).manual_seed(spec.seed)
         self._batches = task.make_batches(row.resident_batches, spec.batch_size, self._device, generator)
-        return describe(self._step.model, row.optimizer, task.units_per_sample)
+        facts = describe(self._step.model, row.optimizer, task.units_per_sample)
+        return facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def warm_up(self) -> Facts:
         """Run steps until their time has settled, and return what is now known of the cell."""
@@ -132,6 +134,14 @@ class SteadyCell:
             losses.append(loss)
 
         return work
+
+
+def _num_bytes(batches: Sequence[Batch]) -> int:
+    """Return the memory of all batches; views of one tensor share theirs."""
+    storages = {
+        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for batch in batches for part in batch
+    }
+    return sum(storages.values())
 
 
 def _has_settled(windows: list[float], reserved: list[int]) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from castwise.errors import CastwiseError
+import castwise
+from castwise.errors import CastwiseError, UsageError
 from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify
@@ -38,6 +39,21 @@ def serve(connection: Connection) -> None:
     with suppress(EOFError, OSError):  # nobody is left to ask, or to be answered
         while not worker.done:
             connection.send_bytes(worker.answer(connection.recv_bytes()))
+
+
+def _refuse_the_impossible(spec: TrialSpec) -> None:
+    """Make sure that this version can run all that a spec asks for: a trial never runs something else.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if spec.techniques:
+        raise UsageError(f"The technique '{spec.techniques[0]}' does not exist in castwise {castwise.__version__}.")
+    if spec.world_size != 1 or spec.parallelism != "none":
+        raise UsageError(
+            f"castwise {castwise.__version__} runs on one GPU: world size {spec.world_size} "
+            f"with parallelism '{spec.parallelism}' is impossible."
+        )
 
 
 class _Worker:
@@ -89,6 +105,7 @@ class _Worker:
     def _set_up(self, command: dict[str, Any]) -> dict[str, Any]:
         data_dir = Path(command["data_dir"]) if command["data_dir"] else None
         spec = TrialSpec.model_validate(command["spec"])
+        _refuse_the_impossible(spec)
         if spec.kind == "training":
             checkpoint = Path(command["checkpoint"]) if command["checkpoint"] else None
             self._run = TrainingRun(spec, data_dir, checkpoint)

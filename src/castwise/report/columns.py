@@ -10,7 +10,7 @@ from castwise.precisions import find_precision, why_emulated
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.workloads import find_workload
 
-_NOISY = 0.05  # of the median; warm-up that ended by its time alone is worth a word from here on
+_NOISY = 0.05  # of the median: from here on a reader should be told
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def headline(rows: Sequence[Row]) -> str:
             value = next(iter(values))
             parts.append(f"{prefix}{value}" + (" data" if name == "data_set" else ""))
     environment = trial.environment
-    software = f"torch {environment.torch}"
+    software = f"castwise {environment.castwise}{f' at {environment.commit}' if environment.commit else ''}"
+    software += f", torch {environment.torch}"
     if environment.driver:
         software += f", driver {environment.driver}"
     return f"{', '.join(parts)} on {environment.device_name} ({software}, {trial.started_at[:10]})"
@@ -152,21 +153,18 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
-    lines += [_unsettled(row) for row in rows if _is_unsettled(row)]
+    lines += [_noise(row) for row in rows if (row.spread or 0.0) > _NOISY]
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
     return lines
 
 
-def _is_unsettled(row: Row) -> bool:
+def _noise(row: Row) -> str:
     facts = row.trial.facts
-    return facts is not None and not facts.settled and (row.spread or 0.0) > _NOISY
-
-
-def _unsettled(row: Row) -> str:
+    settled = "" if facts is None or facts.settled else ", and the step time never settled"
     return (
-        f"{row.trial.spec.label}: the step time never settled (blocks spread by {_spread(row)}): "
-        "is the machine busy with something else?"
+        f"{row.trial.spec.label}: blocks spread by {_spread(row)}{settled}: either the host sets the pace, or the "
+        "machine is busy with something else"
     )
 
 

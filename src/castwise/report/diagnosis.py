@@ -35,7 +35,7 @@ def judge(row: Precision, environment: Environment) -> tuple[str, str]:
         return "impossible", impossible
     emulated = why_emulated(row, environment.hardware)
     if emulated is not None:
-        return "emulated", f"{emulated}: it runs, and gains nothing"
+        return "emulated", f"{emulated}: it runs, without the speed"
     return "native", row.summary
 
 

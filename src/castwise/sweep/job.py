@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from castwise.data_sets import MNIST, DataSet, default_data_dir, find_data_set, verify
-from castwise.errors import DataError, EngineError, MissingDataError, UsageError
+from castwise.errors import EngineError, MissingDataError, UsageError
 from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, SYNTHETIC, Axes, Plan, Protocol, TrialSpec, build_plan
 from castwise.precisions import find_precision, why_unsupported
 from castwise.record import Environment, Trial
@@ -27,6 +28,7 @@ _BARE_CUDA = ("resnet50", None)
 
 _PROBE_TIMEOUT_SECONDS = 300.0
 _FETCH_TIMEOUT_SECONDS = 600.0
+_SEED_LIMIT = 2**63  # of torch.manual_seed
 
 _T = TypeVar("_T")
 
@@ -172,6 +174,9 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     specs, notes = _plan_for(request, device, engine, data_dir)
     specs = _supported(specs, environment, explicit=request.axes.precisions is not None)
     recorded, problems = store.load(environment) if store is not None else ({}, [])
+    asked = {spec.key: spec for spec in specs}
+    # Defaults are not in a key: a record made under other defaults has the key, and answers another question.
+    recorded = {key: trial for key, trial in recorded.items() if trial.spec == asked.get(key)}
     if request.again:
         recorded = {}
     if request.retry:
@@ -268,8 +273,9 @@ def _check_names(request: Request) -> None:
     for name, value in (("time", request.seconds), ("time limit", request.timeout_seconds)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"A {name} of {value:g} seconds is impossible. Give a number above 0.")
-    device_type = (request.device or "cpu").partition(":")[0]
-    if device_type not in ("cpu", "cuda"):
+    if not 0 <= request.seed < _SEED_LIMIT:
+        raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1; {request.seed} is none.")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", request.device or "cpu"):
         raise UsageError(f"No device '{request.device}'. Write cpu, cuda or cuda:N.")
     axes = replace(request.axes, workloads=request.axes.workloads or (_BARE_CPU[0],))
     build_plan(axes, device="cpu", data_set=request.data_set or SYNTHETIC)
@@ -297,9 +303,9 @@ def _plan_for(
         if request.data_set is None and MNIST.name in find_workload(workload).data_sets:
             data_set, note = _mnist_or_synthetic(engine, data_dir)
             notes += [note] if note else []
+    plan = build_plan(axes, device=device, data_set=data_set, protocol=_protocol(request, is_cpu), seed=request.seed)
     if data_set != SYNTHETIC:
         provide(engine, find_data_set(data_set), data_dir)
-    plan = build_plan(axes, device=device, data_set=data_set, protocol=_protocol(request, is_cpu), seed=request.seed)
     return plan.specs, tuple(notes)
 
 
@@ -319,8 +325,6 @@ def _mnist_or_synthetic(engine: Engine, data_dir: Path) -> tuple[str, str | None
         return MNIST.name, None
     except MissingDataError:
         why = f"MNIST is not in '{data_dir}' and could not be downloaded; --data DIR names its folder"
-    except DataError as error:
-        why = str(error).removesuffix(".")
     return SYNTHETIC, f"Synthetic images stand in for MNIST's: {why}."
 
 
