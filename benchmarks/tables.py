@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from castwise.analyze.compare import Row, compare
+from castwise.analyze.recommend import recommend
 from castwise.report.tables import markdown_table
 from castwise.report.units import format_rate, format_seconds
 from castwise.sweep.store import load_folder
@@ -38,6 +39,12 @@ def rows() -> tuple[Row, ...]:
 def results(workload: str) -> str:
     """Return the table of one workload's trials."""
     return markdown_table([row for row in rows() if row.trial.spec.workload == workload])
+
+
+def advice(workload: str) -> str:
+    """Return what castwise says of one workload's trials, and the code it prints."""
+    (item,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
+    return f"> {item.sentence}\n\n```python\n{item.code}\n```\n"
 
 
 def hand_written(_: str) -> str:
@@ -79,7 +86,12 @@ def overhead(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES: dict[str, Callable[[str], str]] = {"results": results, "hand_written": hand_written, "overhead": overhead}
+TABLES: dict[str, Callable[[str], str]] = {
+    "results": results,
+    "advice": advice,
+    "hand_written": hand_written,
+    "overhead": overhead,
+}
 
 
 def fill(text: str) -> str:

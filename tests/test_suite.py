@@ -1,0 +1,125 @@
+"""Suites: every file is valid, its figures are the source's, and a mistake is named with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from castwise.errors import UsageError
+from castwise.suite import SUITE_NAMES, Suite, find_suite, parse_suite, specs_of
+
+SMALL = """\
+name = "mine"
+title = "My loop"
+source = "me"
+machine = "my GPU"
+
+[recipes.short]
+epochs = 2
+loader = { num_workers = 0 }
+
+[quick.short]
+epochs = 1
+
+[[cells]]
+workloads = ["mnist-cnn"]
+data_set = "mnist"
+recipe = "short"
+precisions = ["O0", "fp16-mixed"]
+loss_scales = ["64", "dynamic"]
+batch_sizes = [8]
+
+[[published]]
+gpu = "Tesla T4"
+workload = "mnist-cnn"
+precision = "fp32"
+batch_size = 8
+seconds = 1.0
+"""
+
+
+def specs(suite: Suite, *, quick: bool = False, repeats: int = 1, **changes: int) -> list[str]:
+    made = specs_of(suite, device="cuda:0", quick=quick, changes=changes, repeats=repeats)
+    return [f"{spec.precision} {spec.loss_scale} {spec.recipe.epochs if spec.recipe else None}" for spec in made]
+
+
+@pytest.mark.parametrize("name", SUITE_NAMES)
+def test_every_suite_is_valid_and_covers_the_same_precisions_in_its_quick_form(name: str) -> None:
+    suite = find_suite(name)
+    assert suite.name == name
+    full, quick = (specs_of(suite, device="cuda:0", quick=form, changes={}, repeats=1) for form in (False, True))
+    assert {spec.precision for spec in full} == {spec.precision for spec in quick}
+    assert len({spec.key for spec in full}) == len(full) > 1
+
+
+@pytest.mark.parametrize("name", SUITE_NAMES)
+def test_every_published_figure_is_of_a_cell(name: str) -> None:
+    suite = find_suite(name)
+    cells = {
+        (spec.workload, spec.precision, spec.batch_size)
+        for spec in specs_of(suite, device="cuda:0", quick=False, changes={}, repeats=1)
+    }
+    for figure in suite.published:
+        assert (figure.workload, figure.precision, figure.batch_size) in cells
+
+
+def test_the_published_speed_ups_are_the_sources() -> None:
+    figures = {
+        (figure.workload, figure.precision, figure.batch_size): figure.seconds
+        for figure in find_suite("tensorcore").published
+    }
+    # Source: leolui2004/tensorcore (2.78 and 1.02 times).
+    ratio = {
+        name: (figures[name, "fp32", 512] or 0) / (figures[name, "fp16-mixed", 512] or 1)
+        for name in ("mlp-4096", "mnist-cnn")
+    }
+    assert ratio["mlp-4096"] == pytest.approx(2.78, abs=0.005)
+    assert ratio["mnist-cnn"] == pytest.approx(1.02, abs=0.005)
+
+
+def test_a_users_suite(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL)
+    suite = find_suite(str(path))
+    assert specs(suite) == ["fp32 none 2", "fp16-mixed 64 2", "fp16-mixed dynamic 2"]
+    assert specs(suite, quick=True)[0] == "fp32 none 1"
+    assert specs(suite, quick=True, epochs=5)[0] == "fp32 none 5", "what the user says wins"
+    assert len(specs(suite, repeats=3)) == 9
+
+
+def test_one_gpu_is_shared_by_no_one() -> None:
+    text = SMALL.replace("batch_sizes = [8]", 'batch_sizes = [8]\nworld_sizes = [1, 2]\nparallelisms = ["dp", "ddp"]')
+    made = specs_of(parse_suite(text, "x"), device="cuda:0", quick=False, changes={}, repeats=1)
+    assert {(spec.world_size, spec.parallelism) for spec in made} == {(1, "none"), (2, "dp"), (2, "ddp")}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("epochs = 2", "epoch = 2", ["line 6", "recipes.short.epochs", "Field required"]),
+        ("num_workers = 0", "num_worker = 0", ["line 8", "num_worker"]),
+        ("seconds = 1.0", "second = 1.0", ["line 26", "second"]),
+        ("seconds = 1.0", "seconds = -1.0", ["line 26", "greater than 0"]),
+        ('recipe = "short"', 'recipe = "long"', ["'long'", "not among"]),
+        ("[quick.short]", "[quick.long]", ["quick.long"]),
+        ('"mnist-cnn"]', '"mnist-cn"]', ["Did you mean mnist-cnn"]),
+        ('"O0"', '"bf16"', ["Did you mean"]),
+        ('"64"', '"many"', ["'many' is no loss scale"]),
+        ("epochs = 2", "epochs = ", ["no TOML", "line 7"]),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(old: str, new: str, words: list[str]) -> None:
+    assert old in SMALL
+    with pytest.raises(UsageError) as caught:
+        parse_suite(SMALL.replace(old, new, 1), "mine.toml")
+    message = str(caught.value)
+    assert message.startswith("'mine.toml'")
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_a_suite_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="Did you mean tensorcore"):
+        find_suite("tensorcor")
+    with pytest.raises(UsageError, match="cannot be read"):
+        find_suite("nowhere/mine.toml")
