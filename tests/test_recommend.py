@@ -179,7 +179,7 @@ def test_every_precisions_code_can_be_pasted(row: Precision) -> None:
         ast.parse(code)
         if row.name != "fp32":
             assert "{" not in code
-            assert "device" not in code or f"{device.partition(':')[0]!r}" in code
+            assert "device" not in code or f'"{device.partition(":")[0]}"' in code
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

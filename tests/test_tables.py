@@ -80,7 +80,7 @@ def test_a_table_in_full() -> None:
         "bf16-mixed  2,560 images/s     3.00×  100.0 ms     0 %  1.00 GiB (1.00×)       1 @ 9  ok",
         "",
         "resnet50, batch 256: take bf16-mixed. It trains 3.00 times as fast as fp32 in the same memory.",
-        "    with torch.autocast(device_type='cuda', dtype=torch.bfloat16):",
+        '    with torch.autocast(device_type="cuda", dtype=torch.bfloat16):',
         "        loss = loss_fn(model(x), y)",
         "    loss.backward()",
         "    optimizer.step()",

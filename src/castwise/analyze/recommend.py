@@ -154,7 +154,7 @@ def _speed(row: Row) -> float:
 def _code(row: Row) -> str:
     spec = row.trial.spec
     precision = find_precision(spec.precision)
-    code = precision.code.replace("{device!r}", repr(spec.device_type))
+    code = precision.code.replace("{device!r}", f'"{spec.device_type}"')
     if spec.loss_scale == precision.loss_scale:
         return code
     return f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"
