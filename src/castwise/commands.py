@@ -25,7 +25,7 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
 
     Args:
         request: What the user asked for.
-        output: One of `tables.FORMATS`.
+        output: table, markdown, csv or json.
         make_engine: Makes the engine; real processes unless a test says otherwise.
     """
     errors = Console(stderr=True, highlight=False, emoji=False)
@@ -47,7 +47,7 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
 
 
 def print_results(trials: Sequence[Trial], output: str) -> None:
-    """Print trials on stdout in one of `tables.FORMATS`."""
+    """Print trials on stdout as table, markdown, csv or json."""
     rows = compare(trials)
     advice = recommend(rows)
     if output == "table":

@@ -171,7 +171,7 @@ def build_plan(
     all_unscaled = all(row.loss_scale == "none" for row in precisions)
     specs: dict[str, TrialSpec] = {}
     for workload in [find_workload(name) for name in axes.workloads or ()]:
-        _check_data_set(workload, data_set)
+        check_data_set(workload, data_set)
         own_batch_size = workload.cpu_batch_size if is_cpu else workload.batch_size
         for batch_size, precision in itertools.product(axes.batch_sizes or (own_batch_size,), precisions):
             _check_batch_size(batch_size)
@@ -191,7 +191,12 @@ def build_plan(
     return Plan(specs=tuple(specs.values()))
 
 
-def _check_data_set(workload: Workload, data_set: str) -> None:
+def check_data_set(workload: Workload, data_set: str) -> None:
+    """Make sure that a workload takes a data set.
+
+    Raises:
+        UsageError: It does not; the message names those it takes.
+    """
     takes = (SYNTHETIC, *workload.data_sets)
     if data_set not in takes:
         raise UsageError(f"{workload.name} does not take the data set '{data_set}'. It takes: {', '.join(takes)}.")

@@ -1,7 +1,8 @@
 """A suite: the plan of a published benchmark, its source, and its published figures, in one TOML file."""
 
+import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -184,28 +185,22 @@ def specs_of(suite: Suite, *, device: str, quick: bool, changes: Mapping[str, in
     return list(specs.values())
 
 
-def _cells(cells: Cells) -> list[dict[str, Any]]:
-    product = []
-    for workload in cells.workloads:
-        for world_size in cells.world_sizes:
-            # One GPU is shared by no one: the ways to share give one trial there.
-            for parallelism in cells.parallelisms if world_size > 1 else ("none",):
-                for batch_size in cells.batch_sizes:
-                    for name in cells.precisions:
-                        precision = find_precision(name)
-                        scales = cells.loss_scales if precision.loss_scale != "none" else ()
-                        product += [
-                            {
-                                "workload": find_workload(workload).name,
-                                "precision": precision.name,
-                                "batch_size": batch_size,
-                                "loss_scale": parse_loss_scale(scale),
-                                "world_size": world_size,
-                                "parallelism": parallelism,
-                            }
-                            for scale in scales or (precision.loss_scale,)
-                        ]
-    return product
+def _cells(cells: Cells) -> Iterator[dict[str, Any]]:
+    for workload, world_size in itertools.product(cells.workloads, cells.world_sizes):
+        # One GPU is shared by no one: the ways to share give one trial there.
+        parallelisms = cells.parallelisms if world_size > 1 else ("none",)
+        for parallelism, batch_size, name in itertools.product(parallelisms, cells.batch_sizes, cells.precisions):
+            precision = find_precision(name)
+            scales = cells.loss_scales if precision.loss_scale != "none" else ()
+            for scale in scales or (precision.loss_scale,):
+                yield {
+                    "workload": find_workload(workload).name,
+                    "precision": precision.name,
+                    "batch_size": batch_size,
+                    "loss_scale": parse_loss_scale(scale),
+                    "world_size": world_size,
+                    "parallelism": parallelism,
+                }
 
 
 def _check_names(suite: Suite) -> None:

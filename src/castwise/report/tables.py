@@ -14,7 +14,6 @@ from castwise.analyze.compare import Row
 from castwise.analyze.recommend import Advice
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, Column, headline, remarks, shown_columns
 
-FORMATS = ("table", "json", "markdown", "csv")
 _PIPED_WIDTH = 250
 _GAP = 2  # between columns
 # The columns that a narrow terminal does without, the first first.

@@ -8,7 +8,7 @@ from castwise.errors import UsageError
 from castwise.measure.data.resident import resident_batches
 from castwise.measure.workloads import dpn, mlp, mnist_cnn, rnn_lm, wide_resnet, zoo
 from castwise.measure.workloads.task import Task
-from castwise.plan import SYNTHETIC
+from castwise.plan import SYNTHETIC, check_data_set
 from castwise.workloads import Family, Workload
 
 __all__ = ["build_task", "check_workload"]
@@ -52,9 +52,7 @@ def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | Non
         UsageError: The row does not take the data set, a real one has no folder, or the row's zoo does not
             have its model.
     """
-    if data_set not in (SYNTHETIC, *row.data_sets):
-        takes = ", ".join((SYNTHETIC, *row.data_sets))
-        raise UsageError(f"{row.name} does not take the data set '{data_set}'. It takes: {takes}.")
+    check_data_set(row, data_set)
     task = _BUILDERS[row.family](row)
     if data_set == SYNTHETIC:
         return task

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +39,3 @@ class Task:
     num_classes: int | None = None
     units_per_sample: int = 1
     begin_epoch: Callable[[], None] = _nothing
-
-
-Builder = Callable[[Any], Task]
