@@ -13,7 +13,7 @@ from pathlib import Path
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
-from castwise.sweep.engine import TrialFailedError
+from castwise.sweep.engine import Tell, TrialFailedError
 
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"
@@ -267,8 +267,10 @@ class FakeSession:
         self._epochs += self._engine.checkpoints.get(self.spec.key, [])
         return Resumed(facts=fake_facts(), epochs=tuple(self._epochs))
 
-    def run_epoch(self) -> Epoch:
+    def run_epoch(self, tell: Tell | None = None) -> Epoch:
         self._enter("run_epoch", after="resume")
+        if tell is not None:
+            tell(0.5)
         number, fault = len(self._epochs), self._fault()
         broken = fault is not None and fault.kind == "nan" and number >= fault.block
         epoch = Epoch(

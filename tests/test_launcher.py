@@ -250,7 +250,9 @@ def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: py
     session = start(partial(faulty_worker.sleep_at, command))
     ask = session._ask
 
-    def ask_with_little_patience(asked: dict[str, object], timeout_seconds: float | None = None) -> dict[str, object]:
+    def ask_with_little_patience(
+        asked: dict[str, object], timeout_seconds: float | None = None, tell: object = None
+    ) -> dict[str, object]:
         return ask(asked, 0.25 if asked["command"] == command else timeout_seconds)
 
     monkeypatch.setattr(session, "_ask", ask_with_little_patience)

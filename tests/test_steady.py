@@ -12,6 +12,7 @@ from small_step import make_net, make_task
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
+from castwise.measure import cell as cell_module
 from castwise.measure import steady
 from castwise.measure.precision import read_fp32_precision
 from castwise.measure.steady import SteadyCell
@@ -102,7 +103,7 @@ class Script:
         model = nn.Linear(1, 1)
         task = make_task(model, self._compute_loss)
         task.make_batches = lambda count, *_: [(torch.tensor([[float(index)]]),) for index in range(count)]
-        self._monkeypatch.setattr(steady, "build_task", lambda *_, **__: task)
+        self._monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: task)
         self._monkeypatch.setattr(steady, "stopwatch_of", lambda _: self.clock)
         self._monkeypatch.setattr(steady, "memory_of", lambda _: self.memory)
         self._monkeypatch.setattr(steady, "_since", lambda _: self.clock.now)
@@ -282,7 +283,7 @@ def test_a_cell_on_the_real_clock() -> None:
 @every_row
 def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     net = make_net()
-    monkeypatch.setattr(steady, "build_task", lambda *_, **__: make_task(net))
+    monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: make_task(net))
     cell = SteadyCell(spec_of(row.name, loss_scale=row.loss_scale), None)
     facts = cell.warm_up()
     block = cell.run_block()
@@ -328,7 +329,7 @@ def test_data_comes_from_the_seed_on_the_spec_s_device(monkeypatch: pytest.Monke
         return make_batches(count, size, device, generator)
 
     task.make_batches = spy
-    monkeypatch.setattr(steady, "build_task", lambda *_, **__: task)
+    monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: task)
     SteadyCell(spec_of(seed=5), None).finish()
     assert asked == [(32, 2, "cpu", 5)]
 
@@ -355,7 +356,7 @@ def test_so_does_one_that_is_broken_off(error: type[BaseException], monkeypatch:
         raise error
 
     before = read_fp32_precision()
-    monkeypatch.setattr(steady, "TrainingStep", break_off)
+    monkeypatch.setattr(cell_module, "TrainingStep", break_off)
     with pytest.raises(error) as caught:
         SteadyCell(spec_of(), None)
     assert set(inside.values()) == {"ieee"}

@@ -244,6 +244,6 @@ def test_a_parent_that_leaves_without_reading_is_the_end_too(
 def test_a_spec_that_cannot_be_honoured_is_refused(change: dict[str, Any], words: str) -> None:
     spec = TrialSpec(workload="mlp-4096", precision="fp32", loss_scale="none", batch_size=1, device="cpu", **change)
     command = {"command": "set_up", "spec": spec.model_dump(mode="json"), "data_dir": None, "checkpoint": None}
-    answer = json.loads(worker._Worker().answer(json.dumps(command).encode()))
+    answer = json.loads(worker._Worker(lambda event: None).answer(json.dumps(command).encode()))
     assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "unsupported", True)
     assert words in answer["message"]

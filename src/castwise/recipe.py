@@ -66,7 +66,9 @@ class Recipe(Document):
         read_loss_every_step: Whether the host reads the loss after every step, a synchronisation.
         skip_batches: First batches of an epoch that its throughput does not count.
         skip_epochs: First epochs that the mean throughput does not count.
-        max_steps: Steps after which an epoch is cut short; None runs it whole.
+        cudnn_benchmark: Whether cuDNN tries its algorithms and takes the fastest for each shape.
+        stop_after: Epochs after which the run is cut short; its schedule stays that of the whole run. None runs all.
+        max_steps: Steps after which an epoch is cut short; its schedule stays that of whole epochs. None runs all.
     """
 
     epochs: int = Field(ge=1)
@@ -82,4 +84,16 @@ class Recipe(Document):
     read_loss_every_step: bool = False
     skip_batches: int = Field(default=0, ge=0)
     skip_epochs: int = Field(default=0, ge=0)
+    cudnn_benchmark: bool = False
+    stop_after: int | None = Field(default=None, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
+
+    @property
+    def num_epochs(self) -> int:
+        """Return the epochs that are run."""
+        return min(self.epochs, self.stop_after or self.epochs)
+
+    @property
+    def is_shortened(self) -> bool:
+        """Return whether the run was asked to end before its source's did."""
+        return self.num_epochs < self.epochs or self.max_steps is not None

@@ -145,6 +145,8 @@ class Epoch(Document):
     Attributes:
         seconds: Training part, waiting for data included; by the host's clock, synchronised at its end.
         data_seconds: Of that, the time the host waited for the next batch.
+        first_step_seconds: Of `seconds`, the run's first step, synchronised at its end: libraries are loaded and
+            algorithms are searched in it. None in later epochs.
         validation_seconds: The pass over the validation data; 0 without one.
         num_steps: Optimizer steps.
         num_samples: Samples trained on.
@@ -162,6 +164,7 @@ class Epoch(Document):
 
     seconds: float
     data_seconds: float
+    first_step_seconds: float | None = None
     validation_seconds: float = 0.0
     num_steps: int
     num_samples: int

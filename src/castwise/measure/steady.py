@@ -8,14 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from castwise.measure.cell import build_cell
 from castwise.measure.memory import memory_of
-from castwise.measure.precision import numeric_state
 from castwise.measure.stopwatch import stopwatch_of
-from castwise.measure.training_step import TrainingStep, describe
-from castwise.measure.workloads import build_task
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
-from castwise.precisions import find_precision
 from castwise.record import Block, Facts, RankSamples
 from castwise.workloads import find_workload
 
@@ -56,22 +53,11 @@ class SteadyCell:
 
     def _set_up(self, data_dir: Path | None) -> Facts:
         spec, row = self._spec, find_workload(self._spec.workload)
-        precision = find_precision(spec.precision)
-        self._stack.enter_context(numeric_state(precision))
-        torch.manual_seed(spec.seed)
-        task = build_task(row, data_set=spec.data_set, data_dir=data_dir)
-        self._step = TrainingStep(
-            task,
-            precision,
-            row.optimizer,
-            loss_scale=spec.loss_scale,
-            clip_grad_norm=row.clip_grad_norm,
-            device=self._device,
-        )
+        cell = build_cell(spec, self._stack, data_dir)
+        self._step = cell.step
         generator = torch.Generator(self._device).manual_seed(spec.seed)
-        self._batches = task.make_batches(row.resident_batches, spec.batch_size, self._device, generator)
-        facts = describe(self._step.model, row.optimizer, task.units_per_sample)
-        return facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
+        self._batches = cell.task.make_batches(row.resident_batches, spec.batch_size, self._device, generator)
+        return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def warm_up(self) -> Facts:
         """Run steps until their time has settled, and return what is now known of the cell."""

@@ -1,32 +1,27 @@
 """A whole training run, an epoch at a time: real data, a schedule, validation, divergence, and going on later."""
 
-import math
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from castwise.measure import checkpoint as checkpoints
+from castwise.measure.cell import build_cell
 from castwise.measure.data.feeds import Feed, make_feeds
 from castwise.measure.memory import memory_of
-from castwise.measure.precision import autocast, numeric_state
+from castwise.measure.passes import Pass, SignsOfLife, Tell, Waiting, why_diverged
+from castwise.measure.precision import autocast
 from castwise.measure.schedules import make_scheduler
-from castwise.measure.training_step import TrainingStep, describe
-from castwise.measure.workloads import build_task
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Epoch, Facts, RankSamples
-from castwise.workloads import OptimizerSpec, find_workload
+from castwise.workloads import find_workload
 
-# Losses in a row that are no number before a run is given up: a dynamic loss scale may see a few at its start.
-_HOPELESS_LOSSES = 20
 # A classifier this little better than guessing, after an epoch or more, has not learned or has lost what it had.
 _CHANCE_MARGIN = 1.1
-_KEPT_LOSSES = 100  # of an epoch, evenly; enough for a curve
 
 
 class TrainingRun:
@@ -51,44 +46,34 @@ class TrainingRun:
         self.facts = facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
 
     def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
-        spec, recipe, row = self._spec, self._recipe, find_workload(self._spec.workload)
-        precision = find_precision(spec.precision)
-        stack.enter_context(numeric_state(precision))
-        torch.manual_seed(spec.seed)
-        self._task = build_task(row)
-        optimizer = row.optimizer
-        if recipe.optimizer is not None:
-            optimizer = OptimizerSpec(recipe.optimizer.name, tuple(recipe.optimizer.arguments.items()))
-        self._step = TrainingStep(
-            self._task,
-            precision,
-            optimizer,
-            loss_scale=spec.loss_scale,
-            clip_grad_norm=row.clip_grad_norm,
-            device=self._device,
-        )
-        self._autocast = autocast(precision, self._device.type)
-        self._feeds = make_feeds(row, self._task, spec, self._device, data_dir)
-        self._steps_per_epoch = min(
-            self._feeds.training.num_batches, recipe.max_steps or self._feeds.training.num_batches
-        )
-        self._scheduler = make_scheduler(recipe.schedule, self._step.optimizer, self._steps_per_epoch * recipe.epochs)
+        spec, recipe = self._spec, self._recipe
         self._memory = memory_of(self._device)
+        cell = build_cell(spec, stack)
+        self._task, self._step = cell.task, cell.step
+        self._autocast = autocast(find_precision(spec.precision), self._device.type)
+        self._feeds = make_feeds(find_workload(spec.workload), self._task, spec, self._device, data_dir)
+        whole = self._feeds.training.num_batches
+        self._steps_per_epoch = min(whole, recipe.max_steps or whole)
+        self._scheduler = make_scheduler(recipe.schedule, self._step.optimizer, whole * recipe.epochs)
         self._memory.restart()
         if self._checkpoint is not None and self._checkpoint.is_file():
             self._load(self._checkpoint)
-        return describe(self._step.model, optimizer, self._task.units_per_sample)
+        return cell.facts
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:
         """Return the epochs done, those before a checkpoint included."""
         return tuple(self._epochs)
 
-    def run_epoch(self) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint."""
-        epoch = self._train()
+    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint.
+
+        Args:
+            tell: Is called with the share of the epoch done, about once a second; None tells nobody.
+        """
+        epoch = self._train(tell)
         if self._feeds.validation is not None and epoch.diverged is None:
-            epoch = self._validate(self._feeds.validation, epoch)
+            epoch = self._validate(self._feeds.validation, epoch, tell)
         self._scheduler.after_epoch(epoch.validation_loss)
         self._epochs.append(epoch)
         if self._checkpoint is not None and epoch.diverged is None:
@@ -99,7 +84,7 @@ class TrainingRun:
         """Return everything measured, restore the numeric state and drop the checkpoint."""
         self.close()
         if self._checkpoint is not None:
-            self._checkpoint.unlink(missing_ok=True)
+            checkpoints.drop(self._checkpoint)
         return RankSamples(
             epochs=self.epochs,
             peak_allocated_bytes=self._memory.peak_allocated(),
@@ -111,21 +96,30 @@ class TrainingRun:
         """Restore the process's numeric state."""
         self._stack.close()
 
-    def _train(self) -> Epoch:
+    def _train(self, tell: Tell | None) -> Epoch:
         recipe, batch_size = self._recipe, self._spec.batch_size
         self._step.model.train()
         self._task.begin_epoch()
         skipped_before = self._step.scaling.skipped_steps
-        pass_ = _Pass(recipe.read_loss_every_step, max(1, self._steps_per_epoch // _KEPT_LOSSES))
-        counted_from = 0.0
-        batches = _Waiting(self._feeds.training.start(len(self._epochs)))
+        pass_, signs = (
+            Pass(recipe.read_loss_every_step, self._steps_per_epoch),
+            SignsOfLife(tell, self._steps_per_epoch),
+        )
+        counted_from, first_step = 0.0, None
         self._synchronize()
         started = time.perf_counter()
+        batches = Waiting(self._feeds.training.start(len(self._epochs)))
         for index, batch in enumerate(batches):
-            if index == recipe.skip_batches:
+            if index == recipe.skip_batches > 0:
+                self._synchronize()  # what is queued belongs to the batches that are not counted
                 counted_from = time.perf_counter() - started
+            step_started = time.perf_counter()
             pass_.saw(index, self._step(batch), batch_size_of(batch, batch_size))
             self._scheduler.after_step()
+            if index == 0 and not self._epochs:
+                self._synchronize()  # once a run
+                first_step = time.perf_counter() - step_started
+            signs.done(index + 1)
             if index + 1 == self._steps_per_epoch or pass_.hopeless:
                 break
         self._synchronize()
@@ -135,6 +129,7 @@ class TrainingRun:
         return Epoch(
             seconds=seconds,
             data_seconds=batches.seconds,
+            first_step_seconds=first_step,
             num_steps=pass_.num_steps,
             num_samples=pass_.num_samples,
             counted_seconds=seconds - counted_from,
@@ -144,19 +139,21 @@ class TrainingRun:
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=self._step.scaling.skipped_steps - skipped_before,
             shortened=self._steps_per_epoch < self._feeds.training.num_batches,
-            diverged=_why_diverged(losses, pass_.num_steps),
+            diverged=why_diverged(losses, pass_.num_steps),
         )
 
     @torch.no_grad()
-    def _validate(self, feed: Feed, epoch: Epoch) -> Epoch:
+    def _validate(self, feed: Feed, epoch: Epoch, tell: Tell | None) -> Epoch:
         judge = self._task.judge
         assert judge is not None, "a recipe that validates needs a workload that judges"
         self._step.model.eval()
         self._task.begin_epoch()
         started = time.perf_counter()
-        loss, correct, count, is_classifier = torch.zeros((), device=self._device), 0, 0, False
+        loss, count, is_classifier = torch.zeros((), device=self._device), 0, False
         right = torch.zeros((), dtype=torch.int64, device=self._device)
-        for batch in feed.start(0):
+        signs = SignsOfLife(tell, feed.num_batches)
+        for index, batch in enumerate(feed.start(0)):
+            signs.done(index)
             with self._autocast:
                 batch_loss, batch_right, batch_count = judge(self._step.model, batch)
             loss += batch_loss.float()
@@ -164,8 +161,7 @@ class TrainingRun:
             if batch_right is not None:
                 right += batch_right
                 is_classifier = True
-        correct = int(right)
-        accuracy = correct / count if is_classifier else None
+        accuracy = int(right) / count if is_classifier else None
         update: dict[str, Any] = {
             "validation_loss": float(loss) / count,
             "accuracy": accuracy,
@@ -190,84 +186,20 @@ class TrainingRun:
             "step": self._step.state_dict(),
             "scheduler": self._scheduler.state_dict(),
             "epochs": [epoch.model_dump_json() for epoch in self._epochs],
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
+            "random": checkpoints.random_state(self._device),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        torch.save(state, temporary)
-        temporary.replace(path)
+        if not checkpoints.save(path, state):
+            self._checkpoint = None
 
     def _load(self, path: Path) -> None:
-        state = torch.load(path, map_location=self._device, weights_only=True)
+        state = checkpoints.load(path, self._device)
         self._step.load_state_dict(state["step"])
         self._scheduler.load_state_dict(state["scheduler"])
         self._epochs = [Epoch.model_validate_json(text) for text in state["epochs"]]
-        torch.set_rng_state(state["rng"].cpu())
-        if state["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self._device)
-
-
-class _Waiting:
-    """An iterator that adds up the host's time in `next`."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self.seconds = 0.0
-
-    def __iter__(self) -> "_Waiting":
-        return self
-
-    def __next__(self) -> Batch:
-        started = time.perf_counter()
-        try:
-            return next(self._batches)
-        finally:
-            self.seconds += time.perf_counter() - started
-
-
-class _Pass:
-    """Counts and losses of one pass over the training data."""
-
-    def __init__(self, read_every_step: bool, keep_every: int) -> None:
-        self._read_every_step = read_every_step
-        self._keep_every = keep_every
-        self._kept: dict[int, Tensor | float] = {}
-        self._last: tuple[int, Tensor | float] = (0, math.nan)
-        self._broken_in_a_row = 0
-        self.num_steps = self.num_samples = 0
-
-    def saw(self, index: int, loss: Tensor, num_samples: int) -> None:
-        """Take note of a step."""
-        self.num_steps += 1
-        self.num_samples += num_samples
-        value: Tensor | float = loss.detach()
-        if self._read_every_step:
-            value = loss.item()  # the synchronisation that the source's loop has
-            self._broken_in_a_row = 0 if math.isfinite(value) else self._broken_in_a_row + 1
-        self._last = (index, value)
-        if index % self._keep_every == 0:
-            self._kept[index] = value
-
-    @property
-    def hopeless(self) -> bool:
-        """Return whether the losses say that going on is useless."""
-        return self._broken_in_a_row >= _HOPELESS_LOSSES
-
-    def losses(self) -> tuple[tuple[int, float], ...]:
-        """Return the kept losses and the last, read from the device."""
-        return tuple((index, float(value)) for index, value in sorted((self._kept | dict([self._last])).items()))
+        checkpoints.restore_random_state(state["random"], self._device)
 
 
 def batch_size_of(batch: Batch, nominal: int) -> int:
     """Return the samples of a batch: a last one may be short; a language model's are columns, not rows."""
     first = batch[0]
     return min(nominal, first.shape[0]) if first.is_floating_point() else first.shape[1]
-
-
-def _why_diverged(losses: tuple[tuple[int, float], ...], num_steps: int) -> str | None:
-    index, last = losses[-1]
-    if math.isfinite(last):
-        return None
-    first_broken = next((step for step, loss in losses if not math.isfinite(loss)), index)
-    return f"the loss was {last} at step {num_steps} of the epoch (seen first at step {first_broken + 1})"

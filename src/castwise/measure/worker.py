@@ -2,7 +2,8 @@
 
 Commands: {"command": "open" | "check" | "fetch" | "set_up" | "warm_up" | "run_block" | "resume" |
           "run_epoch" | "finish", ...}.
-Events:   {"event": "opened" | "checked" | "fetched" | "ready" | "warm" | "block" | "resumed" |
+Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
+          {"event": "opened" | "checked" | "fetched" | "ready" | "warm" | "block" | "resumed" |
           "epoch" | "finished" | "failed", ...}.
 """
 
@@ -35,7 +36,7 @@ def serve(connection: Connection) -> None:
     Args:
         connection: Carries one JSON document a message, both ways.
     """
-    worker = _Worker()
+    worker = _Worker(lambda event: connection.send_bytes(json.dumps(event).encode()))
     with suppress(EOFError, OSError):  # nobody is left to ask, or to be answered
         while not worker.done:
             connection.send_bytes(worker.answer(connection.recv_bytes()))
@@ -57,8 +58,9 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
 
 
 class _Worker:
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         self.done = False
+        self._tell = tell
         self._cell: SteadyCell | None = None
         self._run: TrainingRun | None = None
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -125,7 +127,8 @@ class _Worker:
         return {"event": "resumed", "resumed": json.loads(resumed.model_dump_json())}
 
     def _run_epoch(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"event": "epoch", "epoch": json.loads(self._training_run().run_epoch().model_dump_json())}
+        epoch = self._training_run().run_epoch(lambda done: self._tell({"event": "progress", "done": done}))
+        return {"event": "epoch", "epoch": json.loads(epoch.model_dump_json())}
 
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
         samples = (self._run or self._running_cell()).finish()

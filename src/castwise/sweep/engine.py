@@ -1,11 +1,13 @@
 """What a sweep needs of whatever measures: real processes, or a fake in tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
+
+Tell = Callable[[float], None]
 
 
 class TrialFailedError(Exception):
@@ -50,8 +52,12 @@ class Session(Protocol):
     def resume(self) -> Resumed:
         """Say where a training trial stands."""
 
-    def run_epoch(self) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint."""
+    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint.
+
+        Args:
+            tell: Is called now and then with the share of the epoch done, 0 to 1.
+        """
 
     def finish(self) -> RankSamples:
         """Return all that was measured and end the process."""

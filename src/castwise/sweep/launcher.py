@@ -23,7 +23,7 @@ from castwise.errors import EngineError
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
 from castwise.sweep import door
-from castwise.sweep.engine import TrialFailedError
+from castwise.sweep.engine import Tell, TrialFailedError
 
 _OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
 _EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pipe or was killed
@@ -130,9 +130,9 @@ class ProcessSession:
         """Say where a training trial stands."""
         return self._ask_for(Resumed, "resumed", {"command": "resume"})
 
-    def run_epoch(self) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint."""
-        return self._ask_for(Epoch, "epoch", {"command": "run_epoch"})
+    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint; a deadline runs from each sign of life anew."""
+        return self._ask_for(Epoch, "epoch", {"command": "run_epoch"}, tell=tell)
 
     def finish(self) -> RankSamples:
         """Return all that was measured and end the process."""
@@ -151,35 +151,57 @@ class ProcessSession:
         self._log.unlink(missing_ok=True)
 
     def _ask_for(
-        self, model: type[_Answer], key: str, command: dict[str, Any], timeout_seconds: float | None = None
+        self,
+        model: type[_Answer],
+        key: str,
+        command: dict[str, Any],
+        timeout_seconds: float | None = None,
+        tell: Tell | None = None,
     ) -> _Answer:
-        answer = self._ask(command, timeout_seconds)
+        answer = self._ask(command, timeout_seconds, tell)
         try:
             return model.model_validate(answer[key])
         except (KeyError, ValueError):
             raise self._no_answer(command) from None
 
-    def _ask(self, command: dict[str, Any], timeout_seconds: float | None = None) -> dict[str, Any]:
+    def _ask(
+        self, command: dict[str, Any], timeout_seconds: float | None = None, tell: Tell | None = None
+    ) -> dict[str, Any]:
         limit = timeout_seconds or self._timeout_seconds
-        self._busy = True
-        try:
-            self._connection.send_bytes(json.dumps(command).encode())
-            if not wait([self._connection, self._process.sentinel], timeout=limit):
-                raise TrialFailedError("timeout", f"{_phase(command)} took longer than {limit:g} s", self._tail())
-            if not self._connection.poll():
-                raise EOFError  # it is gone, and a process that it started holds its end of the pipe
-            message = self._connection.recv_bytes(_ANSWER_BYTES)
-        except (EOFError, OSError):
-            raise TrialFailedError("crashed", self._how_it_ended(), self._tail()) from None
-        try:
-            answer = json.loads(message)
-            failed = _Failed.model_validate(answer) if answer["event"] == "failed" else None
-        except (KeyError, TypeError, ValueError):
-            raise self._no_answer(command) from None
+        self._send(command)
+        while True:
+            answer = self._receive(command, limit)
+            try:
+                if answer["event"] != "progress":
+                    failed = _Failed.model_validate(answer) if answer["event"] == "failed" else None
+                    break
+                if tell is not None:
+                    tell(float(answer["done"]))
+            except (KeyError, TypeError, ValueError):
+                raise self._no_answer(command) from None
         self._busy = False
         if failed is not None:
             raise TrialFailedError(failed.status, failed.message, self._tail(), failed.usage)
         return dict(answer)
+
+    def _send(self, command: dict[str, Any]) -> None:
+        self._busy = True
+        try:
+            self._connection.send_bytes(json.dumps(command).encode())
+        except OSError:
+            raise TrialFailedError("crashed", self._how_it_ended(), self._tail()) from None
+
+    def _receive(self, command: dict[str, Any], limit: float) -> Any:
+        try:
+            if not wait([self._connection, self._process.sentinel], timeout=limit):
+                raise TrialFailedError("timeout", f"{_phase(command)} took longer than {limit:g} s", self._tail())
+            if not self._connection.poll():
+                raise EOFError  # it is gone, and a process that it started holds its end of the pipe
+            return json.loads(self._connection.recv_bytes(_ANSWER_BYTES))
+        except (EOFError, OSError):
+            raise TrialFailedError("crashed", self._how_it_ended(), self._tail()) from None
+        except ValueError:
+            raise self._no_answer(command) from None
 
     def _no_answer(self, command: dict[str, Any]) -> TrialFailedError:
         self._busy = True  # with what, nobody knows

@@ -91,7 +91,7 @@ class Sweep:
         listener.phase("setting up", 0.02)
         session.set_up(attempt.spec, self._checkpoint(attempt))
         if attempt.spec.recipe is not None:
-            self._run_epochs(session, attempt, attempt.spec.recipe.epochs)
+            self._run_epochs(session, attempt, attempt.spec.recipe.num_epochs)
         else:
             self._run_blocks(session, attempt)
         attempt.samples = session.finish()
@@ -107,8 +107,12 @@ class Sweep:
         attempt.epochs += resumed.epochs
         while len(attempt.epochs) < count and not (attempt.epochs and attempt.epochs[-1].diverged):
             number = len(attempt.epochs) + 1
-            self.listener.phase(f"epoch {number} of {count}", 0.05 + 0.95 * (number - 1) / count)
-            attempt.epochs.append(session.run_epoch())
+
+            def tell(done: float, number: int = number) -> None:
+                self.listener.phase(f"epoch {number} of {count}", 0.05 + 0.95 * (number - 1 + done) / count)
+
+            tell(0.0)
+            attempt.epochs.append(session.run_epoch(tell))
 
     def _known(self, session: Session, facts: Facts) -> Facts:
         return facts.model_copy(update={"ready_seconds": session.ready_seconds, "data_note": self.data_note})

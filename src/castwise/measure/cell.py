@@ -1,0 +1,73 @@
+"""What a steady cell and a training run are built alike from: a task in a precision, as one training step."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from castwise.measure.precision import numeric_state
+from castwise.measure.training_step import TrainingStep, describe
+from castwise.measure.workloads import build_task
+from castwise.measure.workloads.task import Task
+from castwise.plan import TrialSpec
+from castwise.precisions import find_precision
+from castwise.record import Facts
+from castwise.workloads import OptimizerSpec, find_workload
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A spec's task and its training step, on the device.
+
+    Attributes:
+        task: The model with its data and its loss.
+        step: The training step.
+        facts: What is known once the precision is applied.
+    """
+
+    task: Task
+    step: TrainingStep
+    facts: Facts
+
+
+def build_cell(spec: TrialSpec, stack: ExitStack, data_dir: Path | None = None) -> Cell:
+    """Set the numeric state, and build the spec's model and optimizer in it.
+
+    Args:
+        spec: What is to be run.
+        stack: Restores the process's numeric state when it is closed.
+        data_dir: Where the real data of a task's own batches lies; a training run reads its data through feeds.
+    """
+    row, precision = find_workload(spec.workload), find_precision(spec.precision)
+    stack.enter_context(numeric_state(precision))
+    stack.enter_context(_cudnn_search(spec.recipe is not None and spec.recipe.cudnn_benchmark))
+    torch.manual_seed(spec.seed)
+    # A training run reads its real data through feeds.
+    task = build_task(row, data_set=spec.data_set, data_dir=data_dir) if spec.recipe is None else build_task(row)
+    optimizer = _optimizer(spec, row.optimizer)
+    step = TrainingStep(
+        task,
+        precision,
+        optimizer,
+        loss_scale=spec.loss_scale,
+        clip_grad_norm=row.clip_grad_norm,
+        device=torch.device(spec.device),
+    )
+    return Cell(task, step, describe(step.model, optimizer, task.units_per_sample))
+
+
+def _optimizer(spec: TrialSpec, own: OptimizerSpec) -> OptimizerSpec:
+    asked = spec.recipe.optimizer if spec.recipe is not None else None
+    return own if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))
+
+
+@contextmanager
+def _cudnn_search(wanted: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,0 +1,51 @@
+"""A training run's state on disk, between epochs."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save(path: Path, state: dict[str, Any]) -> bool:
+    """Write a state whole or not at all; return whether it was written.
+
+    A full disk is no reason to lose the run: it goes on without a checkpoint, and says so in its log.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, temporary)
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        drop(temporary)
+        reason = str(error).splitlines()[0]
+        warnings.warn(f"no checkpoint was written to '{path}': {reason}", stacklevel=2)
+        return False
+    return True
+
+
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """Return the state of a checkpoint."""
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    return state
+
+
+def drop(path: Path) -> None:
+    """Remove a checkpoint, if there is one."""
+    path.unlink(missing_ok=True)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of torch's random numbers."""
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Go on with the random numbers of a state."""
+    torch.set_rng_state(state["cpu"].cpu())
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
