@@ -1,11 +1,13 @@
 """Suites: every file is valid, its figures are the source's, and a mistake is named with its line."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from castwise.errors import UsageError
-from castwise.suite import SUITE_NAMES, Suite, find_suite, parse_suite, specs_of
+from castwise.plan import is_real, stands_in_for
+from castwise.suite import SUITE_NAMES, Choice, Suite, find_suite, limit_specs, parse_suite, specs_of
 
 SMALL = """\
 name = "mine"
@@ -18,7 +20,7 @@ epochs = 2
 loader = { num_workers = 0 }
 
 [quick.short]
-epochs = 1
+stop_after = 1
 
 [[cells]]
 workloads = ["mnist-cnn"]
@@ -37,16 +39,16 @@ seconds = 1.0
 """
 
 
-def specs(suite: Suite, *, quick: bool = False, repeats: int = 1, **changes: int) -> list[str]:
-    made = specs_of(suite, device="cuda:0", quick=quick, changes=changes, repeats=repeats)
-    return [f"{spec.precision} {spec.loss_scale} {spec.recipe.epochs if spec.recipe else None}" for spec in made]
+def specs(suite: Suite, **choice: Any) -> list[str]:
+    made = specs_of(suite, device="cuda:0", choice=Choice(**choice))
+    return [f"{spec.precision} {spec.loss_scale} {spec.recipe.num_epochs if spec.recipe else None}" for spec in made]
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
 def test_every_suite_is_valid_and_covers_the_same_precisions_in_its_quick_form(name: str) -> None:
     suite = find_suite(name)
     assert suite.name == name
-    full, quick = (specs_of(suite, device="cuda:0", quick=form, changes={}, repeats=1) for form in (False, True))
+    full, quick = (specs_of(suite, device="cuda:0", choice=Choice(quick=form)) for form in (False, True))
     assert {spec.precision for spec in full} == {spec.precision for spec in quick}
     assert len({spec.key for spec in full}) == len(full) > 1
 
@@ -54,10 +56,7 @@ def test_every_suite_is_valid_and_covers_the_same_precisions_in_its_quick_form(n
 @pytest.mark.parametrize("name", SUITE_NAMES)
 def test_every_published_figure_is_of_a_cell(name: str) -> None:
     suite = find_suite(name)
-    cells = {
-        (spec.workload, spec.precision, spec.batch_size)
-        for spec in specs_of(suite, device="cuda:0", quick=False, changes={}, repeats=1)
-    }
+    cells = {(spec.workload, spec.precision, spec.batch_size) for spec in specs_of(suite, device="cuda:0")}
     for figure in suite.published:
         assert (figure.workload, figure.precision, figure.batch_size) in cells
 
@@ -82,13 +81,41 @@ def test_a_users_suite(tmp_path: Path) -> None:
     suite = find_suite(str(path))
     assert specs(suite) == ["fp32 none 2", "fp16-mixed 64 2", "fp16-mixed dynamic 2"]
     assert specs(suite, quick=True)[0] == "fp32 none 1"
-    assert specs(suite, quick=True, epochs=5)[0] == "fp32 none 5", "what the user says wins"
-    assert len(specs(suite, repeats=3)) == 9
+    assert specs(suite, quick=True, epochs=2)[0] == "fp32 none 2", "what the user says wins"
+    assert specs(suite, epochs=5)[0] == "fp32 none 2", "a longer run would be another run"
+    assert len(specs(suite, seeds=3)) == 9
+    assert specs(suite, precisions=("O1",)) == ["fp16-mixed 64 2", "fp16-mixed dynamic 2"]
+    with pytest.raises(UsageError, match="no such cell"):
+        specs(suite, workloads=("resnet50",))
+
+
+def test_a_run_cut_short_keeps_its_schedule_and_says_so(tmp_path: Path) -> None:
+    suite = parse_suite(SMALL, "mine.toml")
+    whole, cut = (specs_of(suite, device="cpu", choice=Choice(epochs=n))[0].recipe for n in (2, 1))
+    assert whole is not None
+    assert cut is not None
+    assert (whole.is_shortened, whole.stop_after) == (False, None), "the whole run is the same question however asked"
+    assert (cut.is_shortened, cut.epochs, cut.num_epochs) == (True, 2, 1)
+
+
+def test_random_samples_stand_in_for_real_ones_by_name() -> None:
+    (spec, *_) = specs_of(parse_suite(SMALL, "mine.toml"), device="cpu", choice=Choice(synthetic=True))
+    assert spec.data_set == "synthetic:mnist"
+    assert not is_real(spec.data_set)
+    assert stands_in_for(spec.data_set) == "mnist"
+
+
+def test_the_searches_for_the_largest_batch() -> None:
+    searches = limit_specs(find_suite("dpn-cifar10"), device="cuda:0", choice=Choice(precisions=("fp16-master",)))
+    ((spec, multiple),) = searches
+    assert (spec.precision, spec.loss_scale, spec.batch_size, multiple) == ("fp16-master", "128", 128, 128)
+    assert spec.recipe is not None
+    assert spec.recipe.max_steps == 4
 
 
 def test_one_gpu_is_shared_by_no_one() -> None:
     text = SMALL.replace("batch_sizes = [8]", 'batch_sizes = [8]\nworld_sizes = [1, 2]\nparallelisms = ["dp", "ddp"]')
-    made = specs_of(parse_suite(text, "x"), device="cuda:0", quick=False, changes={}, repeats=1)
+    made = specs_of(parse_suite(text, "x"), device="cuda:0")
     assert {(spec.world_size, spec.parallelism) for spec in made} == {(1, "none"), (2, "dp"), (2, "ddp")}
 
 

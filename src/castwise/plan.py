@@ -15,6 +15,7 @@ from castwise.recipe import Recipe
 from castwise.workloads import Workload, find_workload
 
 SYNTHETIC = "synthetic"
+_STAND_IN = "synthetic:"
 
 TrialKind = Literal["steady", "training"]
 Parallelism = Literal["none", "ddp", "dp"]
@@ -200,6 +201,21 @@ def check_data_set(workload: Workload, data_set: str) -> None:
     takes = (SYNTHETIC, *workload.data_sets)
     if data_set not in takes:
         raise UsageError(f"{workload.name} does not take the data set '{data_set}'. It takes: {', '.join(takes)}.")
+
+
+def stand_in(data_set: str) -> str:
+    """Return the name of random samples in the shape and number of a real data set's: `synthetic:mnist`."""
+    return _STAND_IN + data_set
+
+
+def stands_in_for(data_set: str) -> str | None:
+    """Return the real data set that random samples stand in for, or None where they are no stand-in."""
+    return data_set.removeprefix(_STAND_IN) if data_set.startswith(_STAND_IN) else None
+
+
+def is_real(data_set: str) -> bool:
+    """Return whether a data set is read from files."""
+    return data_set != SYNTHETIC and stands_in_for(data_set) is None
 
 
 def _check_batch_size(batch_size: int) -> None:

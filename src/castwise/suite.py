@@ -2,7 +2,8 @@
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,36 +13,56 @@ from pydantic import Field, ValidationError, model_validator
 from castwise.document import Document
 from castwise.errors import UsageError, unknown_name
 from castwise.loss_scales import parse_loss_scale
-from castwise.plan import SYNTHETIC, Parallelism, TrialSpec
+from castwise.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, stand_in
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.workloads import find_workload
 
+_LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
+
 SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "rnn-lm", "amd-nvidia")
 
 
-class Cells(Document):
-    """A product of axes, all with one recipe.
+class _Product(Document):
+    """What cells and searches have in common.
 
     Attributes:
         workloads: Workload names.
         recipe: A name of the suite's recipes.
         precisions: Precision names.
-        batch_sizes: Samples per GPU and step, as the source gives them for one GPU.
         loss_scales: For the precisions that scale their loss; empty takes each precision's own.
         data_set: `synthetic`, or a real data set.
-        world_sizes: Numbers of GPUs.
-        parallelisms: How more than one GPU share a step.
     """
 
     workloads: tuple[str, ...] = Field(min_length=1)
     recipe: str
     precisions: tuple[str, ...] = Field(min_length=1)
-    batch_sizes: tuple[int, ...] = Field(min_length=1)
     loss_scales: tuple[str, ...] = ()
     data_set: str = SYNTHETIC
+
+
+class Cells(_Product):
+    """A product of axes, all with one recipe.
+
+    Attributes:
+        batch_sizes: Samples per GPU and step, as the source gives them for one GPU.
+        world_sizes: Numbers of GPUs.
+        parallelisms: How more than one GPU share a step.
+    """
+
+    batch_sizes: tuple[int, ...] = Field(min_length=1)
     world_sizes: tuple[int, ...] = (1,)
     parallelisms: tuple[Parallelism, ...] = ("none",)
+
+
+class Limit(_Product):
+    """A search for the largest batch that trains and the first that does not, on a GPU; its epoch is cut short.
+
+    Attributes:
+        multiple: Batch sizes tried are multiples of this.
+    """
+
+    multiple: int = Field(ge=1)
 
 
 class Published(Document):
@@ -86,9 +107,11 @@ class Suite(Document):
         machine: What the source ran on.
         oddities: What is odd in the source and kept here, a sentence each.
         contradictions: Where the source contradicts itself, a sentence each.
+        gpus: The driver's names of the GPUs that the source names otherwise, for their datasheets.
         recipes: The training runs, by name.
         quick: What the quick form changes in each recipe, by the recipe's name.
         cells: The plan.
+        limits: The searches for the largest batch, after the cells.
         published: The source's figures.
     """
 
@@ -98,20 +121,62 @@ class Suite(Document):
     machine: str
     oddities: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
+    gpus: dict[str, str] = Field(default_factory=dict)
     recipes: dict[str, Recipe]
-    quick: dict[str, dict[str, int]] = Field(default_factory=dict)
+    quick: dict[str, dict[str, int | bool]] = Field(default_factory=dict)
     cells: tuple[Cells, ...] = Field(min_length=1)
+    limits: tuple[Limit, ...] = ()
     published: tuple[Published, ...] = ()
+
+    @property
+    def products(self) -> tuple[_Product, ...]:
+        """Return cells and searches alike."""
+        return (*self.cells, *self.limits)
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        for cells in self.cells:
-            if cells.recipe not in self.recipes:
-                raise ValueError(f"cells name the recipe '{cells.recipe}', which is not among [recipes]")
+        for each in self.products:
+            if each.recipe not in self.recipes:
+                raise ValueError(f"cells name the recipe '{each.recipe}', which is not among [recipes]")
         unknown = set(self.quick) - set(self.recipes)
         if unknown:
             raise ValueError(f"[quick.{unknown.pop()}] is about no recipe")
         return self
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of a suite is run, and how long; None takes all.
+
+    Attributes:
+        quick: Whether recipes take their quick form.
+        epochs: Epochs to run at the most; fewer than the recipe's cut the run short and leave its schedule as it is.
+        max_steps: Steps after which each epoch is cut short.
+        seeds: Trials a cell, with seeds 0, 1, …
+        workloads: Workload names.
+        precisions: Precision names.
+        world_sizes: Numbers of GPUs.
+        synthetic: Whether random samples of the same shape stand in for real data.
+    """
+
+    quick: bool = False
+    epochs: int | None = None
+    max_steps: int | None = None
+    seeds: int = 1
+    workloads: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
+    world_sizes: tuple[int, ...] | None = None
+    synthetic: bool = False
+
+    def takes(self, workload: str, precision: str, world_size: int = 1) -> bool:
+        """Return whether a cell is among those chosen."""
+        workloads = self.workloads and {find_workload(name).name for name in self.workloads}
+        precisions = self.precisions and {find_precision(name).name for name in self.precisions}
+        return (
+            (workloads is None or workload in workloads)
+            and (precisions is None or precision in precisions)
+            and (self.world_sizes is None or world_size in self.world_sizes)
+        )
 
 
 def find_suite(name: str) -> Suite:
@@ -155,34 +220,69 @@ def parse_suite(text: str, origin: str) -> Suite:
         raise UsageError(f"'{origin}': {error}") from None
 
 
-def specs_of(suite: Suite, *, device: str, quick: bool, changes: Mapping[str, int], repeats: int) -> list[TrialSpec]:
-    """Return the trials of a suite, in the order of its file.
+def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list[TrialSpec]:
+    """Return the trials of a suite's cells, in the order of its file.
 
     Args:
         suite: The suite.
         device: "cpu" or "cuda:N".
-        quick: Whether recipes take their quick form.
-        changes: Recipe fields that the user set (`epochs`, `max_steps`); they win over both forms.
-        repeats: Trials a cell, with seeds 0, 1, …
+        choice: What of it is run; None takes all of it as published.
+
+    Raises:
+        UsageError: None of its cells is chosen.
     """
-    recipes = {
-        name: Recipe.model_validate({**recipe.model_dump(), **(suite.quick.get(name, {}) if quick else {}), **changes})
-        for name, recipe in suite.recipes.items()
-    }
+    choice = choice or Choice()
+    recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
     specs: dict[str, TrialSpec] = {}
-    for seed in range(repeats):
-        for cells in suite.cells:
-            for values in _cells(cells):
-                spec = TrialSpec(
-                    device=device,
-                    data_set=cells.data_set,
-                    kind="training",
-                    recipe=recipes[cells.recipe],
-                    seed=seed,
-                    **values,
-                )
+    for cells in suite.cells:
+        for values in _cells(cells):
+            if not choice.takes(values["workload"], values["precision"], values["world_size"]):
+                continue
+            for seed in range(choice.seeds):
+                spec = _training_spec(values, cells, recipes[cells.recipe], device, choice)
+                spec = spec.model_copy(update={"seed": seed})
                 specs.setdefault(spec.key, spec)
+    if not specs:
+        raise UsageError(f"The suite '{suite.name}' has no such cell; leave out some of what narrows it down.")
     return list(specs.values())
+
+
+def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> list[tuple[TrialSpec, int]]:
+    """Return the searches of a suite: a trial of a few steps, and the number its batch size is a multiple of.
+
+    Args:
+        suite: The suite.
+        device: "cpu" or "cuda:N".
+        choice: What of the suite is run; None takes all.
+    """
+    choice = choice or Choice()
+    searches = []
+    for limit in suite.limits:
+        short = suite.recipes[limit.recipe].model_copy(update={"stop_after": 1, "max_steps": _LIMIT_STEPS})
+        cells = Cells(**limit.model_dump(exclude={"multiple"}), batch_sizes=(limit.multiple,))
+        for values in _cells(cells):
+            if choice.takes(values["workload"], values["precision"]):
+                searches.append((_training_spec(values, cells, short, device, choice), limit.multiple))
+    return searches
+
+
+def _training_spec(values: dict[str, Any], cells: Cells, recipe: Recipe, device: str, choice: Choice) -> TrialSpec:
+    stands_in = choice.synthetic and cells.data_set != SYNTHETIC
+    data_set = stand_in(cells.data_set) if stands_in else cells.data_set
+    return TrialSpec(device=device, data_set=data_set, kind="training", recipe=recipe, **values)
+
+
+def _recipe(suite: Suite, name: str, choice: Choice) -> Recipe:
+    """Return a recipe as it is to be run; what the user says wins over the quick form."""
+    published = suite.recipes[name]
+    changes: dict[str, int | bool] = dict(suite.quick.get(name, {})) if choice.quick else {}
+    if choice.max_steps is not None:
+        changes["max_steps"] = choice.max_steps
+    if choice.epochs is not None:
+        changes["stop_after"] = choice.epochs
+    if changes.get("stop_after", 0) >= published.epochs:
+        del changes["stop_after"]
+    return Recipe.model_validate({**published.model_dump(), **changes})
 
 
 def _cells(cells: Cells) -> Iterator[dict[str, Any]]:
@@ -204,13 +304,16 @@ def _cells(cells: Cells) -> Iterator[dict[str, Any]]:
 
 
 def _check_names(suite: Suite) -> None:
-    for cells in suite.cells:
-        for workload in cells.workloads:
-            find_workload(workload)
-        for precision in cells.precisions:
+    for each in suite.products:
+        for workload in each.workloads:
+            check_data_set(find_workload(workload), each.data_set)
+        for precision in each.precisions:
             find_precision(precision)
-        for scale in cells.loss_scales:
+        for scale in each.loss_scales:
             parse_loss_scale(scale)
+    for figure in suite.published:
+        find_workload(figure.workload)
+        find_precision(figure.precision)
 
 
 def _read_file(path: Path) -> Suite:

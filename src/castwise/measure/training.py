@@ -66,7 +66,7 @@ class TrainingRun:
         return tuple(self._epochs)
 
     def run_epoch(self, tell: Tell | None = None) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint.
+        """Train one epoch, validate, and write the checkpoint that the next starts from.
 
         Args:
             tell: Is called with the share of the epoch done, about once a second; None tells nobody.
@@ -76,7 +76,8 @@ class TrainingRun:
             epoch = self._validate(self._feeds.validation, epoch, tell)
         self._scheduler.after_epoch(epoch.validation_loss)
         self._epochs.append(epoch)
-        if self._checkpoint is not None and epoch.diverged is None:
+        goes_on = epoch.diverged is None and len(self._epochs) < self._recipe.num_epochs
+        if self._checkpoint is not None and goes_on:
             self._save(self._checkpoint)
         return epoch
 
