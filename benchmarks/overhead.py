@@ -23,7 +23,7 @@ from castwise.measure.precision import numeric_state
 from castwise.measure.steady import SteadyCell
 from castwise.plan import Axes, Protocol, TrialSpec, build_plan
 from castwise.precisions import find_precision
-from castwise.sweep.job import find_commit
+from castwise.sweep.bench import find_commit
 from castwise.workloads import find_workload
 
 CELLS = (

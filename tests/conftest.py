@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from castwise import cli, commands
 from castwise.data_sets import DATA_VARIABLE
-from castwise.sweep import job
+from castwise.sweep import bench
 
 # The same examples every time, and no verdict by the clock: CI machines are slow and busy.
 settings.register_profile("castwise", derandomize=True, deadline=None)
@@ -43,7 +43,7 @@ class CommandLine:
     def __call__(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:
         """Run `castwise ARGUMENTS`."""
         engine = engine or FakeEngine()
-        self.monkeypatch.setattr(job, "ForkserverEngine", lambda data_dir, commit: engine)
+        self.monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
         self.monkeypatch.setattr(commands, "ForkserverEngine", lambda data_dir, commit: engine)
         self.monkeypatch.setattr(sys, "argv", ["castwise", *map(str, arguments)])
         self.capsys.readouterr()
@@ -69,7 +69,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERMINAL_WIDTH", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "no-data"))
-    monkeypatch.setenv(job.COMMIT_VARIABLE, "0123456789ab")
+    monkeypatch.setenv(bench.COMMIT_VARIABLE, "0123456789ab")
     return CommandLine(monkeypatch, capsys, tmp_path / "results")
 
 

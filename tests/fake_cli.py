@@ -29,13 +29,13 @@ def main() -> None:
 
     from castwise import commands
     from castwise.cli import main as castwise_main
-    from castwise.sweep import job
+    from castwise.sweep import bench
 
     descriptor = os.environ.get("CASTWISE_FAKE_READY_FD")
     engine = FakeEngine(faults=parse_faults(os.environ.get("CASTWISE_FAKE_FAULTS", "")))
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
-    job.ForkserverEngine = commands.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
+    bench.ForkserverEngine = commands.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
     try:
         castwise_main()
     finally:

@@ -13,8 +13,9 @@ from castwise.errors import DataError, EngineError, StoreError, UsageError
 from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes
 from castwise.precisions import PRECISIONS
 from castwise.record import Trial
-from castwise.sweep import job as job_module
-from castwise.sweep.job import Job, Request, find_commit, find_device, prepare
+from castwise.sweep import bench as bench_module
+from castwise.sweep.bench import find_commit, find_device
+from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.runner import Silent
 from castwise.sweep.store import Store, load_folder
 
@@ -26,7 +27,7 @@ Prepare = Callable[..., Job]
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     """Return a function that prepares a job in this test's folders, on a fake engine."""
-    monkeypatch.setenv(job_module.COMMIT_VARIABLE, "0123456789ab")
+    monkeypatch.setenv(bench_module.COMMIT_VARIABLE, "0123456789ab")
     monkeypatch.setenv(data_sets.DATA_VARIABLE, str(tmp_path / "no-data"))
 
     def make(engine: FakeEngine | None = None, **request: Any) -> Job:
@@ -304,7 +305,7 @@ def test_a_bare_job_on_a_cpu_takes_mnist_or_says_that_it_does_not(job: Prepare, 
 
 
 def test_a_bare_job_takes_mnist_where_it_is(job: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "verify", lambda data_set, data_dir: None)
+    monkeypatch.setattr(bench_module, "verify", lambda data_set, data_dir: None)
     made = job(FakeEngine(environment=fake_environment(None)), workloads=None)
     assert {spec.data_set for spec in made.plan.specs} == {"mnist"}
     assert made.notes == ()
@@ -361,7 +362,7 @@ def test_without_a_results_folder_nothing_is_kept_or_taken(job: Prepare, tmp_pat
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
     """Return the engine that `castwise.run` gets."""
     made = FakeEngine()
-    monkeypatch.setattr(job_module, "ForkserverEngine", lambda data_dir, commit: made)
+    monkeypatch.setattr(bench_module, "ForkserverEngine", lambda data_dir, commit: made)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -412,19 +413,19 @@ def test_the_function_refuses_an_empty_axis(engine: FakeEngine, arguments: dict[
 
 
 def test_the_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(job_module.COMMIT_VARIABLE, "abc")
+    monkeypatch.setenv(bench_module.COMMIT_VARIABLE, "abc")
     assert find_commit() == "abc"
 
 
 def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(job_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_commit() is None
 
 
 def test_outside_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(job_module.COMMIT_VARIABLE, raising=False)
-    monkeypatch.setattr(job_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "job.py"))
+    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.setattr(bench_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "bench.py"))
     assert find_commit() is None
 
 

@@ -13,7 +13,8 @@ from castwise.analyze.recommend import recommend
 from castwise.record import Trial
 from castwise.report import diagnosis, tables
 from castwise.report.progress import LiveProgress
-from castwise.sweep.job import EngineFactory, Job, Request, find_commit, find_device, prepare
+from castwise.sweep.bench import EngineFactory, find_commit, find_device
+from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.launcher import ForkserverEngine
 
 INTERRUPTED = 130

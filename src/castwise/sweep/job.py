@@ -2,37 +2,29 @@
 
 import math
 import os
-import re
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from castwise.data_sets import MNIST, DataSet, default_data_dir, find_data_set, verify
-from castwise.errors import EngineError, MissingDataError, UsageError
+from castwise.data_sets import MNIST, find_data_set
+from castwise.errors import MissingDataError, UsageError
 from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, SYNTHETIC, Axes, Plan, Protocol, TrialSpec, build_plan
 from castwise.precisions import find_precision, why_unsupported
 from castwise.record import Environment, Trial
-from castwise.sweep.engine import Engine, TrialFailedError
-from castwise.sweep.launcher import ForkserverEngine
+from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, provide
+from castwise.sweep.engine import Engine
 from castwise.sweep.runner import FAILED, Listener, Silent, Sweep
 from castwise.sweep.store import Problem, Store
 from castwise.workloads import find_workload
-
-COMMIT_VARIABLE = "CASTWISE_COMMIT"
 
 # What a bare `castwise run` measures: short, and worth telling, on the machine it stands on.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
 _BARE_CUDA = ("resnet50", None)
 
-_PROBE_TIMEOUT_SECONDS = 300.0
-_FETCH_TIMEOUT_SECONDS = 600.0
 _SEED_LIMIT = 2**63  # of torch.manual_seed
 
 _T = TypeVar("_T")
-
-EngineFactory = Callable[[Path | None, str | None], Engine]
 
 
 @dataclass(frozen=True)
@@ -167,99 +159,49 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     """
     _check_names(request)
     store = Store(request.results) if request.results is not None else None
-    data_dir = request.data_dir or default_data_dir()
-    engine = (make_engine or ForkserverEngine)(data_dir, find_commit())
-    environment = find_device(engine, request.device, _zoo_models(request))
-    device = _device_of(request.device, environment)
-    specs, notes = _plan_for(request, device, engine, data_dir)
-    specs = _supported(specs, environment, explicit=request.axes.precisions is not None)
+    bench = find_bench(request.device, request.data_dir, make_engine, _zoo_models(request))
+    specs, notes = _plan_for(request, bench)
+    specs = _supported(specs, bench.environment, explicit=request.axes.precisions is not None)
+    return assemble(bench, store, specs, Going(request.retry, request.again, notes), listener)
+
+
+@dataclass(frozen=True)
+class Going:
+    """How a job goes on from what is recorded.
+
+    Attributes:
+        retry: Measure crashed and timed-out trials again.
+        again: Measure everything again.
+        notes: What the user should know before it starts.
+    """
+
+    retry: bool = False
+    again: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def assemble(
+    bench: Bench, store: Store | None, specs: Sequence[TrialSpec], going: Going, listener: Listener | None = None
+) -> Job:
+    """Return the job that measures those specs that no record answers yet."""
+    environment = bench.environment
     recorded, problems = store.load(environment) if store is not None else ({}, [])
     asked = {spec.key: spec for spec in specs}
     # Defaults are not in a key: a record made under other defaults has the key, and answers another question.
     recorded = {key: trial for key, trial in recorded.items() if trial.spec == asked.get(key)}
-    if request.again:
+    if going.again:
         recorded = {}
-    if request.retry:
+    if going.retry:
         recorded = {key: trial for key, trial in recorded.items() if trial.status not in FAILED}
+    notes = going.notes
     return Job(
-        plan=Plan(specs=specs),
+        plan=Plan(specs=tuple(specs)),
         missing=tuple(spec for spec in specs if spec.key not in recorded),
         recorded=recorded,
         problems=tuple(problems),
         notes=notes,
-        sweep=Sweep(engine, store, environment, listener or Silent(), data_note=" ".join(notes) or None),
+        sweep=Sweep(bench.engine, store, environment, listener or Silent(), data_note=" ".join(notes) or None),
     )
-
-
-def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
-    """Return the environment that a trial on this device has, from a process of its own.
-
-    Args:
-        engine: Starts the process.
-        device: "cpu", "cuda", "cuda:N"; None takes the first GPU, or the CPU where there is none.
-        zoo_models: Workloads of zoos, whose models only the process can look up.
-
-    Raises:
-        UsageError: There is no such device, or a zoo has no such model.
-    """
-    session = engine.start(_PROBE_TIMEOUT_SECONDS)
-    try:
-        environment = session.open(device or "auto")
-        if zoo_models:
-            session.check(zoo_models)
-        return environment
-    except TrialFailedError as failure:
-        if failure.refused:
-            raise UsageError(failure.message) from None
-        if device in (None, "cpu"):
-            raise EngineError(f"The measuring process could not open a device: {failure.message}.") from None
-        raise UsageError(
-            f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
-        ) from None
-    finally:
-        session.close()
-
-
-def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:
-    """Make sure that a data set lies in a folder: verify it, or download it first where it is missing.
-
-    Raises:
-        DataError: It is damaged, or missing and not to be downloaded.
-    """
-    try:
-        verify(data_set, data_dir)
-    except MissingDataError as missing:
-        session = engine.start(_FETCH_TIMEOUT_SECONDS)
-        try:
-            session.fetch(data_set.name, data_dir)
-        except TrialFailedError as failure:
-            raise MissingDataError(f"{missing} Downloading it failed too: {failure.message.rstrip(' .:')}.") from None
-        finally:
-            session.close()
-        verify(data_set, data_dir)
-
-
-def find_commit() -> str | None:
-    """Return castwise's commit: CASTWISE_COMMIT, else git's word on the checkout this file lies in, else None."""
-    named = os.environ.get(COMMIT_VARIABLE)
-    if named:
-        return named
-    here = Path(__file__).resolve()
-    if not (here.parents[3] / ".git").exists():
-        return None
-    try:
-        git = ["git", "-C", str(here.parent), "describe", "--always", "--abbrev=12", "--exclude=*"]
-        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-        changed = subprocess.run(
-            ["git", "-C", str(here.parents[1]), "status", "--porcelain", "--", "."],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+" if changed else "")
 
 
 def _check_names(request: Request) -> None:
@@ -275,8 +217,7 @@ def _check_names(request: Request) -> None:
             raise UsageError(f"A {name} of {value:g} seconds is impossible. Give a number above 0.")
     if not 0 <= request.seed < _SEED_LIMIT:
         raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1; {request.seed} is none.")
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", request.device or "cpu"):
-        raise UsageError(f"No device '{request.device}'. Write cpu, cuda or cuda:N.")
+    check_device_name(request.device)
     axes = replace(request.axes, workloads=request.axes.workloads or (_BARE_CPU[0],))
     build_plan(axes, device="cpu", data_set=request.data_set or SYNTHETIC)
 
@@ -285,27 +226,20 @@ def _zoo_models(request: Request) -> tuple[str, ...]:
     return tuple(name for name in request.axes.workloads or () if ":" in name)
 
 
-def _device_of(asked: str | None, environment: Environment) -> str:
-    if environment.gpu is None:
-        return "cpu"
-    return asked if asked is not None and ":" in asked else "cuda:0"
-
-
-def _plan_for(
-    request: Request, device: str, engine: Engine, data_dir: Path
-) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
-    is_cpu = device == "cpu"
+def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
+    is_cpu = bench.device == "cpu"
     axes = request.axes
     data_set, notes = request.data_set or SYNTHETIC, list[str]()
     if axes.workloads is None:
         workload, precisions = _BARE_CPU if is_cpu else _BARE_CUDA
         axes = replace(axes, workloads=(workload,), precisions=axes.precisions or precisions)
         if request.data_set is None and MNIST.name in find_workload(workload).data_sets:
-            data_set, note = _mnist_or_synthetic(engine, data_dir)
+            data_set, note = _mnist_or_synthetic(bench.engine, bench.data_dir)
             notes += [note] if note else []
-    plan = build_plan(axes, device=device, data_set=data_set, protocol=_protocol(request, is_cpu), seed=request.seed)
+    protocol = _protocol(request, is_cpu)
+    plan = build_plan(axes, device=bench.device, data_set=data_set, protocol=protocol, seed=request.seed)
     if data_set != SYNTHETIC:
-        provide(engine, find_data_set(data_set), data_dir)
+        provide(bench.engine, find_data_set(data_set), bench.data_dir)
     return plan.specs, tuple(notes)
 
 

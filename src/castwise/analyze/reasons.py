@@ -1,0 +1,144 @@
+"""Why a measured speed-up differs from a published one: one sentence from what was measured, never more.
+
+What set the pace on the source's machine cannot be measured here. What is known of it is its datasheet.
+"""
+
+from dataclasses import dataclass
+
+from castwise.analyze import runs
+from castwise.devices import Device, find_device, peak
+from castwise.precisions import find_precision
+from castwise.record import Trial
+from castwise.workloads import find_workload
+
+# Choices, not measurements: from which share of the time on a cause is named.
+_ALIKE = 0.10  # speed-ups that differ by less
+_WAITS = 0.25  # of the training time, waiting for data
+_IDLE = 0.10  # of the peak rate, below which arithmetic does not set the pace
+_GAIN = 1.3  # below it precision hardly matters to the loop
+
+_TENSOR_CORES = (7, 0)
+_FLOPS_PER_MAC = 6  # two in the forward pass, four in the backward pass
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A published speed-up and the measured one.
+
+    Attributes:
+        published_gpu: The source's GPU as it names it.
+        published_device: The same as its driver names it.
+        published_outcome: How the source's run ended.
+        published_speedup: Over the source's float32 run.
+        speedup: Measured, between the same two cells.
+        equal_batch_speedup: Measured, at equal batch.
+        trial: The measured run; None where there is none.
+        baseline: The measured float32 run; None where there is none.
+    """
+
+    published_gpu: str
+    published_device: str
+    published_outcome: str
+    published_speedup: float | None
+    speedup: float | None
+    equal_batch_speedup: float | None
+    trial: Trial | None
+    baseline: Trial | None
+
+
+def explain(pair: Pair) -> str:
+    """Return the sentence; empty where there is nothing to say."""
+    if pair.trial is None:
+        return ""
+    if pair.published_outcome != "ok" or pair.trial.status != "ok":
+        return _outcomes(pair, pair.trial)
+    if pair.speedup is None or pair.published_speedup is None or pair.baseline is None:
+        return ""
+    if abs(pair.speedup / pair.published_speedup - 1) < _ALIKE:
+        return f"the two speed-ups agree within {_ALIKE:.0%}{_batch(pair)}"
+    cause = _loader(pair.trial, pair.baseline) or _idle(pair, pair.trial) or _peaks(pair, pair.trial)
+    return cause + _batch(pair)
+
+
+def _outcomes(pair: Pair, trial: Trial) -> str:
+    here = {"ok": "ends well", "oom": "runs out of memory", "diverged": "diverges"}.get(trial.status, trial.status)
+    there = {"ok": "ended well", "oom": "ran out of memory", "diverged": "diverged"}[pair.published_outcome]
+    words = f"{there} on the source's {pair.published_gpu}, {here} here"
+    if trial.status != "ok":
+        return f"{words}: {trial.message}"
+    if pair.published_outcome == "oom":
+        published, memory = find_device(pair.published_device), trial.environment.gpu_memory_bytes
+        reserved = max((rank.peak_reserved_bytes or 0 for rank in trial.ranks), default=0)
+        if published is not None and memory is not None and reserved:
+            gib = f"{reserved / 2**30:.1f} GiB"
+            return f"{words}: it takes {gib} of {memory / 2**30:.0f} GiB, where there were {published.memory_gigabytes}"
+    return words
+
+
+def _loader(trial: Trial, baseline: Trial) -> str:
+    """Return the sentence where waiting for data sets the pace, else nothing."""
+    share, before = runs.data_share(trial), runs.data_share(baseline)
+    if share is None or before is None or share < _WAITS or trial.spec.recipe is None:
+        return ""
+    workers = trial.spec.recipe.loader.num_workers
+    return (
+        f"here the loop waits for its {workers} loader workers {share:.0%} of the time in {trial.spec.precision} "
+        f"and {before:.0%} in fp32: data, not arithmetic, sets the pace"
+    )
+
+
+def _idle(pair: Pair, trial: Trial) -> str:
+    """Return the sentence where the GPU is far from its limits and precision hardly matters, else nothing."""
+    share = _share_of_peak(trial)
+    if share is None or share > _IDLE or (pair.speedup or 0.0) > _GAIN:
+        return ""
+    return (
+        f"here {trial.spec.precision} runs at {share:.1%} of the {trial.environment.device_name}'s peak and waits for "
+        f"data {runs.data_share(trial) or 0.0:.0%} of the time: launching and synchronising the steps sets the pace"
+    )
+
+
+def _share_of_peak(trial: Trial) -> float | None:
+    """Return the arithmetic done over what the datasheet allows in the precision's format."""
+    macs = find_workload(trial.spec.workload).macs_per_sample
+    device = find_device(trial.environment.device_name)
+    limit = peak(device, find_precision(trial.spec.precision).peak_dtype)
+    rate = runs.throughput(trial)
+    if macs is None or limit is None or rate is None:
+        return None
+    return _FLOPS_PER_MAC * macs * rate / (limit * trial.spec.world_size)
+
+
+def _peaks(pair: Pair, trial: Trial) -> str:
+    """Return what both GPUs' datasheets promise of the precision, and what the loop does here."""
+    dtype = find_precision(trial.spec.precision).peak_dtype
+    there, here = find_device(pair.published_device), find_device(trial.environment.device_name)
+    name = trial.environment.device_name
+    waits = f"here the loop waits for data {runs.data_share(trial) or 0.0:.0%} of the time"
+    if there is not None and there.capability is not None and there.capability < _TENSOR_CORES:
+        gain = _peak_gain(there, dtype)
+        peaks = "no float16 rate in its datasheet" if gain is None else f"an {dtype} peak {gain:.1f} times its fp32's"
+        own = _peak_gain(here, dtype)
+        words = f"the {pair.published_gpu} has no Tensor Cores, and {peaks}"
+        return words + (f"; the {name} has them, at {own:.1f} times its fp32 peak" if own else "")
+    gains = _peak_gain(there, dtype), _peak_gain(here, dtype)
+    if gains[0] is None or gains[1] is None:
+        return waits
+    return (
+        f"{dtype}'s peak over fp32's is {gains[0]:.1f} on the {pair.published_gpu} and {gains[1]:.1f} on the {name}, "
+        f"and {waits}"
+    )
+
+
+def _peak_gain(device: Device | None, dtype: str) -> float | None:
+    above, below = peak(device, dtype), peak(device, "fp32")
+    return above / below if above and below else None
+
+
+def _batch(pair: Pair) -> str:
+    """Return what part the larger batch has, where the source's two runs differ in it."""
+    assert pair.trial is not None
+    assert pair.baseline is not None
+    if pair.trial.spec.batch_size == pair.baseline.spec.batch_size or pair.equal_batch_speedup is None:
+        return ""
+    return f"; at equal batch it is {pair.equal_batch_speedup:.2f}×"

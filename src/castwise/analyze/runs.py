@@ -1,0 +1,199 @@
+"""Figures of training runs, computed from their raw epochs, and what they are beside float32's."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from castwise.analyze import metrics
+from castwise.analyze.compare import group_of
+from castwise.precisions import BASELINE
+from castwise.record import Epoch, Trial
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the wall time of a run went, in seconds; the parts add up to the whole.
+
+    Attributes:
+        start: The first step: libraries are loaded, algorithms searched, code compiled in it.
+        data: Waiting for batches.
+        train: The steps but the first.
+        validation: The passes over the validation data.
+    """
+
+    start: float
+    data: float
+    train: float
+    validation: float
+
+    @property
+    def total(self) -> float:
+        """Return the whole."""
+        return self.start + self.data + self.train + self.validation
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training trial's figures.
+
+    Attributes:
+        trial: The trial.
+        split: Where its time went; None where no epoch ended.
+        throughput: Units per second of all GPUs while training, waits for data included, the epochs and batches
+            that the recipe does not count left out.
+        speedup: Over float32 at the same batch; see `speedup`. None without such a run.
+        efficiency: Throughput over that of as many single GPUs; None on one GPU or without the single one.
+        accuracy: After the last epoch; None without validation.
+        best_accuracy: After the epoch of the lowest validation loss.
+        perplexity: After the last epoch, of a language model; None for classifiers.
+        skipped_steps: Steps that loss scaling skipped.
+        peak_allocated_bytes: Peak of what tensors held.
+        peak_reserved_bytes: Peak of what the allocator held.
+        driver_used_bytes: In use on the device at the end, by the driver's word.
+    """
+
+    trial: Trial
+    split: Split | None
+    throughput: float | None
+    speedup: float | None
+    efficiency: float | None
+    accuracy: float | None
+    best_accuracy: float | None
+    perplexity: float | None
+    skipped_steps: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    driver_used_bytes: int | None
+
+
+def runs(trials: Sequence[Trial]) -> list[Run]:
+    """Return the figures of training trials, in order."""
+    baselines: dict[tuple[object, ...], Trial] = {}
+    singles: dict[tuple[object, ...], Trial] = {}
+    for trial in trials:
+        if trial.status == "ok" and trial.spec.precision == BASELINE:
+            baselines.setdefault(group_of(trial), trial)
+        if trial.status == "ok" and trial.spec.world_size == 1:
+            singles.setdefault(_without_gpus(trial), trial)
+    return [_run(trial, baselines.get(group_of(trial)), singles.get(_without_gpus(trial))) for trial in trials]
+
+
+def _run(trial: Trial, baseline: Trial | None, single: Trial | None) -> Run:
+    epochs = epochs_of(trial)
+    last = epochs[-1] if epochs else None
+    return Run(
+        trial=trial,
+        split=split(trial),
+        throughput=throughput(trial),
+        speedup=speedup(baseline, trial),
+        efficiency=_efficiency(trial, single),
+        accuracy=last.accuracy if last else None,
+        best_accuracy=best_accuracy(trial),
+        perplexity=perplexity(last) if last else None,
+        skipped_steps=sum(epoch.skipped_steps for epoch in epochs),
+        peak_allocated_bytes=metrics.peak_allocated_bytes(trial),
+        peak_reserved_bytes=metrics.peak_reserved_bytes(trial),
+        driver_used_bytes=driver_used_bytes(trial),
+    )
+
+
+def epochs_of(trial: Trial) -> tuple[Epoch, ...]:
+    """Return the epochs of a run; processes of one step wait for each other, so the first speaks for all."""
+    return trial.ranks[0].epochs if trial.ranks else ()
+
+
+def split(trial: Trial) -> Split | None:
+    """Return where the time of a run went, None where no epoch ended."""
+    epochs = epochs_of(trial)
+    if not epochs:
+        return None
+    start = sum(epoch.first_step_seconds or 0.0 for epoch in epochs)
+    data = sum(epoch.data_seconds for epoch in epochs)
+    train = sum(epoch.seconds for epoch in epochs) - start - data
+    return Split(start, data, train, sum(epoch.validation_seconds for epoch in epochs))
+
+
+def data_share(trial: Trial) -> float | None:
+    """Return the share of the training time that was spent waiting for batches, None where no epoch ended."""
+    epochs = epochs_of(trial)
+    seconds = sum(epoch.seconds - (epoch.first_step_seconds or 0.0) for epoch in epochs)
+    return sum(epoch.data_seconds for epoch in epochs) / seconds if seconds > 0 else None
+
+
+def throughput(trial: Trial) -> float | None:
+    """Return units per second of all processes together: samples over elapsed time, never a mean of rates."""
+    if trial.facts is None or not epochs_of(trial) or trial.spec.recipe is None:
+        return None
+    skipped = min(trial.spec.recipe.skip_epochs, len(epochs_of(trial)) - 1)
+    seconds = sum(epoch.counted_seconds for epoch in epochs_of(trial)[skipped:])
+    samples = sum(epoch.counted_samples for rank in trial.ranks for epoch in rank.epochs[skipped:])
+    return samples * trial.facts.units_per_sample / seconds if seconds > 0 and samples else None
+
+
+def is_whole(trial: Trial) -> bool:
+    """Return whether a run ended well and was not cut short."""
+    recipe = trial.spec.recipe
+    return trial.status == "ok" and recipe is not None and not recipe.is_shortened
+
+
+def speedup(baseline: Trial | None, trial: Trial) -> float | None:
+    """Return how many times as fast a run trains as its baseline, None where that cannot be said.
+
+    Of whole runs it is the ratio of their wall times, validation included, as the sources have it; where one of
+    them was cut short, that of their throughputs.
+    """
+    if baseline is None or not epochs_of(trial):
+        return None
+    theirs, own = split(baseline), split(trial)
+    if is_whole(baseline) and is_whole(trial) and theirs is not None and own is not None:
+        return theirs.total / own.total
+    slow, fast = throughput(baseline), throughput(trial)
+    return fast / slow if slow and fast else None
+
+
+def median_speedup(baselines: Sequence[Trial], trials: Sequence[Trial]) -> float | None:
+    """Return the median speed-up over repetitions, paired in their order; None where there is none."""
+    pairs = (speedup(baseline, trial) for baseline, trial in zip(baselines, trials, strict=False))
+    return median(pair for pair in pairs if pair is not None)
+
+
+def median(values: Iterable[float]) -> float | None:
+    """Return the median of some numbers, None of none."""
+    listed = list(values)
+    return statistics.median(listed) if listed else None
+
+
+def best_accuracy(trial: Trial) -> float | None:
+    """Return the accuracy after the epoch of the lowest validation loss, as 001 selects it; None without one."""
+    judged = [epoch for epoch in epochs_of(trial) if epoch.accuracy is not None and epoch.validation_loss is not None]
+    finite = [epoch for epoch in judged if math.isfinite(epoch.validation_loss or math.nan)]
+    return min(finite, key=lambda epoch: epoch.validation_loss or 0.0).accuracy if finite else None
+
+
+def perplexity(epoch: Epoch) -> float | None:
+    """Return a language model's perplexity after an epoch: the exponential of its mean validation loss per word."""
+    if epoch.validation_loss is None or epoch.accuracy is not None:
+        return None
+    try:
+        return math.exp(epoch.validation_loss)
+    except OverflowError:
+        return math.inf
+
+
+def driver_used_bytes(trial: Trial) -> int | None:
+    """Return the most memory in use on any of the devices at the end, by the driver's word."""
+    used = [rank.driver_used_bytes for rank in trial.ranks if rank.driver_used_bytes is not None]
+    return max(used, default=None)
+
+
+def _efficiency(trial: Trial, single: Trial | None) -> float | None:
+    if trial.spec.world_size == 1 or single is None:
+        return None
+    together, alone = throughput(trial), throughput(single)
+    return together / (alone * trial.spec.world_size) if together and alone else None
+
+
+def _without_gpus(trial: Trial) -> tuple[object, ...]:
+    spec = trial.spec.model_dump(exclude={"world_size", "parallelism", "repeat"})
+    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
