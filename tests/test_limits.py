@@ -5,9 +5,16 @@ from fake_engine import fake_spec, fake_trial
 
 from castwise.plan import TrialSpec
 from castwise.record import RankSamples, Trial
-from castwise.sweep.limits import find_limit, limit_of
+from castwise.sweep.limits import find_limit
 
 GIB = 2**30
+
+
+def limit_of(trials: list[Trial]) -> tuple[int | None, int | None]:
+    """Return the largest batch that trained and the smallest that did not fit."""
+    fits = [trial.spec.batch_size for trial in trials if trial.status == "ok"]
+    fails = [trial.spec.batch_size for trial in trials if trial.status == "oom"]
+    return max(fits, default=None), min(fails, default=None)
 
 
 def search(

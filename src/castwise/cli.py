@@ -48,6 +48,21 @@ Examples:
 """
 
 
+_SUITE_EXAMPLES = """\
+Examples:
+
+    castwise suite tensorcore --quick               a few steps of each run
+
+    castwise suite wrn-cifar10 --precision O1,O2    two of its precisions, in full
+
+    castwise suite wrn-cifar10 --precision O0 --epochs 2
+
+    castwise suite --all --quick --synthetic        every suite, without any data
+
+    castwise suite mine.toml                        a suite of your own
+"""
+
+
 class Format(StrEnum):
     """How results are printed."""
 
@@ -63,6 +78,7 @@ class Listing(StrEnum):
     WORKLOADS = "workloads"
     PRECISIONS = "precisions"
     DEVICES = "devices"
+    SUITES = "suites"
 
 
 def _complete_workloads(incomplete: str) -> list[str]:
@@ -75,6 +91,12 @@ def _complete_precisions(incomplete: str) -> list[str]:
     from castwise.precisions import PRECISIONS
 
     return _complete(incomplete, [row.name for row in PRECISIONS])
+
+
+def _complete_suites(incomplete: str) -> list[str]:
+    from castwise.suite import SUITE_NAMES
+
+    return _complete(incomplete, list(SUITE_NAMES))
 
 
 def _complete(incomplete: str, names: list[str]) -> list[str]:
@@ -169,9 +191,75 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     raise typer.Exit(measure(request, output.value))
 
 
+@app.command(epilog=_SUITE_EXAMPLES)
+def suite(  # noqa: PLR0913, PLR0917  an option each
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Suites, comma-separated (`castwise list suites`), or a TOML file of your own.",
+            autocompletion=_complete_suites,
+        ),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Run every suite.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps of each run: minutes instead of hours.")] = False,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs a run at the most; its schedule stays the source's.", metavar="N")
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Steps an epoch at the most.", metavar="N")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs a cell, with seeds 0, 1, …", metavar="N")] = 1,
+    workload: Annotated[
+        str | None, typer.Option(help="Only these workloads, comma-separated.", autocompletion=_complete_workloads)
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Only these precisions, comma-separated.", autocompletion=_complete_precisions)
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="Only these numbers of GPUs, comma-separated.")] = None,
+    synthetic: Annotated[
+        bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(help="The folder for records; a run goes on from its last epoch.", metavar="DIR")
+    ] = Path("castwise-results"),
+    output: Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")] = Format.TABLE,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds without a sign of life before a run is given up.", metavar="S")
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")] = False,
+) -> None:
+    """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
+    from castwise.commands import run_suites
+    from castwise.suite import SUITE_NAMES, Choice, find_suite
+    from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check_choice
+
+    names = _split("SUITE", name)
+    if (names is None) != all_:
+        raise UsageError("Name the suites to run, or say --all. `castwise list suites` shows them.")
+    choice = Choice(
+        quick=quick,
+        epochs=epochs,
+        max_steps=max_steps,
+        seeds=seeds,
+        workloads=_split("--workload", workload),
+        precisions=_split("--precision", precision),
+        world_sizes=_split_numbers("--gpus", gpus),
+        synthetic=synthetic,
+    )
+    check_choice(choice)
+    suites = [find_suite(each) for each in names or SUITE_NAMES]
+    requests = tuple(SuiteRequest(each, choice, results, timeout, retry, again) for each in suites)
+    raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value))
+
+
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sensitive=False)]) -> None:
-    """List the workloads, the precisions, or the GPUs whose datasheets castwise knows."""
+    """List the workloads, the precisions, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.report import listings
     from castwise.report.tables import result_console
 
@@ -179,6 +267,7 @@ def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sen
         Listing.WORKLOADS: listings.workloads,
         Listing.PRECISIONS: listings.precisions,
         Listing.DEVICES: listings.devices,
+        Listing.SUITES: listings.suites,
     }
     result_console().print(makers[what]())
 

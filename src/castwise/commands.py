@@ -3,19 +3,23 @@
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
 from castwise.analyze.compare import compare
 from castwise.analyze.recommend import recommend
+from castwise.analyze.suite_result import SuiteResult
+from castwise.errors import UsageError
 from castwise.record import Trial
-from castwise.report import diagnosis, tables
+from castwise.report import diagnosis, suites, tables
 from castwise.report.progress import LiveProgress
-from castwise.sweep.bench import EngineFactory, find_commit, find_device
+from castwise.sweep.bench import Bench, EngineFactory, find_bench, find_commit, find_device
 from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.launcher import ForkserverEngine
+from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, prepare_suite
 
 INTERRUPTED = 130
 _FAILED = 1
@@ -29,22 +33,98 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
         output: table, markdown, csv or json.
         make_engine: Makes the engine; real processes unless a test says otherwise.
     """
-    errors = Console(stderr=True, highlight=False, emoji=False)
+    errors = _errors()
     progress = LiveProgress(errors)
     try:
         with _terminated_as_interrupted():
-            with errors.status("looking at the machine") if errors.is_terminal else nullcontext():
+            with _looking(errors):
                 job = prepare(request, progress, make_engine)
             _announce(job, errors)
             with progress:
                 trials = job.run()
     except KeyboardInterrupt:
-        same = "the same command without --again" if request.again else "the same command"
-        where = f" What was measured is in '{request.results}'; {same} goes on from there."
-        _say(errors, f"Interrupted.{where if request.results else ''}")
-        return INTERRUPTED
+        return _interrupted(errors, request.results, again=request.again)
     print_results(trials, output)
     return exit_code(trials)
+
+
+def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | None = None) -> int:
+    """Run suites one after the other, print each one's result, and return the exit code.
+
+    A suite that cannot be run (its data is missing) does not keep the others from being run: what is wrong with it
+    is said at once, and is the exit code at the end.
+
+    Args:
+        asked: What the user asked for.
+        output: table, markdown, csv or json.
+        make_engine: Makes the engine; real processes unless a test says otherwise.
+    """
+    errors = _errors()
+    results: list[SuiteResult] = []
+    refused = 0
+    try:
+        with _terminated_as_interrupted():
+            with _looking(errors):
+                bench = find_bench(asked.device, asked.data_dir, make_engine)
+            for request in asked.requests:
+                try:
+                    results.append(_run_suite(request, bench, errors))
+                except UsageError as error:
+                    if len(asked.requests) == 1:
+                        raise
+                    refused = error.exit_code
+                    _say(errors, f"castwise: {request.suite.name} is left out: {error}")
+                    continue
+                _print_one(results[-1], output)
+    except KeyboardInterrupt:
+        return _interrupted(errors, asked.requests[0].results, again=asked.requests[0].again)
+    _print_all(results, output)
+    trials = [trial for result in results for trial in result.all_trials]
+    # That float16 without masters diverges, or that a batch does not fit, is what a suite is run to find out.
+    failed = any(trial.status in ("crashed", "timeout") for trial in trials)
+    return refused or (_FAILED if failed or not trials else 0)
+
+
+def _run_suite(request: SuiteRequest, bench: Bench, errors: Console) -> SuiteResult:
+    progress = LiveProgress(errors)
+    job = prepare_suite(request, bench, progress)
+    _say(errors, f"{request.suite.name}: {len(job.job.plan.specs)} trials")
+    _announce(job.job, errors)
+    with progress:
+        return job.run()
+
+
+def _print_one(result: SuiteResult, output: str) -> None:
+    """Print what can be printed of one suite before the next ends."""
+    if output == "table":
+        suites.print_suite(result, tables.result_console())
+        sys.stdout.write("\n")
+    elif output == "markdown":
+        sys.stdout.write(suites.markdown_suite(result) + "\n")
+    sys.stdout.flush()
+
+
+def _print_all(results: Sequence[SuiteResult], output: str) -> None:
+    if output == "csv":
+        sys.stdout.write(suites.csv_suites(results))
+    elif output == "json":
+        sys.stdout.write(suites.json_suites(results) + "\n")
+    sys.stdout.flush()
+
+
+def _errors() -> Console:
+    return Console(stderr=True, highlight=False, emoji=False)
+
+
+def _looking(errors: Console) -> AbstractContextManager[object]:
+    return errors.status("looking at the machine") if errors.is_terminal else nullcontext()
+
+
+def _interrupted(errors: Console, results: Path | None, *, again: bool) -> int:
+    same = "the same command without --again" if again else "the same command"
+    where = f" What was measured is in '{results}'; {same} goes on from there."
+    _say(errors, f"Interrupted.{where if results else ''}")
+    return INTERRUPTED
 
 
 def print_results(trials: Sequence[Trial], output: str) -> None:

@@ -1,35 +1,16 @@
 """The columns of a job's table: one row each, shared by every format."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from castwise.analyze.compare import Row
 from castwise.plan import SYNTHETIC
 from castwise.precisions import find_precision, why_emulated
+from castwise.record import Trial
+from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.workloads import find_workload
 
 _NOISY = 0.05  # of the median: from here on a reader should be told
-
-
-@dataclass(frozen=True)
-class Column:
-    """A figure of a row, as a value and as text.
-
-    Attributes:
-        name: Its name in CSV and JSON, units as a suffix.
-        title: Its heading.
-        value: The plain value, None where there is none.
-        text: The value as people read it.
-        left: Whether its text is flush left.
-    """
-
-    name: str
-    title: str
-    value: Callable[[Row], Any]
-    text: Callable[[Row], str]
-    left: bool = False
 
 
 def _unit(row: Row) -> str:
@@ -57,7 +38,7 @@ def _spread(row: Row) -> str:
     return "–" if row.spread is None else f"{100 * row.spread:.2g} %"
 
 
-COLUMNS: tuple[Column, ...] = (
+COLUMNS: tuple[Column[Row], ...] = (
     Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
     Column("data_set", "data", lambda r: r.trial.spec.data_set, lambda r: r.trial.spec.data_set, left=True),
     Column(
@@ -91,7 +72,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 # In CSV and JSON only: what a table folds into the cells of others, or leaves to its foot.
-EXTRA_COLUMNS: tuple[Column, ...] = (
+EXTRA_COLUMNS: tuple[Column[Row], ...] = (
     Column("unit", "unit", _unit, _unit),
     Column("memory_ratio", "memory ratio", lambda r: r.memory_ratio, lambda r: format_ratio(r.memory_ratio)),
     Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step or "–")),
@@ -108,7 +89,7 @@ EXTRA_COLUMNS: tuple[Column, ...] = (
 )
 
 
-def shown_columns(rows: Sequence[Row]) -> list[Column]:
+def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
     """Return the columns worth showing: those that differ between rows, and the figures that exist."""
     shown = []
     for column in COLUMNS:
@@ -136,12 +117,17 @@ def headline(rows: Sequence[Row]) -> str:
         if len(values) == 1:
             value = next(iter(values))
             parts.append(f"{prefix}{value}" + (" data" if name == "data_set" else ""))
+    return f"{', '.join(parts)} on {trial.environment.device_name} ({software_of(trial)})"
+
+
+def software_of(trial: Trial) -> str:
+    """Return the software that a trial ran with, and its date."""
     environment = trial.environment
     software = f"castwise {environment.castwise}{f' at {environment.commit}' if environment.commit else ''}"
     software += f", torch {environment.torch}"
     if environment.driver:
         software += f", driver {environment.driver}"
-    return f"{', '.join(parts)} on {environment.device_name} ({software}, {trial.started_at[:10]})"
+    return f"{software}, {trial.started_at[:10]}"
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:

@@ -3,7 +3,9 @@
 from rich.table import Table
 
 from castwise.devices import DEVICES, PEAK_DTYPES, peak
+from castwise.plan import SYNTHETIC
 from castwise.precisions import PRECISIONS
+from castwise.suite import SUITE_NAMES, find_suite, specs_of
 from castwise.workloads import WORKLOADS
 
 
@@ -41,6 +43,18 @@ def devices() -> Table:
         peaks = (peak(row, dtype) for dtype in PEAK_DTYPES)
         bandwidth = _figure(row.bandwidth_bytes_per_second)
         table.add_row(row.names[0], *(_figure(value) for value in peaks), bandwidth, row.source)
+    return table
+
+
+def suites() -> Table:
+    """Return the suites: name, runs, data, the source's GPUs, what it is."""
+    table = Table("suite", "runs", "real data", "published on", "what it measures", box=None, pad_edge=False)
+    for name in SUITE_NAMES:
+        suite = find_suite(name)
+        data = dict.fromkeys(cells.data_set for cells in suite.cells if cells.data_set != SYNTHETIC)
+        gpus = dict.fromkeys(figure.gpu for figure in suite.published)
+        runs = len(specs_of(suite, device="cuda:0"))
+        table.add_row(name, str(runs), ", ".join(data) or "–", ", ".join(gpus) or "in plots only", suite.title)
     return table
 
 

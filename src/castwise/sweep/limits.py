@@ -53,13 +53,6 @@ def find_limit(measure: Measure, template: TrialSpec, multiple: int, memory_byte
     return trials
 
 
-def limit_of(trials: list[Trial]) -> tuple[int | None, int | None]:
-    """Return the largest batch that trained and the smallest that ran out of memory, None where there is none."""
-    fits = [trial.spec.batch_size for trial in trials if trial.status == "ok"]
-    fails = [trial.spec.batch_size for trial in trials if trial.status == "oom"]
-    return max(fits, default=None), min(fails, default=None)
-
-
 def _foretell(trials: list[Trial], memory_bytes: int) -> int:
     """Return the batch size that the two largest that fit foretell, 0 where they foretell nothing."""
     peaks = sorted(

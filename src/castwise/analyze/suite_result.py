@@ -1,0 +1,141 @@
+"""What came of a suite: its runs, the published figures beside them, and what a reader must know of both."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from castwise.analyze.beside import Beside, published_pairs, set_beside
+from castwise.analyze.metrics import peak_reserved_bytes
+from castwise.analyze.runs import Run, runs
+from castwise.plan import stands_in_for
+from castwise.precisions import find_precision
+from castwise.record import Trial
+from castwise.suite import Published, Suite
+
+
+@dataclass(frozen=True)
+class LimitFound:
+    """The largest batch of a precision, published and measured.
+
+    Attributes:
+        workload: The workload.
+        precision: The precision.
+        loss_scale: The loss scale.
+        gpu: The source's GPU; None where it has no figure.
+        published: The source's largest batch that trained and its smallest that did not, None where it has none.
+        measured: The same here.
+        reserved_bytes: What the allocator held at the largest batch.
+        ended_badly: Why the search ended early; None where it did not.
+    """
+
+    workload: str
+    precision: str
+    loss_scale: str
+    gpu: str | None
+    published: tuple[int | None, int | None]
+    measured: tuple[int | None, int | None]
+    reserved_bytes: int | None
+    ended_badly: str | None = None
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """A suite, and what was measured of it.
+
+    Attributes:
+        suite: The suite.
+        trials: Its trials, in its order.
+        searches: The trials of each search for the largest batch.
+    """
+
+    suite: Suite
+    trials: tuple[Trial, ...]
+    searches: tuple[tuple[Trial, ...], ...] = ()
+
+    @property
+    def all_trials(self) -> tuple[Trial, ...]:
+        """Return the trials of cells and searches."""
+        return self.trials + tuple(trial for search in self.searches for trial in search)
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Return the runs' figures; cells that this machine has not the GPUs for are left out."""
+        return [run for run in runs(self.trials) if not lacks_gpus(run.trial)]
+
+    @cached_property
+    def beside(self) -> list[Beside]:
+        """Return the published figures beside the measured ones."""
+        return set_beside(self.suite, self.trials)
+
+    @cached_property
+    def pairs(self) -> dict[str, float]:
+        """Return speed-ups over float32 at the published batch, by key."""
+        return published_pairs(self.suite, self.trials)
+
+    @cached_property
+    def limits(self) -> list[LimitFound]:
+        """Return the largest batches."""
+        return [_limit(self.suite, search) for search in self.searches if search]
+
+
+def lacks_gpus(trial: Trial) -> bool:
+    """Return whether a trial was not run because the machine has fewer GPUs than it asks for."""
+    return trial.status == "unsupported" and trial.spec.world_size > max(1, trial.environment.num_gpus)
+
+
+def notes(result: SuiteResult) -> Iterator[str]:
+    """Return what a reader of the tables must know, a line each."""
+    yield from _shortened(result.trials)
+    yield from _stand_ins(result.all_trials)
+    for trial in result.trials:
+        if trial.status != "ok" and not lacks_gpus(trial):
+            yield f"{trial.spec.label}: {trial.status}: {trial.message}"
+    lacking = [trial for trial in result.trials if lacks_gpus(trial)]
+    if lacking:
+        sizes = " or ".join(str(size) for size in sorted({trial.spec.world_size for trial in lacking}))
+        cells = "1 cell asks" if len(lacking) == 1 else f"{len(lacking)} cells ask"
+        yield f"{cells} for {sizes} GPUs, and this machine has {lacking[0].environment.num_gpus}: not run"
+    if not result.suite.published:
+        yield "the source gives no figures in numbers, so there are none to set beside these"
+
+
+def _shortened(trials: Sequence[Trial]) -> Iterator[str]:
+    recipes = [trial.spec.recipe for trial in trials if trial.ranks and trial.spec.recipe is not None]
+    cut = [recipe for recipe in recipes if recipe.is_shortened]
+    if cut:
+        which = "all runs are" if len(cut) == len(recipes) else f"{len(cut)} of {len(recipes)} runs are"
+        yield f"{which} cut short (column length): their speed-ups are ratios of throughput, not of whole runs' times"
+
+
+def _stand_ins(trials: Sequence[Trial]) -> Iterator[str]:
+    for name in dict.fromkeys(stands_in_for(trial.spec.data_set) for trial in trials):
+        if name is not None:
+            yield f"random samples stand in for {name}'s: time and memory comparable, accuracy not"
+    notes_of_data = (trial.facts.data_note for trial in trials if trial.facts is not None)
+    yield from dict.fromkeys(note for note in notes_of_data if note)
+
+
+def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
+    spec = search[0].spec
+    fits = max((t.spec.batch_size for t in search if t.status == "ok"), default=None)
+    fails = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
+    largest = next((t for t in search if t.spec.batch_size == fits), None)
+    figures = [f for f in suite.published if _is_of(f, spec.workload, spec.precision)]
+    last = search[-1]
+    return LimitFound(
+        workload=spec.workload,
+        precision=spec.precision,
+        loss_scale=spec.loss_scale,
+        gpu=figures[0].gpu if figures else None,
+        published=(
+            max((f.batch_size for f in figures if f.outcome == "ok"), default=None),
+            min((f.batch_size for f in figures if f.outcome == "oom"), default=None),
+        ),
+        measured=(fits, fails),
+        reserved_bytes=peak_reserved_bytes(largest) if largest else None,
+        ended_badly=None if last.status in ("ok", "oom") else f"{last.status}: {last.message}",
+    )
+
+
+def _is_of(figure: Published, workload: str, precision: str) -> bool:
+    return figure.workload == workload and find_precision(figure.precision).name == precision

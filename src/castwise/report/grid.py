@@ -1,0 +1,111 @@
+"""Columns and rows as a terminal table, Markdown or CSV; what stands in them is others' business."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rich.markup import escape
+from rich.table import Table
+
+R = TypeVar("R")
+
+_GAP = 2  # between columns
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """A figure of a row, as a value and as text.
+
+    Attributes:
+        name: Its name in CSV and JSON, units as a suffix.
+        title: Its heading.
+        value: The plain value, None where there is none.
+        text: The value as people read it.
+        left: Whether its text is flush left.
+    """
+
+    name: str
+    title: str
+    value: Callable[[R], Any]
+    text: Callable[[R], str]
+    left: bool = False
+
+
+def terminal_table(
+    columns: Sequence[Column[R]], rows: Sequence[R], style: Callable[[R], str | None] = lambda _: None
+) -> Table:
+    """Return a table for a terminal; long headings take two lines."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        fits = len(column.title) <= _width(column, rows)
+        title = column.title if fits else "\n".join(_halves(column.title))
+        table.add_column(title, justify="left" if column.left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(column.text(row)) for column in columns), style=style(row))
+    return table
+
+
+def fitting(
+    columns: Sequence[Column[R]], rows: Sequence[R], width: int, dispensable: Sequence[str]
+) -> tuple[list[Column[R]], list[str]]:
+    """Return the columns that fit into a width side by side, and a line on those left out, if any.
+
+    Args:
+        columns: The columns.
+        rows: The rows.
+        width: Characters.
+        dispensable: Names of columns that a narrow terminal does without, the first first.
+    """
+    kept, left_out = list(columns), list[str]()
+    for name in dispensable:
+        if sum(_width(column, rows) + _GAP for column in kept) - _GAP <= width:
+            break
+        left_out += [column.title for column in kept if column.name == name]
+        kept = [column for column in kept if column.name != name]
+    if not left_out:
+        return kept, []
+    return kept, [f"left out, the terminal is too narrow: {', '.join(left_out)} (--format csv has all)"]
+
+
+def markdown_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = ["| " + " | ".join(column.title for column in columns) + " |"]
+    lines.append("|" + "|".join("---" if column.left else "---:" for column in columns) + "|")
+    return lines + ["| " + " | ".join(_cell(column.text(row)) for column in columns) + " |" for row in rows]
+
+
+def csv_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
+    """Return a header line and a line a row, plain values."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(column.name for column in columns)
+    writer.writerows([column.value(row) for column in columns] for row in rows)
+    return out.getvalue()
+
+
+def plain(columns: Sequence[Column[R]], row: R) -> dict[str, Any]:
+    """Return a row's values by name, for JSON: which has no NaN, so that a string says which of the three it was."""
+    values = {column.name: column.value(row) for column in columns}
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
+def _width(column: Column[R], rows: Sequence[R]) -> int:
+    """Return how wide a column is with its title in two lines and its cells in one."""
+    return max(len(text) for text in (*_halves(column.title), *(column.text(row) for row in rows)))
+
+
+def _halves(title: str) -> tuple[str, str]:
+    """Return a title in two lines as short as can be, broken between words."""
+    words = title.split()
+    breaks = ((" ".join(words[:n]), " ".join(words[n:])) for n in range(1, len(words) + 1))
+    return min(breaks, key=lambda halves: max(len(half) for half in halves))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,170 @@
+"""The columns of a suite's table: one training run a row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from castwise.analyze.runs import Run, epochs_of
+from castwise.report.grid import Column
+from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.workloads import find_workload
+
+# What a narrow terminal does without, the first first.
+DISPENSABLE = (
+    "start_seconds",
+    "validation_seconds",
+    "driver_used_bytes",
+    "peak_reserved_bytes",
+    "efficiency",
+    "final_loss",
+    "data_set",
+    "skipped_steps",
+)
+
+
+def run_columns(pairs: Mapping[str, float]) -> tuple[Column[Run], ...]:
+    """Return all columns.
+
+    Args:
+        pairs: Speed-ups over float32 at the batch the source paired a run with, by the trial's key.
+    """
+    return (
+        *_QUESTION,
+        *_TIMES,
+        Column(
+            "published_pair_speedup",
+            "speed-up at the published batches",
+            lambda r: pairs.get(r.trial.spec.key),
+            lambda r: format_ratio(pairs.get(r.trial.spec.key)),
+        ),
+        *_RESULTS,
+    )
+
+
+def shown(columns: Sequence[Column[Run]], rows: Sequence[Run]) -> list[Column[Run]]:
+    """Return the columns worth showing: what tells runs apart, and the figures that exist."""
+    return [column for column in columns if _is_worth_it(column, [column.value(row) for row in rows])]
+
+
+def length_of(run: Run) -> str:
+    """Return how long a run was beside what its source's was, and so whether it was cut short."""
+    recipe, done = run.trial.spec.recipe, len(epochs_of(run.trial))
+    if recipe is None:
+        return "–"
+    epochs = f"{done}" if done == recipe.epochs else f"{done} of {recipe.epochs}"
+    words = f"{epochs} epoch{'s' if recipe.epochs > 1 else ''}"
+    cut = next((epoch.num_steps for epoch in epochs_of(run.trial) if epoch.shortened), None)
+    if cut is None:
+        return words
+    return f"{words}, cut to {cut} steps"
+
+
+def _is_worth_it(column: Column[Run], values: list[object]) -> bool:
+    if column.name in _ALWAYS:
+        return True
+    if column.name == "loss_scale":
+        return bool({str(value) for value in values} - {"none", "dynamic"})
+    if column.name in _TELLING_APART:
+        return len(set(values)) > 1
+    return any(value not in (None, 0, 0.0) for value in values)
+
+
+def _part(run: Run, name: Literal["total", "start", "validation"]) -> float | None:
+    if run.split is None:
+        return None
+    return {"total": run.split.total, "start": run.split.start, "validation": run.split.validation}[name]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _rate(run: Run) -> str:
+    unit = find_workload(run.trial.spec.workload).unit
+    return "–" if run.throughput is None else f"{format_rate(run.throughput)} {unit}/s"
+
+
+def _gpus(run: Run) -> str:
+    spec = run.trial.spec
+    return str(spec.world_size) if spec.parallelism == "none" else f"{spec.world_size} {spec.parallelism}"
+
+
+def _waits(run: Run) -> float | None:
+    return run.split.data / (run.split.total - run.split.validation) if run.split else None
+
+
+def _loss(run: Run) -> float | None:
+    epochs = epochs_of(run.trial)
+    return epochs[-1].losses[-1][1] if epochs else None
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+_ALWAYS = ("precision", "batch_size", "length", "status")
+_TELLING_APART = ("workload", "data_set", "gpus", "seed")
+
+_QUESTION: tuple[Column[Run], ...] = (
+    Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
+    Column("data_set", "data", lambda r: r.trial.spec.data_set, lambda r: r.trial.spec.data_set, left=True),
+    Column("precision", "precision", lambda r: r.trial.spec.precision, lambda r: r.trial.spec.precision, left=True),
+    Column("loss_scale", "loss scale", lambda r: r.trial.spec.loss_scale, lambda r: r.trial.spec.loss_scale, left=True),
+    Column("batch_size", "batch", lambda r: r.trial.spec.batch_size, lambda r: str(r.trial.spec.batch_size)),
+    Column("gpus", "GPUs", _gpus, _gpus),
+    Column("seed", "seed", lambda r: r.trial.spec.seed, lambda r: str(r.trial.spec.seed)),
+)
+
+_TIMES: tuple[Column[Run], ...] = (
+    Column("length", "length", length_of, length_of, left=True),
+    Column("seconds", "time", lambda r: _part(r, "total"), lambda r: format_seconds(_part(r, "total"))),
+    Column(
+        "start_seconds",
+        "first step",
+        lambda r: _part(r, "start"),
+        lambda r: format_seconds(_part(r, "start")),
+    ),
+    Column("data_share", "waits for data", _waits, lambda r: _percent(_waits(r))),
+    Column(
+        "validation_seconds",
+        "validation",
+        lambda r: _part(r, "validation"),
+        lambda r: format_seconds(_part(r, "validation")),
+    ),
+    Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
+    Column("speedup", "speed-up", lambda r: r.speedup, lambda r: format_ratio(r.speedup)),
+)
+
+_RESULTS: tuple[Column[Run], ...] = (
+    Column("efficiency", "scaling efficiency", lambda r: r.efficiency, lambda r: _percent(r.efficiency)),
+    Column(
+        "peak_allocated_bytes",
+        "peak allocated",
+        lambda r: r.peak_allocated_bytes,
+        lambda r: format_bytes(r.peak_allocated_bytes),
+    ),
+    Column(
+        "peak_reserved_bytes",
+        "peak reserved",
+        lambda r: r.peak_reserved_bytes,
+        lambda r: format_bytes(r.peak_reserved_bytes),
+    ),
+    Column(
+        "driver_used_bytes",
+        "driver's figure",
+        lambda r: r.driver_used_bytes,
+        lambda r: format_bytes(r.driver_used_bytes),
+    ),
+    Column("accuracy", "accuracy", lambda r: r.accuracy, lambda r: _percent(r.accuracy)),
+    Column("perplexity", "perplexity", lambda r: r.perplexity, lambda r: _number(r.perplexity)),
+    Column("final_loss", "last loss", _loss, lambda r: _number(_loss(r))),
+    Column("skipped_steps", "skipped", lambda r: r.skipped_steps, lambda r: str(r.skipped_steps)),
+    Column("status", "status", lambda r: r.trial.status, lambda r: r.trial.status, left=True),
+)
+
+# In CSV and JSON only.
+EXTRA: tuple[Column[Run], ...] = (
+    Column("best_accuracy", "best accuracy", lambda r: r.best_accuracy, lambda r: _percent(r.best_accuracy)),
+    Column("message", "message", lambda r: r.trial.message, lambda r: r.trial.message),
+    Column("device", "device", lambda r: r.trial.environment.device_name, lambda r: r.trial.environment.device_name),
+    Column("key", "key", lambda r: r.trial.spec.key, lambda r: r.trial.spec.key),
+)

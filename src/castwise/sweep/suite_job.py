@@ -1,0 +1,141 @@
+"""One suite from request to records: its data, its trials, its searches for the largest batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from castwise.analyze.suite_result import SuiteResult
+from castwise.data_sets import find_data_set
+from castwise.errors import MissingDataError, UsageError
+from castwise.plan import TrialSpec, is_real
+from castwise.record import Trial
+from castwise.suite import Choice, Suite, limit_specs, specs_of
+from castwise.sweep.bench import Bench, provide
+from castwise.sweep.job import Going, Job, assemble
+from castwise.sweep.limits import find_limit
+from castwise.sweep.runner import Listener
+from castwise.sweep.store import Store
+
+
+@dataclass(frozen=True)
+class SuiteRequest:
+    """What a user asked for of one suite.
+
+    Attributes:
+        suite: The suite.
+        choice: What of it is run, and how long.
+        results: The results folder; None keeps no records.
+        timeout_seconds: Seconds without a sign of life before a trial is given up; None takes the default.
+        retry: Measure crashed and timed-out trials again.
+        again: Measure everything again, whatever is recorded.
+    """
+
+    suite: Suite
+    choice: Choice = field(default_factory=Choice)
+    results: Path | None = None
+    timeout_seconds: float | None = None
+    retry: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class SuitesRequest:
+    """Suites to be run one after the other on one machine.
+
+    Attributes:
+        requests: What is asked of each; one at least.
+        device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
+        data_dir: Where real data lies; None takes the default.
+    """
+
+    requests: tuple[SuiteRequest, ...]
+    device: str | None = None
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class SuiteJob:
+    """A suite made concrete on this machine.
+
+    Attributes:
+        suite: The suite.
+        job: Its trials.
+        searches: The trial each search starts from, and the number its batch size is a multiple of.
+    """
+
+    suite: Suite
+    job: Job
+    searches: tuple[tuple[TrialSpec, int], ...]
+    _again: bool = field(default=False, repr=False)
+
+    def run(self) -> SuiteResult:
+        """Measure what is missing and return everything."""
+        trials = tuple(self.job.run())
+        return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
+
+    def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
+        sweep = self.job.sweep
+        known = {} if self._again or sweep.store is None else sweep.store.load(sweep.environment)[0]
+
+        def measure(spec: TrialSpec) -> Trial:
+            recorded = known.get(spec.key)
+            return recorded if recorded is not None and recorded.spec == spec else sweep.run([spec])[0]
+
+        memory = sweep.environment.gpu_memory_bytes
+        return tuple(find_limit(measure, template, multiple, memory)) if memory else ()
+
+
+def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None = None) -> SuiteJob:
+    """Check a suite against the machine, and return the job that runs it.
+
+    Args:
+        request: What the user asked for.
+        bench: The machine.
+        listener: Is told of progress.
+
+    Raises:
+        UsageError: The suite has no such cells, or its data is missing or damaged.
+        StoreError: The results folder cannot be written.
+    """
+    suite, choice = request.suite, request.choice
+    specs = [_patient(spec, request) for spec in specs_of(suite, device=bench.device, choice=choice)]
+    searches = [
+        (_patient(spec, request), multiple)
+        for spec, multiple in limit_specs(suite, device=bench.device, choice=choice)
+        if bench.environment.gpu_memory_bytes
+    ]
+    store = Store(request.results) if request.results is not None else None
+    _provide_all([*specs, *(spec for spec, _ in searches)], bench)
+    job = assemble(bench, store, specs, Going(request.retry, request.again), listener)
+    return SuiteJob(suite, job, tuple(searches), request.again)
+
+
+def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
+    if request.timeout_seconds is None:
+        return spec
+    protocol = spec.protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
+    return spec.model_copy(update={"protocol": protocol})
+
+
+def _provide_all(specs: Sequence[TrialSpec], bench: Bench) -> None:
+    for name in dict.fromkeys(spec.data_set for spec in specs if is_real(spec.data_set)):
+        try:
+            provide(bench.engine, find_data_set(name), bench.data_dir)
+        except MissingDataError as missing:
+            raise MissingDataError(
+                f"{missing} Or measure time and memory alone, on random samples of its shape, with --synthetic."
+            ) from None
+
+
+def check_choice(choice: Choice) -> None:
+    """Refuse numbers that no run can have, before anything starts.
+
+    Raises:
+        UsageError: A number is under 1.
+    """
+    for name, value in (("--epochs", choice.epochs), ("--max-steps", choice.max_steps), ("--seeds", choice.seeds)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} takes whole numbers from 1; {value} is none.")
+    for count in choice.world_sizes or ():
+        if count < 1:
+            raise UsageError(f"--gpus takes whole numbers from 1; {count} is none.")
