@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from castwise.measure.data.feeds import Feed, make_feeds
 from castwise.measure.memory import memory_of
 from castwise.measure.precision import autocast, numeric_state
-from castwise.measure.schedules import make_scheduler
+from castwise.measure.schedules import make_run_scheduler
 from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
 from castwise.measure.workloads.task import Batch
@@ -59,6 +60,7 @@ class TrainingRun:
         optimizer = row.optimizer
         if recipe.optimizer is not None:
             optimizer = OptimizerSpec(recipe.optimizer.name, tuple(recipe.optimizer.arguments.items()))
+        optimizer = replace(optimizer, group_rates=recipe.group_rates)
         self._step = TrainingStep(
             self._task,
             precision,
@@ -72,7 +74,7 @@ class TrainingRun:
         self._steps_per_epoch = min(
             self._feeds.training.num_batches, recipe.max_steps or self._feeds.training.num_batches
         )
-        self._scheduler = make_scheduler(recipe.schedule, self._step.optimizer, self._steps_per_epoch * recipe.epochs)
+        self._scheduler = make_run_scheduler(recipe, self._step.optimizer, self._steps_per_epoch)
         self._memory = memory_of(self._device)
         self._memory.restart()
         if self._checkpoint is not None and self._checkpoint.is_file():
