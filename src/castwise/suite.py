@@ -17,7 +17,7 @@ from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.workloads import find_workload
 
-SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "rnn-lm", "amd-nvidia")
+SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
 
 class Cells(Document):
