@@ -105,11 +105,14 @@ def take_step(optimizer: AdamW) -> tuple[Any, ...]:
     return *ran_with, *(parameter.item() for parameter in parameters)
 
 
-def take_steps(optimizer: AdamW, scheduler: Scheduler, count: int) -> list[tuple[Any, ...]]:
+def take_steps(optimizer: AdamW, scheduler: Scheduler, count: int, done: int = 0) -> list[tuple[Any, ...]]:
+    """Take steps behind those done already, telling the scheduler of each and of every epoch's end."""
     taken = []
-    for _ in range(count):
+    for number in range(done + 1, done + count + 1):
         taken.append(take_step(optimizer))
         scheduler.after_step()
+        if number % STEPS == 0:
+            scheduler.after_epoch(None)
     return taken
 
 
@@ -141,6 +144,11 @@ def test_one_cycle_is_fastai_s() -> None:
     assert {step[0][2] for step in taken} == {0.99}
     own = make_adamw()
     assert taken == take_steps(own, make_run_scheduler(Recipe(epochs=100, schedule=ONE_CYCLE), own, STEPS), 1000)
+
+
+def test_one_cycle_stays_where_it_ends() -> None:
+    seen = rates(ONE_CYCLE, 1.0, 12, 10)
+    assert seen[9:] == pytest.approx([1 / 25 / 1e4] * 3)
 
 
 def recipe(epochs: int = 4) -> Recipe:
@@ -175,7 +183,7 @@ def test_two_cycles_go_on_from_their_state_on_either_side_of_the_boundary(done: 
         new["params"][0].data.copy_(old["params"][0].data)
     again.load_state_dict(optimizer.state_dict())
     resumed.load_state_dict(scheduler.state_dict())
-    assert before + take_steps(again, resumed, 4 * STEPS - done) == two_loops()
+    assert before + take_steps(again, resumed, 4 * STEPS - done, done) == two_loops()
 
 
 def test_a_run_that_ends_with_its_first_cycle_has_no_second() -> None:
@@ -183,6 +191,16 @@ def test_a_run_that_ends_with_its_first_cycle_has_no_second() -> None:
     scheduler = make_run_scheduler(recipe(epochs=1), optimizer, STEPS)
     assert take_steps(optimizer, scheduler, STEPS) == two_loops()[:STEPS]
     assert optimizer.state, "nothing is forgotten"
+
+
+def test_the_first_cycle_ends_with_its_epoch_also_where_that_is_cut_short() -> None:
+    optimizer = make_adamw()
+    scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
+    first = take_steps(optimizer, scheduler, 3)
+    scheduler.after_epoch(None)
+    weights = first[-1][3:]
+    assert first == plain_loop(FIRST_RATES, (1.0, 1.0, 1.0), STEPS)[:3]
+    assert take_steps(optimizer, scheduler, 3) == plain_loop(RATES, weights, 3 * STEPS)[:3]
 
 
 def test_first_rates_are_those_of_the_layer_groups_that_are_there() -> None:

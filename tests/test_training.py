@@ -147,7 +147,7 @@ def test_a_run_with_a_first_cycle_goes_on_at_and_behind_its_boundary(
     assert whole_run.facts.optimizer.endswith("layer groups at lr 0.0003, 0.0003, 0.003")
     whole = whole_run.finish().epochs
     assert [epoch.num_steps for epoch in whole] == [5, 5, 5]
-    assert whole[0].learning_rate == pytest.approx(3e-4 / 25), "the second cycle's first rate"
+    assert [epoch.learning_rate < 1e-6 for epoch in whole] == [True, False, True], "two cycles end"
     checkpoint = tmp_path / "run.pt"
     run(a_spec, tmp_path, epochs=done, checkpoint=checkpoint).close()
     resumed = TrainingRun(a_spec, tmp_path, checkpoint)

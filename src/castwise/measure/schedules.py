@@ -1,6 +1,6 @@
 """Learning rate schedules of the sources, on torch's own schedulers where it has them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
@@ -45,6 +45,13 @@ class _PerStep(_Torch):
         self._scheduler.step()
 
 
+class _OneCycle(_PerStep):
+    def after_step(self) -> None:
+        # Behind its last step torch's goes up again, and then raises.
+        if self._scheduler.last_epoch + 1 < self._scheduler.total_steps:
+            super().after_step()
+
+
 class _PerEpoch(_Torch):
     def after_epoch(self, validation_loss: float | None) -> None:
         del validation_loss
@@ -58,51 +65,50 @@ class _OnPlateau(_Torch):
 
 
 class _TwoCycles(Scheduler):
-    """A one-cycle schedule of its own over the first steps; then a fresh optimizer and the schedule of the others.
+    """A one-cycle schedule of its own over the first epochs; then a fresh optimizer and the schedule of the others.
+
+    The first ends with its epochs, also where those are cut short.
 
     Source: init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks, 2080Ti.ipynb (ResNet-18: `fit_one_cycle(1)`, then
     `fit_one_cycle(30)`; each call of fastai's `fit` makes an optimizer).
     """
 
-    def __init__(self, schedule: Schedule, optimizer: Optimizer, first: tuple[int, Sequence[float]], rest: int) -> None:
-        """Begin the first cycle.
-
-        Args:
-            schedule: Of kind `one_cycle`; its numbers are both cycles'.
-            optimizer: Its groups' rates are the highest of the second cycle.
-            first: Steps of the first cycle, and its highest rate for each layer group.
-            rest: Steps behind them; 0 where the run ends before.
-        """
-        self._schedule, self._optimizer = schedule, optimizer
-        self._first_steps, self._rest = first[0], rest
+    def __init__(self, recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> None:
+        self._recipe, self._optimizer, self._steps_per_epoch = recipe, optimizer, steps_per_epoch
         self._rates = [group["lr"] for group in optimizer.param_groups]
-        self._num_steps = 0
-        first_rates = first[1]
+        self._num_epochs = 0
+        first_rates = recipe.first_cycle_rates
         for index, group in enumerate(optimizer.param_groups):
             group["lr"] = first_rates[group.get("layer_group", index)] if first_rates else group["lr"]
-        self._cycle = make_scheduler(schedule, optimizer, self._first_steps)
+        self._cycle = make_scheduler(recipe.schedule, optimizer, recipe.first_cycle_epochs * steps_per_epoch)
 
     def after_step(self) -> None:
-        self._num_steps += 1
-        if self._rest and self._num_steps == self._first_steps:
+        self._cycle.after_step()
+
+    def after_epoch(self, validation_loss: float | None) -> None:
+        del validation_loss
+        self._num_epochs += 1
+        if self._num_epochs == self._recipe.first_cycle_epochs < self._recipe.epochs:
             self._optimizer.state.clear()
             self._begin_the_rest()
-        else:
-            self._cycle.after_step()
 
     def _begin_the_rest(self) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
-        self._cycle = make_scheduler(self._schedule, self._optimizer, self._rest)
+        num_epochs = self._recipe.epochs - self._recipe.first_cycle_epochs
+        self._cycle = make_scheduler(self._recipe.schedule, self._optimizer, num_epochs * self._steps_per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_steps": self._num_steps, "cycle": self._cycle.state_dict()}
+        return {"num_epochs": self._num_epochs, "cycle": self._cycle.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._num_steps = state["num_steps"]
+        self._num_epochs = state["num_epochs"]
         # A schedule that is made sets the optimizer's rates to its first ones; the optimizer has been loaded already.
         loaded = [dict(group) for group in self._optimizer.param_groups]
-        if self._rest and self._num_steps >= self._first_steps:
+        if (
+            self._recipe.first_cycle_epochs <= self._num_epochs
+            and self._recipe.first_cycle_epochs < self._recipe.epochs
+        ):
             self._begin_the_rest()
         self._cycle.load_state_dict(state["cycle"])
         for group, values in zip(self._optimizer.param_groups, loaded, strict=True):
@@ -117,11 +123,9 @@ def make_run_scheduler(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: in
         optimizer: Its groups' rates are what the schedule is relative to.
         steps_per_epoch: Steps of an epoch.
     """
-    if not recipe.first_cycle_epochs:
-        return make_scheduler(recipe.schedule, optimizer, recipe.epochs * steps_per_epoch)
-    first = recipe.first_cycle_epochs * steps_per_epoch, recipe.first_cycle_rates
-    rest = max(0, recipe.epochs - recipe.first_cycle_epochs) * steps_per_epoch
-    return _TwoCycles(recipe.schedule, optimizer, first, rest)
+    if recipe.first_cycle_epochs:
+        return _TwoCycles(recipe, optimizer, steps_per_epoch)
+    return make_scheduler(recipe.schedule, optimizer, recipe.epochs * steps_per_epoch)
 
 
 def make_scheduler(schedule: Schedule, optimizer: Optimizer, total_steps: int) -> Scheduler:
@@ -144,7 +148,7 @@ def make_scheduler(schedule: Schedule, optimizer: Optimizer, total_steps: int) -
             return _PerStep(lr_scheduler.LambdaLR(optimizer, triangular(total_steps, **arguments)))
         case "one_cycle":
             rates = [group["lr"] for group in optimizer.param_groups]
-            return _PerStep(lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=total_steps, **arguments))
+            return _OneCycle(lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=total_steps, **arguments))
         case _:
             return Scheduler()
 
