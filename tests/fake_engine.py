@@ -234,6 +234,10 @@ class FakeSession:
             raise TrialFailedError("crashed", "URLError: no network (fake)")
         self._engine.data_set(data_set, data_dir)
 
+    def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
+        self._enter("find_weights", after="")
+        return {model: str(where / f"{model}.pth") if where else None for model in models}
+
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         self._spec = spec
         self.checkpoint = checkpoint

@@ -22,6 +22,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "parallelism": {"parallelism": "ddp"},
     "kind": {"kind": "training", "recipe": Recipe(epochs=1)},
     "recipe": {"kind": "training", "recipe": Recipe(epochs=2)},
+    "weights": {"weights": "resnet18.pth"},
     "protocol": {"protocol": Protocol(num_blocks=21)},
     "seed": {"seed": 1},
     "repeat": {"repeat": 1},

@@ -25,6 +25,7 @@ OTHER_VALUES: dict[str, object] = {
     "parallelism": "ddp",
     "kind": "training",
     "recipe": Recipe(epochs=1),
+    "weights": "resnet18.pth",
     "protocol": Protocol(num_blocks=21),
     "seed": 1,
     "repeat": 1,

@@ -1,10 +1,13 @@
 """Learning rates of the sources, step by step."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.optim import AdamW
 
-from castwise.measure.schedules import make_scheduler
-from castwise.recipe import Schedule
+from castwise.measure.schedules import Scheduler, make_run_scheduler, make_scheduler
+from castwise.recipe import Recipe, Schedule
 
 
 def rates(schedule: Schedule, lr: float, steps: int, total_steps: int) -> list[float]:
@@ -78,3 +81,139 @@ def test_a_schedule_goes_on_from_its_state() -> None:
     again.load_state_dict(groups)
     second.load_state_dict(state)
     assert again.param_groups[0]["lr"] == pytest.approx(whole[5])
+
+
+# fastai's one cycle, group by group, and a first one before it
+
+ONE_CYCLE = Schedule(kind="one_cycle")
+FIRST_RATES, RATES = (3e-4, 3e-4, 3e-3), (1e-2, 2e-2, 4e-2)
+STEPS = 10  # of an epoch
+
+
+def make_adamw(rates: tuple[float, ...] = RATES) -> AdamW:
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates]
+    return AdamW(groups, betas=(0.9, 0.99), weight_decay=1e-2)
+
+
+def take_step(optimizer: AdamW) -> tuple[Any, ...]:
+    """Take a step down a slope that the weights decide; return what it ran with, and the weights behind it."""
+    ran_with = tuple((group["lr"], *group["betas"]) for group in optimizer.param_groups)
+    parameters = [group["params"][0] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = parameter.detach().sin()
+    optimizer.step()
+    return *ran_with, *(parameter.item() for parameter in parameters)
+
+
+def take_steps(optimizer: AdamW, scheduler: Scheduler, count: int, done: int = 0) -> list[tuple[Any, ...]]:
+    """Take steps behind those done already, telling the scheduler of each and of every epoch's end."""
+    taken = []
+    for number in range(done + 1, done + count + 1):
+        taken.append(take_step(optimizer))
+        scheduler.after_step()
+        if number % STEPS == 0:
+            scheduler.after_epoch(None)
+    return taken
+
+
+def plain_loop(rates: tuple[float, ...], weights: tuple[float, ...], count: int) -> list[tuple[Any, ...]]:
+    """Train as one `fit_one_cycle` does: with an optimizer of its own."""
+    optimizer = make_adamw(rates)
+    for group, weight in zip(optimizer.param_groups, weights, strict=True):
+        group["params"][0].data.fill_(weight)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=list(rates), total_steps=count)
+    taken = []
+    for _ in range(count):
+        taken.append(take_step(optimizer))
+        scheduler.step()
+    return taken
+
+
+def test_one_cycle_is_fastai_s() -> None:
+    taken = plain_loop(RATES, (1.0, 1.0, 1.0), 1000)
+    # Source: fastai/fastai fastai/callbacks/one_cycle.py at 0d37271f: from lr / 25 to lr over three tenths, then to
+    # lr / 25 / 10⁴, by cosines; the momentum from 0.95 to 0.85 and back. Its steps lie within one of torch's.
+    for index, rate in enumerate(RATES):
+        rates, momenta = ([step[index][part] for step in taken] for part in (0, 1))
+        assert rates[0] == pytest.approx(rate / 25)
+        assert rates[150] == pytest.approx((rate / 25 + rate) / 2, rel=0.01)
+        assert max(rates) == rates[299] == pytest.approx(rate)
+        assert rates[650] == pytest.approx(rate / 2, rel=0.01)
+        assert rates[999] == pytest.approx(rate / 25 / 1e4)
+        assert (momenta[0], momenta[299], momenta[999]) == pytest.approx((0.95, 0.85, 0.95))
+    assert {step[0][2] for step in taken} == {0.99}
+    own = make_adamw()
+    assert taken == take_steps(own, make_run_scheduler(Recipe(epochs=100, schedule=ONE_CYCLE), own, STEPS), 1000)
+
+
+def test_one_cycle_stays_where_it_ends() -> None:
+    seen = rates(ONE_CYCLE, 1.0, 12, 10)
+    assert seen[9:] == pytest.approx([1 / 25 / 1e4] * 3)
+
+
+def recipe(epochs: int = 4) -> Recipe:
+    return Recipe(
+        epochs=epochs,
+        schedule=ONE_CYCLE,
+        group_rates=RATES,
+        first_cycle_epochs=1,
+        first_cycle_rates=FIRST_RATES,
+    )
+
+
+def two_loops() -> list[tuple[Any, ...]]:
+    first = plain_loop(FIRST_RATES, (1.0, 1.0, 1.0), STEPS)
+    return first + plain_loop(RATES, first[-1][3:], 3 * STEPS)
+
+
+def test_a_first_cycle_is_a_run_of_its_own() -> None:
+    optimizer = make_adamw()
+    scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
+    assert take_steps(optimizer, scheduler, 4 * STEPS) == two_loops()
+
+
+@pytest.mark.parametrize("done", [0, 1, 4, STEPS - 1, STEPS, STEPS + 1, 25, 4 * STEPS - 1])
+def test_two_cycles_go_on_from_their_state_on_either_side_of_the_boundary(done: int) -> None:
+    optimizer = make_adamw()
+    scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
+    before = take_steps(optimizer, scheduler, done)
+    again = make_adamw()
+    resumed = make_run_scheduler(recipe(), again, STEPS)
+    for new, old in zip(again.param_groups, optimizer.param_groups, strict=True):
+        new["params"][0].data.copy_(old["params"][0].data)
+    again.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(scheduler.state_dict())
+    assert before + take_steps(again, resumed, 4 * STEPS - done, done) == two_loops()
+
+
+def test_a_run_that_ends_with_its_first_cycle_has_no_second() -> None:
+    optimizer = make_adamw()
+    scheduler = make_run_scheduler(recipe(epochs=1), optimizer, STEPS)
+    assert take_steps(optimizer, scheduler, STEPS) == two_loops()[:STEPS]
+    assert optimizer.state, "nothing is forgotten"
+
+
+def test_the_first_cycle_ends_with_its_epoch_also_where_that_is_cut_short() -> None:
+    optimizer = make_adamw()
+    scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
+    first = take_steps(optimizer, scheduler, 3)
+    scheduler.after_epoch(None)
+    weights = first[-1][3:]
+    assert first == plain_loop(FIRST_RATES, (1.0, 1.0, 1.0), STEPS)[:3]
+    assert take_steps(optimizer, scheduler, 3) == plain_loop(RATES, weights, 3 * STEPS)[:3]
+
+
+def test_first_rates_are_those_of_the_layer_groups_that_are_there() -> None:
+    optimizer = make_adamw(RATES[1:])
+    for index, group in enumerate(optimizer.param_groups, start=1):
+        group["layer_group"] = index
+    taken = take_steps(optimizer, make_run_scheduler(recipe(), optimizer, STEPS), STEPS + 1)
+    assert [max(step[index][0] for step in taken[:STEPS]) for index in (0, 1)] == pytest.approx(FIRST_RATES[1:])
+    assert [taken[STEPS][index][0] for index in (0, 1)] == pytest.approx([rate / 25 for rate in RATES[1:]])
+
+
+def test_a_first_cycle_without_rates_takes_the_run_s() -> None:
+    optimizer = make_adamw()
+    plain = Recipe(epochs=2, schedule=ONE_CYCLE, first_cycle_epochs=1)
+    taken = take_steps(optimizer, make_run_scheduler(plain, optimizer, STEPS), 2 * STEPS)
+    assert [step[:3] for step in taken[:STEPS]] == [step[:3] for step in taken[STEPS:]]

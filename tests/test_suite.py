@@ -75,6 +75,45 @@ def test_the_published_speed_ups_are_the_sources() -> None:
     assert ratio["mnist-cnn"] == pytest.approx(1.02, abs=0.005)
 
 
+def test_the_fastai_figures_are_the_notebooks_and_not_the_post_s() -> None:
+    suite = find_suite("fastai-cifar100")
+    figures = {(each.gpu, each.workload, each.precision): each for each in suite.published}
+    assert len(figures) == len(suite.published) == 18
+
+    def gain(gpu: str, workload: str) -> float:
+        fp32, fp16 = (figures[gpu, workload, precision].seconds for precision in ("fp32", "fp16-master"))
+        assert fp32 is not None
+        assert fp16 is not None
+        return round(fp32 / fp16, 2)
+
+    # Source: init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks, 2080Ti.ipynb and 1080Ti Notebook.ipynb.
+    names = [f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)]
+    assert [gain("RTX 2080 Ti", name) for name in names] == [0.99, 1.23, 1.42, 1.48, 1.6]
+    assert [gain("GTX 1080 Ti", name) for name in names[:-1]] == [1.04, 1.16, 1.24, 1.22]
+    for figure in suite.published:
+        assert figure.accuracy is not None
+        assert figure.accuracy * 12_000 == pytest.approx(round(figure.accuracy * 12_000), abs=0.61)
+        assert figure.loss_scale == ("512" if figure.precision == "fp16-master" else None)
+
+
+def test_every_fastai_net_is_also_measured_at_equal_batches() -> None:
+    made = specs_of(find_suite("fastai-cifar100"), device="cuda:0")
+    cells = {(spec.workload, spec.precision, spec.loss_scale, spec.batch_size) for spec in made}
+    assert len(made) == len(cells) == 15
+    for workload, precision, scale, batch_size in cells:
+        if precision == "fp16-master":
+            assert scale == "512"
+            assert (workload, "fp32", "none", batch_size) in cells
+    recipes = {(spec.workload, spec.precision): spec.recipe for spec in made}
+    for (workload, precision), recipe in recipes.items():
+        assert recipe is not None
+        is_smallest = workload == "fastai-resnet18"
+        assert (recipe.epochs, recipe.first_cycle_epochs) == ((31, 1) if is_smallest else (30, 0))
+        own = (1e-2, 1e-2, 1e-2) if is_smallest and precision == "fp32" else (3e-4, 3e-4, 3e-3)
+        assert recipe.group_rates == own
+        assert recipe.first_cycle_rates == ((3e-4, 3e-4, 3e-3) if is_smallest else ())
+
+
 def test_a_users_suite(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(SMALL)

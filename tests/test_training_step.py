@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from small_step import (
 )
 from torch import Tensor, nn
 
+from castwise.errors import UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.measure.precision import convert_weights
 from castwise.measure.training_step import TrainingStep, describe_optimizer, make_optimizer
@@ -323,3 +325,53 @@ def test_optimizers_are_made_by_name_with_their_arguments() -> None:
 def test_optimizers_are_described_as_one_would_write_them() -> None:
     assert describe_optimizer(ADAM) == "Adam(lr=0.125, betas=(0.9, 0.999), eps=0.001, weight_decay=0.25)"
     assert describe_optimizer(PLAIN_SGD) == "SGD(lr=0.125)"
+
+
+# Layer groups
+
+
+RATES = (0.0625, 0.125, 0.25)
+
+
+def group_of(name: str) -> int:
+    return {"conv": 0, "norm": 1, "linear": 2}[name.partition(".")[0]]
+
+
+@every_row
+def test_layer_groups_have_their_rates_over_weights_or_masters(row: Precision) -> None:
+    net = make_net()
+    step = make_step(row, replace(make_task(net), group_of=group_of), replace(PLAIN_SGD, group_rates=RATES))
+    assert [group["lr"] for group in step.optimizer.param_groups] == list(RATES)
+    assert [group["layer_group"] for group in step.optimizer.param_groups] == [0, 1, 2]
+    shapes = [[tuple(tensor.shape) for tensor in group["params"]] for group in step.optimizer.param_groups]
+    assert shapes == [[(8, 3, 3, 3)], [(8,), (8,)], [(10, 288), (10,)]]
+    before = [tensor.detach().double() for tensor in stepped_tensors(step)]
+    step(make_batch())
+    for old, rate, tensor, weight in zip(
+        before, (RATES[0], *(RATES[1:2] * 2), *(RATES[2:] * 2)), stepped_tensors(step), net.parameters(), strict=True
+    ):
+        assert tensor.grad is not None
+        moved = old - rate * tensor.grad.double()
+        torch.testing.assert_close(tensor.double(), moved, rtol=torch.finfo(tensor.dtype).eps, atol=1e-7)
+        assert torch.equal(weight, tensor.to(weight.dtype))
+
+
+def test_a_layer_group_with_nothing_to_step_is_left_out() -> None:
+    net = make_net()
+    net.norm.requires_grad_(False)
+    task = replace(make_task(net), group_of=group_of)
+    step = make_step(PRECISIONS[0], task, replace(PLAIN_SGD, group_rates=(0.1, 0.2, 0.3)))
+    assert [(group["lr"], group["layer_group"]) for group in step.optimizer.param_groups] == [(0.1, 0), (0.3, 2)]
+
+
+def test_rates_without_layer_groups_or_of_another_number_are_refused() -> None:
+    optimizer = replace(PLAIN_SGD, group_rates=(0.1, 0.2))
+    with pytest.raises(UsageError, match="the workload has no layer groups"):
+        make_step(PRECISIONS[0], make_task(make_net()), optimizer)
+    with pytest.raises(UsageError, match="group_rates are 2, and the workload has 3 layer groups"):
+        make_step(PRECISIONS[0], replace(make_task(make_net()), group_of=group_of), optimizer)
+
+
+def test_the_rates_of_layer_groups_are_described() -> None:
+    written = describe_optimizer(replace(PLAIN_SGD, group_rates=(3e-4, 3e-3)))
+    assert written == "SGD(lr=0.125), layer groups at lr 0.0003, 0.003"

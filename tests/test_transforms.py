@@ -11,8 +11,9 @@ from PIL import Image
 from castwise.errors import UsageError
 from castwise.measure.data.transforms import TRANSFORMS, TransformPair, find_transform
 
-SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "fastai-224": (3, 224, 224)}
+SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "fastai-224": (3, 224, 224)}
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 FASTAI_MEAN, FASTAI_STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.261)
 
 every_pair = pytest.mark.parametrize("name", TRANSFORMS)
@@ -48,7 +49,7 @@ def test_validation_is_always_the_same(name: str) -> None:
     assert find_transform(name).validation(image).equal(find_transform(name).validation(image))
 
 
-@pytest.mark.parametrize("name", ["cifar10", "fastai-224"])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fastai-224"])
 def test_training_differs_from_draw_to_draw_and_follows_the_seed(name: str) -> None:
     def draw(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
@@ -58,7 +59,14 @@ def test_training_differs_from_draw_to_draw_and_follows_the_seed(name: str) -> N
     assert draw(0).equal(draw(0))
 
 
-@pytest.mark.parametrize(("name", "mean", "std"), [("mnist", (0.1307,), (0.3081,)), ("cifar10", CIFAR_MEAN, CIFAR_STD)])
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("mnist", (0.1307,), (0.3081,)),
+        ("cifar10", CIFAR_MEAN, CIFAR_STD),
+        ("cifar100", CIFAR100_MEAN, CIFAR100_STD),
+    ],
+)
 def test_validation_is_only_normalised(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     image = image_for(name)
     torch.testing.assert_close(find_transform(name).validation(image), normalized(pixels_of(image), mean, std))
@@ -69,19 +77,24 @@ def test_mnist_is_not_augmented() -> None:
     assert pair.training(image).equal(pair.validation(image))
 
 
-def test_cifar_is_a_crop_of_the_padded_image_or_of_its_mirror_image() -> None:
-    image = image_for("cifar10")
+@pytest.mark.parametrize(
+    ("name", "mean", "std"), [("cifar10", CIFAR_MEAN, CIFAR_STD), ("cifar100", CIFAR100_MEAN, CIFAR100_STD)]
+)
+def test_cifar_is_a_crop_of_the_padded_image_or_of_its_mirror_image(
+    name: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    image = image_for(name)
     padded = torch.nn.functional.pad(pixels_of(image), (4, 4, 4, 4))
     windows = {
         (row, column, mirrored): window.flip(2) if mirrored else window
         for row in range(9)
         for column in range(9)
-        for window in [normalized(padded[:, row : row + 32, column : column + 32], CIFAR_MEAN, CIFAR_STD)]
+        for window in [normalized(padded[:, row : row + 32, column : column + 32], mean, std)]
         for mirrored in (False, True)
     }
     found = set()
     for _ in range(40):
-        made = find_transform("cifar10").training(image)
+        made = find_transform(name).training(image)
         (place,) = [place for place, window in windows.items() if torch.allclose(made, window, atol=1e-6)]
         found.add(place)
     assert len(found) > 20
@@ -102,7 +115,7 @@ def test_fastai_fills_what_comes_in_with_black_and_keeps_the_middle() -> None:
 
 
 def test_an_unknown_name_is_met_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"No transform named 'cifar'. Did you mean cifar10\?"):
+    with pytest.raises(UsageError, match=r"No transform named 'cifar'. Did you mean cifar10 or cifar100\?"):
         find_transform("cifar")
 
 

@@ -8,7 +8,14 @@ import torch
 
 from castwise.data_sets import WIKITEXT2, default_data_dir, find_file, read_verified, verify
 from castwise.errors import DataError, MissingDataError
-from castwise.measure.data.wikitext import Corpus, batchify, load_wikitext2, make_corpus, segments
+from castwise.measure.data.wikitext import (
+    Corpus,
+    batchify,
+    load_wikitext2,
+    make_corpus,
+    random_corpus,
+    segments,
+)
 
 
 def test_words_are_numbered_as_they_come_up_and_lines_end_in_eos() -> None:
@@ -65,6 +72,13 @@ def test_a_missing_text_is_named_in_both_forms(tmp_path: Path) -> None:
         verify(WIKITEXT2, tmp_path)
     with pytest.raises(MissingDataError, match=r"no train\.txt"):
         load_wikitext2(tmp_path)
+
+
+def test_a_random_corpus_has_the_published_counts_and_is_always_the_same() -> None:
+    corpus = random_corpus()
+    assert (len(corpus.train), len(corpus.valid), len(corpus.test)) == (2_088_628, 217_646, 245_569)
+    assert len(corpus.words) == corpus.train.max() + 1 == 33_278
+    assert corpus.train.equal(random_corpus().train)
 
 
 # The real text

@@ -77,7 +77,7 @@ def count_macs(task: Task, batch_size: int = 1) -> float:
 
 def small(row: Workload) -> Workload:
     """Return the row with smaller images or a narrower model, where a CPU would take seconds for its own."""
-    if row.family == "torchvision":
+    if row.family in ("torchvision", "fastai_resnet"):
         side = SMALL_INCEPTION_SIDE if row.name == "inception_v3" else SMALL_SIDE
         return replace(row, input_shape=(3, side, side))
     if row.family == "rnn_lm":
@@ -131,8 +131,10 @@ def test_takes_a_training_step(row: Workload) -> None:
     assert loss.isfinite()
     for name, parameter in task.model.named_parameters():
         assert parameter.dtype == torch.float32
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+    frozen = [name for name, parameter in task.model.named_parameters() if not parameter.requires_grad]
+    assert bool(frozen) == (row.family == "fastai_resnet")
 
 
 @pytest.mark.parametrize("name", ["mlp-4096", "mnist-cnn", "dpn92", "resnet18", "lstm-lm", "gru-lm", "rnn-lm"])
@@ -403,3 +405,17 @@ def test_real_data_takes_the_place_of_the_synthetic(
         seen = torch.cat([part for _, part in batches])
         assert len(seen) == 8
         assert not torch.equal(seen, labels[:8]), "not shuffled"
+
+
+def test_real_images_are_enlarged_to_the_workload_s_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    images, labels = torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9)
+    monkeypatch.setitem(resident.IMAGE_SETS, "cifar100", lambda *_: (images, labels))
+    make = resident.resident_batches("cifar100", tmp_path, 64)
+    batches = make(3, 2, CPU, generator())
+    assert {tuple(part[0].shape) for part in batches} == {(2, 3, 64, 64)}
+    assert len(batches) == 3, "a device could not hold all of them"
+    plain = resident.resident_batches("cifar100", tmp_path, 32)(3, 2, CPU, generator())
+    assert len(plain) == 4
+    for (large, same), (small_, wanted) in zip(batches, plain, strict=False):
+        assert torch.equal(same, wanted)
+        torch.testing.assert_close(nn.functional.avg_pool2d(large, 2).mean(), small_.mean(), atol=2e-2, rtol=0)

@@ -217,6 +217,10 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
     ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")
     ] = None,
@@ -253,7 +257,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     )
     check_choice(choice)
     suites = [find_suite(each) for each in names or SUITE_NAMES]
-    requests = tuple(SuiteRequest(each, choice, results, timeout, retry, again) for each in suites)
+    requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
     raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value))
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from castwise.errors import DataError, MissingDataError, unknown_name
 
 DATA_VARIABLE = "CASTWISE_DATA"
+# Before a data set's name: random data in its place, as much of it and of the same shape.
+STAND_IN = "synthetic:"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from castwise.data_sets import STAND_IN
 from castwise.document import Document
 from castwise.errors import UsageError
 from castwise.loss_scales import parse_loss_scale
@@ -15,7 +16,6 @@ from castwise.recipe import Recipe
 from castwise.workloads import Workload, find_workload
 
 SYNTHETIC = "synthetic"
-_STAND_IN = "synthetic:"
 
 TrialKind = Literal["steady", "training"]
 Parallelism = Literal["none", "ddp", "dp"]
@@ -69,6 +69,7 @@ class TrialSpec(Document):
         parallelism: How the GPUs share a step.
         kind: What is measured.
         recipe: How the training run of a `training` trial goes; None for the other kinds.
+        weights: The file of pretrained weights to start from; None starts from random ones.
         protocol: How long and how often.
         seed: Seeds weights, data and dropout.
         repeat: Tells apart trials that ask the same question again.
@@ -85,6 +86,7 @@ class TrialSpec(Document):
     parallelism: Parallelism = "none"
     kind: TrialKind = "steady"
     recipe: Recipe | None = None
+    weights: str | None = None
     protocol: Protocol = Protocol()
     seed: int = 0
     repeat: int = 0
@@ -205,12 +207,12 @@ def check_data_set(workload: Workload, data_set: str) -> None:
 
 def stand_in(data_set: str) -> str:
     """Return the name of random samples in the shape and number of a real data set's: `synthetic:mnist`."""
-    return _STAND_IN + data_set
+    return STAND_IN + data_set
 
 
 def stands_in_for(data_set: str) -> str | None:
     """Return the real data set that random samples stand in for, or None where they are no stand-in."""
-    return data_set.removeprefix(_STAND_IN) if data_set.startswith(_STAND_IN) else None
+    return data_set.removeprefix(STAND_IN) if data_set.startswith(STAND_IN) else None
 
 
 def is_real(data_set: str) -> bool:

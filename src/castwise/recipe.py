@@ -1,12 +1,13 @@
 """How a whole training run goes: data through which loader, for how long, with which schedule, judged how."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from castwise.document import Document
 
 Number = float | int | bool | tuple[float, float]
+Rate = Annotated[float, Field(gt=0)]
 
 
 class Loader(Document):
@@ -56,7 +57,12 @@ class Recipe(Document):
         transform: What is done to a sample on the CPU: a name of `measure/data/transforms.py`.
         loader: How batches reach the loop.
         optimizer: The optimizer; None takes the workload's own.
+        group_rates: The learning rate of each of the workload's layer groups, the highest where the schedule moves
+            it; empty gives every weight the optimizer's.
         schedule: How the learning rate changes.
+        first_cycle_epochs: First epochs that have a one-cycle schedule of their own, behind which the optimizer's
+            state is forgotten and the schedule of the others begins; they count among `epochs`.
+        first_cycle_rates: The highest rates of that first cycle, as in `group_rates`; empty takes those.
         samples_per_epoch: Length of an epoch of synthetic data; real data has its own.
         pooled_split: Whether training and test data are pooled and split anew, 80 to 20, as fastai's
             `valid_pct=0.2` did.
@@ -75,7 +81,10 @@ class Recipe(Document):
     transform: str | None = None
     loader: Loader = Loader()
     optimizer: Optimizer | None = None
+    group_rates: tuple[Rate, ...] = ()
     schedule: Schedule = Schedule()
+    first_cycle_epochs: int = Field(default=0, ge=0)
+    first_cycle_rates: tuple[Rate, ...] = ()
     samples_per_epoch: int | None = Field(default=None, ge=1)
     pooled_split: bool = False
     validate_each_epoch: bool = False
@@ -97,3 +106,12 @@ class Recipe(Document):
     def is_shortened(self) -> bool:
         """Return whether the run was asked to end before its source's did."""
         return self.num_epochs < self.epochs or self.max_steps is not None
+
+    @model_validator(mode="after")
+    def _first_cycle_fits(self) -> Self:
+        if self.first_cycle_epochs and self.schedule.kind != "one_cycle":
+            raise ValueError(f"a first cycle comes before a schedule of kind one_cycle, not '{self.schedule.kind}'")
+        wanted, given = max(1, len(self.group_rates)), len(self.first_cycle_rates)
+        if given not in (0, wanted):
+            raise ValueError(f"first_cycle_rates has {given} rates where the run has {wanted}")
+        return self

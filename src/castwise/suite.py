@@ -20,7 +20,7 @@ from castwise.workloads import find_workload
 
 _LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
 
-SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "rnn-lm", "amd-nvidia")
+SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
 
 class _Product(Document):

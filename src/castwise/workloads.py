@@ -10,15 +10,23 @@ from typing import Literal
 from castwise.errors import UsageError, unknown_name
 
 Unit = Literal["images", "tokens", "samples"]
-Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm"]
+Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet"]
 
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer of `torch.optim` by class name, with its arguments."""
+    """An optimizer of `torch.optim` by class name, with its arguments.
+
+    Attributes:
+        name: The class.
+        arguments: Its arguments, by name.
+        group_rates: The learning rate of each of the task's layer groups, in their order; empty gives all weights
+            the arguments' own.
+    """
 
     name: str
     arguments: tuple[tuple[str, float | bool | tuple[float, float]], ...]
+    group_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,18 +67,26 @@ class Workload:
     data_sets: tuple[str, ...] = ()
     options: tuple[tuple[str, str | int | float], ...] = ()
 
+    @property
+    def pretrained(self) -> str | None:
+        """Return the torchvision model whose pretrained weights its source starts from, None where it has none."""
+        return str(dict(self.options)["model"]) if self.family == "fastai_resnet" else None
+
 
 _ADAM = OptimizerSpec("Adam", (("lr", 2e-4), ("betas", (0.9, 0.999)), ("eps", 1e-8), ("weight_decay", 1e-5)))
 # The sources train at lr 0.1: 001 reaches it after 650 steps of warm-up, 002 learns real labels with it. On random
 # labels from the first step it diverges; a learning rate costs no time, and suites use the published schedules.
 _SGD_CIFAR = OptimizerSpec("SGD", (("lr", 0.01), ("momentum", 0.9), ("weight_decay", 5e-4)))
 _SGD_LM = OptimizerSpec("SGD", (("lr", 20.0),))
+# fastai's Adam with decoupled weight decay; its one cycle moves the first beta.
+_ADAMW_FASTAI = OptimizerSpec("AdamW", (("lr", 3e-3), ("betas", (0.9, 0.99)), ("weight_decay", 1e-2)))
 
 _AMP_RECIPE = "pytorch/tutorials, AMP recipe; leolui2004/tensorcore sample_0.py, sample_1.py"
 _TENSORCORE = "leolui2004/tensorcore mnist_0_512.py, mnist_1_512.py"
 _WRN = "ceshine/apex_pytorch_cifar_experiment, colab_snapshots"
 _DPN = "kuangliu/pytorch-cifar models/dpn.py, as run on a Titan RTX with apex FP16_Optimizer"
 _AMD_NVIDIA = "jorism1993/nvidia_amd_gpu_comparison"
+_FASTAI = "init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks; fastai 1.0.41 create_cnn"
 _WORD_LM = "pytorch/examples word_language_model; NVIDIA/apex examples/word_language_model"
 
 
@@ -106,6 +122,23 @@ def _language_model(name: str, kind: str, *, width: int = 200, batch_size: int =
         clip_grad_norm=0.25,
         data_sets=("wikitext-2",),
         options=(("kind", kind), ("width", width), ("dropout", dropout)),
+    )
+
+
+def _fastai_resnet(depth: int, batch_size: int, cpu_batch_size: int) -> Workload:
+    return Workload(
+        name=f"fastai-resnet{depth}",
+        family="fastai_resnet",
+        unit="images",
+        batch_size=batch_size,
+        cpu_batch_size=cpu_batch_size,
+        input_shape=(3, 224, 224),
+        optimizer=_ADAMW_FASTAI,
+        resident_batches=2,
+        source=_FASTAI,
+        summary=f"ResNet-{depth}, frozen but for its batch norm, under fastai's head, 100 classes, 224² images, AdamW",
+        data_sets=("cifar100",),
+        options=(("model", f"resnet{depth}"),),
     )
 
 
@@ -180,6 +213,12 @@ WORKLOADS: tuple[Workload, ...] = (
     _imagenet("efficientnet_b0", 128, 8),
     _imagenet("efficientnet_b4", 64, 4),
     _imagenet("efficientnet_b7", 32, 2),
+    # The source's batches of float32 on 11 GB.
+    _fastai_resnet(18, 408, 16),
+    _fastai_resnet(34, 248, 8),
+    _fastai_resnet(50, 98, 8),
+    _fastai_resnet(101, 64, 4),
+    _fastai_resnet(152, 48, 4),
     _language_model("lstm-lm", "LSTM"),
     _language_model("gru-lm", "GRU"),
     _language_model("rnn-lm", "RNN_TANH"),

@@ -13,7 +13,7 @@ from castwise.record import Epoch, Trial
 
 @dataclass(frozen=True)
 class Split:
-    """Where the wall time of a run went, in seconds; the parts add up to the whole.
+    """Where the wall time of a run's counted epochs went, in seconds; the parts add up to the whole.
 
     Attributes:
         start: The first step: libraries are loaded, algorithms searched, code compiled in it.
@@ -104,8 +104,8 @@ def epochs_of(trial: Trial) -> tuple[Epoch, ...]:
 
 
 def split(trial: Trial) -> Split | None:
-    """Return where the time of a run went, None where no epoch ended."""
-    epochs = epochs_of(trial)
+    """Return where the time of a run went, None where no epoch ended; epochs that it does not count are left out."""
+    epochs = _counted(epochs_of(trial), trial)
     if not epochs:
         return None
     start = sum(epoch.first_step_seconds or 0.0 for epoch in epochs)
@@ -125,10 +125,15 @@ def throughput(trial: Trial) -> float | None:
     """Return units per second of all processes together: samples over elapsed time, never a mean of rates."""
     if trial.facts is None or not epochs_of(trial) or trial.spec.recipe is None:
         return None
-    skipped = min(trial.spec.recipe.skip_epochs, len(epochs_of(trial)) - 1)
-    seconds = sum(epoch.counted_seconds for epoch in epochs_of(trial)[skipped:])
-    samples = sum(epoch.counted_samples for rank in trial.ranks for epoch in rank.epochs[skipped:])
+    seconds = sum(epoch.counted_seconds for epoch in _counted(epochs_of(trial), trial))
+    samples = sum(epoch.counted_samples for rank in trial.ranks for epoch in _counted(rank.epochs, trial))
     return samples * trial.facts.units_per_sample / seconds if seconds > 0 and samples else None
+
+
+def _counted(epochs: tuple[Epoch, ...], trial: Trial) -> tuple[Epoch, ...]:
+    """Return the epochs that the recipe counts: all of them where it has not got as far as the first of those."""
+    skipped = trial.spec.recipe.skip_epochs if trial.spec.recipe is not None else 0
+    return epochs[skipped:] or epochs
 
 
 def is_whole(trial: Trial) -> bool:

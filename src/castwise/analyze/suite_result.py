@@ -11,6 +11,7 @@ from castwise.plan import stands_in_for
 from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.suite import Published, Suite
+from castwise.workloads import find_workload
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,10 @@ def _stand_ins(trials: Sequence[Trial]) -> Iterator[str]:
     for name in dict.fromkeys(stands_in_for(trial.spec.data_set) for trial in trials):
         if name is not None:
             yield f"random samples stand in for {name}'s: time and memory comparable, accuracy not"
+    random = [trial for trial in trials if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]
+    if random:
+        which = "" if len(random) == len(trials) else f" in {len(random)} of {len(trials)} runs"
+        yield f"random weights{which} where the source's are pretrained: time comparable, accuracy not"
     notes_of_data = (trial.facts.data_note for trial in trials if trial.facts is not None)
     yield from dict.fromkeys(note for note in notes_of_data if note)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -46,6 +46,8 @@ def build_cell(spec: TrialSpec, stack: ExitStack, data_dir: Path | None = None) 
     torch.manual_seed(spec.seed)
     # A training run reads its real data through feeds.
     task = build_task(row, data_set=spec.data_set, data_dir=data_dir) if spec.recipe is None else build_task(row)
+    if spec.weights is not None and task.load_weights is not None:
+        task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
     optimizer = _optimizer(spec, row.optimizer)
     step = TrainingStep(
         task,
@@ -59,8 +61,11 @@ def build_cell(spec: TrialSpec, stack: ExitStack, data_dir: Path | None = None) 
 
 
 def _optimizer(spec: TrialSpec, own: OptimizerSpec) -> OptimizerSpec:
-    asked = spec.recipe.optimizer if spec.recipe is not None else None
-    return own if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))
+    if spec.recipe is None:
+        return own
+    asked = spec.recipe.optimizer
+    chosen = own if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))
+    return replace(chosen, group_rates=spec.recipe.group_rates)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from castwise.measure.data.feeds import Feed, make_feeds
 from castwise.measure.memory import memory_of
 from castwise.measure.passes import Pass, SignsOfLife, Tell, Waiting, why_diverged
 from castwise.measure.precision import autocast
-from castwise.measure.schedules import make_scheduler
+from castwise.measure.schedules import make_run_scheduler
 from castwise.measure.workloads.task import Batch
-from castwise.plan import TrialSpec
+from castwise.plan import TrialSpec, stands_in_for
 from castwise.precisions import find_precision
 from castwise.record import Epoch, Facts, RankSamples
 from castwise.workloads import find_workload
@@ -54,7 +54,7 @@ class TrainingRun:
         self._feeds = make_feeds(find_workload(spec.workload), self._task, spec, self._device, data_dir)
         whole = self._feeds.training.num_batches
         self._steps_per_epoch = min(whole, recipe.max_steps or whole)
-        self._scheduler = make_scheduler(recipe.schedule, self._step.optimizer, whole * recipe.epochs)
+        self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
         self._memory.restart()
         if self._checkpoint is not None and self._checkpoint.is_file():
             self._load(self._checkpoint)
@@ -175,8 +175,10 @@ class TrainingRun:
         return epoch.model_copy(update=update)
 
     def _is_chance(self, accuracy: float) -> bool:
+        if self._recipe.max_steps or stands_in_for(self._spec.data_set) is not None:
+            return False  # a few steps teach little, and random samples nothing
         num_classes = self._task.num_classes
-        return num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes and not self._recipe.max_steps
+        return num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

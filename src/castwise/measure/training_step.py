@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from castwise.errors import UsageError
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
 from castwise.measure.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
 from castwise.measure.workloads.task import Batch, Task
@@ -38,7 +39,7 @@ class TrainingStep:
         convert_weights(self.model, precision)
         self.model.train()
         self._weights = make_weights(self.model, precision)
-        self.optimizer = make_optimizer(optimizer, self._weights.stepped)
+        self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
         self.scaling: NoScaling = make_loss_scaling(loss_scale, device.type, self.optimizer)
         # Masters keep their gradients' memory; all else does what a loop written by hand does.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
@@ -79,15 +80,47 @@ class TrainingStep:
         self.scaling.load_state_dict(state["scaling"])
 
 
-def make_optimizer(spec: OptimizerSpec, tensors: Sequence[Tensor]) -> Optimizer:
-    """Return the optimizer of `torch.optim` that the row names, over these tensors."""
+def layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
+    """Return an optimizer's parameter groups, one a layer group that has anything to step; without rates the tensors.
+
+    A group says which it is under "layer_group", for schedules that give it another rate later.
+
+    Args:
+        task: The task; its model's frozen parameters are in no group.
+        rates: The learning rate of each layer group.
+        stepped: What the optimizer steps, in the order of the model's parameters that are not frozen.
+
+    Raises:
+        UsageError: The task has no layer groups, or another number of them.
+    """
+    if not rates:
+        return list(stepped)
+    if task.group_of is None:
+        raise UsageError("The recipe has group_rates, and the workload has no layer groups. Leave group_rates out.")
+    groups = {name: task.group_of(name) for name, _ in task.model.named_parameters()}
+    num_groups = max(groups.values()) + 1
+    if len(rates) != num_groups:
+        raise UsageError(
+            f"The recipe's group_rates are {len(rates)}, and the workload has {num_groups} layer groups. "
+            "Give each its rate."
+        )
+    members: dict[int, list[Tensor]] = {}
+    learning = [name for name, parameter in task.model.named_parameters() if parameter.requires_grad]
+    for name, tensor in zip(learning, stepped, strict=True):
+        members.setdefault(groups[name], []).append(tensor)
+    return [{"params": members[index], "lr": rates[index], "layer_group": index} for index in sorted(members)]
+
+
+def make_optimizer(spec: OptimizerSpec, tensors: Sequence[Tensor] | Sequence[dict[str, Any]]) -> Optimizer:
+    """Return the optimizer of `torch.optim` that the row names, over these tensors or parameter groups."""
     optimizer: Optimizer = getattr(torch.optim, spec.name)(list(tensors), **dict(spec.arguments))
     return optimizer
 
 
 def describe_optimizer(spec: OptimizerSpec) -> str:
     """Return the optimizer as one would write it: `Adam(lr=0.0002, ...)`."""
-    return f"{spec.name}({', '.join(f'{name}={value}' for name, value in spec.arguments)})"
+    written = f"{spec.name}({', '.join(f'{name}={value}' for name, value in spec.arguments)})"
+    return f"{written}, layer groups at lr {', '.join(map(str, spec.group_rates))}" if spec.group_rates else written
 
 
 def describe(model: nn.Module, optimizer: OptimizerSpec, units_per_sample: int) -> Facts:

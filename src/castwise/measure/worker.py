@@ -1,9 +1,9 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
-Commands: {"command": "open" | "check" | "fetch" | "set_up" | "warm_up" | "run_block" | "resume" |
+Commands: {"command": "open" | "check" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" | "resume" |
           "run_epoch" | "finish", ...}.
 Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
-          {"event": "opened" | "checked" | "fetched" | "ready" | "warm" | "block" | "resumed" |
+          {"event": "opened" | "checked" | "fetched" | "weights" | "ready" | "warm" | "block" | "resumed" |
           "epoch" | "finished" | "failed", ...}.
 """
 
@@ -24,6 +24,7 @@ from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify
 from castwise.measure.steady import SteadyCell
 from castwise.measure.training import TrainingRun
+from castwise.measure.weights import find_weights
 from castwise.measure.workloads import check_workload
 from castwise.plan import TrialSpec
 from castwise.record import Resumed
@@ -67,6 +68,7 @@ class _Worker:
             "open": self._open,
             "check": self._check,
             "fetch": self._fetch,
+            "find_weights": self._find_weights,
             "set_up": self._set_up,
             "warm_up": self._warm_up,
             "run_block": self._run_block,
@@ -103,6 +105,17 @@ class _Worker:
         fetch(command["data_set"], Path(command["data_dir"]))
         self.done = True
         return {"event": "fetched"}
+
+    def _find_weights(self, command: dict[str, Any]) -> dict[str, Any]:
+        where = Path(command["where"]) if command["where"] else None
+        files: dict[str, str | None] = {}
+        for model in command["models"]:
+            # Where one cannot be had from the network, the others cannot either: nobody should wait for each.
+            gone = where is None and None in files.values()
+            path = None if gone else find_weights(model, where)
+            files[model] = None if path is None else str(path)
+        self.done = True
+        return {"event": "weights", "weights": {"files": files}}
 
     def _set_up(self, command: dict[str, Any]) -> dict[str, Any]:
         data_dir = Path(command["data_dir"]) if command["data_dir"] else None

@@ -40,6 +40,14 @@ class Session(Protocol):
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""
 
+    def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
+        """Return the file of pretrained weights of each model of torchvision, None where it cannot be had.
+
+        Args:
+            models: torchvision's names.
+            where: A file, or a folder with files; None tries torchvision's download.
+        """
+
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""
 

@@ -46,6 +46,10 @@ class _Failed(Document):
     usage: bool
 
 
+class _Weights(Document):
+    files: dict[str, str | None]
+
+
 class ForkserverEngine:
     """Starts one process a trial through a `multiprocessing` forkserver.
 
@@ -110,6 +114,11 @@ class ProcessSession:
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""
         self._ask({"command": "fetch", "data_set": data_set, "data_dir": str(data_dir)})
+
+    def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
+        """Return the file of pretrained weights of each model of torchvision, None where it cannot be had."""
+        command = {"command": "find_weights", "models": list(models), "where": str(where) if where else None}
+        return self._ask_for(_Weights, "weights", command).files
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""

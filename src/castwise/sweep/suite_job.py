@@ -11,10 +11,14 @@ from castwise.plan import TrialSpec, is_real
 from castwise.record import Trial
 from castwise.suite import Choice, Suite, limit_specs, specs_of
 from castwise.sweep.bench import Bench, provide
+from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.job import Going, Job, assemble
 from castwise.sweep.limits import find_limit
 from castwise.sweep.runner import Listener
 from castwise.sweep.store import Store
+from castwise.workloads import find_workload
+
+_FIND_TIMEOUT_SECONDS = 3600.0  # five downloads, the largest of 242 MB
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class SuiteRequest:
         suite: The suite.
         choice: What of it is run, and how long.
         results: The results folder; None keeps no records.
+        weights: A file of pretrained weights, or a folder of them; None tries torchvision's download.
         timeout_seconds: Seconds without a sign of life before a trial is given up; None takes the default.
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again, whatever is recorded.
@@ -33,6 +38,7 @@ class SuiteRequest:
     suite: Suite
     choice: Choice = field(default_factory=Choice)
     results: Path | None = None
+    weights: Path | None = None
     timeout_seconds: float | None = None
     retry: bool = False
     again: bool = False
@@ -99,6 +105,7 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
     """
     suite, choice = request.suite, request.choice
     specs = [_patient(spec, request) for spec in specs_of(suite, device=bench.device, choice=choice)]
+    specs = _with_weights(specs, request.weights, bench)
     searches = [
         (_patient(spec, request), multiple)
         for spec, multiple in limit_specs(suite, device=bench.device, choice=choice)
@@ -115,6 +122,22 @@ def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
         return spec
     protocol = spec.protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
     return spec.model_copy(update={"protocol": protocol})
+
+
+def _with_weights(specs: list[TrialSpec], where: Path | None, bench: Bench) -> list[TrialSpec]:
+    """Return the specs with the pretrained weights that their sources start from, where they can be had."""
+    models = list(dict.fromkeys(model for spec in specs if (model := find_workload(spec.workload).pretrained)))
+    if not models:
+        return specs
+    session = bench.engine.start(_FIND_TIMEOUT_SECONDS)
+    try:
+        files = session.find_weights(models, where)
+    except TrialFailedError as failure:
+        raise UsageError(failure.message) from None
+    finally:
+        session.close()
+    found = ((spec, files.get(find_workload(spec.workload).pretrained or "")) for spec in specs)
+    return [spec.model_copy(update={"weights": path}) if path else spec for spec, path in found]
 
 
 def _provide_all(specs: Sequence[TrialSpec], bench: Bench) -> None:

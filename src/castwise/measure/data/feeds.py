@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from castwise.data_sets import WIKITEXT2
+from castwise.data_sets import STAND_IN, WIKITEXT2
 from castwise.measure.data.loaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
-from castwise.measure.data.resident import IMAGE_SETS
+from castwise.measure.data.resident import load_images
 from castwise.measure.data.transforms import find_transform
-from castwise.measure.data.wikitext import batchify, load_wikitext2, segments
+from castwise.measure.data.wikitext import Corpus, batchify, load_wikitext2, random_corpus, segments
 from castwise.measure.workloads.task import Batch, Task
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.recipe import Loader, Recipe
@@ -47,33 +47,30 @@ def make_feeds(row: Workload, task: Task, spec: TrialSpec, device: torch.device,
         task: Its task, for synthetic resident batches.
         spec: The trial's spec; it has a recipe.
         device: Where batches go.
-        data_dir: Where real data lies.
+        data_dir: Where real data lies; synthetic data and random stand-ins (`synthetic:cifar10`) need none.
 
     Raises:
         DataError: Real data is missing or is not what its name says.
     """
     recipe = spec.recipe
     assert recipe is not None, "a training trial has a recipe"
-    if spec.data_set == WIKITEXT2.name:
-        assert data_dir is not None, "real data has a folder"
-        return _text_feeds(spec, recipe, device, data_dir)
+    if spec.data_set.removeprefix(STAND_IN) == WIKITEXT2.name:
+        return _text_feeds(spec, recipe, device, _load_corpus(spec, data_dir))
     if spec.data_set == SYNTHETIC and recipe.loader.resident:
         generator = torch.Generator(device).manual_seed(spec.seed)
         count = max(1, (recipe.samples_per_epoch or spec.batch_size) // spec.batch_size)
         return Feeds(_resident(task.make_batches(count, spec.batch_size, device, generator)), None)
     if spec.data_set == SYNTHETIC:
-        samples = SyntheticSamples(recipe.samples_per_epoch or 100_000, row.input_shape[-1])
+        samples = SyntheticSamples(recipe.samples_per_epoch or 100_000, row.input_shape[-1], task.num_classes or 1000)
         return Feeds(_loaded(make_loader(samples, recipe.loader, spec.batch_size, spec.seed), device), None)
-    assert data_dir is not None, "real data has a folder"
     return _image_feeds(spec, recipe, device, data_dir)
 
 
-def _image_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir: Path) -> Feeds:
-    load = IMAGE_SETS[spec.data_set]
-    training, validation = load(data_dir, "train"), load(data_dir, "test")
+def _image_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir: Path | None) -> Feeds:
+    training, validation = (load_images(spec.data_set, data_dir, split) for split in ("train", "test"))
     if recipe.pooled_split:
         training, validation = fastai_split(training, validation)
-    transform, validation_transform = find_transform(recipe.transform or spec.data_set)
+    transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(STAND_IN))
     loader = make_loader(ImageSamples(*training, transform), recipe.loader, spec.batch_size, spec.seed)
     if not recipe.validate_each_epoch:
         return Feeds(_loaded(loader, device), None)
@@ -83,8 +80,14 @@ def _image_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir
     return Feeds(_loaded(loader, device), _loaded(judged, device))
 
 
-def _text_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir: Path) -> Feeds:
-    corpus = load_wikitext2(data_dir)
+def _load_corpus(spec: TrialSpec, data_dir: Path | None) -> Corpus:
+    if spec.data_set.startswith(STAND_IN):
+        return random_corpus()
+    assert data_dir is not None, "real data has a folder"
+    return load_wikitext2(data_dir)
+
+
+def _text_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, corpus: Corpus) -> Feeds:
     training = segments(batchify(corpus.train, spec.batch_size).to(device))
     if not recipe.validate_each_epoch:
         return Feeds(_resident(training), None)

@@ -10,6 +10,15 @@ from torchvision import transforms
 from castwise.errors import unknown_name
 
 Transform = Callable[[Image.Image], Tensor]
+Channels = tuple[float, ...]
+
+# Mean and standard deviation of each channel, by data set. Sources: pytorch/examples mnist/main.py; kuangliu/
+# pytorch-cifar main.py; weiaicunzai/pytorch-cifar100 conf/global_settings.py.
+STATISTICS: dict[str, tuple[Channels, Channels]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
 
 
 class TransformPair(NamedTuple):
@@ -35,19 +44,20 @@ def _mnist() -> TransformPair:
 
     Source: leolui2004/tensorcore mnist_0_512.py.
     """
-    plain = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    plain = transforms.Compose([transforms.ToTensor(), transforms.Normalize(*STATISTICS["mnist"])])
     return TransformPair(plain, plain)
 
 
-def _cifar10() -> TransformPair:
+def _cifar(statistics: tuple[Channels, Channels]) -> TransformPair:
     """Return what 001 and 002 do: a random crop of the image padded by 4 pixels, mirrored or not.
 
-    Source: kuangliu/pytorch-cifar main.py at 34075118 and ceshine/apex_pytorch_cifar_experiment's notebooks.
+    Source: kuangliu/pytorch-cifar main.py at 34075118 and ceshine/apex_pytorch_cifar_experiment's notebooks. No source
+    has CIFAR-100 at 32²; it is done the same here.
+
+    Args:
+        statistics: Mean and standard deviation of each channel.
     """
-    plain = [
-        transforms.ToTensor(),
-        transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    ]
+    plain = [transforms.ToTensor(), transforms.Normalize(*statistics)]
     augmented = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), *plain]
     return TransformPair(transforms.Compose(augmented), transforms.Compose(plain))
 
@@ -85,6 +95,7 @@ def _fastai_224() -> TransformPair:
 
 TRANSFORMS: dict[str, TransformPair] = {
     "mnist": _mnist(),
-    "cifar10": _cifar10(),
+    "cifar10": _cifar(STATISTICS["cifar10"]),
+    "cifar100": _cifar(STATISTICS["cifar100"]),
     "fastai-224": _fastai_224(),
 }

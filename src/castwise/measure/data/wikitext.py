@@ -15,6 +15,8 @@ from castwise.data_sets import WIKITEXT2, read_verified
 from castwise.errors import DataError
 
 _END_OF_LINE = "<eos>"
+# Words in the three parts, and different ones in all; tests hold the real text to them.
+_LENGTHS, _NUM_WORDS = (2_088_628, 217_646, 245_569), 33_278
 _NUM_STEPS = 35  # Source: main.py (--bptt)
 
 
@@ -46,6 +48,13 @@ def load_wikitext2(data_dir: Path) -> Corpus:
     """
     train, valid, test = (read_verified(WIKITEXT2, data_dir, part).decode() for part in ("train", "valid", "test"))
     return make_corpus(train, valid, test)
+
+
+def random_corpus() -> Corpus:
+    """Return random words in WikiText-2's place, as many of them and as many different ones; the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    train, valid, test = (torch.randint(_NUM_WORDS, (count,), generator=generator) for count in _LENGTHS)
+    return Corpus(train, valid, test, words=tuple(map(str, range(_NUM_WORDS))))
 
 
 def make_corpus(train: str, valid: str, test: str) -> Corpus:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from castwise.errors import UsageError
 from castwise.measure.data.resident import resident_batches
-from castwise.measure.workloads import dpn, mlp, mnist_cnn, rnn_lm, wide_resnet, zoo
+from castwise.measure.workloads import dpn, fastai_resnet, mlp, mnist_cnn, rnn_lm, wide_resnet, zoo
 from castwise.measure.workloads.task import Task
 from castwise.plan import SYNTHETIC, check_data_set
 from castwise.workloads import Family, Workload
@@ -21,6 +21,7 @@ _BUILDERS: dict[Family, Callable[[Workload], Task]] = {
     "torchvision": zoo.build_torchvision,
     "timm": zoo.build_timm,
     "rnn_lm": rnn_lm.build,
+    "fastai_resnet": fastai_resnet.build,
 }
 
 _CHECKS: dict[Family, Callable[[Workload], object]] = {
@@ -58,4 +59,5 @@ def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | Non
         return task
     if data_dir is None:
         raise UsageError(f"The data set '{data_set}' is read from a folder, and none was given. Name one.")
-    return replace(task, make_batches=resident_batches(data_set, data_dir))
+    side = row.input_shape[-1] if row.unit == "images" else None
+    return replace(task, make_batches=resident_batches(data_set, data_dir, side))

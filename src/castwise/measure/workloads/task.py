@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ class Task:
             of targets predicted right, or None where that says nothing; the number of targets. None without
             validation data.
         begin_epoch: Forgets what is carried from step to step (a language model's hidden state).
+        group_of: Returns the layer group of a parameter of the model, by the parameter's name; groups count from 0
+            and can have learning rates of their own. None where the model has no layer groups.
+        load_weights: Fills the model with the pretrained weights of a file, before a precision is applied to it;
+            raises DataError where the file is not theirs. None where the workload takes none.
     """
 
     model: nn.Module
@@ -39,3 +44,5 @@ class Task:
     num_classes: int | None = None
     units_per_sample: int = 1
     begin_epoch: Callable[[], None] = _nothing
+    group_of: Callable[[str], int] | None = None
+    load_weights: Callable[[Path], None] | None = None

@@ -1,0 +1,31 @@
+"""What a recipe refuses."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from castwise.recipe import Recipe, Schedule
+
+ONE_CYCLE = Schedule(kind="one_cycle")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"first_cycle_epochs": 1}, "before a schedule of kind one_cycle, not 'constant'"),
+        ({"schedule": ONE_CYCLE, "first_cycle_epochs": -1}, "greater than or equal to 0"),
+        ({"schedule": ONE_CYCLE, "first_cycle_epochs": 1, "first_cycle_rates": (0.1, 0.2)}, "2 rates where .* has 1"),
+        ({"schedule": ONE_CYCLE, "group_rates": (0.1, 0.2), "first_cycle_rates": (0.1,)}, "1 rates where .* has 2"),
+        ({"group_rates": (0.0, 0.1)}, "greater than 0"),
+    ],
+)
+def test_rates_and_cycles_that_do_not_fit(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Recipe(epochs=3, **fields)
+
+
+def test_rates_and_cycles_that_fit() -> None:
+    recipe = Recipe(epochs=1, schedule=ONE_CYCLE, group_rates=(0.1, 0.2), first_cycle_epochs=1)
+    assert recipe.first_cycle_rates == ()
+    assert Recipe(epochs=1, schedule=ONE_CYCLE, first_cycle_epochs=1, first_cycle_rates=(0.1,)).group_rates == ()
