@@ -258,7 +258,8 @@ def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> l
     choice = choice or Choice()
     searches = []
     for limit in suite.limits:
-        short = suite.recipes[limit.recipe].model_copy(update={"stop_after": 1, "max_steps": _LIMIT_STEPS})
+        recipe = _recipe(suite, limit.recipe, choice)
+        short = recipe.model_copy(update={"stop_after": 1, "max_steps": _LIMIT_STEPS, "skip_batches": 0})
         cells = Cells(**limit.model_dump(exclude={"multiple"}), batch_sizes=(limit.multiple,))
         for values in _cells(cells):
             if choice.takes(values["workload"], values["precision"]):
