@@ -21,15 +21,17 @@ import faulty_worker
 import pytest
 from faulty_worker import ANSWERS, BLOCK, ENVIRONMENT, FACTS
 
+import castwise
 from castwise.errors import EngineError
 from castwise.plan import Protocol, TrialSpec
 from castwise.record import RankSamples
-from castwise.sweep import door, launcher
+from castwise.sweep import conversation, door, launcher
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.launcher import ForkserverEngine, ProcessSession, Target
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked up in /proc")
 
+SOURCES = Path(castwise.__file__).parents[1]  # the castwise that is tested, whichever is installed
 PATIENCE_SECONDS = 60.0  # for what ought to happen at once; a loaded machine may take its time
 TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0)
 SPEC = TrialSpec(
@@ -76,7 +78,8 @@ def drive(session: ProcessSession) -> RankSamples:
     session.set_up(SPEC)
     session.warm_up()
     session.run_block()
-    return session.finish()
+    (samples,) = session.finish()
+    return samples
 
 
 def failure_of(session: ProcessSession) -> TrialFailedError:
@@ -108,7 +111,7 @@ def test_a_real_trial(start: Start, tmp_path: Path) -> None:
         assert facts.num_parameters == 1_199_882
         assert facts.warm_up_steps >= 1
         blocks = [session.run_block() for _ in range(2)]
-        samples = session.finish()
+        (samples,) = session.finish()
         assert samples.blocks == tuple(blocks)
         assert all(block.seconds > 0 and 0 < block.loss < 10 for block in blocks)
     finally:
@@ -140,7 +143,7 @@ def test_answers_come_back_as_documents(start: Start) -> None:
     session.set_up(SPEC)
     assert session.warm_up() == FACTS
     assert session.run_block() == BLOCK
-    assert session.finish() == RankSamples(blocks=(BLOCK,))
+    assert session.finish() == (RankSamples(blocks=(BLOCK,)),)
 
 
 def test_several_sessions_at_once(start: Start) -> None:
@@ -252,7 +255,7 @@ def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: py
 
     def ask_with_little_patience(
         asked: dict[str, object], timeout_seconds: float | None = None, tell: object = None
-    ) -> dict[str, object]:
+    ) -> list[dict[str, object]]:
         return ask(asked, 0.25 if asked["command"] == command else timeout_seconds)
 
     monkeypatch.setattr(session, "_ask", ask_with_little_patience)
@@ -262,7 +265,7 @@ def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: py
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_OPEN_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(conversation, "_OPEN_TIMEOUT_SECONDS", 0.2)
     failure = failure_of(start(faulty_worker.ignore_everything))
     assert (failure.status, failure.message) == ("timeout", "'open' took longer than 0.2 s")
 
@@ -326,7 +329,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
         if phase == "running":
             session.set_up(SPEC)
     elif phase == "hanging":
-        session._busy = True  # as after a timeout
+        session.is_busy = True  # as after a timeout
     for _ in range(3):
         session.close()
         assert not log.exists()
@@ -413,7 +416,7 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import faulty_worker
 from castwise.plan import Protocol, TrialSpec
-from castwise.sweep import door, launcher
+from castwise.sweep import conversation, door, launcher
 from castwise.sweep.engine import TrialFailedError
 launcher._PRELOAD = []
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
@@ -445,7 +448,7 @@ class Program:
             env={
                 **os.environ,
                 "CASTWISE_TEST_MARK": self.mark.decode(),
-                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(self.folder)]),
+                "PYTHONPATH": os.pathsep.join([str(SOURCES), str(Path(__file__).parent), str(self.folder)]),
                 "TMPDIR": str(self.logs),
             },
             stdin=stdin,

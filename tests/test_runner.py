@@ -148,9 +148,9 @@ def test_a_record_is_stored_before_the_next_trial_starts(tmp_path: Path) -> None
     engine, store, seen = FakeEngine(), Store(tmp_path), list[int]()
     start = engine.start
 
-    def counting(timeout_seconds: float) -> object:
+    def counting(timeout_seconds: float, num_processes: int) -> object:
         seen.append(len(load_folder(tmp_path)[0]))
-        return start(timeout_seconds)
+        return start(timeout_seconds, num_processes)
 
     engine.start = counting  # type: ignore[method-assign, assignment]
     sweep(engine, store).run(SPECS)
@@ -175,7 +175,7 @@ def test_a_store_that_fails_ends_the_sweep_with_no_process_left(tmp_path: Path) 
 def test_an_engine_that_starts_nothing_ends_the_sweep() -> None:
     engine = FakeEngine()
 
-    def refuse(timeout_seconds: float) -> object:
+    def refuse(timeout_seconds: float, num_processes: int) -> object:
         raise EngineError("no process (fake)")
 
     engine.start = refuse  # type: ignore[method-assign, assignment]
