@@ -129,15 +129,14 @@ class TrialSpec(Document):
         """Return the spec in a few words, for progress and messages; no two trials of a plan share theirs."""
         own_scale = next((row.loss_scale for row in PRECISIONS if row.name == self.precision), None)
         scale = "" if self.loss_scale == own_scale else f" loss scale {self.loss_scale}"
-        return f"{self.workload} {self.precision} batch {self.batch_size}{self.spread_label}{scale}"
+        spread = f" on {self.spread}" if self.spread else ""
+        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}"
 
     @property
-    def spread_label(self) -> str:
-        """Return over what the spec is spread, with a blank in front: " on 4 GPUs (ddp)"; empty on one GPU."""
-        if self.world_size == 1:
-            return ""
-        unit = "in {} processes" if self.device_type == "cpu" else "on {} GPUs"
-        return f" {unit.format(self.world_size)} ({self.parallelism})"
+    def spread(self) -> str:
+        """Return what the spec is spread over, in words: "4 GPUs (ddp)"; empty on one GPU."""
+        unit = "CPU processes" if self.device_type == "cpu" else "GPUs"
+        return f"{self.world_size} {unit} ({self.parallelism})" if self.world_size > 1 else ""
 
 
 class Plan(Document):
