@@ -82,6 +82,11 @@ class Program:
         except OSError:
             return False
 
+    def signal(self, number: signal.Signals, to_group: bool) -> None:
+        """Send the program a signal, or its whole process group, as a terminal's Ctrl-C does."""
+        assert self.process is not None
+        (os.killpg if to_group else os.kill)(self.process.pid, number)
+
     def end(self) -> None:
         assert self.process is not None
         for pid in (*self.alive(), self.process.pid):
