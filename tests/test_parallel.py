@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import pickle
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -123,7 +124,8 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
 def be_rank(rank: int, folder: Path, connection: Connection) -> None:
     die_with_parent(os.getppid())
     peers = join_peers(SPEC.model_copy(update={"protocol": Protocol()}), rank, (folder / "rendezvous").as_uri())
-    connection.send(all_of_it(peers, folder))
+    # Plain pickling: what a connection does to tensors by itself needs this process to live until they are read.
+    connection.send_bytes(pickle.dumps(all_of_it(peers, folder)))
     peers.leave()
 
 
@@ -140,10 +142,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ]
     for process in processes:
         process.start()
+    for _, theirs in pipes:
+        theirs.close()  # so that the end of a rank is the end of its pipe
     try:
         for ours, _ in pipes:
             assert ours.poll(2 * PATIENCE_SECONDS), "a rank has not answered"
-        return [ours.recv() for ours, _ in pipes]
+        return [pickle.loads(ours.recv_bytes()) for ours, _ in pipes]
     finally:
         for process in processes:
             process.join(5)
