@@ -136,7 +136,7 @@ def _torchrun(folder: Path, ranks: int) -> "subprocess.Popen[bytes]":
 
 def _run(folder: Path, command: list[str]) -> "subprocess.Popen[bytes]":
     paths = [str(Path(castwise.__file__).parents[1]), str(folder), os.environ.get("PYTHONPATH", "")]
-    environment = {"READY": str(folder), _MARK: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    environment = dict.fromkeys(("READY", "TMPDIR", _MARK), str(folder)) | {"PYTHONPATH": os.pathsep.join(paths)}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(command, env={**os.environ, **environment}, **quiet)
 
