@@ -19,6 +19,7 @@ from torch import nn
 from castwise.analyze.runs import split
 from castwise.data_sets import default_data_dir
 from castwise.measure.data.feeds import make_feeds
+from castwise.measure.parallel import Peers
 from castwise.measure.precision import numeric_state
 from castwise.measure.workloads import build_task
 from castwise.plan import TrialSpec
@@ -51,7 +52,7 @@ def by_hand(spec: TrialSpec, data_dir: Path) -> float:
         model = task.model.to(device)
         optimizer = make_optimizer(row, recipe, model)
         scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16-mixed")
-        feeds = make_feeds(row, task, spec, device, data_dir)
+        feeds = make_feeds(row, task, spec, data_dir, Peers())
         scheduler = make_scheduler(recipe, optimizer, feeds.training.num_batches)
         torch.cuda.synchronize(device)
         started = time.perf_counter()

@@ -1,6 +1,9 @@
 """The command line in this process, on the fake engine."""
 
+import multiprocessing.util
 import sys
+import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 from hypothesis import settings
+from programs import Program
 
 from castwise import cli, commands
 from castwise.data_sets import DATA_VARIABLE
@@ -80,3 +84,22 @@ def unwritable(tmp_path: Path) -> Iterator[Path]:
     file.write_text("in the way")
     yield file / "results"
     assert file.read_text() == "in the way"
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that trials' logs go to, and nothing else."""
+    multiprocessing.util.get_temp_dir()  # multiprocessing's own files stay where the whole test run has them
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    # Under the run's own TMPDIR, not under tmp_path: a socket's path is 107 bytes long at the most.
+    with tempfile.TemporaryDirectory() as logs:
+        program = Program(tmp_path, Path(logs), uuid.uuid4().hex.encode())
+        yield program
+        program.end()

@@ -184,10 +184,11 @@ class FakeEngine:
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
 
-    def start(self, timeout_seconds: float) -> "FakeSession":
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> "FakeSession":
         assert timeout_seconds > 0
+        assert num_processes >= 1
         assert self.num_open == 0, "trials must not share the machine"
-        self.sessions.append(FakeSession(self))
+        self.sessions.append(FakeSession(self, num_processes))
         return self.sessions[-1]
 
     @property
@@ -201,10 +202,11 @@ class FakeEngine:
 
 
 class FakeSession:
-    """One made-up trial; insists on the order of calls that real processes need."""
+    """One made-up trial; insists on the order of calls that real processes need, and on a process a rank."""
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: FakeEngine, num_processes: int = 1) -> None:
         self.closed = False
+        self.num_processes = num_processes
         self.calls: list[str] = []
         self.ready_seconds = 0.25
         self._engine = engine
@@ -239,6 +241,7 @@ class FakeSession:
         return {model: str(where / f"{model}.pth") if where else None for model in models}
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        assert self.num_processes == spec.num_processes
         self._spec = spec
         self.checkpoint = checkpoint
         self._engine.measured.append(spec)
@@ -292,8 +295,11 @@ class FakeSession:
         self._engine.checkpoints[self.spec.key] = list(self._epochs)
         return epoch
 
-    def finish(self) -> RankSamples:
+    def finish(self) -> tuple[RankSamples, ...]:
         self._enter("finish", after="run_epoch" if self._epochs else "run_block")
+        return (self._samples(),) * self.num_processes
+
+    def _samples(self) -> RankSamples:
         if self._epochs:
             return RankSamples(epochs=tuple(self._epochs))
         peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision])
@@ -338,8 +344,8 @@ class FakeSession:
 
 
 def step_seconds(spec: TrialSpec) -> float:
-    """Return the made-up time of one step."""
-    return (0.001 + 0.0001 * spec.batch_size) * STEP_TIME[spec.precision]
+    """Return the made-up time of one step; a fifth longer on two GPUs than on one, and so on."""
+    return (0.001 + 0.0001 * spec.batch_size) * STEP_TIME[spec.precision] * (0.8 + 0.2 * spec.world_size)
 
 
 def announce_on(descriptor: int) -> Callable[[], None]:

@@ -181,6 +181,28 @@ def have_children(connection: Connection, log_path: str) -> None:
     _serve(connection, log_path, "set_up", start)
 
 
+def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) -> None:
+    """Be one of several ranks that, from "warm_up" on, wait for each other; this rank errs there, by fault.
+
+    `die` of a signal, `raise` (an error is told, and the others tell of a lost connection), `hang`.
+    """
+    door.settle(log_path)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(EOFError, OSError):
+        while (command := json.loads(connection.recv_bytes()))["command"] != "warm_up":
+            own = command.get("rank", -1)
+            connection.send_bytes(json.dumps(ANSWERS[command["command"]]).encode())
+        if own != rank and fault == "die":
+            time.sleep(0.1)  # a rank that hears of the others' end before the parent does: too early to be the cause
+            connection.send_bytes(_failed("crashed", "RuntimeError: Connection closed by peer"))
+        elif own == rank and fault == "die":
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif own == rank and fault == "raise":
+            connection.send_bytes(_failed("oom", "CUDA out of memory"))
+        time.sleep(_FOR_EVER_SECONDS)
+
+
 def _failed(status: str, message: str, usage: bool = False) -> bytes:
     return json.dumps({"event": "failed", "status": status, "message": message, "usage": usage}).encode()
 

@@ -103,6 +103,16 @@ def test_comma_lists_are_axes(command: CommandLine) -> None:
     ]
 
 
+def test_gpus_and_how_they_share_a_step_are_axes(command: CommandLine) -> None:
+    engine = FakeEngine(environment=fake_environment(num_gpus=4))
+    arguments = ("resnet50", "--precision", "fp32", "--gpus", "1,4", "--parallelism", "ddp,dp", "--format", "json")
+    done = command.run(*arguments, engine=engine)
+    assert (done.code, done.err.count(" ok (")) == (0, 3)
+    assert [(spec.world_size, spec.parallelism) for spec in engine.measured] == [(1, "none"), (4, "ddp"), (4, "dp")]
+    rows = json.loads(done.out)["rows"]
+    assert [row["scaling_efficiency"] for row in rows] == [None, pytest.approx(0.625), pytest.approx(0.625)]
+
+
 def test_loss_scales_are_an_axis_of_the_precisions_that_scale(command: CommandLine) -> None:
     arguments = ("dpn92", "--precision", "fp32,fp16-master", "--loss-scale", "dynamic,128", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(command.run(*arguments).out)))

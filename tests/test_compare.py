@@ -120,5 +120,28 @@ def test_each_workload_and_batch_has_its_own_baseline() -> None:
     assert [row.speedup for row in rows] == [pytest.approx(ratio) for ratio in (1, 1, 2, 3)]
 
 
+def test_scaling_efficiency_is_throughput_over_that_of_as_many_gpus_alone() -> None:
+    two = {"world_size": 2, "parallelism": "ddp"}
+    rows = compare(
+        [
+            trial("bf16-mixed", 0.125, **two),
+            trial("bf16-mixed", 0.1),
+            trial("bf16-mixed", 0.2, world_size=4, parallelism="dp"),
+            trial("fp32", 0.3, **two),
+        ]
+    )
+    assert [row.scaling_efficiency for row in rows] == [pytest.approx(0.8), None, pytest.approx(0.5), None]
+    assert rows[0].throughput == pytest.approx(2 * 256 / 0.125)
+    assert rows[0].speedup == pytest.approx(0.3 / 0.125), "speed-ups stay within one number of GPUs"
+    assert rows[1].speedup is None
+
+
+@pytest.mark.parametrize("change", [{"batch_size": 8}, {"precision": "fp32"}, {"seed": 1}, {"loss_scale": "128"}])
+def test_only_the_same_cell_on_one_gpu_says_how_well_it_scales(change: dict[str, object]) -> None:
+    alone = fake_trial(fake_spec("bf16-mixed").model_copy(update=change))
+    spread = fake_trial(fake_spec("bf16-mixed", world_size=2, parallelism="ddp"))
+    assert compare([alone, spread])[1].scaling_efficiency is None
+
+
 def test_nothing_comes_to_nothing() -> None:
     assert compare([]) == []

@@ -12,12 +12,12 @@ from castwise.measure.data import cifar, resident
 from castwise.measure.data.feeds import Feeds, make_feeds
 from castwise.measure.data.resident import IMAGE_SETS, random_images
 from castwise.measure.data.transforms import find_transform
+from castwise.measure.parallel import Peers
 from castwise.measure.workloads import build_task
 from castwise.plan import TrialSpec
 from castwise.recipe import Loader, Recipe
 from castwise.workloads import find_workload
 
-CPU = torch.device("cpu")
 PLAIN = Loader(num_workers=0, drop_last=True)
 
 
@@ -36,7 +36,7 @@ def feeds_of(workload: str, data_set: str, data_dir: Path | None, **recipe: Any)
     )
     with torch.device("meta"):
         task = build_task(row)
-    return make_feeds(row, task, spec, CPU, data_dir)
+    return make_feeds(row, task, spec, data_dir, Peers())
 
 
 @pytest.fixture

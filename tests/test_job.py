@@ -57,6 +57,15 @@ def test_a_job_measures_its_plan_and_returns_it_in_order(job: Prepare, tmp_path:
     assert len(load_folder(tmp_path / "results")[0]) == 4
 
 
+def test_a_job_over_gpus_measures_again_what_the_machine_lacked(job: Prepare, tmp_path: Path) -> None:
+    axes = {"precisions": ("fp32",), "world_sizes": (1, 2)}
+    trials = job(**axes).run()
+    assert [(trial.spec.world_size, trial.status) for trial in trials] == [(1, "ok"), (2, "unsupported")]
+    larger = job(FakeEngine(environment=fake_environment(num_gpus=2)), **axes)
+    assert [spec.world_size for spec in larger.missing] == [2]
+    assert [trial.status for trial in larger.run()] == ["ok", "ok"]
+
+
 def test_the_same_job_again_measures_nothing(job: Prepare) -> None:
     first = job().run()
     engine = FakeEngine()
@@ -372,6 +381,9 @@ def test_the_function_takes_names_or_lists_of_names(engine: FakeEngine, tmp_path
     assert [trial.spec.batch_size for trial in one] == [8]
     many = castwise.run(["resnet18", "resnet50"], precision=["O0", "tf32"], batch_size=[4, 8], device="cuda")
     assert len(many) == 8
+    gpus = castwise.run("resnet50", precision="fp32", gpus=[1, 2], parallelism="dp")
+    assert [(trial.spec.world_size, trial.spec.parallelism) for trial in gpus] == [(1, "none"), (2, "dp")]
+    assert castwise.run("resnet50", precision="fp32", gpus=2)[0].spec.parallelism == "ddp"
     commas = castwise.run("resnet18, resnet50", precision="O0,tf32", batch_size=(4, 8))
     assert [trial.spec for trial in commas] == [trial.spec for trial in many]
     assert list(tmp_path.iterdir()) == [], "without `results` it keeps nothing"

@@ -3,57 +3,36 @@
 import contextlib
 import importlib.util
 import json
-import multiprocessing.util
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import faulty_worker
 import pytest
 from faulty_worker import ANSWERS, BLOCK, ENVIRONMENT, FACTS
+from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
 from castwise.errors import EngineError
 from castwise.plan import Protocol, TrialSpec
 from castwise.record import RankSamples
-from castwise.sweep import door, launcher
+from castwise.sweep import conversation, door, launcher
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.launcher import ForkserverEngine, ProcessSession, Target
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked up in /proc")
 
-PATIENCE_SECONDS = 60.0  # for what ought to happen at once; a loaded machine may take its time
 TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0)
 SPEC = TrialSpec(
     workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu", protocol=TINY, seed=1
 )
 
 Start = Callable[..., ProcessSession]
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s"
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder that trials' logs go to, and nothing else."""
-    multiprocessing.util.get_temp_dir()  # multiprocessing's own files stay where the whole test run has them
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
 
 
 @pytest.fixture
@@ -76,7 +55,8 @@ def drive(session: ProcessSession) -> RankSamples:
     session.set_up(SPEC)
     session.warm_up()
     session.run_block()
-    return session.finish()
+    (samples,) = session.finish()
+    return samples
 
 
 def failure_of(session: ProcessSession) -> TrialFailedError:
@@ -108,7 +88,7 @@ def test_a_real_trial(start: Start, tmp_path: Path) -> None:
         assert facts.num_parameters == 1_199_882
         assert facts.warm_up_steps >= 1
         blocks = [session.run_block() for _ in range(2)]
-        samples = session.finish()
+        (samples,) = session.finish()
         assert samples.blocks == tuple(blocks)
         assert all(block.seconds > 0 and 0 < block.loss < 10 for block in blocks)
     finally:
@@ -140,7 +120,7 @@ def test_answers_come_back_as_documents(start: Start) -> None:
     session.set_up(SPEC)
     assert session.warm_up() == FACTS
     assert session.run_block() == BLOCK
-    assert session.finish() == RankSamples(blocks=(BLOCK,))
+    assert session.finish() == (RankSamples(blocks=(BLOCK,)),)
 
 
 def test_several_sessions_at_once(start: Start) -> None:
@@ -252,7 +232,7 @@ def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: py
 
     def ask_with_little_patience(
         asked: dict[str, object], timeout_seconds: float | None = None, tell: object = None
-    ) -> dict[str, object]:
+    ) -> list[dict[str, object]]:
         return ask(asked, 0.25 if asked["command"] == command else timeout_seconds)
 
     monkeypatch.setattr(session, "_ask", ask_with_little_patience)
@@ -262,7 +242,7 @@ def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: py
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_OPEN_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(conversation, "_OPEN_TIMEOUT_SECONDS", 0.2)
     failure = failure_of(start(faulty_worker.ignore_everything))
     assert (failure.status, failure.message) == ("timeout", "'open' took longer than 0.2 s")
 
@@ -326,7 +306,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
         if phase == "running":
             session.set_up(SPEC)
     elif phase == "hanging":
-        session._busy = True  # as after a timeout
+        session.is_busy = True  # as after a timeout
     for _ in range(3):
         session.close()
         assert not log.exists()
@@ -405,20 +385,6 @@ def test_no_room_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 # As a process of its own: what the caller's program is, and who survives it
 
-LIGHT = """\
-import os, signal, sys
-from functools import partial
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-import faulty_worker
-from castwise.plan import Protocol, TrialSpec
-from castwise.sweep import door, launcher
-from castwise.sweep.engine import TrialFailedError
-launcher._PRELOAD = []
-SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
-"""
-
 ONE_TRIAL = """\
 print("top")
 session = launcher.ForkserverEngine(target=faulty_worker.TARGET).start(60.0)
@@ -427,81 +393,6 @@ session.set_up(SPEC)
 session.close()
 print("bottom")
 """
-
-
-@dataclass
-class Program:
-    """A program that uses castwise, with a mark in the environment that all its processes inherit."""
-
-    folder: Path
-    logs: Path
-    mark: bytes
-    process: subprocess.Popen[str] | None = None
-
-    def start(self, *arguments: str, stdin: int | IO[str] | None = subprocess.DEVNULL) -> "subprocess.Popen[str]":
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env={
-                **os.environ,
-                "CASTWISE_TEST_MARK": self.mark.decode(),
-                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(self.folder)]),
-                "TMPDIR": str(self.logs),
-            },
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        return self.process
-
-    def start_script(self, code: str, stdin: int | IO[str] | None = subprocess.DEVNULL) -> "subprocess.Popen[str]":
-        script = self.folder / "script.py"
-        script.write_text(code)
-        return self.start(str(script), stdin=stdin)
-
-    def wait_for_line(self, line: str) -> None:
-        """Read stdout up to this line."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            if text.strip() == line:
-                return
-        raise AssertionError(f"it ended without '{line}': {self.process.communicate()[1]}")
-
-    def alive(self) -> dict[int, int]:
-        """Return the living processes that carry the mark, each with its parent."""
-        return {int(entry): _parent(entry) for entry in os.listdir("/proc") if entry.isdigit() and self._is_ours(entry)}
-
-    def _is_ours(self, pid: str) -> bool:
-        try:
-            return self.mark in Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False
-
-    def end(self) -> None:
-        assert self.process is not None
-        for pid in (*self.alive(), self.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
-
-
-def _parent(pid: str) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
-    # Under the run's own TMPDIR, not under tmp_path: a socket's path is 107 bytes long at the most.
-    with tempfile.TemporaryDirectory() as logs:
-        program = Program(tmp_path, Path(logs), uuid.uuid4().hex.encode())
-        yield program
-        program.end()
 
 
 @pytest.mark.parametrize("way", ["script", "-c", "stdin", "-m"])

@@ -101,3 +101,14 @@ def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_stretch() -> No
 @pytest.mark.parametrize(("device", "kind"), [("cpu", CpuMemory), ("cuda:0", CudaMemory)])
 def test_each_device_has_its_meter(device: str, kind: type) -> None:
     assert type(memory_of(torch.device(device))) is kind
+
+
+def test_of_several_gpus_the_fullest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (torch.device("cuda", index) for index in range(2))
+    bytes_of = {first: 5, second: 7}
+    for name in ("max_memory_allocated", "max_memory_reserved", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, bytes_of.__getitem__)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 - bytes_of[device], 10))
+    meter = memory_of(first, second)
+    assert (meter.peak_allocated(), meter.peak_reserved(), meter.driver_used()) == (7, 7, 7)
+    assert meter.reserved() == 12, "growth on any device tells that warm-up goes on"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from castwise.errors import UsageError
-from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes, Plan, Protocol, TrialSpec, build_plan
+from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes, Plan, Protocol, TrialSpec, build_plan, device_of_rank
 from castwise.precisions import PRECISIONS
 from castwise.recipe import Recipe
 from castwise.workloads import WORKLOADS
@@ -66,6 +66,33 @@ def test_axes_are_crossed_in_order() -> None:
     ]
 
 
+def test_gpus_are_an_axis_and_ddp_is_how_they_share_a_step() -> None:
+    specs = plan(precisions=("fp32",), world_sizes=(1, 2, 4))
+    assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), (2, "ddp"), (4, "ddp")]
+    assert {spec.batch_size for spec in specs} == {256}
+    assert specs[0].key == fake_spec(protocol=CUDA_PROTOCOL).key, "a trial on one GPU is the trial it always was"
+
+
+def test_ways_to_share_a_step_are_an_axis_where_there_is_something_to_share() -> None:
+    specs = plan(precisions=("fp32",), world_sizes=(1, 2), parallelisms=("DDP", "dp"))
+    assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), (2, "ddp"), (2, "dp")]
+
+
+def test_a_process_is_a_rank_and_replicas_are_none() -> None:
+    ddp, dp = (fake_spec(world_size=4, parallelism=way) for way in ("ddp", "dp"))
+    assert (ddp.num_processes, ddp.process_batch_size) == (4, 256)
+    assert (dp.num_processes, dp.process_batch_size) == (1, 1024)
+    assert (fake_spec().num_processes, fake_spec().process_batch_size) == (1, 256)
+
+
+@pytest.mark.parametrize(
+    ("device", "rank", "its"),
+    [("cuda:0", 0, "cuda:0"), ("cuda:0", 3, "cuda:3"), ("cuda:2", 1, "cuda:3"), ("cpu", 1, "cpu")],
+)
+def test_each_rank_has_a_gpu_of_its_own(device: str, rank: int, its: str) -> None:
+    assert device_of_rank(device, rank) == its
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -122,6 +149,9 @@ def test_spellings_of_one_loss_scale_are_one_cell(written: str, meant: str) -> N
         ({"workloads": ("torchvision:",)}, "'torchvision:' needs a model's name"),
         ({"batch_sizes": (0,)}, "batch size 0 is impossible"),
         ({"batch_sizes": (4, -1)}, "batch size -1 is impossible"),
+        ({"world_sizes": (0,)}, "0 GPUs are impossible"),
+        ({"world_sizes": (2,), "parallelisms": ("dpd",)}, "No parallelism named 'dpd'. Did you mean dp"),
+        ({"world_sizes": (2,), "parallelisms": ("none",)}, "No parallelism named 'none'"),
         ({"loss_scales": ("0",)}, "must be a positive number; '0' is not"),
         ({"loss_scales": ("-8",)}, "must be a positive number; '-8' is not"),
         ({"loss_scales": ("nan",)}, "must be a positive number; 'nan' is not"),
@@ -206,10 +236,14 @@ def test_a_spec_and_its_key_survive_json(
 
 
 def test_a_label_tells_apart_the_trials_of_a_job() -> None:
-    specs = plan(workloads=("dpn92",), batch_sizes=(4, 8), loss_scales=("dynamic", "128"))
+    spread = {"world_sizes": (1, 2), "parallelisms": ("ddp", "dp")}
+    specs = plan(workloads=("dpn92",), batch_sizes=(4, 8), loss_scales=("dynamic", "128"), **spread)
     assert len({spec.label for spec in specs}) == len(specs)
     assert fake_spec("fp16-mixed").label == "resnet50 fp16-mixed batch 256"
     assert fake_spec("fp16-mixed", loss_scale="128").label == "resnet50 fp16-mixed batch 256 loss scale 128"
+    assert fake_spec(world_size=2, parallelism="dp").label == "resnet50 fp32 batch 256 on 2 GPUs (dp)"
+    on_cpu = fake_spec(world_size=2, parallelism="ddp", device="cpu")
+    assert on_cpu.label == "resnet50 fp32 batch 256 on 2 CPU processes (ddp)"
 
 
 def test_the_device_type_is_what_stands_before_the_colon() -> None:

@@ -200,3 +200,13 @@ def test_a_baseline_that_failed_is_named(status: Status, words: str) -> None:
     rows = compare([fake_trial(fake_spec("fp32"), status=status, step_seconds=()), fake_trial(fake_spec("bf16-mixed"))])
     (advice,) = recommend(rows)
     assert words in advice.sentence
+
+
+def test_each_number_of_gpus_has_its_own_advice() -> None:
+    two = {"world_size": 2, "parallelism": "ddp"}
+    alone, spread = recommend(
+        compare([at("fp32", 1), at("fp32", 0.9, **two), at("bf16-mixed", 1), at("bf16-mixed", 3, **two)])
+    )
+    assert (alone.precision, spread.precision) == ("fp32", "bf16-mixed")
+    assert alone.sentence.startswith("resnet50, batch 256: stay with fp32")
+    assert spread.sentence.startswith("resnet50, batch 256 on 2 GPUs (ddp): take bf16-mixed. It trains 3.33 times")

@@ -10,7 +10,7 @@ from castwise.precisions import PRECISIONS
 from castwise.recipe import Recipe
 from castwise.record import Block, RankSamples, Trial
 from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.runner import Listener, Silent, Sweep, judge
+from castwise.sweep.runner import Listener, Silent, Sweep, judge, why_lacking
 from castwise.sweep.store import Store, load_folder
 
 SPECS = tuple(fake_spec(row.name) for row in PRECISIONS)
@@ -148,9 +148,9 @@ def test_a_record_is_stored_before_the_next_trial_starts(tmp_path: Path) -> None
     engine, store, seen = FakeEngine(), Store(tmp_path), list[int]()
     start = engine.start
 
-    def counting(timeout_seconds: float) -> object:
+    def counting(timeout_seconds: float, num_processes: int) -> object:
         seen.append(len(load_folder(tmp_path)[0]))
-        return start(timeout_seconds)
+        return start(timeout_seconds, num_processes)
 
     engine.start = counting  # type: ignore[method-assign, assignment]
     sweep(engine, store).run(SPECS)
@@ -175,7 +175,7 @@ def test_a_store_that_fails_ends_the_sweep_with_no_process_left(tmp_path: Path) 
 def test_an_engine_that_starts_nothing_ends_the_sweep() -> None:
     engine = FakeEngine()
 
-    def refuse(timeout_seconds: float) -> object:
+    def refuse(timeout_seconds: float, num_processes: int) -> object:
         raise EngineError("no process (fake)")
 
     engine.start = refuse  # type: ignore[method-assign, assignment]
@@ -242,6 +242,40 @@ def test_a_loss_that_recovered_is_none() -> None:
 @pytest.mark.parametrize(("name", "told"), [("dynamic", True), ("dynamic-apex", True), ("128", False)])
 def test_a_divergence_under_dynamic_scaling_names_the_scale(name: str, told: bool) -> None:
     assert ("loss scale 0.5" in judged(math.nan, loss_scale=name, scale=0.5).message) == told
+
+
+@pytest.mark.parametrize(("parallelism", "num_processes"), [("ddp", 4), ("dp", 1)])
+def test_each_rank_is_a_process_and_has_its_samples(parallelism: str, num_processes: int) -> None:
+    engine = FakeEngine(environment=fake_environment(num_gpus=4))
+    (trial,) = sweep(engine).run([fake_spec(world_size=4, parallelism=parallelism)])
+    assert trial.status == "ok"
+    assert engine.sessions[0].num_processes == len(trial.ranks) == num_processes
+
+
+def test_gpus_that_are_not_there_are_shown_but_neither_measured_nor_stored(tmp_path: Path) -> None:
+    engine, store, diary = FakeEngine(environment=fake_environment(num_gpus=2)), Store(tmp_path), Diary()
+    specs = [fake_spec(world_size=count, parallelism="ddp") for count in (2, 4)]
+    trials = sweep(engine, store, diary).run(specs)
+    assert [trial.status for trial in trials] == ["ok", "unsupported"]
+    assert trials[1].message == "4 GPUs are asked for, and this machine has 2"
+    assert len(engine.sessions) == 1
+    assert [trial.spec for trial in load_folder(tmp_path)[0]] == specs[:1]
+    assert [value for name, value in diary.entries if name == "ended"] == ["ok", "unsupported"]
+
+
+@pytest.mark.parametrize(
+    ("device", "world_size", "lack"),
+    [
+        ("cuda:0", 2, None),
+        ("cuda:0", 3, "3 GPUs are asked for, and this machine has 2"),
+        ("cuda:1", 1, None),
+        ("cuda:1", 2, "2 GPUs are asked for from cuda:1 on, and this machine has 2"),
+        ("cpu", 64, None),
+    ],
+)
+def test_which_gpus_are_lacking(device: str, world_size: int, lack: str | None) -> None:
+    spec = fake_spec(device=device, world_size=world_size, parallelism="ddp" if world_size > 1 else "none")
+    assert why_lacking(spec, fake_environment(num_gpus=2)) == lack
 
 
 def test_a_session_insists_on_its_order() -> None:

@@ -18,8 +18,8 @@ from castwise.report import tables
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
 
 CSV_HEADER = (
-    "workload,data_set,precision,batch_size,loss_scale,throughput_per_second,speedup,step_seconds,spread,"
-    "peak_allocated_bytes,peak_reserved_bytes,final_loss,status,unit,memory_ratio,final_step,skipped_steps,"
+    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,throughput_per_second,speedup,scaling_efficiency,"
+    "step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,final_loss,status,unit,memory_ratio,final_step,skipped_steps,"
     "message,device,torch,key"
 )
 
@@ -85,6 +85,31 @@ def test_a_table_in_full() -> None:
         "    loss.backward()",
         "    optimizer.step()",
     ]
+
+
+TWO = {"world_size": 2, "parallelism": "ddp"}
+SCALING = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO), trial("fp32", 0.4, world_size=2, parallelism="dp")]
+
+
+def test_gpus_are_columns_where_they_differ() -> None:
+    head, _, *body = [cells(line) for line in as_markdown(SCALING).splitlines() if line.startswith("|")]
+    shown = [dict(zip(head, row, strict=True)) for row in body]
+    assert [row["GPUs"] for row in shown] == ["1", "2", "2"]
+    assert [row["parallelism"] for row in shown] == ["–", "ddp", "dp"]
+    assert [row["scaling efficiency"] for row in shown] == ["–", "100 %", "75 %"]
+    assert "GPUs" not in as_markdown(JOB)
+    assert "efficiency" not in as_markdown(SCALING[1:])
+
+
+def test_gpus_that_are_the_same_for_all_stand_above_the_table() -> None:
+    assert "synthetic data, 2 GPUs (ddp) on Fake GPU" in headline(compare([trial("fp32", 0.3, **TWO)]))
+    assert "GPUs" not in headline(compare(JOB))
+
+
+def test_what_is_all_gpus_and_what_is_one_s_is_said() -> None:
+    line = "throughput is that of all GPUs together; batch and peak memory are those of one GPU"
+    assert line in remarks(compare(SCALING))
+    assert line not in remarks(compare(JOB))
 
 
 @pytest.mark.parametrize("width", [10, 20, 40, 60, 80, 160])

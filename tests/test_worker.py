@@ -239,10 +239,17 @@ def test_a_parent_that_leaves_without_reading_is_the_end_too(
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"techniques": ("cuda-graph",)}, "cuda-graph"), ({"world_size": 2, "parallelism": "ddp"}, "world size 2")],
+    [
+        ({"techniques": ("cuda-graph",)}, "cuda-graph"),
+        ({"world_size": 2}, "World size 2"),
+        ({"parallelism": "ddp"}, "World size 1"),
+        ({"world_size": 2, "parallelism": "dp"}, "on a CPU take the parallelism ddp"),
+        ({"world_size": 2, "parallelism": "dp", "device": "cuda:0", "workload": "lstm-lm"}, "which is time"),
+    ],
 )
 def test_a_spec_that_cannot_be_honoured_is_refused(change: dict[str, Any], words: str) -> None:
-    spec = TrialSpec(workload="mlp-4096", precision="fp32", loss_scale="none", batch_size=1, device="cpu", **change)
+    fields = {"workload": "mlp-4096", "precision": "fp32", "loss_scale": "none", "batch_size": 1, "device": "cpu"}
+    spec = TrialSpec.model_validate(fields | change)
     command = {"command": "set_up", "spec": spec.model_dump(mode="json"), "data_dir": None, "checkpoint": None}
     answer = json.loads(worker._Worker(lambda event: None).answer(json.dumps(command).encode()))
     assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "unsupported", True)

@@ -44,6 +44,8 @@ Examples:
 
     castwise run dpn92 --precision fp16-master --loss-scale dynamic,128
 
+    castwise run resnet50 --precision bf16-mixed --gpus 1,2,4
+
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
 """
 
@@ -142,6 +144,14 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="none, dynamic, dynamic-apex or numbers, comma-separated; for precisions that scale."),
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="Numbers of GPUs, comma-separated; each trains on --batch-size samples. Without it: 1."),
+    ] = None,
+    parallelism: Annotated[
+        str | None,
+        typer.Option(help="How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp."),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")
     ] = None,
@@ -177,6 +187,8 @@ def run(  # noqa: PLR0913, PLR0917  an option each
             precisions=_split("--precision", precision),
             batch_sizes=_split_numbers("--batch-size", batch_size),
             loss_scales=_split("--loss-scale", loss_scale),
+            world_sizes=_split_numbers("--gpus", gpus),
+            parallelisms=_split("--parallelism", parallelism),
         ),
         device=device,
         data_set=data_set,

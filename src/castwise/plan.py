@@ -3,13 +3,13 @@
 import hashlib
 import itertools
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from castwise.data_sets import STAND_IN
 from castwise.document import Document
-from castwise.errors import UsageError
+from castwise.errors import UsageError, unknown_name
 from castwise.loss_scales import parse_loss_scale
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.recipe import Recipe
@@ -62,10 +62,10 @@ class TrialSpec(Document):
         precision: A name of the precision registry (aliases are resolved before a spec is made).
         loss_scale: `none`, `dynamic`, `dynamic-apex` or a number.
         batch_size: Samples per GPU and optimizer step.
-        device: "cpu" or "cuda:N".
+        device: "cpu" or "cuda:N"; the first one, where there are several.
         data_set: `synthetic`, or the name of a real data set.
         techniques: Changes to the loop that leave its result alone, in the order they are applied.
-        world_size: Number of GPUs (processes, or replicas of DataParallel).
+        world_size: Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
         parallelism: How the GPUs share a step.
         kind: What is measured.
         recipe: How the training run of a `training` trial goes; None for the other kinds.
@@ -118,11 +118,28 @@ class TrialSpec(Document):
         return self.device.partition(":")[0]
 
     @property
+    def num_processes(self) -> int:
+        """Return how many processes run the trial: one a rank with `ddp`, else one."""
+        return self.world_size if self.parallelism == "ddp" else 1
+
+    @property
+    def process_batch_size(self) -> int:
+        """Return the samples of a step in one process: a replica's with `ddp`, those of all replicas with `dp`."""
+        return self.batch_size * self.world_size // self.num_processes
+
+    @property
     def label(self) -> str:
         """Return the spec in a few words, for progress and messages; no two trials of a plan share theirs."""
         own_scale = next((row.loss_scale for row in PRECISIONS if row.name == self.precision), None)
         scale = "" if self.loss_scale == own_scale else f" loss scale {self.loss_scale}"
-        return f"{self.workload} {self.precision} batch {self.batch_size}{scale}"
+        spread = f" on {self.spread}" if self.spread else ""
+        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}"
+
+    @property
+    def spread(self) -> str:
+        """Return what the spec is spread over, in words: "4 GPUs (ddp)"; empty on one GPU."""
+        unit = "CPU processes" if self.device_type == "cpu" else "GPUs"
+        return f"{self.world_size} {unit} ({self.parallelism})" if self.world_size > 1 else ""
 
 
 class Plan(Document):
@@ -140,12 +157,16 @@ class Axes:
         precisions: Precision names or aliases; None takes all.
         batch_sizes: Samples per step; None takes each workload's own.
         loss_scales: Loss scales; None takes each precision's own.
+        world_sizes: Numbers of GPUs; None takes one.
+        parallelisms: How more than one GPU share a step; None takes `ddp`.
     """
 
     workloads: tuple[str, ...] | None = None
     precisions: tuple[str, ...] | None = None
     batch_sizes: tuple[int, ...] | None = None
     loss_scales: tuple[str, ...] | None = None
+    world_sizes: tuple[int, ...] | None = None
+    parallelisms: tuple[str, ...] | None = None
 
 
 def build_plan(
@@ -165,18 +186,20 @@ def build_plan(
         seed: Seeds weights, data and dropout.
 
     Raises:
-        UsageError: A name is unknown, a batch size is under 1, or a workload cannot take the data set.
+        UsageError: A name is unknown, a batch size or a number of GPUs is under 1, or a workload cannot take the
+            data set.
     """
     is_cpu = device.startswith("cpu")
     protocol = protocol or (CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL)
     precisions = [find_precision(name) for name in axes.precisions or [row.name for row in PRECISIONS]]
     loss_scales = [parse_loss_scale(text) for text in axes.loss_scales or ()]
     all_unscaled = all(row.loss_scale == "none" for row in precisions)
+    spreads = _spreads(axes)
     specs: dict[str, TrialSpec] = {}
     for workload in [find_workload(name) for name in axes.workloads or ()]:
         check_data_set(workload, data_set)
-        own_batch_size = workload.cpu_batch_size if is_cpu else workload.batch_size
-        for batch_size, precision in itertools.product(axes.batch_sizes or (own_batch_size,), precisions):
+        batch_sizes = axes.batch_sizes or (workload.cpu_batch_size if is_cpu else workload.batch_size,)
+        for batch_size, spread, precision in itertools.product(batch_sizes, spreads, precisions):
             _check_batch_size(batch_size)
             takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
             for loss_scale in loss_scales if takes_scales else (precision.loss_scale,):
@@ -187,6 +210,8 @@ def build_plan(
                     batch_size=batch_size,
                     device=device,
                     data_set=data_set,
+                    world_size=spread[0],
+                    parallelism=spread[1],
                     protocol=protocol,
                     seed=seed,
                 )
@@ -218,6 +243,31 @@ def stands_in_for(data_set: str) -> str | None:
 def is_real(data_set: str) -> bool:
     """Return whether a data set is read from files."""
     return data_set != SYNTHETIC and stands_in_for(data_set) is None
+
+
+def device_of_rank(device: str, rank: int) -> str:
+    """Return the device of a rank, or of a replica of `dp`, where the first one's is given: each has its own GPU."""
+    kind, _, index = device.partition(":")
+    return f"{kind}:{int(index) + rank}" if index else device
+
+
+def _spreads(axes: Axes) -> list[tuple[int, Parallelism]]:
+    """Return the numbers of GPUs, each with its ways to share a step; one GPU is shared by no one."""
+    ways: list[Parallelism] = [_parallelism(name) for name in axes.parallelisms or ("ddp",)]
+    spreads: list[tuple[int, Parallelism]] = []
+    for world_size in axes.world_sizes or (1,):
+        if world_size < 1:
+            raise UsageError(f"A trial runs on one GPU at least; {world_size} GPUs are impossible.")
+        spreads += [(world_size, way) for way in ways] if world_size > 1 else [(1, "none")]
+    return spreads
+
+
+def _parallelism(name: str) -> Parallelism:
+    known: tuple[Parallelism, ...] = get_args(Parallelism)
+    for way in known:
+        if name.strip().lower() == way != "none":
+            return way
+    raise unknown_name("parallelism", name, [way for way in known if way != "none"])
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -149,7 +149,7 @@ class Epoch(Document):
             algorithms are searched in it. None in later epochs.
         validation_seconds: The pass over the validation data; 0 without one.
         num_steps: Optimizer steps.
-        num_samples: Samples trained on.
+        num_samples: Samples this process trained on; ranks share the data out among them.
         counted_seconds: The part of `seconds` that throughput counts (without the recipe's skipped batches).
         counted_samples: The samples trained on in that time.
         losses: The training loss at some steps, as (step of the epoch, loss), the last step always.
@@ -193,7 +193,7 @@ class Resumed(Document):
 
 
 class RankSamples(Document):
-    """Everything one process measured.
+    """Everything one process measured; memory is that of its fullest device, where DataParallel gives it several.
 
     Attributes:
         blocks: The timed blocks of a steady trial, in order.

@@ -52,7 +52,7 @@ class Cells(_Product):
 
     batch_sizes: tuple[int, ...] = Field(min_length=1)
     world_sizes: tuple[int, ...] = (1,)
-    parallelisms: tuple[Parallelism, ...] = ("none",)
+    parallelisms: tuple[Parallelism, ...] = ("ddp",)
 
 
 class Limit(_Product):

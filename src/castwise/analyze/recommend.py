@@ -42,15 +42,18 @@ class Advice:
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
-    """Return one piece of advice for each workload and batch size among the rows, in order."""
-    groups: dict[tuple[str, int], list[Row]] = {}
+    """Return one piece of advice for each workload, batch size and spread over GPUs among the rows, in order."""
+    groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.trial.spec.workload, row.trial.spec.batch_size), []).append(row)
-    return [_advise(name, batch, group) for (name, batch), group in groups.items()]
+        spec = row.trial.spec
+        groups.setdefault((spec.workload, spec.batch_size, spec.spread), []).append(row)
+    return [
+        _advise(name, f"{name}, batch {batch}" + (f" on {spread}" if spread else ""), group)
+        for (name, batch, spread), group in groups.items()
+    ]
 
 
-def _advise(name: str, batch: int, rows: list[Row]) -> Advice:
-    where = f"{name}, batch {batch}"
+def _advise(name: str, where: str, rows: list[Row]) -> Advice:
     measured = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
     if not measured:
         return Advice(name, None, f"{where}: nothing to recommend, no trial ended well.", "")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from castwise.measure.parallel import Peers, spread
 from castwise.measure.precision import numeric_state
 from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
@@ -32,12 +33,13 @@ class Cell:
     facts: Facts
 
 
-def build_cell(spec: TrialSpec, stack: ExitStack, data_dir: Path | None = None) -> Cell:
+def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path | None = None) -> Cell:
     """Set the numeric state, and build the spec's model and optimizer in it.
 
     Args:
         spec: What is to be run.
         stack: Restores the process's numeric state when it is closed.
+        peers: The processes that share its steps.
         data_dir: Where the real data of a task's own batches lies; a training run reads its data through feeds.
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
@@ -57,6 +59,9 @@ def build_cell(spec: TrialSpec, stack: ExitStack, data_dir: Path | None = None) 
         clip_grad_norm=row.clip_grad_norm,
         device=torch.device(spec.device),
     )
+    step.spread(lambda model: spread(model, spec))
+    if peers.rank > 0:
+        torch.manual_seed(spec.seed + peers.rank)  # the same weights, but dropout of one's own
     return Cell(task, step, describe(step.model, optimizer, task.units_per_sample))
 
 

@@ -9,32 +9,33 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class CudaMemory:
-    """The caching allocator's peaks."""
+    """The caching allocator's peaks; of several devices, those of the one with the largest."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, *devices: torch.device) -> None:
+        self._devices = devices
 
     def restart(self) -> None:
         """Begin a new stretch."""
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before that the allocator knows no device
-        torch.cuda.reset_peak_memory_stats(self._device)
+        for device in self._devices:
+            torch.cuda.reset_peak_memory_stats(device)
 
     def peak_allocated(self) -> int | None:
         """Return the most bytes that tensors held at once in this stretch."""
-        return torch.cuda.max_memory_allocated(self._device)
+        return max(torch.cuda.max_memory_allocated(device) for device in self._devices)
 
     def peak_reserved(self) -> int | None:
         """Return the most bytes the allocator held in this stretch."""
-        return torch.cuda.max_memory_reserved(self._device)
+        return max(torch.cuda.max_memory_reserved(device) for device in self._devices)
 
     def driver_used(self) -> int | None:
         """Return the bytes in use on the whole device by the driver's word, as nvidia-smi shows them."""
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
+        states = [torch.cuda.mem_get_info(device) for device in self._devices]
+        return max(total - free for free, total in states)
 
     def reserved(self) -> int:
-        """Return the bytes the allocator holds now."""
-        return torch.cuda.memory_reserved(self._device)
+        """Return the bytes the allocator holds now, on all devices."""
+        return sum(torch.cuda.memory_reserved(device) for device in self._devices)
 
 
 class CpuMemory:
@@ -73,9 +74,9 @@ class CpuMemory:
         return 0
 
 
-def memory_of(device: torch.device) -> CudaMemory | CpuMemory:
-    """Return the meter for a device."""
-    return CudaMemory(device) if device.type == "cuda" else CpuMemory()
+def memory_of(*devices: torch.device) -> CudaMemory | CpuMemory:
+    """Return the meter for the devices of a process."""
+    return CudaMemory(*devices) if devices[0].type == "cuda" else CpuMemory()
 
 
 def _read_status_bytes(field: str) -> int | None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from castwise.measure.cell import build_cell
+from castwise.measure.data.shares import own_batches
 from castwise.measure.memory import memory_of
+from castwise.measure.parallel import Peers, devices_of
 from castwise.measure.stopwatch import stopwatch_of
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
@@ -26,18 +28,19 @@ _WINDOW_SECONDS = 0.1
 class SteadyCell:
     """A cell in its own process: everything between "set up" and "finish"."""
 
-    def __init__(self, spec: TrialSpec, data_dir: Path | None) -> None:
+    def __init__(self, spec: TrialSpec, data_dir: Path | None, peers: Peers | None = None) -> None:
         """Build the model, its data and its optimizer in the spec's precision.
 
         Args:
             spec: What to run.
             data_dir: Where real data lies; None for synthetic data.
+            peers: The processes that share its steps; None where there are no others.
         """
         started = time.perf_counter()
         self._stack = ExitStack()
-        self._spec = spec
+        self._spec, self._peers = spec, peers or Peers()
         self._device = torch.device(spec.device)
-        self._memory = memory_of(self._device)
+        self._memory = memory_of(*devices_of(spec))
         self._stopwatch = stopwatch_of(self._device)
         self._memory.restart()  # what the process held before is not the trial's
         try:
@@ -53,10 +56,9 @@ class SteadyCell:
 
     def _set_up(self, data_dir: Path | None) -> Facts:
         spec, row = self._spec, find_workload(self._spec.workload)
-        cell = build_cell(spec, self._stack, data_dir)
+        cell = build_cell(spec, self._stack, self._peers, data_dir)
         self._step = cell.step
-        generator = torch.Generator(self._device).manual_seed(spec.seed)
-        self._batches = cell.task.make_batches(row.resident_batches, spec.batch_size, self._device, generator)
+        self._batches = own_batches(row, cell.task, spec, row.resident_batches, self._peers)
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def warm_up(self) -> Facts:
@@ -64,15 +66,21 @@ class SteadyCell:
         protocol, started, steps = self._spec.protocol, time.perf_counter(), 0
         windows: list[float] = []
         reserved: list[int] = []
-        window_steps, settled = 1, False
-        while not settled and (steps < protocol.warm_up_steps or _since(started) < protocol.warm_up_seconds):
+        window_steps, settled, time_is_up = 1, False, False
+        while not settled and (steps < protocol.warm_up_steps or not time_is_up):
             seconds = self._time_steps(window_steps)[0]
             steps += window_steps
             windows.append(seconds / window_steps)
             reserved.append(self._memory.reserved())
-            window_steps = max(1, round(_WINDOW_SECONDS / windows[-1]))
-            settled = steps >= protocol.warm_up_steps and _has_settled(windows, reserved)
-        self._steps_per_block = max(1, round(protocol.block_seconds / windows[-1]))
+            # Rank 0's clock and allocator decide for all.
+            window_steps, settled, time_is_up = self._peers.agree(
+                (
+                    max(1, round(_WINDOW_SECONDS / windows[-1])),
+                    steps >= protocol.warm_up_steps and _has_settled(windows, reserved),
+                    _since(started) >= protocol.warm_up_seconds,
+                )
+            )
+        self._steps_per_block = self._peers.agree(max(1, round(protocol.block_seconds / windows[-1])))
         self._warm_up_peak = self._memory.peak_allocated()
         self._memory.restart()
         self._skipped_before = self._step.scaling.skipped_steps
@@ -108,6 +116,7 @@ class SteadyCell:
 
     def _time_steps(self, count: int) -> tuple[float, Tensor]:
         losses: list[Tensor] = []
+        self._peers.barrier()  # what one rank waits for another at the start is not the steps' time
         return self._stopwatch.time(self._steps_into(losses, count)), losses[-1]
 
     def _steps_into(self, losses: list[Tensor], count: int) -> Callable[[], None]:

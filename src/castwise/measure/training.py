@@ -11,6 +11,7 @@ from castwise.measure import checkpoint as checkpoints
 from castwise.measure.cell import build_cell
 from castwise.measure.data.feeds import Feed, make_feeds
 from castwise.measure.memory import memory_of
+from castwise.measure.parallel import Peers, devices_of
 from castwise.measure.passes import Pass, SignsOfLife, Tell, Waiting, why_diverged
 from castwise.measure.precision import autocast
 from castwise.measure.schedules import make_run_scheduler
@@ -22,22 +23,28 @@ from castwise.workloads import find_workload
 
 # A classifier this little better than guessing, after an epoch or more, has not learned or has lost what it had.
 _CHANCE_MARGIN = 1.1
+# Steps between two of several ranks' looks at whether their losses are hopeless: agreeing costs a collective.
+_AGREE_EVERY = 50
 
 
 class TrainingRun:
     """A training trial in its own process: everything between "set up" and "finish"."""
 
-    def __init__(self, spec: TrialSpec, data_dir: Path | None, checkpoint: Path | None = None) -> None:
+    def __init__(
+        self, spec: TrialSpec, data_dir: Path | None, checkpoint: Path | None = None, peers: Peers | None = None
+    ) -> None:
         """Build model, data and optimizer, and go on from a checkpoint where there is one.
 
         Args:
             spec: What to run; it has a recipe.
             data_dir: Where real data lies; None for synthetic data.
-            checkpoint: Written after every epoch and read at the start; None keeps none.
+            checkpoint: Written after every epoch by rank 0 and read at the start by all; None keeps none.
+            peers: The processes that share its steps; None where there are no others.
         """
         assert spec.recipe is not None, "a training trial has a recipe"
         started = time.perf_counter()
         self._spec, self._recipe, self._checkpoint = spec, spec.recipe, checkpoint
+        self._peers = peers or Peers()
         self._device = torch.device(spec.device)
         self._epochs: list[Epoch] = []
         with ExitStack() as stack:
@@ -47,16 +54,16 @@ class TrainingRun:
 
     def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
         spec, recipe = self._spec, self._recipe
-        self._memory = memory_of(self._device)
-        cell = build_cell(spec, stack)
+        self._memory = memory_of(*devices_of(spec))
+        cell = build_cell(spec, stack, self._peers)
         self._task, self._step = cell.task, cell.step
         self._autocast = autocast(find_precision(spec.precision), self._device.type)
-        self._feeds = make_feeds(find_workload(spec.workload), self._task, spec, self._device, data_dir)
+        self._feeds = make_feeds(find_workload(spec.workload), self._task, spec, data_dir, self._peers)
         whole = self._feeds.training.num_batches
         self._steps_per_epoch = min(whole, recipe.max_steps or whole)
         self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
         self._memory.restart()
-        if self._checkpoint is not None and self._checkpoint.is_file():
+        if self._checkpoint is not None and self._peers.agree(self._checkpoint.is_file()):
             self._load(self._checkpoint)
         return cell.facts
 
@@ -74,7 +81,10 @@ class TrainingRun:
         epoch = self._train(tell)
         if self._feeds.validation is not None and epoch.diverged is None:
             epoch = self._validate(self._feeds.validation, epoch, tell)
-        self._scheduler.after_epoch(epoch.validation_loss)
+        # Each rank has seen losses of its own; what follows from them must be the same in all.
+        validation_loss, diverged = self._peers.agree((epoch.validation_loss, epoch.diverged))
+        epoch = epoch.model_copy(update={"diverged": diverged})
+        self._scheduler.after_epoch(validation_loss)
         self._epochs.append(epoch)
         goes_on = epoch.diverged is None and len(self._epochs) < self._recipe.num_epochs
         if self._checkpoint is not None and goes_on:
@@ -84,7 +94,7 @@ class TrainingRun:
     def finish(self) -> RankSamples:
         """Return everything measured, restore the numeric state and drop the checkpoint."""
         self.close()
-        if self._checkpoint is not None:
+        if self._checkpoint is not None and self._peers.rank == 0:
             checkpoints.drop(self._checkpoint)
         return RankSamples(
             epochs=self.epochs,
@@ -98,7 +108,7 @@ class TrainingRun:
         self._stack.close()
 
     def _train(self, tell: Tell | None) -> Epoch:
-        recipe, batch_size = self._recipe, self._spec.batch_size
+        recipe, batch_size = self._recipe, self._spec.process_batch_size
         self._step.model.train()
         self._task.begin_epoch()
         skipped_before = self._step.scaling.skipped_steps
@@ -121,7 +131,7 @@ class TrainingRun:
                 self._synchronize()  # once a run
                 first_step = time.perf_counter() - step_started
             signs.done(index + 1)
-            if index + 1 == self._steps_per_epoch or pass_.hopeless:
+            if index + 1 == self._steps_per_epoch or self._give_up(pass_):
                 break
         self._synchronize()
         seconds = time.perf_counter() - started
@@ -142,6 +152,13 @@ class TrainingRun:
             shortened=self._steps_per_epoch < self._feeds.training.num_batches,
             diverged=why_diverged(losses, pass_.num_steps),
         )
+
+    def _give_up(self, pass_: Pass) -> bool:
+        """Return whether to end the epoch here because its losses are hopeless; the same in all ranks."""
+        if self._peers.world_size == 1:
+            return pass_.hopeless
+        look = self._recipe.read_loss_every_step and pass_.num_steps % _AGREE_EVERY == 0
+        return look and self._peers.agree(pass_.hopeless)
 
     @torch.no_grad()
     def _validate(self, feed: Feed, epoch: Epoch, tell: Tell | None) -> Epoch:
@@ -185,21 +202,26 @@ class TrainingRun:
             torch.cuda.synchronize(self._device)
 
     def _save(self, path: Path) -> None:
-        state = {
-            "step": self._step.state_dict(),
-            "scheduler": self._scheduler.state_dict(),
+        own = {
             "epochs": [epoch.model_dump_json() for epoch in self._epochs],
             "random": checkpoints.random_state(self._device),
         }
-        if not checkpoints.save(path, state):
+        ranks = self._peers.gather(own)
+        written = True
+        if self._peers.rank == 0:
+            state = {"step": self._step.state_dict(), "scheduler": self._scheduler.state_dict(), "ranks": ranks}
+            written = checkpoints.save(path, state)
+        if not self._peers.agree(written):
             self._checkpoint = None
 
     def _load(self, path: Path) -> None:
         state = checkpoints.load(path, self._device)
+        own = state["ranks"][self._peers.rank]
         self._step.load_state_dict(state["step"])
         self._scheduler.load_state_dict(state["scheduler"])
-        self._epochs = [Epoch.model_validate_json(text) for text in state["epochs"]]
-        checkpoints.restore_random_state(state["random"], self._device)
+        self._epochs = [Epoch.model_validate_json(text) for text in own["epochs"]]
+        checkpoints.restore_random_state(own["random"], self._device)
+        self._peers.barrier()  # nobody writes the next one before all have read this one
 
 
 def batch_size_of(batch: Batch, nominal: int) -> int:

@@ -1,6 +1,6 @@
 """One training step of one cell: a task in a precision, ready to be run as often as one likes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class TrainingStep:
         device: torch.device,
     ) -> None:
         self.model: nn.Module = task.model.to(device)
+        self._called = self.model
         convert_weights(self.model, precision)
         self.model.train()
         self._weights = make_weights(self.model, precision)
@@ -47,6 +48,10 @@ class TrainingStep:
         self._compute_loss = task.compute_loss
         self._clip_grad_norm = clip_grad_norm
 
+    def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
+        self._called = wrap(self.model)
+
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch and return its loss, still on the device.
 
@@ -54,7 +59,7 @@ class TrainingStep:
         """
         self._zero_grad()
         with self._autocast():
-            loss = self._compute_loss(self.model, batch)
+            loss = self._compute_loss(self._called, batch)
         self.scaling.backward(loss)
         self._weights.collect_gradients()
         self.scaling.step(self.optimizer, self._clip_grad_norm)

@@ -1,7 +1,7 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
 Commands: {"command": "open" | "check" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" | "resume" |
-          "run_epoch" | "finish", ...}.
+          "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous where there are several.
 Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
           {"event": "opened" | "checked" | "fetched" | "weights" | "ready" | "warm" | "block" | "resumed" |
           "epoch" | "finished" | "failed", ...}.
@@ -22,6 +22,7 @@ from castwise.errors import CastwiseError, UsageError
 from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify
+from castwise.measure.parallel import Peers, join_peers
 from castwise.measure.steady import SteadyCell
 from castwise.measure.training import TrainingRun
 from castwise.measure.weights import find_weights
@@ -51,10 +52,14 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
     """
     if spec.techniques:
         raise UsageError(f"The technique '{spec.techniques[0]}' does not exist in castwise {castwise.__version__}.")
-    if spec.world_size != 1 or spec.parallelism != "none":
+    if (spec.world_size == 1) != (spec.parallelism == "none"):
+        raise UsageError(f"World size {spec.world_size} with parallelism '{spec.parallelism}' is impossible.")
+    if spec.parallelism == "dp" and spec.device_type != "cuda":
+        raise UsageError("DataParallel spreads a step over GPUs; on a CPU take the parallelism ddp.")
+    if spec.parallelism == "dp" and find_workload(spec.workload).family == "rnn_lm":
         raise UsageError(
-            f"castwise {castwise.__version__} runs on one GPU: world size {spec.world_size} "
-            f"with parallelism '{spec.parallelism}' is impossible."
+            f"DataParallel splits dimension 0, which is time in the batches of {spec.workload}; "
+            "take the parallelism ddp."
         )
 
 
@@ -64,6 +69,7 @@ class _Worker:
         self._tell = tell
         self._cell: SteadyCell | None = None
         self._run: TrainingRun | None = None
+        self._peers = Peers()
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "open": self._open,
             "check": self._check,
@@ -121,11 +127,13 @@ class _Worker:
         data_dir = Path(command["data_dir"]) if command["data_dir"] else None
         spec = TrialSpec.model_validate(command["spec"])
         _refuse_the_impossible(spec)
+        if spec.num_processes > 1:
+            self._peers = join_peers(spec, command["rank"], command["rendezvous"])
         if spec.kind == "training":
             checkpoint = Path(command["checkpoint"]) if command["checkpoint"] else None
-            self._run = TrainingRun(spec, data_dir, checkpoint)
+            self._run = TrainingRun(spec, data_dir, checkpoint, self._peers)
         else:
-            self._cell = SteadyCell(spec, data_dir)
+            self._cell = SteadyCell(spec, data_dir, self._peers)
         return {"event": "ready"}
 
     def _warm_up(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +153,7 @@ class _Worker:
 
     def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
         samples = (self._run or self._running_cell()).finish()
+        self._peers.leave()
         self.done = True
         return {"event": "finished", "samples": samples.model_dump(mode="json")}
 

@@ -38,6 +38,10 @@ def _spread(row: Row) -> str:
     return "–" if row.spread is None else f"{100 * row.spread:.2g} %"
 
 
+def _efficiency(row: Row) -> str:
+    return "–" if row.scaling_efficiency is None else f"{100 * row.scaling_efficiency:.0f} %"
+
+
 COLUMNS: tuple[Column[Row], ...] = (
     Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
     Column("data_set", "data", lambda r: r.trial.spec.data_set, lambda r: r.trial.spec.data_set, left=True),
@@ -49,6 +53,14 @@ COLUMNS: tuple[Column[Row], ...] = (
         left=True,
     ),
     Column("batch_size", "batch", lambda r: r.trial.spec.batch_size, lambda r: str(r.trial.spec.batch_size)),
+    Column("gpus", "GPUs", lambda r: r.trial.spec.world_size, lambda r: str(r.trial.spec.world_size)),
+    Column(
+        "parallelism",
+        "parallelism",
+        lambda r: r.trial.spec.parallelism,
+        lambda r: "–" if r.trial.spec.parallelism == "none" else r.trial.spec.parallelism,
+        left=True,
+    ),
     Column(
         "loss_scale",
         "loss scale",
@@ -58,6 +70,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     ),
     Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
     Column("speedup", "speed-up", lambda r: r.speedup, lambda r: format_ratio(r.speedup)),
+    Column("scaling_efficiency", "scaling efficiency", lambda r: r.scaling_efficiency, _efficiency),
     Column("step_seconds", "step time", lambda r: r.step_seconds, lambda r: format_seconds(r.step_seconds)),
     Column("spread", "spread", lambda r: r.spread, _spread),
     Column("peak_allocated_bytes", "peak allocated", lambda r: r.peak_allocated_bytes, _memory),
@@ -94,13 +107,13 @@ def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
     shown = []
     for column in COLUMNS:
         values = {column.value(row) for row in rows}
-        if column.name in ("workload", "batch_size") and len(values) == 1:
+        if column.name in ("workload", "batch_size", "gpus", "parallelism") and len(values) == 1:
             continue
         if column.name == "data_set" and values == {SYNTHETIC}:
             continue
         if column.name == "loss_scale" and values <= {"none", "dynamic"}:
             continue
-        if column.name in ("speedup", "peak_reserved_bytes", "spread") and values == {None}:
+        if column.name in ("speedup", "scaling_efficiency", "peak_reserved_bytes", "spread") and values == {None}:
             continue
         shown.append(column)
     return shown
@@ -117,6 +130,8 @@ def headline(rows: Sequence[Row]) -> str:
         if len(values) == 1:
             value = next(iter(values))
             parts.append(f"{prefix}{value}" + (" data" if name == "data_set" else ""))
+    spreads = {row.trial.spec.spread for row in rows}
+    parts += spreads if len(spreads) == 1 and "" not in spreads else ()
     return f"{', '.join(parts)} on {trial.environment.device_name} ({software_of(trial)})"
 
 
@@ -140,6 +155,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
     lines += [_noise(row) for row in rows if (row.spread or 0.0) > _NOISY]
+    if any(row.trial.spec.world_size > 1 for row in rows):
+        lines.append("throughput is that of all GPUs together; batch and peak memory are those of one GPU")
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
     return lines

@@ -28,8 +28,12 @@ class TrialFailedError(Exception):
         self.refused = refused
 
 
+class ProcessGoneError(TrialFailedError):
+    """A trial's process ended without a word."""
+
+
 class Session(Protocol):
-    """One trial's process. Every method but `close` may raise TrialFailedError."""
+    """One trial's process or processes. Every method but `close` may raise TrialFailedError."""
 
     def open(self, device: str) -> Environment:
         """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
@@ -67,25 +71,26 @@ class Session(Protocol):
             tell: Is called now and then with the share of the epoch done, 0 to 1.
         """
 
-    def finish(self) -> RankSamples:
-        """Return all that was measured and end the process."""
+    def finish(self) -> tuple[RankSamples, ...]:
+        """Return all that was measured, by rank, and end the processes."""
 
     def close(self) -> None:
-        """End the process, whatever it is doing. May be called at any time, and again."""
+        """End the processes, whatever they are doing. May be called at any time, and again."""
 
     @property
     def ready_seconds(self) -> float:
-        """Seconds from the request for a process until its device was open."""
+        """Seconds from the request for the processes until their devices were open."""
 
 
 class Engine(Protocol):
     """Starts trial processes."""
 
-    def start(self, timeout_seconds: float) -> Session:
-        """Start a process for one trial.
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
+        """Start the processes of one trial.
 
         Args:
             timeout_seconds: How long one phase may take.
+            num_processes: How many, one a rank.
 
         Raises:
             EngineError: No process could be started.

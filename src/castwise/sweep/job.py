@@ -97,6 +97,8 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
     seed: int = 0,
     retry: bool = False,
     again: bool = False,
+    gpus: int | Sequence[int] | None = None,
+    parallelism: str | Sequence[str] | None = None,
 ) -> list[Trial]:
     """Measure a workload in every precision and return the records, as `castwise run` does.
 
@@ -114,9 +116,11 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
         seed: Seeds weights, data and dropout.
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again, whatever is recorded.
+        gpus: Numbers of GPUs, each of which trains on `batch_size` samples; processes, on a CPU. None takes one.
+        parallelism: How more than one GPU share a step: "ddp" (None takes it) or "dp".
 
     Returns:
-        A trial for each cell of the axes, in the order workload, batch size, precision, loss scale.
+        A trial for each cell of the axes, in the order workload, batch size, GPUs, parallelism, precision, loss scale.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -130,6 +134,8 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
             precisions=_names(precision),
             batch_sizes=_listed(batch_size),
             loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
+            world_sizes=_listed(gpus),
+            parallelisms=_names(parallelism),
         ),
         device=device,
         data_set=data_set,

@@ -11,21 +11,21 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from castwise.document import Document
 from castwise.errors import EngineError
-from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
+from castwise.record import Environment, Status
 from castwise.sweep import door
-from castwise.sweep.engine import Tell, TrialFailedError
+from castwise.sweep.conversation import Answer, Command, Conversation, phase_of
+from castwise.sweep.engine import ProcessGoneError, Session, Tell, TrialFailedError
+from castwise.sweep.group import GroupSession
 
-_OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
 _EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pipe or was killed
 _LOG_TAIL_BYTES = 4000
 _LAST_LINE_CHARACTERS = 200
@@ -36,7 +36,6 @@ _STALL_SECONDS = 10  # between two pieces of one answer
 _PRELOAD = ["castwise.measure.worker", "castwise.measure.workloads", "torchvision"]
 
 Target = Callable[[Connection, str], None]
-_Answer = TypeVar("_Answer", bound=Document)
 
 
 class _Failed(Document):
@@ -44,10 +43,6 @@ class _Failed(Document):
     status: Status
     message: str
     usage: bool
-
-
-class _Weights(Document):
-    files: dict[str, str | None]
 
 
 class ForkserverEngine:
@@ -71,23 +66,27 @@ class ForkserverEngine:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOAD)
 
-    def start(self, timeout_seconds: float) -> "ProcessSession":
-        """Start a process for one trial."""
-        return ProcessSession(self._context, self._target, self._data_dir, self._commit, timeout_seconds)
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
+        """Start the process of one trial, or its processes, one a rank."""
+
+        def start_one() -> ProcessSession:
+            return ProcessSession(self._context, self._target, self._data_dir, self._commit, timeout_seconds)
+
+        if num_processes == 1:
+            return start_one()
+        return GroupSession(start_one, num_processes, timeout_seconds, self._data_dir, self._commit)
 
 
-class ProcessSession:
+class ProcessSession(Conversation):
     """A trial's process seen from the parent: commands out, events in, a deadline on each."""
 
     def __init__(
         self, context: Any, target: Target, data_dir: Path | None, commit: str | None, timeout_seconds: float
     ) -> None:
-        self._data_dir = data_dir
-        self._commit = commit
-        self._timeout_seconds = timeout_seconds
+        super().__init__(timeout_seconds, data_dir, commit)
         self._started = time.perf_counter()
         self.ready_seconds = 0.0
-        self._busy = False
+        self.is_busy = False
         with ExitStack() as undo:
             self._log = _make_log()
             undo.callback(self._log.unlink, missing_ok=True)
@@ -102,55 +101,19 @@ class ProcessSession:
 
     def open(self, device: str) -> Environment:
         """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
-        command = {"command": "open", "device": device, "commit": self._commit}
-        environment = self._ask_for(Environment, "environment", command, _OPEN_TIMEOUT_SECONDS)
+        environment = self._open(device)[0]
         self.ready_seconds = time.perf_counter() - self._started
         return environment
 
-    def check(self, workloads: Sequence[str]) -> None:
-        """Make sure that the zoos named have these models."""
-        self._ask({"command": "check", "workloads": list(workloads)})
-
-    def fetch(self, data_set: str, data_dir: Path) -> None:
-        """Download a data set into a folder."""
-        self._ask({"command": "fetch", "data_set": data_set, "data_dir": str(data_dir)})
-
-    def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
-        """Return the file of pretrained weights of each model of torchvision, None where it cannot be had."""
-        command = {"command": "find_weights", "models": list(models), "where": str(where) if where else None}
-        return self._ask_for(_Weights, "weights", command).files
-
-    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
-        """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""
-        command: dict[str, Any] = {"command": "set_up", "spec": spec.model_dump(mode="json")}
-        command["data_dir"] = str(self._data_dir) if self._data_dir else None
-        command["checkpoint"] = str(checkpoint) if checkpoint else None
-        self._ask(command)
-
-    def warm_up(self) -> Facts:
-        """Run until the step time has settled."""
-        return self._ask_for(Facts, "facts", {"command": "warm_up"})
-
-    def run_block(self) -> Block:
-        """Time one block of steps."""
-        return self._ask_for(Block, "block", {"command": "run_block"})
-
-    def resume(self) -> Resumed:
-        """Say where a training trial stands."""
-        return self._ask_for(Resumed, "resumed", {"command": "resume"})
-
-    def run_epoch(self, tell: Tell | None = None) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint; a deadline runs from each sign of life anew."""
-        return self._ask_for(Epoch, "epoch", {"command": "run_epoch"}, tell=tell)
-
-    def finish(self) -> RankSamples:
-        """Return all that was measured and end the process."""
-        return self._ask_for(RankSamples, "samples", {"command": "finish"})
+    @property
+    def ends(self) -> list[Any]:
+        """Return what becomes ready when there is an event to take: the pipe, and the end of the process."""
+        return [self._connection, self._process.sentinel]
 
     def close(self) -> None:
         """End the process, whatever it is doing, and drop its log."""
-        if self._busy and self._process.is_alive():
-            self._process.kill()  # it has nothing to save
+        if self.is_busy:
+            self.kill()
         self._connection.close()
         self._process.join(_EXIT_SECONDS)
         if self._process.is_alive():
@@ -159,62 +122,81 @@ class ProcessSession:
             self._process.join(_EXIT_SECONDS)
         self._log.unlink(missing_ok=True)
 
-    def _ask_for(
-        self,
-        model: type[_Answer],
-        key: str,
-        command: dict[str, Any],
-        timeout_seconds: float | None = None,
-        tell: Tell | None = None,
-    ) -> _Answer:
-        answer = self._ask(command, timeout_seconds, tell)
-        try:
-            return model.model_validate(answer[key])
-        except (KeyError, ValueError):
-            raise self._no_answer(command) from None
+    def kill(self) -> None:
+        """End the process at once; `close` still has to be called."""
+        if self._process.is_alive():
+            self._process.kill()  # it has nothing to save
 
-    def _ask(
-        self, command: dict[str, Any], timeout_seconds: float | None = None, tell: Tell | None = None
-    ) -> dict[str, Any]:
+    def _ask(self, command: Command, timeout_seconds: float | None = None, tell: Tell | None = None) -> list[Answer]:
         limit = timeout_seconds or self._timeout_seconds
-        self._send(command)
+        self.send(command)
         while True:
-            answer = self._receive(command, limit)
-            try:
-                if answer["event"] != "progress":
-                    failed = _Failed.model_validate(answer) if answer["event"] == "failed" else None
-                    break
-                if tell is not None:
-                    tell(float(answer["done"]))
-            except (KeyError, TypeError, ValueError):
-                raise self._no_answer(command) from None
-        self._busy = False
-        if failed is not None:
-            raise TrialFailedError(failed.status, failed.message, self._tail(), failed.usage)
-        return dict(answer)
+            if not wait(self.ends, timeout=limit):
+                raise self.too_slow(command, limit)
+            answer = self.take(command, tell or _ignore)
+            if answer is not None:
+                return [answer]
 
-    def _send(self, command: dict[str, Any]) -> None:
-        self._busy = True
+    def send(self, command: Command) -> None:
+        """Send a command.
+
+        Raises:
+            ProcessGoneError: Nobody is left to take it.
+        """
+        self.is_busy = True
         try:
             self._connection.send_bytes(json.dumps(command).encode())
         except OSError:
-            raise TrialFailedError("crashed", self._how_it_ended(), self._tail()) from None
+            raise self._gone() from None
 
-    def _receive(self, command: dict[str, Any], limit: float) -> Any:
+    def take(self, command: Command, tell: Tell) -> Answer | None:
+        """Take the event that has come (`ends` say when); return the answer, None where it was a sign of life.
+
+        Args:
+            command: What was sent last.
+            tell: Is called with the share done, where the event says how much.
+
+        Raises:
+            TrialFailedError: The event is a failure, is none at all, or is the process's end (ProcessGoneError).
+        """
+        event = self._receive(command)
         try:
-            if not wait([self._connection, self._process.sentinel], timeout=limit):
-                raise TrialFailedError("timeout", f"{_phase(command)} took longer than {limit:g} s", self._tail())
+            if event["event"] == "progress":
+                tell(float(event["done"]))
+                return None
+            failed = _Failed.model_validate(event) if event["event"] == "failed" else None
+        except (KeyError, TypeError, ValueError):
+            raise self.no_answer(command) from None
+        self.is_busy = False
+        if failed is not None:
+            raise TrialFailedError(failed.status, failed.message, self._tail(), failed.usage)
+        return dict(event)
+
+    def too_slow(self, command: Command, limit: float) -> TrialFailedError:
+        """Return the failure of a command that was not answered within so many seconds."""
+        return TrialFailedError("timeout", f"{phase_of(command)} took longer than {limit:g} s", self._tail())
+
+    def no_answer(self, command: Command) -> TrialFailedError:
+        """Return the failure of a command whose answer is none."""
+        self.is_busy = True  # with what, nobody knows
+        return TrialFailedError("crashed", f"{phase_of(command)} was answered with what is no answer", self._tail())
+
+    def _receive(self, command: Command) -> Any:
+        try:
             if not self._connection.poll():
                 raise EOFError  # it is gone, and a process that it started holds its end of the pipe
             return json.loads(self._connection.recv_bytes(_ANSWER_BYTES))
         except (EOFError, OSError):
-            raise TrialFailedError("crashed", self._how_it_ended(), self._tail()) from None
+            raise self._gone() from None
         except ValueError:
-            raise self._no_answer(command) from None
+            raise self.no_answer(command) from None
 
-    def _no_answer(self, command: dict[str, Any]) -> TrialFailedError:
-        self._busy = True  # with what, nobody knows
-        return TrialFailedError("crashed", f"{_phase(command)} was answered with what is no answer", self._tail())
+    def _no_answer(self, command: Command, rank: int) -> TrialFailedError:
+        del rank
+        return self.no_answer(command)
+
+    def _gone(self) -> ProcessGoneError:
+        return ProcessGoneError("crashed", self._how_it_ended(), self._tail())
 
     def _how_it_ended(self) -> str:
         self._process.join(_EXIT_SECONDS)
@@ -279,8 +261,8 @@ def _limit_stalls(connection: Connection) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
 
 
-def _phase(command: dict[str, Any]) -> str:
-    return f"'{command['command'].replace('_', ' ')}'"
+def _ignore(_: float) -> None:
+    """Do nothing."""
 
 
 def _signal_name(number: int) -> str:

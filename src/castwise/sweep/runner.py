@@ -65,8 +65,9 @@ class Sweep:
         trials: list[Trial] = []
         for index, spec in enumerate(specs, start=1):
             self.listener.started(spec, index, len(specs))
-            trial = self._run_one(spec)
-            if self.store is not None:
+            lack = why_lacking(spec, self.environment)
+            trial = self._run_one(spec) if lack is None else _Attempt(spec, self.environment).refuse(lack)
+            if self.store is not None and lack is None:  # with more GPUs to be seen, it is to be measured
                 self.store.save(trial)
             trials.append(trial)
             self.listener.ended(trial)
@@ -75,7 +76,7 @@ class Sweep:
     def _run_one(self, spec: TrialSpec) -> Trial:
         started = time.perf_counter()
         attempt = _Attempt(spec, self.environment)
-        session = self.engine.start(spec.protocol.timeout_seconds)
+        session = self.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         try:
             self._measure(session, attempt)
         except TrialFailedError as failure:
@@ -142,20 +143,20 @@ class _Attempt:
         self.facts: Facts | None = None
         self.blocks: list[Block] = []
         self.epochs: list[Epoch] = []
-        self.samples: RankSamples | None = None
+        self.samples: tuple[RankSamples, ...] = ()
         self.failure: TrialFailedError | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     def record(self, duration_seconds: float) -> Trial:
         """Return the trial's record."""
         samples = self.samples
-        if samples is None and (self.blocks or self.epochs):
-            samples = RankSamples(blocks=tuple(self.blocks), epochs=tuple(self.epochs))
+        if not samples and (self.blocks or self.epochs):
+            samples = (RankSamples(blocks=tuple(self.blocks), epochs=tuple(self.epochs)),)
         trial = Trial(
             spec=self.spec,
             status="ok",
             facts=self.facts,
-            ranks=(samples,) if samples else (),
+            ranks=samples,
             environment=self.environment,
             started_at=self._started_at,
             duration_seconds=duration_seconds,
@@ -164,6 +165,22 @@ class _Attempt:
             return judge(trial)
         update = {"status": self.failure.status, "message": self.failure.message, "log": self.failure.log}
         return trial.model_copy(update=update)
+
+    def refuse(self, reason: str) -> Trial:
+        """Return the record of a trial that was not even started."""
+        self.failure = TrialFailedError("unsupported", reason)
+        return self.record(0.0)
+
+
+def why_lacking(spec: TrialSpec, environment: Environment) -> str | None:
+    """Return why a machine has too few GPUs for a spec; None where it has enough, and for processes on a CPU."""
+    first = spec.device.partition(":")[2]
+    if spec.device_type == "cpu" or spec.world_size == 1:
+        return None
+    if int(first or 0) + spec.world_size <= environment.num_gpus:
+        return None
+    start = f" from {spec.device} on" if int(first or 0) else ""
+    return f"{spec.world_size} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
 
 
 def judge(trial: Trial) -> Trial:

@@ -148,7 +148,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _stem(spec: TrialSpec) -> str:
-    return f"{_slug(f'{spec.workload}-{spec.precision}-b{spec.batch_size}')}-{spec.key}"
+    spread = f"-x{spec.world_size}" if spec.world_size > 1 else ""
+    return f"{_slug(f'{spec.workload}-{spec.precision}-b{spec.batch_size}{spread}')}-{spec.key}"
 
 
 def _slug(text: str) -> str:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from castwise.data_sets import STAND_IN, WIKITEXT2
 from castwise.measure.data.loaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
 from castwise.measure.data.resident import load_images
+from castwise.measure.data.shares import own_batches, own_columns
 from castwise.measure.data.transforms import find_transform
 from castwise.measure.data.wikitext import Corpus, batchify, load_wikitext2, random_corpus, segments
+from castwise.measure.parallel import Peers
 from castwise.measure.workloads.task import Batch, Task
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.recipe import Loader, Recipe
@@ -39,44 +41,47 @@ class Feeds:
     validation: Feed | None
 
 
-def make_feeds(row: Workload, task: Task, spec: TrialSpec, device: torch.device, data_dir: Path | None) -> Feeds:
-    """Return the feeds of a training trial.
+def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None, peers: Peers) -> Feeds:
+    """Return the feeds of a training trial: of training data a rank's share, of validation data the whole.
 
     Args:
         row: The workload.
         task: Its task, for synthetic resident batches.
-        spec: The trial's spec; it has a recipe.
-        device: Where batches go.
+        spec: The trial's spec; it has a recipe. Batches go to its device.
         data_dir: Where real data lies; synthetic data and random stand-ins (`synthetic:cifar10`) need none.
+        peers: The ranks that share the training data.
 
     Raises:
         DataError: Real data is missing or is not what its name says.
     """
-    recipe = spec.recipe
+    recipe, device = spec.recipe, torch.device(spec.device)
     assert recipe is not None, "a training trial has a recipe"
     if spec.data_set.removeprefix(STAND_IN) == WIKITEXT2.name:
-        return _text_feeds(spec, recipe, device, _load_corpus(spec, data_dir))
+        return _text_feeds(spec, recipe, _load_corpus(spec, data_dir), peers)
     if spec.data_set == SYNTHETIC and recipe.loader.resident:
-        generator = torch.Generator(device).manual_seed(spec.seed)
-        count = max(1, (recipe.samples_per_epoch or spec.batch_size) // spec.batch_size)
-        return Feeds(_resident(task.make_batches(count, spec.batch_size, device, generator)), None)
+        joint = spec.batch_size * spec.world_size
+        count = max(1, (recipe.samples_per_epoch or joint) // joint)
+        return Feeds(_resident(own_batches(row, task, spec, count, peers)), None)
     if spec.data_set == SYNTHETIC:
         samples = SyntheticSamples(recipe.samples_per_epoch or 100_000, row.input_shape[-1], task.num_classes or 1000)
-        return Feeds(_loaded(make_loader(samples, recipe.loader, spec.batch_size, spec.seed), device), None)
-    return _image_feeds(spec, recipe, device, data_dir)
+        loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
+        return Feeds(_loaded(loader, device), None)
+    return _image_feeds(spec, recipe, data_dir, peers)
 
 
-def _image_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, data_dir: Path | None) -> Feeds:
+def _image_feeds(spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: Peers) -> Feeds:
+    device = torch.device(spec.device)
     training, validation = (load_images(spec.data_set, data_dir, split) for split in ("train", "test"))
     if recipe.pooled_split:
         training, validation = fastai_split(training, validation)
     transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(STAND_IN))
-    loader = make_loader(ImageSamples(*training, transform), recipe.loader, spec.batch_size, spec.seed)
+    samples = ImageSamples(*training, transform)
+    loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
     if not recipe.validate_each_epoch:
         return Feeds(_loaded(loader, device), None)
     plain = Loader(num_workers=recipe.validation_workers, pin_memory=recipe.loader.pin_memory, shuffle=False)
-    samples = ImageSamples(*validation, validation_transform)
-    judged = make_loader(samples, plain, recipe.validation_batch_size, spec.seed)
+    judged_samples = ImageSamples(*validation, validation_transform)
+    judged = make_loader(judged_samples, plain, recipe.validation_batch_size, spec.seed)
     return Feeds(_loaded(loader, device), _loaded(judged, device))
 
 
@@ -87,8 +92,10 @@ def _load_corpus(spec: TrialSpec, data_dir: Path | None) -> Corpus:
     return load_wikitext2(data_dir)
 
 
-def _text_feeds(spec: TrialSpec, recipe: Recipe, device: torch.device, corpus: Corpus) -> Feeds:
-    training = segments(batchify(corpus.train, spec.batch_size).to(device))
+def _text_feeds(spec: TrialSpec, recipe: Recipe, corpus: Corpus, peers: Peers) -> Feeds:
+    device = torch.device(spec.device)
+    columns = own_columns(batchify(corpus.train, spec.batch_size * peers.world_size), peers)
+    training = segments(columns.to(device))
     if not recipe.validate_each_epoch:
         return Feeds(_resident(training), None)
     validation = segments(batchify(corpus.valid, recipe.validation_batch_size).to(device))
@@ -105,6 +112,8 @@ def _loaded(loader: DataLoader[Batch], device: torch.device) -> Feed:
     def start(epoch: int) -> Iterator[Batch]:
         # An epoch's order is its own, so that a run that goes on from a checkpoint sees what it would have seen.
         loader.generator.manual_seed(seed + epoch)
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
         for batch in loader:
             yield tuple(part.to(device) for part in batch)
 

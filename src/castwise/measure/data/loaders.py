@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from castwise.lifetime import die_with_parent
 from castwise.measure.data.transforms import Transform
+from castwise.measure.parallel import Peers
 from castwise.recipe import Loader
 
 Images = tuple[Tensor, Tensor]
@@ -74,24 +75,45 @@ class SyntheticSamples(Dataset[Sample]):
         return image, random.randint(0, self._num_classes - 1)
 
 
-def make_loader(dataset: Dataset[Sample], loader: Loader, batch_size: int, seed: int) -> DataLoader[Any]:
+_RANK_SEEDS = 2**32  # between the seeds of two ranks: more than there are epochs
+
+
+def make_loader(
+    dataset: Dataset[Sample], loader: Loader, batch_size: int, seed: int, peers: Peers | None = None
+) -> DataLoader[Any]:
     """Return a loader whose batches are images, float32 of shape (batch, C, H, W), and labels, int64 of (batch,).
 
     Its processes are started anew each epoch, as the sources' are, and die with this one; the epoch has to be
     started by the main thread. Order and augmentation follow from the seed; without processes (`num_workers` 0)
     augmentation follows from this process's random state instead.
 
+    Each rank has a loader of its own, with as many processes as `loader` says, over a share of the samples that is
+    as long as every other rank's: without `drop_last` by taking the first samples once more at the end.
+
     Args:
         dataset: The samples.
         loader: How many processes, and what is done to the batches.
-        batch_size: Samples in a batch.
+        batch_size: Samples in a batch of this rank.
         seed: Of the order, and through the loader of every process's random numbers.
+        peers: The ranks that share the samples; None where there are no others.
     """
     assert not loader.resident, "resident batches come without a loader"
+    sampler = None
+    if peers is not None and peers.world_size > 1:
+        sampler = DistributedSampler[Sample](
+            dataset,
+            num_replicas=peers.world_size,
+            rank=peers.rank,
+            shuffle=loader.shuffle,
+            seed=seed,
+            drop_last=loader.drop_last,
+        )
+        seed += _RANK_SEEDS * peers.rank
     return DataLoader(
         dataset,
         batch_size=batch_size,
-        shuffle=loader.shuffle,
+        shuffle=loader.shuffle and sampler is None,
+        sampler=sampler,
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         drop_last=loader.drop_last,

@@ -1,0 +1,109 @@
+"""Programs of their own that use castwise, in which tests see what outlives what."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import castwise
+
+SOURCES = Path(castwise.__file__).parents[1]  # the castwise that is tested, whichever is installed
+PATIENCE_SECONDS = 60.0  # for what ought to happen at once; a loaded machine may take its time
+
+LIGHT = """\
+import os, signal, sys
+from functools import partial
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+import faulty_worker
+from castwise.plan import Protocol, TrialSpec
+from castwise.sweep import conversation, door, launcher
+from castwise.sweep.engine import TrialFailedError
+launcher._PRELOAD = []
+SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
+"""
+
+
+@dataclass
+class Program:
+    """A program that uses castwise, with a mark in the environment that all its processes inherit."""
+
+    folder: Path
+    logs: Path
+    mark: bytes
+    process: subprocess.Popen[str] | None = None
+
+    def start(self, *arguments: str, stdin: int | IO[str] | None = subprocess.DEVNULL) -> "subprocess.Popen[str]":
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "CASTWISE_TEST_MARK": self.mark.decode(),
+                "PYTHONPATH": os.pathsep.join([str(SOURCES), str(Path(__file__).parent), str(self.folder)]),
+                "TMPDIR": str(self.logs),
+            },
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self.process
+
+    def start_script(self, code: str, stdin: int | IO[str] | None = subprocess.DEVNULL) -> "subprocess.Popen[str]":
+        script = self.folder / "script.py"
+        script.write_text(code)
+        return self.start(str(script), stdin=stdin)
+
+    def wait_for_line(self, line: str) -> None:
+        """Read stdout up to this line."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if text.strip() == line:
+                return
+        raise AssertionError(f"it ended without '{line}': {self.process.communicate()[1]}")
+
+    def alive(self) -> dict[int, int]:
+        """Return the living processes that carry the mark, each with its parent."""
+        return {int(entry): _parent(entry) for entry in os.listdir("/proc") if entry.isdigit() and self._is_ours(entry)}
+
+    def _is_ours(self, pid: str) -> bool:
+        try:
+            return self.mark in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
+    def signal(self, number: signal.Signals, to_group: bool) -> None:
+        """Send the program a signal, or its whole process group, as a terminal's Ctrl-C does."""
+        assert self.process is not None
+        (os.killpg if to_group else os.kill)(self.process.pid, number)
+
+    def end(self) -> None:
+        assert self.process is not None
+        for pid in (*self.alive(), self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def _parent(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_SECONDS:g} s"
+        time.sleep(0.02)
