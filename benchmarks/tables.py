@@ -16,8 +16,13 @@ from pathlib import Path
 
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.recommend import recommend
+from castwise.analyze.suite_result import SuiteResult
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+from castwise.report.suites import markdown_suite
 from castwise.report.tables import markdown_table
 from castwise.report.units import format_rate, format_seconds
+from castwise.suite import LIMIT_STEPS, Suite, find_suite, specs_of
 from castwise.sweep.store import load_folder
 from castwise.workloads import find_workload
 
@@ -86,11 +91,70 @@ def overhead(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
+def suite_trials(form: str) -> tuple[Trial, ...]:
+    """Return the stored trials of the suites, in the form `full` or `quick`."""
+    trials, problems = load_folder(RECORDS / "suites" / form)
+    for problem in problems:
+        sys.exit(f"{problem.path}: {problem.reason}")
+    return tuple(trials)
+
+
+def suite(argument: str) -> str:
+    """Return what `castwise suite NAME` prints of the stored trials, given `NAME FORM`."""
+    name, form = argument.split()
+    found = find_suite(name)
+    workloads = {workload for cells in found.cells for workload in cells.workloads}
+    trials = [trial for trial in suite_trials(form) if trial.spec.workload in workloads]
+    is_search = {id(trial): _is_search(trial, found) for trial in trials}
+    searches: dict[str, list[Trial]] = {}
+    for trial in trials:
+        if is_search[id(trial)]:
+            searches.setdefault(trial.spec.precision, []).append(trial)
+    order = {_cell(spec): index for index, spec in enumerate(specs_of(found, device="cuda:0"))}
+    rest = sorted((t for t in trials if not is_search[id(t)]), key=lambda trial: order[_cell(trial.spec)])
+    result = SuiteResult(found, tuple(rest), tuple(tuple(search) for search in searches.values()))
+    return markdown_suite(result)
+
+
+def _cell(spec: TrialSpec) -> tuple[object, ...]:
+    return (spec.workload, spec.precision, spec.loss_scale, spec.batch_size, spec.world_size, spec.parallelism)
+
+
+def _is_search(trial: Trial, found: Suite) -> bool:
+    recipe = trial.spec.recipe
+    return bool(found.limits) and recipe is not None and recipe.max_steps == LIMIT_STEPS
+
+
+def suite_loops(_: str) -> str:
+    """Return how long whole runs take in castwise beside loops written by hand."""
+    lines = [
+        "| suite | workload | precision | batch | length | by hand | castwise | difference | measured |",
+        "|---|---|---|---:|---|---:|---:|---:|---|",
+    ]
+    for path in sorted((RECORDS / "suite_loops").glob("*.json")):
+        document = json.loads(path.read_text())
+        environment = document["environment"]
+        where = f"{environment['gpu']}, torch {environment['torch']}, driver {environment['driver']}, {path.name[:10]}"
+        for cell in document["cells"]:
+            done = cell["stop_after"] or cell["epochs"]
+            length = f"{cell['epochs']} epochs" if done == cell["epochs"] else f"{done} of {cell['epochs']} epochs"
+            hand, ours = cell["hand_seconds"], cell["castwise_seconds"]
+            parts = " | ".join(cell["cell"].split(":"))
+            lines.append(
+                f"| {parts} | {length} | {format_seconds(hand)} | {format_seconds(ours)} "
+                f"| {100 * (ours / hand - 1):+.1f} % | {where} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "advice": advice,
     "hand_written": hand_written,
     "overhead": overhead,
+    "suite": suite,
+    "suite_loops": suite_loops,
 }
 
 

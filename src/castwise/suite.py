@@ -18,7 +18,7 @@ from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.workloads import find_workload
 
-_LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
+LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
 
 SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
@@ -259,7 +259,7 @@ def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> l
     searches = []
     for limit in suite.limits:
         recipe = _recipe(suite, limit.recipe, choice)
-        short = recipe.model_copy(update={"stop_after": 1, "max_steps": _LIMIT_STEPS, "skip_batches": 0})
+        short = recipe.model_copy(update={"stop_after": 1, "max_steps": LIMIT_STEPS, "skip_batches": 0})
         cells = Cells(**limit.model_dump(exclude={"multiple"}), batch_sizes=(limit.multiple,))
         for values in _cells(cells):
             if choice.takes(values["workload"], values["precision"]):
