@@ -225,6 +225,7 @@ class Trial(Document):
         environment: The machine and software.
         started_at: UTC, ISO 8601.
         duration_seconds: The whole trial, set-up included.
+        sitting: What trials share whose processes took turns; None for one that ran by itself.
         log: The end of what the process printed, where it failed.
         schema_version: The version of this format.
     """
@@ -238,4 +239,5 @@ class Trial(Document):
     started_at: str
     duration_seconds: float
     log: str = ""
+    sitting: str | None = None
     schema_version: int = SCHEMA_VERSION

@@ -66,7 +66,7 @@ class Sweep:
         for index, spec in enumerate(specs, start=1):
             self.listener.started(spec, index, len(specs))
             lack = why_lacking(spec, self.environment)
-            trial = self._run_one(spec) if lack is None else _Attempt(spec, self.environment).refuse(lack)
+            trial = self._run_one(spec) if lack is None else Attempt(spec, self.environment).refuse(lack)
             if self.store is not None and lack is None:  # with more GPUs to be seen, it is to be measured
                 self.store.save(trial)
             trials.append(trial)
@@ -75,7 +75,7 @@ class Sweep:
 
     def _run_one(self, spec: TrialSpec) -> Trial:
         started = time.perf_counter()
-        attempt = _Attempt(spec, self.environment)
+        attempt = Attempt(spec, self.environment)
         session = self.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         try:
             self._measure(session, attempt)
@@ -85,7 +85,7 @@ class Sweep:
             session.close()
         return attempt.record(time.perf_counter() - started)
 
-    def _measure(self, session: Session, attempt: "_Attempt") -> None:
+    def _measure(self, session: Session, attempt: "Attempt") -> None:
         listener = self.listener
         listener.phase("starting", 0.0)
         attempt.environment = session.open(attempt.spec.device)
@@ -97,12 +97,12 @@ class Sweep:
             self._run_blocks(session, attempt)
         attempt.samples = session.finish()
 
-    def _checkpoint(self, attempt: "_Attempt") -> Path | None:
+    def _checkpoint(self, attempt: "Attempt") -> Path | None:
         if self.store is None:
             return None
         return self.store.machine_folder(attempt.environment) / "checkpoints" / f"{attempt.spec.key}.pt"
 
-    def _run_epochs(self, session: Session, attempt: "_Attempt", count: int) -> None:
+    def _run_epochs(self, session: Session, attempt: "Attempt", count: int) -> None:
         resumed = session.resume()
         attempt.facts = self._known(session, resumed.facts)
         attempt.epochs += resumed.epochs
@@ -118,12 +118,12 @@ class Sweep:
     def _known(self, session: Session, facts: Facts) -> Facts:
         return facts.model_copy(update={"ready_seconds": session.ready_seconds, "data_note": self.data_note})
 
-    def _run_blocks(self, session: Session, attempt: "_Attempt") -> None:
+    def _run_blocks(self, session: Session, attempt: "Attempt") -> None:
         self.listener.phase("warming up", 0.1)
         attempt.facts = self._known(session, session.warm_up())
         self._time_blocks(session, attempt)
 
-    def _time_blocks(self, session: Session, attempt: "_Attempt") -> None:
+    def _time_blocks(self, session: Session, attempt: "Attempt") -> None:
         protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
         while len(blocks) < protocol.num_blocks:
             if timed > protocol.max_seconds and len(blocks) >= protocol.min_blocks:
@@ -134,7 +134,7 @@ class Sweep:
             timed += blocks[-1].seconds
 
 
-class _Attempt:
+class Attempt:
     """One trial as far as it got: what was learned before a failure stands in the record too."""
 
     def __init__(self, spec: TrialSpec, environment: Environment) -> None:

@@ -1,0 +1,135 @@
+"""How often castwise's 95 % intervals hold the truth, and how often its verdicts are right, on simulated block times.
+
+    python benchmarks/coverage.py [--draws N] [--out FILE]
+
+Needs no GPU. Each scenario draws the step times of two cells over rounds of fresh processes: an effect of the
+process, drift that both share, autocorrelated noise of each turn, heavy tails, outliers. The intervals are
+castwise's own functions', under the stop rule that castwise runs with.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from castwise.analyze.estimates import Estimate, estimate, judge, paired_ratio
+
+TURNS, MIN_ROUNDS, MAX_ROUNDS, HALF_WIDTH = 10, 3, 12, 0.01
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How block times vary; standard deviations as shares of the step time.
+
+    Attributes:
+        name: What it is like.
+        process: Of a process's own effect.
+        turn: Of a turn's noise.
+        drift: Of a turn's step of the random walk that both cells share.
+        trend: The shared slowing-down from the first turn to the last.
+        autocorrelation: Of the noise, from turn to turn.
+        outliers: Share of turns that something hits, lengthened by a fifth on average.
+        heavy: Whether noise and process effects have heavy tails (Student's with 3 degrees of freedom).
+    """
+
+    name: str
+    process: float
+    turn: float
+    drift: float = 0.0003
+    trend: float = 0.0
+    autocorrelation: float = 0.0
+    outliers: float = 0.0
+    heavy: bool = False
+
+
+SCENARIOS = (
+    Scenario("GPU-bound", process=0.001, turn=0.0005),
+    Scenario("GPU-bound, warming up", process=0.001, turn=0.0005, drift=0.003, trend=0.02),
+    Scenario("in between", process=0.004, turn=0.005, drift=0.001),
+    Scenario("heavy tails", process=0.004, turn=0.01, drift=0.001, heavy=True),
+    Scenario("host-bound", process=0.01, turn=0.03, drift=0.001, autocorrelation=0.6, outliers=0.05),
+    Scenario("host-bound, heavy tails", process=0.01, turn=0.05, autocorrelation=0.5, outliers=0.1, heavy=True),
+)
+
+
+def draw(rng: np.random.Generator, scenario: Scenario, ratio: float) -> tuple[list[float], list[float]]:
+    """Return the seconds a step of each turn of one sitting, of a baseline and a cell `ratio` times as fast."""
+    drift = np.cumsum(rng.normal(0, scenario.drift, TURNS)) + np.linspace(0, scenario.trend, TURNS)
+    cells = []
+    for offset in (0.0, -math.log(ratio)):
+        noise = _noise(rng, scenario, TURNS) * scenario.turn
+        for turn in range(1, TURNS):
+            rho = scenario.autocorrelation
+            noise[turn] = rho * noise[turn - 1] + math.sqrt(1 - rho**2) * noise[turn]
+        noise += (rng.random(TURNS) < scenario.outliers) * rng.exponential(0.2, TURNS)
+        process = _noise(rng, scenario, 1)[0] * scenario.process
+        cells.append(list(np.exp(offset + process + drift + noise)))
+    return cells[0], cells[1]
+
+
+def _noise(rng: np.random.Generator, scenario: Scenario, count: int) -> np.ndarray:
+    return rng.standard_t(3, count) / math.sqrt(3) if scenario.heavy else rng.normal(0, 1, count)
+
+
+def compare(rng: np.random.Generator, scenario: Scenario, ratio: float, *, fixed: int | None = None) -> Estimate:
+    """Return the speed-up that castwise would report: rounds until the interval is narrow, or a fixed number."""
+    ratios: list[float] = []
+    while True:
+        value = paired_ratio(*draw(rng, scenario, ratio))
+        assert value is not None
+        ratios.append(value)
+        found = estimate(ratios)
+        assert found is not None
+        enough = len(ratios) >= MIN_ROUNDS and found.half_width <= HALF_WIDTH
+        if len(ratios) == fixed or (fixed is None and (enough or len(ratios) == MAX_ROUNDS)):
+            return found
+
+
+def measure(scenario: Scenario, draws: int, seed: int) -> dict[str, object]:
+    """Return coverage and verdicts of one scenario."""
+    rng = np.random.default_rng(seed)
+    truth = 1.3
+    fixed = [compare(rng, scenario, truth, fixed=5) for _ in range(draws)]
+    stopped = [compare(rng, scenario, truth) for _ in range(draws)]
+    verdicts = {
+        name: [judge(compare(rng, scenario, ratio)).kind for _ in range(draws)]
+        for name, ratio in (("equal", 1.0), ("slower_2", 0.98), ("slower_1", 0.99))
+    }
+    return {
+        **asdict(scenario),
+        "draws": draws,
+        "coverage_five_rounds": sum(each.low <= truth <= each.high for each in fixed) / draws,
+        "coverage_stop_rule": sum(each.low <= truth <= each.high for each in stopped) / draws,
+        "mean_rounds": sum(each.n for each in stopped) / draws,
+        "equal_called_different": sum(kind in ("faster", "slower") for kind in verdicts["equal"]) / draws,
+        "slower_by_2_percent_found": verdicts["slower_2"].count("slower") / draws,
+        "slower_by_1_percent_found": verdicts["slower_1"].count("slower") / draws,
+    }
+
+
+def main() -> None:
+    """Simulate every scenario and print a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    results = []
+    for seed, scenario in enumerate(SCENARIOS):
+        results.append(measure(scenario, arguments.draws, seed))
+        row = results[-1]
+        print(
+            f"{scenario.name:24} covers {row['coverage_five_rounds']:.1%} of five rounds, "
+            f"{row['coverage_stop_rule']:.1%} under the stop rule ({row['mean_rounds']:.1f} rounds); "
+            f"A/A called different {row['equal_called_different']:.1%}; "
+            f"found: 2 % {row['slower_by_2_percent_found']:.1%}, 1 % {row['slower_by_1_percent_found']:.1%}",
+            flush=True,
+        )
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"scenarios": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

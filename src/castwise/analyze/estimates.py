@@ -1,0 +1,144 @@
+"""Figures with intervals: the process is the replicate, and what one process says of itself is one value.
+
+Blocks of one process agree far better than two processes of the same cell do (on an H200 ten times better: where
+tensors happen to lie, which algorithm a library picked), so that an interval from blocks alone calls equal cells
+different. Here every process gives one number, its median, and the interval is Student's over the processes'
+logarithms. It carries both terms, and needs no model of how blocks depend on each other.
+
+Source: Student, "The probable error of a mean", Biometrika 6 (1908); the choice of the level: `LEVEL`.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.special import stdtrit
+
+VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"]
+
+# What is called a 95 % interval is Student's at this level: where rounds are added until the interval is narrow
+# enough, the ones that happen to look narrow end early, and at 95 % only 92.7 to 95 % of them hold the truth.
+# Source: benchmarks/coverage.py, which simulates it.
+LEVEL = 0.96
+MIN_PROCESSES = 2
+_FEWEST_BLOCKS = 4
+_QUARTILES_OF_NORMAL = 1.349  # the interquartile range of a normal distribution, in standard deviations
+_MEDIAN_OVER_MEAN = 1.2533  # the standard error of a normal sample's median over its mean's: sqrt(pi / 2)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its 95 % interval.
+
+    Attributes:
+        value: The figure.
+        low: The lower end; NaN where one process alone was measured.
+        high: The upper end; the same.
+        n: Processes it rests on.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def half_width(self) -> float:
+        """Return how far the interval reaches from the figure, as a share of it; infinite where there is none."""
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.value):
+            return math.inf
+        return max(self.high / self.value - 1, 1 - self.low / self.value)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a ratio of speeds says.
+
+    Attributes:
+        kind: faster, slower, same (within the margin, proven), inconclusive, or incomparable.
+        reason: Why, in a sentence.
+        ratio: The speed-up; None where the two cannot be compared.
+    """
+
+    kind: VerdictKind
+    reason: str
+    ratio: Estimate | None
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Return the geometric mean of positive figures, one a process, with its interval; None of none.
+
+    Raises:
+        ValueError: A figure is not positive or not finite.
+    """
+    if not values:
+        return None
+    if any(not (value > 0 and math.isfinite(value)) for value in values):
+        raise ValueError("an estimate is made of positive, finite figures")
+    logarithms = [math.log(value) for value in values]
+    middle, n = statistics.fmean(logarithms), len(logarithms)
+    if n < MIN_PROCESSES:
+        return Estimate(math.exp(middle), math.nan, math.nan, n)
+    reach = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * statistics.stdev(logarithms) / math.sqrt(n)
+    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)
+
+
+def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
+    """Return how many times as long the baseline's steps take, from the turns of one sitting.
+
+    In a turn both ran within moments of each other, so that what drifts (clock, temperature, neighbours) falls
+    on both alike and leaves the ratio; the median over turns leaves out what hit one of them by chance.
+
+    Args:
+        baseline: Seconds a step of each turn.
+        candidate: The same of the other cell; where one ended early, the turns both have count.
+
+    Returns:
+        The ratio; None where they share no turn.
+    """
+    ratios = [before / after for before, after in zip(baseline, candidate, strict=False)]
+    return statistics.median(ratios) if ratios else None
+
+
+def settled(seconds: Sequence[float], tolerance: float = 0.0015) -> bool:
+    """Return whether the median of a process's blocks is known well enough.
+
+    Well enough is a standard error, taken from the quartiles as that of normal noise, far below what two processes
+    differ by anyway: further blocks would be time that another process tells more in.
+
+    Args:
+        seconds: Seconds a step of each block so far.
+        tolerance: The standard error, as a share of the median.
+    """
+    if len(seconds) < _FEWEST_BLOCKS:
+        return False
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    deviation = (high - low) / _QUARTILES_OF_NORMAL
+    return _MEDIAN_OVER_MEAN * deviation / math.sqrt(len(seconds)) <= tolerance * middle
+
+
+def judge(ratio: Estimate, margin: float = 0.01) -> Verdict:
+    """Return the verdict on a speed-up.
+
+    "Same" is a finding, that the whole interval lies within the margin, and not the lack of one.
+
+    Args:
+        ratio: The speed-up with its interval.
+        margin: How far from 1 still is the same.
+    """
+    if math.isinf(ratio.half_width):
+        return Verdict("inconclusive", f"{_processes(ratio.n)} a cell: no interval", ratio)
+    interval = f"the 95 % interval {ratio.low:.4f} to {ratio.high:.4f}"
+    if 1 - margin <= ratio.low and ratio.high <= 1 + margin:
+        return Verdict("same", f"{interval} lies within ±{margin:.1%} of 1", ratio)
+    if ratio.low > 1:
+        return Verdict("faster", f"{interval} lies above 1", ratio)
+    if ratio.high < 1:
+        return Verdict("slower", f"{interval} lies below 1", ratio)
+    return Verdict("inconclusive", f"{interval} holds 1 and reaches beyond ±{margin:.1%}", ratio)
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"

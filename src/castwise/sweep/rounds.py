@@ -1,0 +1,173 @@
+"""Rounds of sittings, with fresh processes each, until every ratio is known well enough or the time is up."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from castwise.analyze.speedups import speedup_estimate
+from castwise.plan import TrialSpec
+from castwise.precisions import BASELINE
+from castwise.record import Trial
+from castwise.sweep.runner import Sweep
+from castwise.sweep.sitting import sit
+
+# What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
+_CONTEXT_BYTES = 2**30
+_USABLE = 0.95  # of the device's memory
+
+Ending = Literal["narrow", "budget", "rounds", "failed"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a comparison ends.
+
+    Attributes:
+        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough.
+        min_rounds: Rounds before that counts.
+        max_rounds: Rounds at the most.
+        budget_seconds: Wall time after which no round is begun; None for no such end.
+    """
+
+    half_width: float = 0.01
+    min_rounds: int = 3
+    max_rounds: int = 12
+    budget_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison's end.
+
+    Attributes:
+        trials: Every trial, those of earlier jobs first, one a cell and round.
+        ending: Why no further round was begun: every interval is `narrow`, the `budget` or the most `rounds`
+            are spent, or all that could be compared `failed`.
+    """
+
+    trials: tuple[Trial, ...]
+    ending: Ending
+
+
+class Rounds:
+    """The rounds of one comparison: cells that differ in nothing but precision and loss scale."""
+
+    def __init__(self, sweep: Sweep, cells: Sequence[TrialSpec], rule: Rule, recorded: Sequence[Trial] = ()) -> None:
+        """Begin where earlier jobs ended.
+
+        Args:
+            sweep: Starts the processes, keeps the records, is told of progress.
+            cells: The cells, with repeat 0.
+            rule: When to end.
+            recorded: The trials of these cells that stand already.
+        """
+        self._sweep, self._rule = sweep, rule
+        # The baseline moves in first: without it nothing can be compared.
+        self._cells = sorted(cells, key=lambda spec: spec.precision != BASELINE)
+        self._trials = list(recorded)
+        self._started = time.perf_counter()
+        self._longest_round = 0.0
+
+    def run(self) -> Compared:
+        """Run rounds until the rule ends them."""
+        while (ending := self._ending()) is None:
+            started = time.perf_counter()
+            wanted = self._open_cells()
+            self._run_round(wanted, number=self._num_rounds() + 1)
+            self._longest_round = max(self._longest_round, time.perf_counter() - started)
+        return Compared(tuple(self._trials), ending)
+
+    def _ending(self) -> Ending | None:
+        if not self._open_cells():
+            failed = all(self._has_failed(spec) for spec in self._cells)
+            return "failed" if failed else "narrow"
+        if self._num_rounds() >= self._rule.max_rounds:
+            return "rounds"
+        budget = self._rule.budget_seconds
+        passed = time.perf_counter() - self._started
+        if budget is not None and self._longest_round and passed + self._longest_round > budget:
+            return "budget"
+        return None
+
+    def _open_cells(self) -> list[TrialSpec]:
+        """Return the cells that another round is to measure: the baseline, and those whose ratio is too wide."""
+        well = [spec for spec in self._cells if not self._has_failed(spec)]
+        wide = [spec for spec in well if not self._is_narrow(spec)]
+        baseline = [spec for spec in well if spec.precision == BASELINE and spec not in wide]
+        return [*baseline, *wide] if wide else []
+
+    def _is_narrow(self, spec: TrialSpec) -> bool:
+        own = self._of(spec)
+        if len(own) < self._rule.min_rounds:
+            return False
+        if spec.precision == BASELINE:
+            return True  # its own interval is nobody's question
+        ratio = speedup_estimate(self._trials, spec)
+        return ratio is None or ratio.half_width <= self._rule.half_width
+
+    def _run_round(self, specs: list[TrialSpec], number: int) -> None:
+        first = number == 1
+        waiting = self._groups(specs) if not first else [specs]
+        while waiting:
+            cells = waiting.pop(0)
+            group = [spec.model_copy(update={"repeat": len(self._of(spec))}) for spec in cells]
+            self._sweep.listener.started(group[0], number, self._rule.max_rounds)
+            sat = sit(self._sweep, group, together=not first, seed=number)
+            self._keep(sat.trials)
+            postponed = {spec.cell for spec in sat.postponed}
+            waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
+
+    def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
+        """Return how those sit next that did not fit into a group: beside the baseline while that leaves hope."""
+        if not postponed:
+            return []
+        baseline = [spec for spec in group if spec.precision == BASELINE and spec not in postponed]
+        if baseline and len(postponed) + 1 < len(group):
+            return [[*baseline, *postponed]]
+        if baseline and len(postponed) > 1:
+            return [[*baseline, spec] for spec in postponed]
+        return [[spec] for spec in postponed]
+
+    def _groups(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
+        """Return the sittings that fit into memory by what the first round saw, each with the baseline."""
+        memory = self._sweep.environment.gpu_memory_bytes
+        if memory is None:
+            return [specs]
+        baseline = [spec for spec in specs if spec.precision == BASELINE]
+        room = memory * _USABLE - sum(self._bytes_of(spec) for spec in baseline)
+        groups: list[list[TrialSpec]] = []
+        left = 0.0
+        for spec in (spec for spec in specs if spec not in baseline):
+            needed = self._bytes_of(spec)
+            if not groups or needed > left:
+                groups.append([*baseline, spec] if needed <= room else [spec])
+                left = room - needed
+            else:
+                groups[-1].append(spec)
+                left -= needed
+        return groups or [baseline]
+
+    def _bytes_of(self, spec: TrialSpec) -> float:
+        peaks = [
+            max(rank.peak_reserved_bytes or 0, rank.warm_up_peak_allocated_bytes or 0)
+            for trial in self._of(spec)
+            for rank in trial.ranks
+        ]
+        return max(peaks, default=0) + _CONTEXT_BYTES
+
+    def _keep(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            if self._sweep.store is not None:
+                self._sweep.store.save(trial)
+            self._trials.append(trial)
+            self._sweep.listener.ended(trial)
+
+    def _of(self, spec: TrialSpec) -> list[Trial]:
+        return [trial for trial in self._trials if trial.spec.cell == spec.cell]
+
+    def _has_failed(self, spec: TrialSpec) -> bool:
+        return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
+
+    def _num_rounds(self) -> int:
+        return max((len(self._of(spec)) for spec in self._cells), default=0)

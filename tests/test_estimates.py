@@ -1,0 +1,106 @@
+"""Intervals and verdicts, by hand and by simulation."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from castwise.analyze.estimates import Estimate, estimate, judge, paired_ratio, settled
+
+
+def test_the_value_is_the_geometric_mean_and_the_interval_student_s() -> None:
+    found = estimate([1.0, 2.0, 4.0])
+    assert found is not None
+    assert found.value == pytest.approx(2.0)
+    # By hand: logarithms -ln 2, 0, ln 2 round ln 2; standard deviation ln 2; t(2 degrees, 98 %) = 4.8487.
+    assert math.log(found.high / found.value) == pytest.approx(4.8487 * math.log(2) / math.sqrt(3), rel=1e-4)
+    assert found.low * found.high == pytest.approx(found.value**2)
+    assert found.n == 3
+    assert found.half_width == pytest.approx(found.high / found.value - 1)
+
+
+def test_one_process_has_no_interval() -> None:
+    found = estimate([0.5])
+    assert found is not None
+    assert (found.value, found.n) == (0.5, 1)
+    assert math.isnan(found.low)
+    assert found.half_width == math.inf
+    assert judge(found).kind == "inconclusive"
+    assert "1 process" in judge(found).reason
+    assert estimate([]) is None
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_figures_that_cannot_be_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="positive, finite"):
+        estimate([1.0, value])
+
+
+def test_turns_are_paired() -> None:
+    drifting = [1.0, 2.0, 4.0, 8.0]
+    assert paired_ratio(drifting, [second / 3 for second in drifting]) == pytest.approx(3)
+    assert paired_ratio([1.0, 1.0, 1.0, 50.0], [0.5, 0.5, 0.5]) == 2, "turns that one side has not are left out"
+    assert paired_ratio([1.0, 1.0, 50.0], [0.5] * 3) == 2, "what hit one turn is"
+    assert paired_ratio([], [1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "kind"),
+    [
+        (1.01, 1.5, "faster"),
+        (0.5, 0.99, "slower"),
+        (0.995, 1.005, "same"),
+        (1.001, 1.009, "same"),
+        (1.005, 1.02, "faster"),
+        (0.98, 0.999, "slower"),
+        (0.98, 1.005, "inconclusive"),
+        (0.9, 1.1, "inconclusive"),
+    ],
+)
+def test_verdicts(low: float, high: float, kind: str) -> None:
+    verdict = judge(Estimate(math.sqrt(low * high), low, high, 3))
+    assert verdict.kind == kind
+    assert f"{low:.4f}" in verdict.reason
+
+
+def test_the_margin_is_the_user_s() -> None:
+    ratio = Estimate(1.02, 1.015, 1.025, 5)
+    assert judge(ratio).kind == "faster"
+    assert judge(ratio, margin=0.03).kind == "same"
+
+
+def test_a_process_is_settled_when_its_median_is_known() -> None:
+    assert not settled([1.0, 1.0, 1.0])
+    assert settled([1.0, 1.0001, 0.9999, 1.0])
+    assert not settled([1.0, 1.1, 0.9, 1.0])
+    rng = random.Random(1)
+    many = [1 + 0.02 * rng.gauss(0, 1) for _ in range(2000)]
+    assert settled(many)
+    assert not settled(many[:20])
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    # benchmarks/coverage.py simulates it with drift, autocorrelation, outliers and the stop rule.
+    rng, draws = random.Random(7), 1000
+    held = 0
+    for _ in range(draws):
+        found = estimate([math.exp(rng.gauss(0, 0.01)) for _ in range(4)])
+        assert found is not None
+        held += found.low <= 1 <= found.high
+    assert 0.93 <= held / draws <= 0.985
+
+
+def test_blocks_of_one_process_would_not_have_done() -> None:
+    # Two equal cells, each of one process: an interval from their blocks calls them different nearly always.
+    rng = random.Random(3)
+    wrong = 0
+    for _ in range(200):
+        sides = []
+        for _ in range(2):
+            process = rng.gauss(0, 0.01)
+            sides.append([process + rng.gauss(0, 0.0005) for _ in range(10)])
+        difference = statistics.fmean(sides[0]) - statistics.fmean(sides[1])
+        error = math.sqrt(sum(statistics.variance(side) / 10 for side in sides))
+        wrong += abs(difference) > 2.1 * error
+    assert wrong > 180

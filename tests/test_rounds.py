@@ -1,0 +1,233 @@
+"""Rounds of sittings on the fake engine: who takes turns with whom, when it ends, what becomes of the unlucky."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
+
+from castwise.analyze.speedups import speedup_estimate, step_times
+from castwise.plan import Protocol, TrialSpec
+from castwise.record import Block, Facts, Trial
+from castwise.sweep.engine import TrialFailedError
+from castwise.sweep.rounds import Compared, Rounds, Rule
+from castwise.sweep.runner import Silent, Sweep
+from castwise.sweep.store import Store, load_folder
+
+PROTOCOL = Protocol(num_blocks=6, min_blocks=4)
+NAMES = ("fp32", "bf16-mixed", "fp16-mixed")
+GIB = 2**30
+
+
+def cells(*names: str) -> list[TrialSpec]:
+    return [fake_spec(name, protocol=PROTOCOL) for name in names or NAMES]
+
+
+class Noisy(FakeEngine):
+    """A fake engine whose processes differ, and whose clock drifts; residents share the machine and its memory."""
+
+    process_noise: float = 0.0
+    drift: float = 0.0
+    memory: float = float("inf")
+    started: int = 0
+    turns: list[str]
+    blocks: int = 0
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        session = NoisySession(self)
+        self.sessions.append(session)
+        self.started += 1
+        return session
+
+    @property
+    def held(self) -> float:
+        return sum(s.needs for s in self.sessions if isinstance(s, NoisySession) and s.moved_in and not s.closed)
+
+
+class NoisySession(FakeSession):
+    def __init__(self, engine: Noisy) -> None:
+        super().__init__(engine)
+        self.noisy = engine
+        self.moved_in = False
+        self.effect = 1 + engine.process_noise * random.Random(engine.started).gauss(0, 1)
+
+    @property
+    def needs(self) -> float:
+        return 8.0 if self.spec.precision == "fp32" else 5.0
+
+    def warm_up(self) -> Facts:
+        facts = super().warm_up()
+        if self.noisy.held + self.needs > self.noisy.memory:
+            raise TrialFailedError("oom", "CUDA out of memory (fake)")
+        self.moved_in = True
+        return facts
+
+    def run_block(self) -> Block:
+        block = super().run_block()
+        self.noisy.blocks += 1
+        self.noisy.__dict__.setdefault("turns", []).append(self.spec.precision)
+        slower = self.effect * (1 + self.noisy.drift * self.noisy.blocks)
+        self._blocks[-1] = block.model_copy(update={"seconds": block.seconds * slower})
+        return self._blocks[-1]
+
+
+def engine(**traits: float) -> Noisy:
+    made = Noisy()
+    for name, value in traits.items():
+        setattr(made, name, value)
+    return made
+
+
+def compare(
+    made: Noisy,
+    specs: Sequence[TrialSpec] = (),
+    store: Store | None = None,
+    recorded: Sequence[Trial] = (),
+    **rule: object,
+) -> Compared:
+    sweep = Sweep(made, store, made.environment, Silent())
+    return Rounds(sweep, specs or cells(), Rule(**rule), recorded).run()  # type: ignore[arg-type]
+
+
+def of(compared: Compared, precision: str) -> list[Trial]:
+    return [trial for trial in compared.trials if trial.spec.precision == precision]
+
+
+def test_residents_take_turns_and_every_round_has_fresh_processes() -> None:
+    made = engine()
+    compared = compare(made)
+    assert compared.ending == "narrow"
+    assert [len(of(compared, name)) for name in NAMES] == [3, 3, 3]
+    assert made.started == 9
+    assert made.num_open == 0
+    for precision in NAMES:
+        assert [trial.spec.repeat for trial in of(compared, precision)] == [0, 1, 2]
+    turns = [set(made.turns[start : start + 3]) for start in range(0, len(made.turns), 3)]
+    assert all(turn == set(NAMES) for turn in turns), "each turn has each cell once"
+    orders = {tuple(made.turns[start : start + 3]) for start in range(0, len(made.turns), 3)}
+    assert len(orders) > 1, "in an order of its own"
+
+
+def test_those_of_one_sitting_know_each_other() -> None:
+    compared = compare(engine())
+    sittings = [{trial.sitting for trial in compared.trials if trial.spec.repeat == number} for number in range(3)]
+    assert all(len(sitting) == 1 and None not in sitting for sitting in sittings)
+    assert len(set().union(*sittings)) == 3
+
+
+def test_drift_leaves_the_ratio() -> None:
+    compared = compare(engine(drift=0.01), max_rounds=3)
+    ratio = speedup_estimate(compared.trials, cells("bf16-mixed")[0])
+    assert ratio is not None
+    assert ratio.value == pytest.approx(2.5, rel=0.01), "although the last block took twice the first one's time"
+    seconds = [second for trial in of(compared, "fp32") for second in step_times(trial)]
+    assert max(seconds) > 1.3 * min(seconds)
+
+
+def test_rounds_go_on_until_the_interval_is_narrow() -> None:
+    wide, narrow = compare(engine(process_noise=0.006)), compare(engine(process_noise=0.0001))
+    assert wide.ending == narrow.ending == "narrow"
+    assert len(of(wide, "fp32")) > len(of(narrow, "fp32")) == 3
+
+
+def test_rounds_end_when_they_are_spent() -> None:
+    compared = compare(engine(process_noise=0.1), max_rounds=5)
+    assert compared.ending == "rounds"
+    assert len(of(compared, "fp32")) == 5
+
+
+def test_a_cell_whose_ratio_is_narrow_leaves_the_others_the_time() -> None:
+    class Uneven(Noisy):
+        pass
+
+    made = Uneven()
+    original = NoisySession.run_block
+
+    def uneven(self: NoisySession) -> Block:
+        block = original(self)
+        if self.spec.precision != "fp16-mixed":
+            return block
+        effect = 1 + 0.02 * (len(self.noisy.sessions) // 3 % 3 - 1)
+        self._blocks[-1] = block.model_copy(update={"seconds": block.seconds * effect})
+        return self._blocks[-1]
+
+    NoisySession.run_block = uneven  # type: ignore[method-assign]
+    try:
+        compared = compare(made, max_rounds=6)
+    finally:
+        NoisySession.run_block = original  # type: ignore[method-assign]
+    assert len(of(compared, "bf16-mixed")) == 3
+    assert len(of(compared, "fp16-mixed")) == len(of(compared, "fp32")) == 6
+
+
+def test_a_budget_ends_it_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0, 10)
+    monkeypatch.setattr("castwise.sweep.rounds.time.perf_counter", lambda: float(next(clock)))
+    compared = compare(engine(process_noise=0.1), budget_seconds=60)
+    assert compared.ending == "budget"
+    assert 1 <= len(of(compared, "fp32")) < 5
+
+
+def test_what_does_not_fit_beside_the_others_sits_with_the_baseline() -> None:
+    made = engine(memory=14.0)  # fp32 takes 8, the others 5 each
+    compared = compare(made)
+    assert [len(of(compared, name)) for name in NAMES][1:] == [3, 3]
+    assert {trial.status for trial in compared.trials} == {"ok"}
+    for name in NAMES[1:]:
+        ratio = speedup_estimate(compared.trials, cells(name)[0])
+        assert ratio is not None
+        assert ratio.n == 3, "each has sat with float32"
+
+
+def test_what_does_not_fit_beside_the_baseline_is_measured_alone() -> None:
+    compared = compare(engine(memory=9.0))
+    assert {trial.status for trial in compared.trials} == {"ok"}
+    ratio = speedup_estimate(compared.trials, cells("bf16-mixed")[0])
+    assert ratio is not None
+    assert ratio.value == pytest.approx(2.5, rel=0.01)
+
+
+def test_only_what_does_not_fit_alone_is_out_of_memory() -> None:
+    compared = compare(engine(memory=6.0))
+    assert [trial.status for trial in of(compared, "fp32")] == ["oom"]
+    assert {trial.status for trial in of(compared, "bf16-mixed")} == {"ok"}
+    assert speedup_estimate(compared.trials, cells("bf16-mixed")[0]) is None
+
+
+def test_a_crash_ends_a_cell_and_nothing_else() -> None:
+    made = engine()
+    made.faults = {"bf16-mixed": Fault("crash")}
+    compared = compare(made)
+    assert [trial.status for trial in of(compared, "bf16-mixed")] == ["crashed"]
+    assert [len(of(compared, name)) for name in ("fp32", "fp16-mixed")] == [3, 3]
+    assert made.num_open == 0
+
+
+def test_where_all_fail_it_ends() -> None:
+    made = engine()
+    made.faults = {name: Fault("unsupported") for name in NAMES}
+    compared = compare(made)
+    assert compared.ending == "failed"
+    assert len(compared.trials) == 3
+
+
+def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -> None:
+    made, store = engine(), Store(tmp_path)
+    made.faults = {"#5": Fault("interrupt", "run_block", block=1)}
+    with pytest.raises(KeyboardInterrupt):
+        compare(made, store=store)
+    assert made.num_open == 0
+    kept, problems = load_folder(tmp_path)
+    assert (len(kept), problems) == (3, [])
+    fresh = engine()
+    compared = compare(fresh, store=store, recorded=kept)
+    assert fresh.started == 6, "the first round is not measured again"
+    assert [len(of(compared, name)) for name in NAMES] == [3, 3, 3]
+
+
+def test_a_lone_cell_is_a_comparison_too() -> None:
+    compared = compare(engine(), cells("bf16-mixed"))
+    assert [trial.sitting for trial in compared.trials] == [None] * 3
+    assert compared.ending == "narrow"
