@@ -113,6 +113,11 @@ class TrialSpec(Document):
         return _digest(self.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
 
     @property
+    def comparison(self) -> str:
+        """Return 12 hexadecimal digits that cells share which differ in precision and loss scale alone."""
+        return _digest(self.model_dump_json(exclude_defaults=True, exclude={"repeat", "precision", "loss_scale"}))
+
+    @property
     def device_type(self) -> str:
         """Return the part of `device` before the colon: "cpu" or "cuda"."""
         return self.device.partition(":")[0]

@@ -14,7 +14,8 @@ from castwise.precisions import find_precision, why_unsupported
 from castwise.record import Environment, Trial
 from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, provide
 from castwise.sweep.engine import Engine
-from castwise.sweep.runner import FAILED, Listener, Silent, Sweep
+from castwise.sweep.rounds import Rounds, Rule
+from castwise.sweep.runner import FAILED, Listener, Silent, Sweep, why_lacking
 from castwise.sweep.store import Problem, Store
 from castwise.workloads import find_workload
 
@@ -40,6 +41,7 @@ class Request:
         seconds: Seconds to time each trial for; None takes the device type's own.
         timeout_seconds: Seconds one phase may take before a trial is given up.
         seed: Seeds weights, data and dropout.
+        rule: When a comparison's rounds end; None measures each cell once, by itself.
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again, whatever is recorded.
     """
@@ -52,6 +54,7 @@ class Request:
     seconds: float | None = None
     timeout_seconds: float | None = None
     seed: int = 0
+    rule: Rule | None = None
     retry: bool = False
     again: bool = False
 
@@ -61,12 +64,13 @@ class Job:
     """A request made concrete on this machine.
 
     Attributes:
-        plan: Every trial of the job.
-        missing: The specs that no record answers yet.
-        recorded: The trials that stand already, by spec key.
+        plan: Every cell of the job.
+        missing: The cells that no record answers yet; with a rule, another round may be due for the others.
+        recorded: The trials that stand already, by spec key, further rounds' among them.
         problems: Files in the machine's results folder that are no records.
         notes: What the user should know before it starts, a sentence each.
         sweep: Measures what is missing.
+        rule: When a comparison's rounds end; None measures each cell once, by itself.
     """
 
     plan: Plan
@@ -76,10 +80,33 @@ class Job:
     notes: tuple[str, ...]
     sweep: Sweep = field(repr=False)
 
+    rule: Rule | None = None
+
     def run(self) -> list[Trial]:
-        """Measure what is missing and return all the plan's trials in its order."""
+        """Measure what is missing and return all trials, cell by cell in the plan's order."""
+        if self.rule is not None:
+            return self._run_rounds(self.rule)
         fresh = {trial.spec.key: trial for trial in self.sweep.run(self.missing)}
         return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.plan.specs]
+
+    def _run_rounds(self, rule: Rule) -> list[Trial]:
+        lacking = [spec for spec in self.plan.specs if why_lacking(spec, self.sweep.environment)]
+        by_cell: dict[str, list[Trial]] = {}
+        comparisons: dict[str, list[TrialSpec]] = {}
+        for spec in self.plan.specs:
+            if spec not in lacking:
+                comparisons.setdefault(spec.comparison, []).append(spec)
+        for number, cells in enumerate(comparisons.values()):
+            own = {spec.cell for spec in cells}
+            known = sorted((t for t in self.recorded.values() if t.spec.cell in own), key=lambda t: t.started_at)
+            share = rule.share_of_budget(len(comparisons) - number)
+            compared = Rounds(self.sweep, cells, share, known).run()
+            rule = rule.after(compared.seconds)
+            for trial in compared.trials:
+                by_cell.setdefault(trial.spec.cell, []).append(trial)
+        for trial in self.sweep.run(lacking):
+            by_cell.setdefault(trial.spec.cell, []).append(trial)
+        return [trial for spec in self.plan.specs for trial in by_cell.get(spec.cell, [])]
 
 
 def run(  # noqa: PLR0913  the command line's options, all by keyword
@@ -168,7 +195,7 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     bench = find_bench(request.device, request.data_dir, make_engine, _zoo_models(request))
     specs, notes = _plan_for(request, bench)
     specs = _supported(specs, bench.environment, explicit=request.axes.precisions is not None)
-    return assemble(bench, store, specs, Going(request.retry, request.again, notes), listener)
+    return assemble(bench, store, specs, Going(request.retry, request.again, notes, request.rule), listener)
 
 
 @dataclass(frozen=True)
@@ -179,11 +206,13 @@ class Going:
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again.
         notes: What the user should know before it starts.
+        rule: When a comparison's rounds end; None measures each cell once, by itself.
     """
 
     retry: bool = False
     again: bool = False
     notes: tuple[str, ...] = ()
+    rule: Rule | None = None
 
 
 def assemble(
@@ -192,9 +221,13 @@ def assemble(
     """Return the job that measures those specs that no record answers yet."""
     environment = bench.environment
     recorded, problems = store.load(environment) if store is not None else ({}, [])
-    asked = {spec.key: spec for spec in specs}
+    asked = {spec.cell: spec for spec in specs}
     # Defaults are not in a key: a record made under other defaults has the key, and answers another question.
-    recorded = {key: trial for key, trial in recorded.items() if trial.spec == asked.get(key)}
+    recorded = {
+        key: trial
+        for key, trial in recorded.items()
+        if trial.spec.model_copy(update={"repeat": 0}) == asked.get(trial.spec.cell)
+    }
     if going.again:
         recorded = {}
     if going.retry:
@@ -207,6 +240,7 @@ def assemble(
         problems=tuple(problems),
         notes=notes,
         sweep=Sweep(bench.engine, store, environment, listener or Silent(), data_note=" ".join(notes) or None),
+        rule=going.rule,
     )
 
 

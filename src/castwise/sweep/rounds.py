@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.analyze.speedups import speedup_estimate
@@ -35,6 +35,14 @@ class Rule:
     max_rounds: int = 12
     budget_seconds: float | None = None
 
+    def share_of_budget(self, comparisons: int) -> "Rule":
+        """Return the rule for the next of several comparisons that share the budget left."""
+        return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds / comparisons)
+
+    def after(self, seconds: float) -> "Rule":
+        """Return the rule once some of the budget is spent."""
+        return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds - seconds)
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -44,10 +52,12 @@ class Compared:
         trials: Every trial, those of earlier jobs first, one a cell and round.
         ending: Why no further round was begun: every interval is `narrow`, the `budget` or the most `rounds`
             are spent, or all that could be compared `failed`.
+        seconds: Wall time of the rounds.
     """
 
     trials: tuple[Trial, ...]
     ending: Ending
+    seconds: float
 
 
 class Rounds:
@@ -76,7 +86,7 @@ class Rounds:
             wanted = self._open_cells()
             self._run_round(wanted, number=self._num_rounds() + 1)
             self._longest_round = max(self._longest_round, time.perf_counter() - started)
-        return Compared(tuple(self._trials), ending)
+        return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
 
     def _ending(self) -> Ending | None:
         if not self._open_cells():
