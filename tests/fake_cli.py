@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-MEASURE_ONLY = ("torch", "torchvision", "numpy", "timm", "pynvml")
+MEASURE_ONLY = ("torch", "torchvision", "timm", "pynvml")
 UNCLEAN = 99
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 
+from castwise.analyze.estimates import Estimate
 from castwise.analyze.speedups import speedup_estimate, step_times
 from castwise.plan import Protocol, TrialSpec
 from castwise.record import Block, Facts, Trial
@@ -95,6 +96,10 @@ def of(compared: Compared, precision: str) -> list[Trial]:
     return [trial for trial in compared.trials if trial.spec.precision == precision]
 
 
+def speedup_of(compared: Compared, precision: str) -> Estimate | None:
+    return speedup_estimate(of(compared, "fp32"), of(compared, precision))
+
+
 def test_residents_take_turns_and_every_round_has_fresh_processes() -> None:
     made = engine()
     compared = compare(made)
@@ -119,7 +124,7 @@ def test_those_of_one_sitting_know_each_other() -> None:
 
 def test_drift_leaves_the_ratio() -> None:
     compared = compare(engine(drift=0.01), max_rounds=3)
-    ratio = speedup_estimate(compared.trials, cells("bf16-mixed")[0])
+    ratio = speedup_of(compared, "bf16-mixed")
     assert ratio is not None
     assert ratio.value == pytest.approx(2.5, rel=0.01), "although the last block took twice the first one's time"
     seconds = [second for trial in of(compared, "fp32") for second in step_times(trial)]
@@ -176,7 +181,7 @@ def test_what_does_not_fit_beside_the_others_sits_with_the_baseline() -> None:
     assert [len(of(compared, name)) for name in NAMES][1:] == [3, 3]
     assert {trial.status for trial in compared.trials} == {"ok"}
     for name in NAMES[1:]:
-        ratio = speedup_estimate(compared.trials, cells(name)[0])
+        ratio = speedup_of(compared, name)
         assert ratio is not None
         assert ratio.n == 3, "each has sat with float32"
 
@@ -184,7 +189,7 @@ def test_what_does_not_fit_beside_the_others_sits_with_the_baseline() -> None:
 def test_what_does_not_fit_beside_the_baseline_is_measured_alone() -> None:
     compared = compare(engine(memory=9.0))
     assert {trial.status for trial in compared.trials} == {"ok"}
-    ratio = speedup_estimate(compared.trials, cells("bf16-mixed")[0])
+    ratio = speedup_of(compared, "bf16-mixed")
     assert ratio is not None
     assert ratio.value == pytest.approx(2.5, rel=0.01)
 
@@ -193,7 +198,7 @@ def test_only_what_does_not_fit_alone_is_out_of_memory() -> None:
     compared = compare(engine(memory=6.0))
     assert [trial.status for trial in of(compared, "fp32")] == ["oom"]
     assert {trial.status for trial in of(compared, "bf16-mixed")} == {"ok"}
-    assert speedup_estimate(compared.trials, cells("bf16-mixed")[0]) is None
+    assert speedup_of(compared, "bf16-mixed") is None
 
 
 def test_a_crash_ends_a_cell_and_nothing_else() -> None:

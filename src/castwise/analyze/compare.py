@@ -1,42 +1,58 @@
-"""Set the trials of a job beside their baseline."""
+"""Set the cells of a job beside their baseline."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from castwise.analyze import metrics
+from castwise.analyze.estimates import Estimate, Verdict, estimate, judge
+from castwise.analyze.speedups import baselines_among, speedup_estimate, step_estimate
 from castwise.precisions import BASELINE
 from castwise.record import Trial
+
+MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trial's figures, and what they are relative to the baseline.
+    """One cell's figures over all its processes, and what they are relative to the baseline.
 
     Attributes:
-        trial: The trial.
+        trial: The cell's first trial, or the one that failed.
+        trials: All its trials, one a process.
         throughput: Units per second.
-        spread: The blocks' interquartile range over their median.
-        step_seconds: Median seconds per step.
+        throughput_estimate: The same with its interval.
+        spread: The blocks' interquartile range over their median, within a process; the median over processes.
+        step_seconds: Seconds per step: the median over blocks, the geometric mean over processes.
         speedup: Baseline step time over this one's; above 1 is faster. None without a baseline.
+        speedup_estimate: The same with its interval.
+        verdict: Whether it is faster, slower or the same as the baseline; None for the baseline itself, and where
+            nothing was measured.
         scaling_efficiency: Throughput over world size times the throughput of the same cell on one GPU; 1 is ideal.
             None on one GPU, and where that cell is not among the trials.
         peak_allocated_bytes: Peak of what tensors held.
         peak_reserved_bytes: Peak of what the allocator held.
         memory_ratio: Peak allocated over the baseline's.
+        memory_estimate: The same with its interval.
         final_loss: The last timed step's loss.
         final_step: The number of that step, warm-up counted.
         skipped_steps: Timed steps that loss scaling skipped.
     """
 
     trial: Trial
+    trials: tuple[Trial, ...]
     throughput: float | None
+    throughput_estimate: Estimate | None
     spread: float | None
     step_seconds: float | None
     speedup: float | None
+    speedup_estimate: Estimate | None
+    verdict: Verdict | None
     scaling_efficiency: float | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     memory_ratio: float | None
+    memory_estimate: Estimate | None
     final_loss: float | None
     final_step: int | None
     skipped_steps: int
@@ -60,46 +76,117 @@ def _cell_of(trial: Trial) -> tuple[object, ...]:
     return _group_but(trial, {"world_size", "parallelism", "repeat"})
 
 
-def compare(trials: Sequence[Trial]) -> list[Row]:
-    """Return a row for each trial, in order, relative to the first fp32 trial of its group.
+def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
+    """Return a row for each cell, in the order of their first trials, relative to the fp32 cell of its group.
 
     A baseline that did not end `ok` gives no ratios.
+
+    Args:
+        trials: The trials of one job or of several.
+        margin: How far from 1 a speed-up still is "the same".
     """
-    baselines: dict[tuple[object, ...], Trial] = {}
-    alone: dict[tuple[object, ...], Trial] = {}
+    cells: dict[tuple[object, ...], list[Trial]] = {}
+    groups: dict[tuple[object, ...], list[Trial]] = {}
+    alone: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        if trial.spec.precision == BASELINE and trial.status == "ok":
-            baselines.setdefault(group_of(trial), trial)
+        cells.setdefault((trial.environment.fingerprint, trial.spec.cell), []).append(trial)
+        groups.setdefault(group_of(trial), []).append(trial)
         if trial.spec.world_size == 1 and trial.status == "ok":
-            alone.setdefault(_cell_of(trial), trial)
-    return [_row(trial, baselines.get(group_of(trial)), alone.get(_cell_of(trial))) for trial in trials]
+            alone.setdefault(_cell_of(trial), []).append(trial)
+    return [
+        _row(cell, groups[group_of(cell[0])], alone.get(_cell_of(cell[0]), []), trials, margin)
+        for cell in cells.values()
+    ]
 
 
-def _row(trial: Trial, baseline: Trial | None, alone: Trial | None) -> Row:
-    loss = metrics.final_loss(trial)
-    seconds, peak = metrics.step_seconds(trial), metrics.peak_allocated_bytes(trial)
+def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], trials: Sequence[Trial], margin: float) -> Row:
+    shown = next((trial for trial in cell if trial.status not in ("ok", "diverged")), cell[0])
+    loss = metrics.final_loss(shown)
+    step = step_estimate(cell)
+    rate = _rate(cell, step)
+    baselines = baselines_among(group)
+    speedup = _speedup(cell, baselines)
+    memory = estimate(_memory_ratios(cell, baselines))
+    spreads = [value for trial in cell if (value := metrics.spread(trial)) is not None]
     return Row(
-        trial=trial,
-        throughput=metrics.throughput(trial),
-        spread=metrics.spread(trial),
-        step_seconds=seconds,
-        speedup=_ratio(metrics.step_seconds(baseline), seconds) if baseline else None,
-        scaling_efficiency=_scaling_efficiency(trial, alone),
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=metrics.peak_reserved_bytes(trial),
-        memory_ratio=_ratio(peak, metrics.peak_allocated_bytes(baseline)) if baseline else None,
+        trial=shown,
+        trials=tuple(cell),
+        throughput=rate.value if rate else None,
+        throughput_estimate=rate,
+        spread=statistics.median(spreads) if spreads else None,
+        step_seconds=step.value if step else None,
+        speedup=speedup.value if speedup else None,
+        speedup_estimate=speedup,
+        verdict=_verdict(cell, speedup, trials, margin),
+        scaling_efficiency=_scaling_efficiency(cell, rate, alone),
+        peak_allocated_bytes=_largest(metrics.peak_allocated_bytes(trial) for trial in cell),
+        peak_reserved_bytes=_largest(metrics.peak_reserved_bytes(trial) for trial in cell),
+        memory_ratio=memory.value if memory else None,
+        memory_estimate=memory,
         final_loss=loss[0] if loss else None,
         final_step=loss[1] if loss else None,
-        skipped_steps=metrics.skipped_steps(trial),
+        skipped_steps=sum(metrics.skipped_steps(trial) for trial in cell),
     )
 
 
-def _scaling_efficiency(trial: Trial, alone: Trial | None) -> float | None:
-    if alone is None or trial.spec.world_size == 1:
+def _rate(cell: list[Trial], step: Estimate | None) -> Estimate | None:
+    """Return units per second from seconds per step."""
+    facts = next((trial.facts for trial in cell if trial.facts is not None), None)
+    if step is None or facts is None:
         return None
-    gain = _ratio(metrics.throughput(trial), metrics.throughput(alone))
-    return None if gain is None else gain / trial.spec.world_size
+    units = cell[0].spec.batch_size * facts.units_per_sample * cell[0].spec.world_size
+    return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+def _speedup(cell: list[Trial], baselines: list[Trial]) -> Estimate | None:
+    if baselines and cell[0].spec.cell == baselines[0].spec.cell:
+        step = step_estimate(cell)
+        return Estimate(1.0, 1.0, 1.0, step.n) if step else None
+    return speedup_estimate(baselines, cell)
+
+
+def _memory_ratios(cell: list[Trial], baselines: list[Trial]) -> list[float]:
+    """Return peak over baseline's peak, of the processes of the same round."""
+    by_repeat = {trial.spec.repeat: metrics.peak_allocated_bytes(trial) for trial in baselines}
+    first = next((peak for peak in by_repeat.values() if peak), None)
+    pairs = ((metrics.peak_allocated_bytes(trial), by_repeat.get(trial.spec.repeat) or first) for trial in cell)
+    return [own / base for own, base in pairs if own and base]
+
+
+def _verdict(cell: list[Trial], speedup: Estimate | None, trials: Sequence[Trial], margin: float) -> Verdict | None:
+    if cell[0].spec.precision == BASELINE or step_estimate(cell) is None:
+        return None
+    return judge(speedup, margin) if speedup else _incomparable(cell[0], trials)
+
+
+def _incomparable(trial: Trial, trials: Sequence[Trial]) -> Verdict | None:
+    """Return why there is float32 to be seen and none to compare with, None where there is none at all."""
+    others = [other for other in trials if other.spec.precision == BASELINE and other.status == "ok"]
+    if not others:
+        return None
+    differences = min((_differences(trial, other) for other in others), key=len)
+    return Verdict("incomparable", f"float32 was measured with another {', another '.join(differences)}", None)
+
+
+def _differences(trial: Trial, other: Trial) -> list[str]:
+    """Return the fields in which two trials must not differ for a ratio of theirs to mean something, and do."""
+    spec, theirs = trial.spec.model_dump(), other.spec.model_dump()
+    found = [name for name in spec if name not in ("precision", "loss_scale", "repeat") and spec[name] != theirs[name]]
+    machine, other_machine = trial.environment, other.environment
+    if machine.fingerprint != other_machine.fingerprint:
+        found += [name for name in _MACHINE if getattr(machine, name) != getattr(other_machine, name)]
+    return [f"{name.replace('_', ' ')}" for name in found]
+
+
+_MACHINE = ("device_name", "driver", "torch", "torchvision", "cuda", "cudnn", "castwise", "host", "num_threads")
+
+
+def _scaling_efficiency(cell: list[Trial], rate: Estimate | None, alone: list[Trial]) -> float | None:
+    if cell[0].spec.world_size == 1 or rate is None:
+        return None
+    single = _rate(alone, step_estimate(alone)) if alone else None
+    return None if single is None else rate.value / (single.value * cell[0].spec.world_size)
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import stdtrit
-
 VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"]
 
 # What is called a 95 % interval is Student's at this level: where rounds are added until the interval is narrow
@@ -81,8 +79,15 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     middle, n = statistics.fmean(logarithms), len(logarithms)
     if n < MIN_PROCESSES:
         return Estimate(math.exp(middle), math.nan, math.nan, n)
-    reach = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * statistics.stdev(logarithms) / math.sqrt(n)
+    reach = student_quantile(n - 1) * statistics.stdev(logarithms) / math.sqrt(n)
     return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)
+
+
+def student_quantile(freedom: float) -> float:
+    """Return how many standard errors a 95 % interval reaches to either side, at these degrees of freedom."""
+    from scipy.special import stdtrit  # half a second, that only figures of several processes are worth
+
+    return float(stdtrit(freedom, 0.5 + LEVEL / 2))
 
 
 def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:

@@ -4,29 +4,25 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from scipy.special import stdtrit
-
-from castwise.analyze.estimates import LEVEL, Estimate, estimate, paired_ratio
-from castwise.plan import TrialSpec
+from castwise.analyze.estimates import Estimate, estimate, paired_ratio, student_quantile
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 
 _MEASURED = ("ok", "diverged")
 
 
-def speedup_estimate(trials: Sequence[Trial], spec: TrialSpec) -> Estimate | None:
-    """Return the speed-up of a cell over float32 in the trials, None where either was not measured.
+def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
+    """Return the speed-up of one cell over another, None where either was not measured.
 
     Each sitting gives one ratio, the median over its turns. Where the two never sat together (they do not fit into
     memory side by side), drift is not cancelled, and the ratio is that of two independent means.
 
     Args:
-        trials: Trials of one comparison.
-        spec: The cell.
+        baselines: The trials of the baseline's cell.
+        trials: The trials of the other.
     """
-    own = [trial for trial in trials if trial.spec.cell == spec.cell and _was_timed(trial)]
-    baselines = [trial for trial in trials if trial.spec.precision == BASELINE and _was_timed(trial)]
-    by_sitting = {trial.sitting: trial for trial in baselines if trial.sitting is not None}
+    own, others = ([trial for trial in side if _was_timed(trial)] for side in (trials, baselines))
+    by_sitting = {trial.sitting: trial for trial in others if trial.sitting is not None}
     paired = [
         ratio
         for trial in own
@@ -35,9 +31,15 @@ def speedup_estimate(trials: Sequence[Trial], spec: TrialSpec) -> Estimate | Non
     ]
     if paired:
         return estimate(paired)
-    if not own or not baselines:
+    if not own or not others:
         return None
-    return _of_independent([_middle(trial) for trial in baselines], [_middle(trial) for trial in own])
+    return _of_independent([_middle(trial) for trial in others], [_middle(trial) for trial in own])
+
+
+def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of the float32 cell that the others are compared with: the first that ended well."""
+    first = next((t.spec.cell for t in trials if t.spec.precision == BASELINE and t.status == "ok"), None)
+    return [trial for trial in trials if trial.spec.cell == first]
 
 
 def step_times(trial: Trial) -> list[float]:
@@ -73,5 +75,5 @@ def _of_independent(baselines: Sequence[float], own: Sequence[float]) -> Estimat
     if error == 0:
         return Estimate(math.exp(middle), math.exp(middle), math.exp(middle), n)
     freedom = error**2 / sum(term**2 / (len(side) - 1) for term, side in zip(terms, sides, strict=True))
-    reach = float(stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(error)
+    reach = student_quantile(freedom) * math.sqrt(error)
     return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from castwise.analyze.speedups import speedup_estimate
+from castwise.analyze.speedups import baselines_among, speedup_estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
 from castwise.record import Trial
@@ -113,7 +113,7 @@ class Rounds:
             return False
         if spec.precision == BASELINE:
             return True  # its own interval is nobody's question
-        ratio = speedup_estimate(self._trials, spec)
+        ratio = speedup_estimate(baselines_among(self._trials), own)
         return ratio is None or ratio.half_width <= self._rule.half_width
 
     def _run_round(self, specs: list[TrialSpec], number: int) -> None:
