@@ -166,6 +166,7 @@ class FakeEngine:
         environment: The machine it claims to be.
         faults: What goes wrong, by precision, by spec key, or by the session's number ("#1" is the first).
         data_set: Puts a data set into a folder; None: there is no network.
+        exclusive: Whether two trials must not be open at once: True but for rounds.
         devices: What `open` accepts besides "auto".
         models: The models that its zoos have.
         on_hang: Is called when a trial starts to hang.
@@ -177,6 +178,7 @@ class FakeEngine:
     environment: Environment = field(default_factory=fake_environment)
     faults: Mapping[str, Fault] = field(default_factory=dict)
     data_set: Callable[[str, Path], None] | None = None
+    exclusive: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")
     on_hang: Callable[[], None] = lambda: None
@@ -187,7 +189,7 @@ class FakeEngine:
     def start(self, timeout_seconds: float, num_processes: int = 1) -> "FakeSession":
         assert timeout_seconds > 0
         assert num_processes >= 1
-        assert self.num_open == 0, "trials must not share the machine"
+        assert not self.exclusive or self.num_open == 0, "trials must not share the machine"
         self.sessions.append(FakeSession(self, num_processes))
         return self.sessions[-1]
 

@@ -296,4 +296,5 @@ def test_the_examples_of_the_help_are_understood(command: CommandLine) -> None:
         arguments = re.split(r"\s{3,}", example)[0].split()
         if "DIR" in arguments:
             continue  # it needs real data
-        assert command(*arguments, "--results", command.results).code == 0, example
+        engine = FakeEngine(exclusive="--within" not in arguments)
+        assert command(*arguments, "--results", command.results, engine=engine).code == 0, example

@@ -18,8 +18,10 @@ from castwise.report import tables
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
 
 CSV_HEADER = (
-    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,throughput_per_second,speedup,scaling_efficiency,"
-    "step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,final_loss,status,unit,memory_ratio,final_step,skipped_steps,"
+    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,throughput_per_second,speedup,verdict,"
+    "scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,final_loss,status,unit,processes,"
+    "throughput_low,throughput_high,speedup_low,speedup_high,memory_low,memory_high,verdict_reason,"
+    "memory_ratio,final_step,skipped_steps,"
     "message,device,torch,key"
 )
 
@@ -251,7 +253,7 @@ def test_csv_quotes_what_needs_it() -> None:
 def test_json_holds_rows_advice_and_whole_trials() -> None:
     document = as_json(JOB)
     assert set(document) == {"rows", "advice", "trials"}
-    assert [set(row) for row in document["rows"]] == [set(CSV_HEADER.split(","))] * 4
+    assert [set(row) for row in document["rows"]] == [{*CSV_HEADER.split(","), "estimates"}] * 4
     assert [row["speedup"] for row in document["rows"][:2]] == [pytest.approx(1), pytest.approx(3)]
     assert document["rows"][2]["final_loss"] is None
     assert document["rows"][3]["final_loss"] == "nan"

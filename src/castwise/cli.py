@@ -3,12 +3,15 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 import castwise
 from castwise.errors import CastwiseError, UsageError
+
+if TYPE_CHECKING:
+    from castwise.sweep.rounds import Rule
 
 _EXAMPLES = """\
 Examples:
@@ -47,6 +50,8 @@ Examples:
     castwise run resnet50 --precision bf16-mixed --gpus 1,2,4
 
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
+
+    castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
 """
 
 
@@ -172,6 +177,17 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         float | None,
         typer.Option(help="Seconds one phase of a trial may take before it is given up.", metavar="S"),
     ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(help="Measure in rounds until every speed-up is known within this share.", metavar="SHARE"),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Measure in rounds for this wall time: 60s, 5min.", metavar="TIME")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Rounds at the most, each with fresh processes that take turns.", min=1, metavar="N"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
     retry: Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")] = False,
@@ -197,6 +213,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         seconds=seconds,
         timeout_seconds=timeout,
         seed=seed,
+        rule=_rule(within, budget, rounds),
         retry=retry,
         again=again,
     )
@@ -304,6 +321,22 @@ def main() -> NoReturn:
         print(f"castwise: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def _rule(within: str | None, budget: str | None, rounds: int | None) -> "Rule | None":
+    """Return when rounds end; None where none of the three is asked for, so that each cell is measured once."""
+    from castwise.quantities import parse_duration, parse_share
+    from castwise.sweep.rounds import Rule
+
+    if within is None and budget is None and rounds is None:
+        return None
+    most = Rule.max_rounds if rounds is None else rounds
+    return Rule(
+        half_width=Rule.half_width if within is None else parse_share("--within", within),
+        min_rounds=min(Rule.min_rounds, most),
+        max_rounds=most,
+        budget_seconds=None if budget is None else parse_duration("--budget", budget),
+    )
 
 
 def _split(option: str, text: str | None) -> tuple[str, ...] | None:

@@ -52,6 +52,11 @@ class Protocol(Document):
 # A CPU's steps take long and spread widely: fewer, longer blocks, and an end well inside two minutes for four trials.
 CPU_PROTOCOL = Protocol(warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0)
 CUDA_PROTOCOL = Protocol()
+# In rounds a process is one of several, and ends as soon as its median is known.
+CPU_ROUND = Protocol(
+    warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0
+)
+CUDA_ROUND = Protocol(block_seconds=0.1, num_blocks=12, min_blocks=4, max_seconds=20.0)
 
 
 class TrialSpec(Document):

@@ -1,8 +1,10 @@
 """The columns of a job's table: one row each, shared by every format."""
 
+import math
 from collections.abc import Sequence
 
 from castwise.analyze.compare import Row
+from castwise.analyze.estimates import Estimate
 from castwise.plan import SYNTHETIC
 from castwise.precisions import find_precision, why_emulated
 from castwise.record import Trial
@@ -38,9 +40,41 @@ def _spread(row: Row) -> str:
     return "–" if row.spread is None else f"{100 * row.spread:.2g} %"
 
 
+def _speedup(row: Row) -> str:
+    found = row.speedup_estimate
+    if found is None or not math.isfinite(found.half_width) or found.low == found.high:
+        return format_ratio(row.speedup)
+    return f"{format_ratio(found.value)} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _verdict(row: Row) -> str:
+    return "–" if row.verdict is None else row.verdict.kind
+
+
 def _efficiency(row: Row) -> str:
     return "–" if row.scaling_efficiency is None else f"{100 * row.scaling_efficiency:.0f} %"
 
+
+def _reason(row: Row) -> str | None:
+    return None if row.verdict is None else row.verdict.reason
+
+
+def _end_of(name: str, end: str) -> Column[Row]:
+    """Return the column of one end of a figure's interval; None without an interval."""
+
+    def value(row: Row) -> float | None:
+        found: Estimate | None = getattr(row, f"{name}_estimate")
+        ending = None if found is None else float(getattr(found, end))
+        return ending if ending is not None and math.isfinite(ending) else None
+
+    return Column(f"{name}_{end}", f"{name} {end}", value, lambda row: _number(value(row)))
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.6g}"
+
+
+_WHERE_ANY = ("speedup", "scaling_efficiency", "peak_reserved_bytes", "spread")
 
 COLUMNS: tuple[Column[Row], ...] = (
     Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
@@ -69,7 +103,8 @@ COLUMNS: tuple[Column[Row], ...] = (
         left=True,
     ),
     Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
-    Column("speedup", "speed-up", lambda r: r.speedup, lambda r: format_ratio(r.speedup)),
+    Column("speedup", "speed-up", lambda r: r.speedup, _speedup),
+    Column("verdict", "verdict", lambda r: r.verdict and r.verdict.kind, _verdict, left=True),
     Column("scaling_efficiency", "scaling efficiency", lambda r: r.scaling_efficiency, _efficiency),
     Column("step_seconds", "step time", lambda r: r.step_seconds, lambda r: format_seconds(r.step_seconds)),
     Column("spread", "spread", lambda r: r.spread, _spread),
@@ -87,6 +122,9 @@ COLUMNS: tuple[Column[Row], ...] = (
 # In CSV and JSON only: what a table folds into the cells of others, or leaves to its foot.
 EXTRA_COLUMNS: tuple[Column[Row], ...] = (
     Column("unit", "unit", _unit, _unit),
+    Column("processes", "processes", lambda r: len(r.trials), lambda r: str(len(r.trials))),
+    *(_end_of(name, end) for name in ("throughput", "speedup", "memory") for end in ("low", "high")),
+    Column("verdict_reason", "why", _reason, lambda r: _reason(r) or "–"),
     Column("memory_ratio", "memory ratio", lambda r: r.memory_ratio, lambda r: format_ratio(r.memory_ratio)),
     Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step or "–")),
     Column("skipped_steps", "skipped", lambda r: r.skipped_steps, lambda r: str(r.skipped_steps)),
@@ -113,7 +151,9 @@ def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
             continue
         if column.name == "loss_scale" and values <= {"none", "dynamic"}:
             continue
-        if column.name in ("speedup", "scaling_efficiency", "peak_reserved_bytes", "spread") and values == {None}:
+        if column.name in _WHERE_ANY and values == {None}:
+            continue
+        if column.name == "verdict" and all(len(row.trials) == 1 for row in rows):
             continue
         shown.append(column)
     return shown
@@ -157,9 +197,20 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += [_noise(row) for row in rows if (row.spread or 0.0) > _NOISY]
     if any(row.trial.spec.world_size > 1 for row in rows):
         lines.append("throughput is that of all GPUs together; batch and peak memory are those of one GPU")
+    lines += _undecided(rows)
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
     return lines
+
+
+def _undecided(rows: Sequence[Row]) -> list[str]:
+    """Return why some verdicts are none, where cells were measured in rounds."""
+    return [
+        f"{row.trial.spec.label}: {row.verdict.kind}: {row.verdict.reason}"
+        for row in rows
+        if row.verdict is not None
+        and (row.verdict.kind == "incomparable" or (row.verdict.kind == "inconclusive" and len(row.trials) > 1))
+    ]
 
 
 def _noise(row: Row) -> str:

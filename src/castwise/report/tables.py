@@ -1,7 +1,10 @@
 """A job's rows as a terminal table, Markdown, CSV or JSON."""
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,7 +16,7 @@ from castwise.report.grid import csv_grid, fitting, markdown_grid, plain, termin
 
 _PIPED_WIDTH = 250
 # The columns that a narrow terminal does without, the first first.
-_DISPENSABLE = ("peak_reserved_bytes", "spread", "step_seconds", "data_set", "final_loss")
+_DISPENSABLE = ("peak_reserved_bytes", "spread", "step_seconds", "data_set", "final_loss", "verdict")
 
 
 def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console) -> None:
@@ -66,7 +69,7 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
     """Return an object with the rows' figures, the advice and the whole records."""
     columns = (*COLUMNS, *EXTRA_COLUMNS)
     document = {
-        "rows": [plain(columns, row) for row in rows],
+        "rows": [plain(columns, row) | _estimates(row) for row in rows],
         "advice": [
             {
                 "workload": item.workload,
@@ -76,9 +79,28 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
             }
             for item in advice
         ],
-        "trials": [json.loads(row.trial.model_dump_json()) for row in rows],
+        "trials": [json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],
     }
     return json.dumps(document, indent=2, default=str, allow_nan=False)
+
+
+def _estimates(row: Row) -> dict[str, Any]:
+    """Return a row's figures with their intervals, None where there is no figure, and its verdict."""
+    figures = {
+        "throughput_per_second": row.throughput_estimate,
+        "speedup": row.speedup_estimate,
+        "memory_ratio": row.memory_estimate,
+    }
+    estimates = {
+        name: None if found is None else {key: _or_none(value) for key, value in asdict(found).items()}
+        for name, found in figures.items()
+    }
+    verdict = None if row.verdict is None else {"kind": row.verdict.kind, "reason": row.verdict.reason}
+    return {"estimates": estimates, "verdict": verdict}
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def result_console(width: int | None = None) -> Console:

@@ -9,7 +9,18 @@ from typing import TypeVar
 
 from castwise.data_sets import MNIST, find_data_set
 from castwise.errors import MissingDataError, UsageError
-from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, SYNTHETIC, Axes, Plan, Protocol, TrialSpec, build_plan
+from castwise.plan import (
+    CPU_PROTOCOL,
+    CPU_ROUND,
+    CUDA_PROTOCOL,
+    CUDA_ROUND,
+    SYNTHETIC,
+    Axes,
+    Plan,
+    Protocol,
+    TrialSpec,
+    build_plan,
+)
 from castwise.precisions import find_precision, why_unsupported
 from castwise.record import Environment, Trial
 from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, provide
@@ -22,6 +33,16 @@ from castwise.workloads import find_workload
 # What a bare `castwise run` measures: short, and worth telling, on the machine it stands on.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
 _BARE_CUDA = ("resnet50", None)
+
+# By whether it is a CPU, and whether there are rounds.
+_PROTOCOLS = {
+    (False, False): CUDA_PROTOCOL,
+    (False, True): CUDA_ROUND,
+    (True, False): CPU_PROTOCOL,
+    (True, True): CPU_ROUND,
+}
+# A CPU's steps take long, and its figures spread too widely for any number of rounds to help.
+_CPU_BUDGET_SECONDS = 75.0
 
 _SEED_LIMIT = 2**63  # of torch.manual_seed
 
@@ -195,7 +216,9 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     bench = find_bench(request.device, request.data_dir, make_engine, _zoo_models(request))
     specs, notes = _plan_for(request, bench)
     specs = _supported(specs, bench.environment, explicit=request.axes.precisions is not None)
-    return assemble(bench, store, specs, Going(request.retry, request.again, notes, request.rule), listener)
+    return assemble(
+        bench, store, specs, Going(request.retry, request.again, notes, _rule(request.rule, bench.device)), listener
+    )
 
 
 @dataclass(frozen=True)
@@ -284,13 +307,19 @@ def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tu
 
 
 def _protocol(request: Request, is_cpu: bool) -> Protocol:
-    protocol = CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL
+    protocol = _PROTOCOLS[is_cpu, request.rule is not None]
     update: dict[str, float] = {}
     if request.seconds is not None:
         update = {"max_seconds": request.seconds, "block_seconds": request.seconds / protocol.num_blocks}
     if request.timeout_seconds is not None:
         update["timeout_seconds"] = request.timeout_seconds
     return protocol.model_copy(update=update)
+
+
+def _rule(rule: Rule | None, device: str) -> Rule | None:
+    if rule is None or rule.budget_seconds is not None or device != "cpu":
+        return rule
+    return replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
 
 
 def _mnist_or_synthetic(engine: Engine, data_dir: Path) -> tuple[str, str | None]:

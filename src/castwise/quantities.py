@@ -1,0 +1,53 @@
+"""Durations and shares as users write them."""
+
+import math
+import re
+
+from castwise.errors import UsageError
+
+_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Return the seconds of `90`, `90s`, `2min` or `1h`.
+
+    Args:
+        option: What the user set, for messages.
+        text: What the user wrote.
+
+    Raises:
+        UsageError: It is no duration above 0.
+    """
+    number, unit = _split(text)
+    seconds = number * _SECONDS[unit] if number is not None and unit in _SECONDS else math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"{option} takes a duration above 0, such as 60s or 5min; '{text}' is none.")
+    return seconds
+
+
+def parse_share(option: str, text: str) -> float:
+    """Return the share that `1%` or `0.01` is.
+
+    Args:
+        option: What the user set, for messages.
+        text: What the user wrote.
+
+    Raises:
+        UsageError: It is no share above 0 and below 1.
+    """
+    number, unit = _split(text)
+    share = {"%": 0.01, "": 1.0}.get(unit, math.nan) * (math.nan if number is None else number)
+    if not 0 < share < 1:
+        raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01; '{text}' is none.")
+    return share
+
+
+def _split(text: str) -> tuple[float | None, str]:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None, ""
+    try:
+        return float(match[1]), match[2].lower()
+    except ValueError:
+        return None, ""

@@ -1,0 +1,29 @@
+import pytest
+
+from castwise.errors import UsageError
+from castwise.quantities import parse_duration, parse_share
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60", 60), ("60s", 60), (" 1.5 min ", 90), ("2m", 120), ("1h", 3600), ("1e2s", 100)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration("--budget", text) == seconds
+
+
+@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("2.5 %", 0.025), ("50%", 0.5)])
+def test_shares(text: str, share: float) -> None:
+    assert parse_share("--within", text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1 year", "abc", "1..2s", "5%", "--", "1e999"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--budget takes a duration above 0") as caught:
+        parse_duration("--budget", text)
+    assert f"'{text}'" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0%", "-1%", "nan", "100%", "1", "2", "1s", "%", "abc"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--within takes a share"):
+        parse_share("--within", text)

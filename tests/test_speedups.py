@@ -1,0 +1,143 @@
+"""Speed-ups from several processes: paired where they sat together, and rows and verdicts made of them."""
+
+import json
+import math
+
+import pytest
+from fake_engine import fake_environment, fake_spec, fake_trial
+
+from castwise.analyze.compare import Row, compare
+from castwise.analyze.recommend import recommend
+from castwise.analyze.speedups import speedup_estimate, step_estimate
+from castwise.record import Status, Trial
+from castwise.report.columns import remarks
+from castwise.report.tables import to_json
+
+
+def sat(precision: str, sitting: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:
+    trial = fake_trial(fake_spec(precision, repeat=repeat), step_seconds=seconds, status=status)
+    return trial.model_copy(update={"sitting": sitting})
+
+
+def rounds(*pairs: tuple[float, float], drift: float = 1.0) -> list[Trial]:
+    """Return fp32 and bf16-mixed over rounds; the machine is slower by `drift` each turn."""
+    trials = []
+    for repeat, (before, after) in enumerate(pairs):
+        turns = [drift**turn for turn in range(5)]
+        trials.append(sat("fp32", f"s{repeat}", *(before * turn for turn in turns), repeat=repeat))
+        trials.append(sat("bf16-mixed", f"s{repeat}", *(after * turn for turn in turns), repeat=repeat))
+    return trials
+
+
+def rows_of(trials: list[Trial]) -> tuple[Row, Row]:
+    first, second = compare(trials)
+    return first, second
+
+
+def test_each_sitting_gives_one_ratio() -> None:
+    trials = rounds((0.3, 0.1), (0.3, 0.1), (0.3, 0.1), drift=1.5)
+    found = speedup_estimate(trials[::2], trials[1::2])
+    assert found is not None
+    assert (found.value, found.n) == (pytest.approx(3), 3)
+    assert found.half_width == pytest.approx(0, abs=1e-9), "drift falls on both alike"
+
+
+def test_without_a_common_sitting_drift_is_in_the_interval() -> None:
+    alone = [trial.model_copy(update={"sitting": None}) for trial in rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))]
+    found = speedup_estimate(alone[::2], alone[1::2])
+    assert found is not None
+    assert found.value == pytest.approx(3, rel=0.02)
+    assert found.n == 3
+    assert 0.1 < found.half_width < 0.5
+
+
+def test_unpaired_interval_is_welch_s() -> None:
+    from scipy.stats import ttest_ind
+
+    before, after = [0.30, 0.32, 0.31, 0.33], [0.10, 0.11, 0.10]
+    found = speedup_estimate(
+        [sat("fp32", None, second, repeat=n) for n, second in enumerate(before)],
+        [sat("bf16-mixed", None, second, repeat=n) for n, second in enumerate(after)],
+    )
+    logs = [[math.log(second) for second in side] for side in (before, after)]
+    expected = ttest_ind(*logs, equal_var=False).confidence_interval(0.96)
+    assert found is not None
+    assert (found.low, found.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
+
+
+def test_a_cell_is_one_row_however_many_processes() -> None:
+    base, mixed = rows_of(rounds((0.30, 0.10), (0.31, 0.10), (0.32, 0.11)))
+    assert len(base.trials) == len(mixed.trials) == 3
+    assert base.step_seconds == pytest.approx((0.30 * 0.31 * 0.32) ** (1 / 3))
+    assert base.speedup == 1
+    assert base.verdict is None
+    assert mixed.throughput_estimate is not None
+    assert mixed.throughput_estimate.low < (mixed.throughput or 0) < mixed.throughput_estimate.high
+    assert mixed.verdict is not None
+    assert mixed.verdict.kind == "faster"
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [((0.3, 0.3003, 0.2997), "same"), ((0.31, 0.3102, 0.3098), "slower"), ((0.25, 0.35, 0.3), "inconclusive")],
+)
+def test_verdicts_of_rows(after: tuple[float, ...], kind: str) -> None:
+    rows = compare(rounds(*((0.3, second) for second in after)))
+    assert rows[1].verdict is not None
+    assert rows[1].verdict.kind == kind
+    assert any("inconclusive" in line for line in remarks(rows)) == (kind == "inconclusive")
+
+
+def test_a_wider_margin_makes_the_same_of_more() -> None:
+    trials = rounds((0.3, 0.31), (0.3, 0.3102), (0.3, 0.3098))
+    assert [row.verdict.kind for row in compare(trials, margin=0.05) if row.verdict] == ["same"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 128}, "another batch size"),
+        ({"seed": 3}, "another seed"),
+        ({"workload": "dpn92"}, "another workload"),
+    ],
+)
+def test_what_differs_in_more_than_precision_is_not_compared(changes: dict[str, object], words: str) -> None:
+    other = fake_trial(fake_spec("bf16-mixed", **changes))
+    (_, row) = compare([fake_trial(fake_spec("fp32")), other])
+    assert row.speedup is None
+    assert row.verdict is not None
+    assert (row.verdict.kind, row.verdict.ratio) == ("incomparable", None)
+    assert words in row.verdict.reason
+    assert any(words in line for line in remarks([row]))
+
+
+@pytest.mark.parametrize(("field", "word"), [("gpu", "device name"), ("driver", "driver"), ("torch", "torch")])
+def test_nor_what_ran_on_another_machine(field: str, word: str) -> None:
+    other = fake_trial(fake_spec("bf16-mixed"), environment=fake_environment(**{field: "another"}))
+    (_, row) = compare([fake_trial(fake_spec("fp32")), other])
+    assert row.verdict is not None
+    assert f"another {word}" in row.verdict.reason
+
+
+def test_a_process_that_failed_shows_in_its_row() -> None:
+    trials = rounds((0.3, 0.1), (0.3, 0.1))
+    trials.append(sat("bf16-mixed", None, repeat=2, status="crashed"))
+    row = compare(trials)[1]
+    assert row.trial.status == "crashed"
+    assert row.speedup == pytest.approx(3)
+
+
+def test_json_has_values_with_their_intervals() -> None:
+    rows = compare(rounds((0.30, 0.10), (0.31, 0.10), (0.32, 0.11)))
+    document = json.loads(to_json(rows, recommend(rows)))
+    mixed = document["rows"][1]
+    assert set(mixed["estimates"]["speedup"]) == {"value", "low", "high", "n"}
+    assert mixed["estimates"]["speedup"]["n"] == 3
+    assert mixed["verdict"]["kind"] == "faster"
+    assert "interval" in mixed["verdict"]["reason"]
+    assert len(document["trials"]) == 6
+
+
+def test_nothing_timed_gives_nothing() -> None:
+    assert step_estimate([sat("fp32", None, status="oom")]) is None
+    assert speedup_estimate([], rounds((0.3, 0.1))) is None
