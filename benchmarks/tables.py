@@ -148,11 +148,30 @@ def suite_loops(_: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def coverage(name: str) -> str:
+    """Return how often simulated intervals hold the truth, as one run of coverage.py found it."""
+    lines = [
+        "| scenario | covered, 5 rounds | covered, stop rule | rounds | equal cells called different "
+        "| 2 % slower found | 1 % slower found |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in json.loads((RECORDS / "coverage" / f"{name}.json").read_text())["scenarios"]:
+        shares = (
+            row[key] for key in ("equal_called_different", "slower_by_2_percent_found", "slower_by_1_percent_found")
+        )
+        lines.append(
+            f"| {row['name']} | {row['coverage_five_rounds']:.1%} | {row['coverage_stop_rule']:.1%} "
+            f"| {row['mean_rounds']:.1f} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "advice": advice,
     "hand_written": hand_written,
     "overhead": overhead,
+    "coverage": coverage,
     "suite": suite,
     "suite_loops": suite_loops,
 }

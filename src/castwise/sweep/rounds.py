@@ -122,8 +122,8 @@ class Rounds:
         while waiting:
             cells = waiting.pop(0)
             group = [spec.model_copy(update={"repeat": len(self._of(spec))}) for spec in cells]
-            self._sweep.listener.started(group[0], number, self._rule.max_rounds)
-            sat = sit(self._sweep, group, together=not first, seed=number)
+            self._announce(group[0])
+            sat = sit(self._sweep, group, together=not first, number=number)
             self._keep(sat.trials)
             postponed = {spec.cell for spec in sat.postponed}
             waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
@@ -170,8 +170,14 @@ class Rounds:
         for trial in trials:
             if self._sweep.store is not None:
                 self._sweep.store.save(trial)
+            self._announce(trial.spec)
             self._trials.append(trial)
             self._sweep.listener.ended(trial)
+
+    def _announce(self, spec: TrialSpec) -> None:
+        """Say which trial this is, of as many as there will be at the least."""
+        index = len(self._trials) + 1
+        self._sweep.listener.started(spec, index, max(index, len(self._cells) * self._rule.min_rounds))
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
         return [trial for trial in self._trials if trial.spec.cell == spec.cell]

@@ -97,7 +97,7 @@ class _Resident:
             self.session.close()  # its memory is the others'
 
 
-def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, seed: int = 0) -> Sat:
+def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, number: int = 1) -> Sat:
     """Let cells take turns until each is settled or its time is up, and return their records.
 
     Args:
@@ -105,14 +105,14 @@ def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, seed: int =
         specs: The cells, the baseline first: it is the last to be short of memory.
         together: Whether the cells are set up all at once, which is quicker, or one by one, which tells
             what each one's own set-up takes, and which of them does not fit beside the others.
-        seed: Of the order of each turn.
+        number: The round's number, for progress and for the order of its turns.
     """
     residents: list[_Resident] = []
     try:
         for spec in specs:
             residents.append(_Resident(spec, sweep))
-        _move_in(sweep, residents, together=together)
-        _take_turns(sweep, residents, random.Random(seed))
+        _move_in(sweep, residents, together, number)
+        _take_turns(sweep, residents, number)
         for resident in residents:
             if resident.is_well:
                 resident.finish()
@@ -125,26 +125,26 @@ def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, seed: int =
     return Sat(trials, tuple(resident.spec for resident in postponed))
 
 
-def _move_in(sweep: Sweep, residents: list[_Resident], *, together: bool) -> None:
+def _move_in(sweep: Sweep, residents: list[_Resident], together: bool, number: int) -> None:
     if together:
-        sweep.listener.phase("setting up", 0.05)
+        sweep.listener.phase(f"round {number}: setting up all", 0.05)
         with ThreadPoolExecutor(max_workers=len(residents)) as pool:
             list(pool.map(_Resident.move_in, residents))
         return
     for index, resident in enumerate(residents):
-        sweep.listener.phase(f"setting up {resident.spec.label}", 0.3 * index / len(residents))
+        sweep.listener.phase(f"round {number}: setting up {resident.spec.precision}", 0.3 * index / len(residents))
         resident.move_in()
 
 
-def _take_turns(sweep: Sweep, residents: list[_Resident], rng: random.Random) -> None:
-    turn = 0
+def _take_turns(sweep: Sweep, residents: list[_Resident], number: int) -> None:
+    rng, turn = random.Random(number), 0
     while any(resident.goes_on for resident in residents):
         # All that are well take the turn, settled or not: a ratio is made of turns that both sides had.
         order = [resident for resident in residents if resident.is_well]
         rng.shuffle(order)
         turn += 1
         most = max(resident.spec.protocol.num_blocks for resident in order)
-        sweep.listener.phase(f"turn {turn}", 0.3 + 0.7 * min(1.0, turn / most))
+        sweep.listener.phase(f"round {number}: turn {turn}", 0.3 + 0.7 * min(1.0, turn / most))
         for resident in order:
             resident.take_turn()
 
