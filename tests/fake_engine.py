@@ -125,6 +125,12 @@ def fake_spec(precision: str = "fp32", **changes: object) -> TrialSpec:
     return TrialSpec.model_validate(spec | changes)
 
 
+def fake_training(precision: str = "fp32", recipe: Mapping[str, object] | None = None, **changes: object) -> TrialSpec:
+    """Return a question about a training run of two epochs, unless the recipe has other fields."""
+    made = Recipe.model_validate({"epochs": 2, **(recipe or {})})
+    return fake_spec(precision, kind="training", recipe=made, **changes)
+
+
 def fake_facts(**changes: object) -> Facts:
     """Return what a made-up trial ran."""
     facts: dict[str, object] = {
