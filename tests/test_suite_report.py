@@ -399,6 +399,8 @@ def test_only_columns_that_wrap_give_way() -> None:
         "           cut to three",
     ]
     assert len(table(columns, rows, 80)) == 2
+    longer = [{"figure": "1" * 20, "words": "a" * 10 + " " + "b" * 11}]
+    assert table(columns, longer, 33)[1:] == [f"{'1' * 20}  {'a' * 10}", f"{'': >20}  {'b' * 11}"]
 
 
 def test_where_nothing_fits_cells_are_broken_and_not_cut_off() -> None:
