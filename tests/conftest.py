@@ -62,6 +62,10 @@ class CommandLine:
         """Run `castwise run ARGUMENTS --results ...`."""
         return self("run", *arguments, "--results", self.results, engine=engine)
 
+    def suite(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:
+        """Run `castwise suite ARGUMENTS --results ...`."""
+        return self("suite", *arguments, "--results", self.results, engine=engine)
+
     def records(self) -> list[Path]:
         """Return every file under the results folder, hidden ones too."""
         return sorted(path for path in self.results.rglob("*") if path.is_file())

@@ -4,6 +4,7 @@ Every figure here is invented: the GPU does not exist, its times are a formula, 
 real machine's.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
+from castwise.recipe import Recipe
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
 from castwise.sweep.engine import Tell, TrialFailedError
 
@@ -37,6 +39,14 @@ MEMORY = {
     "fp16-true": 0.5,
     "bf16-true": 0.5,
 }
+
+# Made up: what a sample of a training trial takes, the samples of a data set, and what comes on top.
+SAMPLE_BYTES = {"dpn92": 2**25}
+OTHER_SAMPLE_BYTES = 2**23
+FIXED_BYTES = 2**29
+CONTEXT_BYTES = 2**28
+DATA_SET_SAMPLES = 12_800
+FIRST_STEP_SECONDS = 0.5
 
 _REPEATED = ("run_block", "run_epoch")
 PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
@@ -115,6 +125,12 @@ def fake_spec(precision: str = "fp32", **changes: object) -> TrialSpec:
     return TrialSpec.model_validate(spec | changes)
 
 
+def fake_training(precision: str = "fp32", recipe: Mapping[str, object] | None = None, **changes: object) -> TrialSpec:
+    """Return a question about a training run of two epochs, unless the recipe has other fields."""
+    made = Recipe.model_validate({"epochs": 2, **(recipe or {})})
+    return fake_spec(precision, kind="training", recipe=made, **changes)
+
+
 def fake_facts(**changes: object) -> Facts:
     """Return what a made-up trial ran."""
     facts: dict[str, object] = {
@@ -158,6 +174,16 @@ def fake_trial(
     )
 
 
+def fake_run(
+    spec: TrialSpec, *epochs: Epoch, status: Status = "ok", environment: Environment | None = None, **samples: object
+) -> Trial:
+    """Return the answer of a training trial that had these epochs, or as many made-up ones as its recipe asks for."""
+    done = epochs or tuple(fake_epoch(spec, number) for number in range(recipe_of(spec).num_epochs))
+    ranks = (RankSamples.model_validate({"epochs": done} | samples),)
+    trial = fake_trial(spec, step_seconds=(), status=status, environment=environment, facts=fake_facts())
+    return trial.model_copy(update={"ranks": ranks, "message": "" if status == "ok" else "it went wrong (fake)"})
+
+
 @dataclass
 class FakeEngine:
     """Starts made-up trials, one at a time, and keeps count of them.
@@ -170,6 +196,7 @@ class FakeEngine:
         devices: What `open` accepts besides "auto".
         models: The models that its zoos have.
         on_hang: Is called when a trial starts to hang.
+        load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
         checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
@@ -182,6 +209,7 @@ class FakeEngine:
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")
     on_hang: Callable[[], None] = lambda: None
+    load_seconds: float = 0.0
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
@@ -274,39 +302,45 @@ class FakeSession:
     def resume(self) -> Resumed:
         self._enter("resume", after="set_up")
         self._epochs += self._engine.checkpoints.get(self.spec.key, [])
-        return Resumed(facts=fake_facts(), epochs=tuple(self._epochs))
+        facts = fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1)
+        return Resumed(facts=facts, epochs=tuple(self._epochs))
 
     def run_epoch(self, tell: Tell | None = None) -> Epoch:
         self._enter("run_epoch", after="resume")
+        if self._reserved_bytes() > (self._engine.environment.gpu_memory_bytes or 2**63):
+            raise TrialFailedError("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", log="(fake)")
         if tell is not None:
             tell(0.5)
         number, fault = len(self._epochs), self._fault()
         broken = fault is not None and fault.kind == "nan" and number >= fault.block
-        epoch = Epoch(
-            seconds=10.0,
-            data_seconds=1.0,
-            num_steps=100,
-            num_samples=100 * self.spec.batch_size,
-            counted_seconds=10.0,
-            counted_samples=100 * self.spec.batch_size,
-            losses=((99, float("nan") if broken else 2.3 * 0.5**number),),
-            learning_rate=0.1,
-            diverged="the loss was nan (fake)" if broken else None,
-        )
+        epoch = fake_epoch(self.spec, number, broken=broken, load_seconds=self._engine.load_seconds)
         self._epochs.append(epoch)
-        self._engine.checkpoints[self.spec.key] = list(self._epochs)
+        if len(self._epochs) < recipe_of(self.spec).num_epochs:
+            self._engine.checkpoints[self.spec.key] = list(self._epochs)
         return epoch
 
     def finish(self) -> tuple[RankSamples, ...]:
         self._enter("finish", after="run_epoch" if self._epochs else "run_block")
+        self._engine.checkpoints.pop(self.spec.key, None)
         return (self._samples(),) * self.num_processes
 
     def _samples(self) -> RankSamples:
+        on_cpu = self.spec.device == "cpu"
         if self._epochs:
-            return RankSamples(epochs=tuple(self._epochs))
+            reserved = self._reserved_bytes()
+            return RankSamples(
+                epochs=tuple(self._epochs),
+                peak_allocated_bytes=reserved - 2**21,
+                peak_reserved_bytes=None if on_cpu else reserved,
+                driver_used_bytes=None if on_cpu else reserved + CONTEXT_BYTES,
+            )
         peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision])
-        reserved = None if self.spec.device == "cpu" else peak + 2**21
+        reserved = None if on_cpu else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
+
+    def _reserved_bytes(self) -> int:
+        of_sample = SAMPLE_BYTES.get(self.spec.workload, OTHER_SAMPLE_BYTES)
+        return FIXED_BYTES + round(of_sample * self.spec.batch_size * MEMORY[self.spec.precision])
 
     def close(self) -> None:
         self.closed = True
@@ -348,6 +382,48 @@ class FakeSession:
 def step_seconds(spec: TrialSpec) -> float:
     """Return the made-up time of one step; a fifth longer on two GPUs than on one, and so on."""
     return (0.001 + 0.0001 * spec.batch_size) * STEP_TIME[spec.precision] * (0.8 + 0.2 * spec.world_size)
+
+
+def recipe_of(spec: TrialSpec) -> Recipe:
+    """Return the recipe of a training trial."""
+    assert spec.recipe is not None
+    return spec.recipe
+
+
+def fake_epoch(spec: TrialSpec, number: int = 0, *, broken: bool = False, load_seconds: float = 0.0) -> Epoch:
+    """Return an epoch of a made-up training trial; it counts what a real one counts.
+
+    Args:
+        spec: The trial.
+        number: Epochs done before.
+        broken: Whether its loss is no number.
+        load_seconds: What the loader takes for a sample.
+    """
+    recipe, step, batch_size = recipe_of(spec), step_seconds(spec), spec.process_batch_size
+    whole = max(1, (recipe.samples_per_epoch or DATA_SET_SAMPLES) // batch_size)
+    steps = min(whole, recipe.max_steps or whole)
+    wait = 0.01 * step + max(0.0, load_seconds * batch_size - step)
+    first = step + FIRST_STEP_SECONDS if number == 0 else None
+    seconds = steps * (step + wait) + (FIRST_STEP_SECONDS if first else 0.0)
+    skipped = min(recipe.skip_batches, steps)
+    before_counted = skipped * (step + wait) + (FIRST_STEP_SECONDS if first and skipped else 0.0)
+    judged = recipe.validate_each_epoch and not broken
+    return Epoch(
+        seconds=seconds,
+        data_seconds=steps * wait,
+        first_step_seconds=first,
+        validation_seconds=0.2 * steps * step if judged else 0.0,
+        num_steps=steps,
+        num_samples=steps * batch_size,
+        counted_seconds=seconds - (before_counted if skipped < steps else 0.0),
+        counted_samples=(steps - skipped) * batch_size,
+        losses=((steps - 1, math.nan if broken else 2.3 * 0.5**number),),
+        learning_rate=0.1,
+        accuracy=1 - 0.5 * 0.9**number if judged and "-lm" not in spec.workload else None,
+        validation_loss=5.0 * 0.9**number if judged else None,
+        shortened=steps < whole,
+        diverged="the loss was nan (fake)" if broken else None,
+    )
 
 
 def announce_on(descriptor: int) -> Callable[[], None]:

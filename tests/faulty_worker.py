@@ -12,22 +12,37 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from castwise.record import Block, Environment, Facts, RankSamples
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.sweep import door
 
 ENVIRONMENT = Environment(castwise="0", python="3", torch="2", host="h", system="s", cpu="Fake CPU", num_threads=1)
 FACTS = Facts(num_parameters=1, units_per_sample=1, param_dtypes={"float32": 1}, optimizer="SGD()", fp32_precision={})
 BLOCK = Block(seconds=0.5, num_steps=2, loss=1.0)
 
+EPOCH = Epoch(
+    seconds=2.0,
+    data_seconds=1.0,
+    first_step_seconds=0.5,
+    num_steps=2,
+    num_samples=8,
+    counted_seconds=2.0,
+    counted_samples=8,
+    losses=((1, 1.0),),
+    learning_rate=0.1,
+)
+
 ANSWERS: dict[str, dict[str, Any]] = {
     "open": {"event": "opened", "environment": ENVIRONMENT.model_dump(mode="json")},
     "set_up": {"event": "ready"},
     "warm_up": {"event": "warm", "facts": FACTS.model_dump(mode="json")},
     "run_block": {"event": "block", "block": BLOCK.model_dump(mode="json")},
+    "resume": {"event": "resumed", "resumed": Resumed(facts=FACTS, epochs=()).model_dump(mode="json")},
+    "run_epoch": {"event": "epoch", "epoch": EPOCH.model_dump(mode="json")},
+    "find_weights": {"event": "weights", "weights": {"files": {"resnet18": "/w.pth", "resnet34": None}}},
     "finish": {"event": "finished", "samples": RankSamples(blocks=(BLOCK,)).model_dump(mode="json")},
 }
 
@@ -168,6 +183,19 @@ def leave_child_behind(connection: Connection, log_path: str) -> None:
         os._exit(4)
 
     _serve(connection, log_path, "set_up", fork)
+
+
+def tell(events: Sequence[bytes], pause: float, hang: bool, connection: Connection, log_path: str) -> None:
+    """Send these events at "run_epoch", a pause before each; then answer, or hang."""
+
+    def send_all() -> None:
+        for event in events:
+            time.sleep(pause)
+            connection.send_bytes(event)
+        if hang:
+            time.sleep(_FOR_EVER_SECONDS)
+
+    _serve(connection, log_path, "run_epoch", send_all)
 
 
 def have_children(connection: Connection, log_path: str) -> None:

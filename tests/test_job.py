@@ -9,12 +9,11 @@ from fake_engine import FAKE_CPU, FakeEngine, Fault, fake_environment
 import castwise
 from castwise import data_sets
 from castwise.data_sets import MNIST
-from castwise.errors import DataError, EngineError, StoreError, UsageError
+from castwise.errors import DataError, StoreError, UsageError
 from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes
 from castwise.precisions import PRECISIONS
 from castwise.record import Trial
 from castwise.sweep import bench as bench_module
-from castwise.sweep.bench import find_commit, find_device
 from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.runner import Silent
 from castwise.sweep.store import Store, load_folder
@@ -272,21 +271,6 @@ def test_the_device_is_the_one_asked_for_or_the_first_gpu(
     assert made.plan.specs[0].protocol == (CPU_PROTOCOL if device == "cpu" else CUDA_PROTOCOL)
 
 
-def test_a_device_that_is_not_there_is_the_users_error() -> None:
-    engine = FakeEngine()
-    with pytest.raises(UsageError, match=r"The device 'cuda:9' cannot be opened: there is no cuda:9 \(fake\)\. `castw"):
-        find_device(engine, "cuda:9")
-    assert engine.num_open == 0
-
-
-@pytest.mark.parametrize("device", [None, "cpu"])
-def test_a_machine_that_cannot_be_looked_at_is_not_the_users_error(device: str | None) -> None:
-    engine = FakeEngine(faults={"#1": Fault("crash", "open")})
-    with pytest.raises(EngineError, match="could not open a device"):
-        find_device(engine, device)
-    assert engine.num_open == 0
-
-
 def test_seconds_and_timeout_go_into_the_protocol(job: Prepare) -> None:
     protocol = job(seconds=4.0, timeout_seconds=7.0).plan.specs[0].protocol
     assert (protocol.max_seconds, protocol.timeout_seconds) == (4.0, 7.0)
@@ -422,23 +406,6 @@ def test_the_function_refuses_an_empty_axis(engine: FakeEngine, arguments: dict[
     with pytest.raises(UsageError, match="empty"):
         castwise.run(**({"workload": "resnet50"} | arguments))
     assert engine.sessions == []
-
-
-def test_the_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(bench_module.COMMIT_VARIABLE, "abc")
-    assert find_commit() == "abc"
-
-
-def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_commit() is None
-
-
-def test_outside_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
-    monkeypatch.setattr(bench_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "bench.py"))
-    assert find_commit() is None
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**30])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import faulty_worker
 import pytest
@@ -239,6 +240,71 @@ def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: py
     failure = failure_of(session)
     phase = command.replace("_", " ")
     assert (failure.status, failure.message) == ("timeout", f"'{phase}' took longer than 0.25 s")
+
+
+def progress(done: float) -> bytes:
+    return json.dumps({"event": "progress", "done": done}).encode()
+
+
+def in_epoch(session: ProcessSession) -> ProcessSession:
+    """Return a session whose next command is the epoch."""
+    session.open("cpu")
+    session.set_up(SPEC)
+    session.resume()
+    return session
+
+
+def test_progress_comes_before_the_answer_and_in_order(start: Start) -> None:
+    told: list[float] = []
+    session = in_epoch(start(partial(faulty_worker.tell, [progress(share) for share in (0.25, 0.5, 1)], 0.0, False)))
+    assert session.run_epoch(told.append) == faulty_worker.EPOCH
+    assert told == [0.25, 0.5, 1.0]
+    assert session.run_epoch() == faulty_worker.EPOCH, "nobody need listen"
+
+
+def test_every_sign_of_life_resets_the_deadline(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    real = launcher.wait
+
+    def wait_for(ends: Any, timeout: float) -> Any:
+        limits.append(timeout)
+        return real(ends, timeout=timeout)
+
+    session = in_epoch(start(partial(faulty_worker.tell, [progress(0.5)] * 4, 0.02, False)))
+    monkeypatch.setattr(launcher, "wait", wait_for)
+    assert session.run_epoch() == faulty_worker.EPOCH
+    assert limits == [session._timeout_seconds] * 5, "each event has the whole limit again"
+
+
+def test_a_trial_that_stops_giving_signs_of_life_is_a_timeout(start: Start) -> None:
+    told: list[float] = []
+    session = in_epoch(start(partial(faulty_worker.tell, [progress(0.5)] * 2, 0.0, True)))
+    session._timeout_seconds = 1.0
+    with pytest.raises(TrialFailedError) as caught:
+        session.run_epoch(told.append)
+    assert (caught.value.status, caught.value.message) == ("timeout", "'run epoch' gave no sign of life for 1 s")
+    assert told == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("done", ["", ', "done": "half"', ', "done": null'])
+def test_progress_that_is_none(done: str, start: Start) -> None:
+    event = f'{{"event": "progress"{done}}}'.encode()
+    session = in_epoch(start(partial(faulty_worker.tell, [event], 0.0, False)))
+    with pytest.raises(TrialFailedError) as caught:
+        session.run_epoch()
+    assert (caught.value.status, caught.value.message) == ("crashed", "'run epoch' was answered with what is no answer")
+
+
+def test_a_failure_after_progress_is_that_failure(start: Start) -> None:
+    failed = json.dumps({"event": "failed", "status": "oom", "message": "full", "usage": False}).encode()
+    session = in_epoch(start(partial(faulty_worker.tell, [progress(0.5), failed], 0.0, False)))
+    with pytest.raises(TrialFailedError) as caught:
+        session.run_epoch()
+    assert (caught.value.status, caught.value.message) == ("oom", "full")
+
+
+def test_weights_are_files_by_model(start: Start, tmp_path: Path) -> None:
+    assert start().find_weights(["resnet18", "resnet34"], tmp_path) == {"resnet18": "/w.pth", "resnet34": None}
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,23 @@
 import pytest
-from fake_engine import fake_spec
+from fake_engine import fake_spec, fake_training
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from castwise.errors import UsageError
-from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes, Plan, Protocol, TrialSpec, build_plan, device_of_rank
+from castwise.plan import (
+    CPU_PROTOCOL,
+    CUDA_PROTOCOL,
+    Axes,
+    Plan,
+    Protocol,
+    TrialSpec,
+    build_plan,
+    device_of_rank,
+    is_real,
+    stand_in,
+    stands_in_for,
+)
 from castwise.precisions import PRECISIONS
 from castwise.recipe import Recipe
 from castwise.workloads import WORKLOADS
@@ -274,3 +286,19 @@ def test_documents_are_frozen_and_take_no_unknown_keys() -> None:
 def test_a_protocol_that_cannot_be_carried_out_is_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         Protocol.model_validate(changes)
+
+
+@pytest.mark.parametrize(
+    ("data_set", "stands_in", "real"),
+    [("synthetic", None, False), ("synthetic:mnist", "mnist", False), ("mnist", None, True), ("cifar100", None, True)],
+)
+def test_random_samples_that_stand_in_are_told_from_real_ones(data_set: str, stands_in: str | None, real: bool) -> None:
+    assert (stands_in_for(data_set), is_real(data_set)) == (stands_in, real)
+    if stands_in is not None:
+        assert stand_in(stands_in) == data_set
+
+
+def test_seeds_of_a_run_are_told_apart_by_their_labels() -> None:
+    first, second = (fake_training(seed=seed).label for seed in (0, 1))
+    assert (first, second) == ("resnet50 fp32 batch 256", "resnet50 fp32 batch 256 seed 1")
+    assert fake_spec(seed=1).label == first, "a steady job has one seed for all"

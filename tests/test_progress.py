@@ -109,3 +109,17 @@ def test_it_says_nothing_before_a_trial_starts() -> None:
     with LiveProgress(console):
         pass
     assert said(console) == ""
+
+
+@pytest.mark.parametrize("console", [piped(), terminal(120)], ids=["piped", "terminal"])
+def test_a_search_of_unknown_length_says_that_it_is_one(console: Console) -> None:
+    with LiveProgress(console) as progress:
+        for index in (1, 2):
+            spec = fake_spec(batch_size=128 * index)
+            progress.started(spec, index, 0)
+            progress.phase("epoch 1 of 1", 0.5)
+            progress.ended(fake_trial(spec, status="oom", message="full", step_seconds=()))
+    text = said(console)
+    assert "search for the largest batch, trial 2" in text
+    assert "of 0" not in text
+    assert " left" not in text

@@ -29,3 +29,27 @@ def test_rates_and_cycles_that_fit() -> None:
     recipe = Recipe(epochs=1, schedule=ONE_CYCLE, group_rates=(0.1, 0.2), first_cycle_epochs=1)
     assert recipe.first_cycle_rates == ()
     assert Recipe(epochs=1, schedule=ONE_CYCLE, first_cycle_epochs=1, first_cycle_rates=(0.1,)).group_rates == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_epochs", "is_shortened"),
+    [
+        ({}, 3, False),
+        ({"stop_after": 1}, 1, True),
+        ({"stop_after": 3}, 3, False),
+        ({"stop_after": 9}, 3, False),
+        ({"max_steps": 5}, 3, True),
+        ({"stop_after": 2, "max_steps": 5}, 2, True),
+    ],
+)
+def test_a_recipe_says_how_long_it_runs_and_whether_it_was_cut(
+    fields: dict[str, Any], num_epochs: int, is_shortened: bool
+) -> None:
+    recipe = Recipe(epochs=3, **fields)
+    assert (recipe.num_epochs, recipe.is_shortened) == (num_epochs, is_shortened)
+
+
+@pytest.mark.parametrize("fields", [{"epochs": 0}, {"stop_after": 0}, {"max_steps": 0}, {"skip_batches": -1}])
+def test_numbers_out_of_range(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Recipe(**({"epochs": 3} | fields))

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from castwise.errors import MissingDataError, UsageError
-from castwise.measure import worker
+from castwise.measure import passes, worker
 from castwise.measure.precision import _switch, read_fp32_precision
 from castwise.measure.steady import SteadyCell
+from castwise.measure.training import TrainingRun
 from castwise.plan import Protocol, TrialSpec
-from castwise.record import Block, Environment, Facts, RankSamples
+from castwise.recipe import Loader, Recipe
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed
 
 PATIENCE_SECONDS = 60.0
 TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
@@ -132,6 +134,82 @@ def test_a_fetch_ends_the_conversation(talk: Conversation, monkeypatch: pytest.M
     assert talk.ask({"command": "fetch", "data_set": "mnist", "data_dir": "/somewhere"}) == {"event": "fetched"}
     assert fetched == [("mnist", Path("/somewhere"))]
     assert talk.is_over
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"),
+    [("/w", ["resnet18", "resnet34", "resnet50"]), (None, ["resnet18", "resnet34"])],
+)
+def test_weights_are_found_by_model_and_a_dead_network_is_asked_once(
+    where: str | None, asked: list[str], talk: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, Path | None]] = []
+
+    def find(model: str, folder: Path | None) -> Path | None:
+        seen.append((model, folder))
+        return None if model == "resnet34" else Path(f"/files/{model}.pth")
+
+    monkeypatch.setattr(worker, "find_weights", find)
+    answer = talk.ask({"command": "find_weights", "models": ["resnet18", "resnet34", "resnet50"], "where": where})
+    last = None if where is None else "/files/resnet50.pth"
+    files = {"resnet18": "/files/resnet18.pth", "resnet34": None, "resnet50": last}
+    assert answer == {"event": "weights", "weights": {"files": files}}
+    assert seen == [(model, Path(where) if where else None) for model in asked]
+    assert talk.is_over
+
+
+def test_weights_that_are_not_where_the_user_says_are_the_user_s_mistake(talk: Conversation, tmp_path: Path) -> None:
+    answer = talk.ask({"command": "find_weights", "models": ["resnet18"], "where": str(tmp_path / "none")})
+    assert (answer["event"], answer["usage"]) == ("failed", True)
+    assert "resnet18" in answer["message"] or "none" in answer["message"]
+
+
+TRAINING = SPEC.model_copy(
+    update={
+        "kind": "training",
+        "workload": "mlp-4096",
+        "recipe": Recipe(epochs=2, samples_per_epoch=12, loader=Loader(resident=True, num_workers=0)),
+    }
+)
+
+
+def test_an_epoch_gives_signs_of_life_before_its_answer(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_SECONDS_BETWEEN_SIGNS", -1.0)
+    set_up = {"command": "set_up", "spec": TRAINING.model_dump(mode="json"), "data_dir": None, "checkpoint": None}
+    assert talk.ask(set_up) == {"event": "ready"}
+    resumed = Resumed.model_validate(talk.ask({"command": "resume"})["resumed"])
+    assert resumed.epochs == ()
+    assert resumed.facts.num_parameters == 50_343_936
+    events = [talk.ask({"command": "run_epoch"})]
+    while events[-1]["event"] == "progress":
+        events.append(json.loads(talk.connection.recv_bytes()))
+    shares = [event["done"] for event in events[:-1]]
+    assert shares == [pytest.approx(step / 3) for step in (1, 2, 3)]
+    epoch = Epoch.model_validate(events[-1]["epoch"])
+    assert (epoch.num_steps, epoch.num_samples) == (3, 12)
+    assert epoch.first_step_seconds is not None
+    assert 0 < epoch.first_step_seconds <= epoch.seconds
+    monkeypatch.setattr(passes, "_SECONDS_BETWEEN_SIGNS", 1e9)
+    answer = talk.ask({"command": "run_epoch"})
+    second = Epoch.model_validate(answer["epoch"])
+    assert second.first_step_seconds is None, "it is the run's first step, once"
+    samples = RankSamples.model_validate(talk.ask({"command": "finish"})["samples"])
+    assert samples.epochs == (epoch, second)
+    assert talk.is_over
+
+
+def test_an_epoch_s_loss_that_is_no_number_arrives(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up = {"command": "set_up", "spec": TRAINING.model_dump(mode="json"), "data_dir": None, "checkpoint": None}
+    talk.ask(set_up)
+    real = TrainingRun.run_epoch
+
+    def broken(self: TrainingRun, tell: Any = None) -> Epoch:
+        return real(self, tell).model_copy(update={"losses": ((0, float("nan")),), "validation_loss": float("inf")})
+
+    monkeypatch.setattr(TrainingRun, "run_epoch", broken)
+    epoch = Epoch.model_validate(talk.ask({"command": "run_epoch"})["epoch"])
+    assert repr(epoch.losses) == "((0, nan),)"
+    assert epoch.validation_loss == float("inf")
 
 
 def test_a_check_of_models_that_are_there(talk: Conversation) -> None:

@@ -269,7 +269,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
     from castwise.commands import run_suites
     from castwise.suite import SUITE_NAMES, Choice, find_suite
-    from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check_choice
+    from castwise.sweep.suite_job import SuiteRequest, SuitesRequest
 
     names = _split("SUITE", name)
     if (names is None) != all_:
@@ -284,8 +284,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         world_sizes=_split_numbers("--gpus", gpus),
         synthetic=synthetic,
     )
-    check_choice(choice)
-    suites = [find_suite(each) for each in names or SUITE_NAMES]
+    suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
     raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value))
 

@@ -19,7 +19,7 @@ from castwise.report.progress import LiveProgress
 from castwise.sweep.bench import Bench, EngineFactory, find_bench, find_commit, find_device
 from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, prepare_suite
+from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check, prepare_suite
 
 INTERRUPTED = 130
 _FAILED = 1
@@ -59,6 +59,7 @@ def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | N
         output: table, markdown, csv or json.
         make_engine: Makes the engine; real processes unless a test says otherwise.
     """
+    check(asked)
     errors = _errors()
     results: list[SuiteResult] = []
     refused = 0
@@ -88,7 +89,8 @@ def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | N
 def _run_suite(request: SuiteRequest, bench: Bench, errors: Console) -> SuiteResult:
     progress = LiveProgress(errors)
     job = prepare_suite(request, bench, progress)
-    _say(errors, f"{request.suite.name}: {len(job.job.plan.specs)} trials")
+    count = len(job.job.plan.specs)
+    _say(errors, f"{request.suite.name}: {count} trial{'s' if count > 1 else ''}")
     _announce(job.job, errors)
     with progress:
         return job.run()

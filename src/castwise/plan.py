@@ -143,7 +143,8 @@ class TrialSpec(Document):
         own_scale = next((row.loss_scale for row in PRECISIONS if row.name == self.precision), None)
         scale = "" if self.loss_scale == own_scale else f" loss scale {self.loss_scale}"
         spread = f" on {self.spread}" if self.spread else ""
-        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}"
+        seed = f" seed {self.seed}" if self.kind == "training" and self.seed else ""
+        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{seed}"
 
     @property
     def spread(self) -> str:

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from castwise.document import Document
 from castwise.errors import UsageError, unknown_name
@@ -95,6 +95,21 @@ class Published(Document):
     memory: Literal["allocated", "reserved", "driver"] = "allocated"
     accuracy: float | None = Field(default=None, ge=0, le=1)
     epoch_accuracy: tuple[float, ...] = ()
+
+    @field_validator("workload")
+    @classmethod
+    def _workload_exists(cls, name: str) -> str:
+        return find_workload(name).name
+
+    @field_validator("precision")
+    @classmethod
+    def _precision_exists(cls, name: str) -> str:
+        return find_precision(name).name
+
+    @field_validator("loss_scale")
+    @classmethod
+    def _loss_scale_exists(cls, text: str | None) -> str | None:
+        return None if text is None else parse_loss_scale(text)
 
 
 class Suite(Document):
@@ -312,9 +327,6 @@ def _check_names(suite: Suite) -> None:
             find_precision(precision)
         for scale in each.loss_scales:
             parse_loss_scale(scale)
-    for figure in suite.published:
-        find_workload(figure.workload)
-        find_precision(figure.precision)
 
 
 def _read_file(path: Path) -> Suite:

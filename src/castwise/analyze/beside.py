@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from castwise.analyze import runs
 from castwise.analyze.reasons import Pair, explain
-from castwise.loss_scales import parse_loss_scale
+from castwise.plan import TrialSpec, stands_in_for
 from castwise.precisions import BASELINE, find_precision
 from castwise.record import Trial
 from castwise.suite import Published, Suite
@@ -23,7 +23,8 @@ class Beside:
         speedup: Measured, over float32 at the batch of the source's float32 run.
         equal_batch_speedup: Measured, over float32 at the same batch.
         ratio: The measured speed-up over the published one.
-        accuracies: Published and measured accuracy after as many epochs; None where either is missing.
+        accuracies: Published and measured accuracy after as many epochs; None where either is missing, or where
+            the measured one is of random samples or began with random weights.
         num_epochs: Epochs after which those are.
         reason: Why the two speed-ups differ, in a sentence, as far as measurements tell.
     """
@@ -51,14 +52,12 @@ def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
     """
     pairs = {}
     for trial in trials:
-        spec = trial.spec
-        batch = _baseline_batch(suite, spec.workload, spec.batch_size)
-        if spec.precision == BASELINE or batch in (None, spec.batch_size):
+        batch = _baseline_batch(suite, trial.spec)
+        if trial.spec.precision == BASELINE or batch in (None, trial.spec.batch_size):
             continue
-        baseline = next((other for other in trials if _is_baseline(other, trial, batch)), None)
-        value = runs.speedup(baseline, trial)
+        value = runs.median_speedup(_with_baselines([trial], trials, batch))
         if value is not None:
-            pairs[spec.key] = value
+            pairs[trial.spec.key] = value
     return pairs
 
 
@@ -66,14 +65,13 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
     same = tuple(trial for trial in trials if _matches(figure, trial))
     baseline = _published_baseline(suite, figure)
     published_speedup = _published_speedup(baseline, figure)
-    if figure.precision == BASELINE:
-        speedup = equal = None
-        baselines: list[Trial] = []
-    else:
-        batch = baseline.batch_size if baseline else _baseline_batch(suite, figure.workload, figure.batch_size)
-        baselines = [t for trial in same for t in trials if _is_baseline(t, trial, batch)]
-        equals = [t for trial in same for t in trials if _is_baseline(t, trial, figure.batch_size)]
-        speedup, equal = runs.median_speedup(baselines, same), runs.median_speedup(equals, same)
+    speedup = equal = None
+    pairs: list[tuple[Trial, Trial]] = []
+    if figure.precision != BASELINE:
+        pairs = _with_baselines(same, trials, baseline.batch_size if baseline else figure.batch_size)
+        speedup = runs.median_speedup(pairs)
+        equal = runs.median_speedup(_with_baselines(same, trials, figure.batch_size))
+    best = next((trial for trial in same if trial.status == "ok"), same[0] if same else None)
     ratio = speedup / published_speedup if speedup and published_speedup else None
     pair = Pair(
         published_gpu=figure.gpu,
@@ -82,8 +80,8 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
         published_speedup=published_speedup,
         speedup=speedup,
         equal_batch_speedup=equal,
-        trial=same[0] if same else None,
-        baseline=baselines[0] if baselines else None,
+        trial=best,
+        baseline=next((paired for paired, trial in pairs if trial is best), None),
     )
     num_epochs, accuracies = _accuracies(figure, same)
     return Beside(
@@ -102,11 +100,11 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
 def _matches(figure: Published, trial: Trial) -> bool:
     spec = trial.spec
     return (
-        find_workload(figure.workload).name == spec.workload
-        and find_precision(figure.precision).name == spec.precision
+        figure.workload == spec.workload
+        and figure.precision == spec.precision
         and figure.batch_size == spec.batch_size
         and figure.world_size == spec.world_size
-        and (figure.loss_scale is None or parse_loss_scale(figure.loss_scale) == spec.loss_scale)
+        and figure.loss_scale in (None, spec.loss_scale)
     )
 
 
@@ -125,28 +123,43 @@ def _published_baseline(suite: Suite, figure: Published) -> Published | None:
     return max(candidates, key=lambda other: other.batch_size, default=None)
 
 
-def _baseline_batch(suite: Suite, workload: str, batch_size: int) -> int | None:
-    """Return the batch of the float32 run that the source set beside a run of this batch."""
-    published = [f.batch_size for f in suite.published if (f.workload, f.precision) == (workload, BASELINE)]
-    fitting = [f for f in published if f <= batch_size]
-    if fitting:
-        return max(fitting)
-    # Without published numbers it is the first that the plan names.
-    for cells in suite.cells:
-        if workload in cells.workloads and BASELINE in (find_precision(name).name for name in cells.precisions):
-            return cells.batch_sizes[0]
-    return None
+def _baseline_batch(suite: Suite, spec: TrialSpec) -> int | None:
+    """Return the batch of the float32 run that the source set beside a run like this; None where nobody knows."""
+    published = [
+        figure.batch_size
+        for figure in suite.published
+        if (figure.workload, figure.world_size) == (spec.workload, spec.world_size)
+        and figure.precision == BASELINE
+        and figure.outcome == "ok"
+    ]
+    if published:
+        return max((batch for batch in published if batch <= spec.batch_size), default=None)
+    # Without published numbers it is the first that the plan names, unless the precision has that batch too.
+    first = next(iter(_planned_batches(suite, spec.workload, BASELINE)), None)
+    return None if first in _planned_batches(suite, spec.workload, spec.precision) else first
 
 
-def _is_baseline(candidate: Trial, trial: Trial, batch_size: int | None) -> bool:
-    ignored = {"precision", "loss_scale", "batch_size", "recipe"}
-    return (
-        candidate.status == "ok"
-        and candidate.spec.precision == BASELINE
-        and candidate.spec.batch_size == batch_size
-        and candidate.environment.fingerprint == trial.environment.fingerprint
-        and candidate.spec.model_dump(exclude=ignored) == trial.spec.model_dump(exclude=ignored)
-    )
+def _planned_batches(suite: Suite, workload: str, precision: str) -> list[int]:
+    return [
+        batch
+        for cells in suite.cells
+        if workload in (find_workload(name).name for name in cells.workloads)
+        and precision in (find_precision(name).name for name in cells.precisions)
+        for batch in cells.batch_sizes
+    ]
+
+
+def _with_baselines(
+    chosen: Sequence[Trial], trials: Sequence[Trial], batch_size: int | None
+) -> list[tuple[Trial, Trial]]:
+    """Return those of the chosen runs that have a float32 run of this batch, each behind that run."""
+    fields = (*runs.PRECISION, "batch_size")
+    baselines: dict[tuple[object, ...], Trial] = {}
+    for trial in trials:
+        if (trial.status, trial.spec.precision, trial.spec.batch_size) == ("ok", BASELINE, batch_size):
+            baselines.setdefault(runs.same_but(trial, *fields), trial)
+    paired = ((baselines.get(runs.same_but(trial, *fields)), trial) for trial in chosen)
+    return [(baseline, trial) for baseline, trial in paired if baseline is not None]
 
 
 def _published_speedup(baseline: Published | None, figure: Published) -> float | None:
@@ -160,15 +173,24 @@ def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[int | None,
 
     Of whole runs both are of the epoch with the lowest validation loss, as the source selects it.
     """
-    ended = [trial for trial in trials if runs.epochs_of(trial) and runs.epochs_of(trial)[-1].accuracy is not None]
+    ended = [trial for trial in trials if _has_comparable_accuracy(trial)]
+    num_epochs = max((len(runs.epochs_of(trial)) for trial in ended), default=0)
+    ended = [trial for trial in ended if len(runs.epochs_of(trial)) == num_epochs]
     if not ended:
         return None, None
-    num_epochs = len(runs.epochs_of(ended[0]))
-    if runs.is_whole(ended[0]) and figure.accuracy is not None:
-        measured = runs.median(value for trial in ended if (value := runs.best_accuracy(trial)) is not None)
+    whole = [trial for trial in ended if runs.is_whole(trial)]
+    if whole and figure.accuracy is not None:
+        measured = runs.median(value for trial in whole if (value := runs.best_accuracy(trial)) is not None)
         return num_epochs, None if measured is None else (figure.accuracy, measured)
-    cut = any(epoch.shortened for epoch in runs.epochs_of(ended[0]))
+    cut = any(epoch.shortened for trial in ended for epoch in runs.epochs_of(trial))
     if cut or num_epochs > len(figure.epoch_accuracy):
         return None, None
     last = runs.median(value for trial in ended if (value := runs.epochs_of(trial)[-1].accuracy) is not None)
     return num_epochs, None if last is None else (figure.epoch_accuracy[num_epochs - 1], last)
+
+
+def _has_comparable_accuracy(trial: Trial) -> bool:
+    epochs = runs.epochs_of(trial)
+    if not epochs or epochs[-1].accuracy is None or stands_in_for(trial.spec.data_set) is not None:
+        return False
+    return find_workload(trial.spec.workload).pretrained is None or trial.spec.weights is not None

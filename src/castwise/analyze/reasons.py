@@ -55,9 +55,10 @@ def explain(pair: Pair) -> str:
     if pair.speedup is None or pair.published_speedup is None or pair.baseline is None:
         return ""
     if abs(pair.speedup / pair.published_speedup - 1) < _ALIKE:
-        return f"the two speed-ups agree within {_ALIKE:.0%}{_batch(pair)}"
-    cause = _loader(pair.trial, pair.baseline) or _idle(pair, pair.trial) or _peaks(pair, pair.trial)
-    return cause + _batch(pair)
+        cause = f"the two speed-ups agree within {_ALIKE:.0%}"
+    else:
+        cause = _loader(pair.trial, pair.baseline) or _idle(pair, pair.trial) or _peaks(pair, pair.trial)
+    return "; ".join(part for part in (cause, _batch(pair.trial, pair.baseline, pair.equal_batch_speedup)) if part)
 
 
 def _outcomes(pair: Pair, trial: Trial) -> str:
@@ -65,13 +66,15 @@ def _outcomes(pair: Pair, trial: Trial) -> str:
     there = {"ok": "ended well", "oom": "ran out of memory", "diverged": "diverged"}[pair.published_outcome]
     words = f"{there} on the source's {pair.published_gpu}, {here} here"
     if trial.status != "ok":
-        return f"{words}: {trial.message}"
+        return f"{words}: {trial.message}" if trial.message else words
+    if pair.published_outcome == "diverged" and not runs.is_whole(trial):
+        return f"{there} on the source's {pair.published_gpu}, had not here by the end of a run cut short"
     if pair.published_outcome == "oom":
         published, memory = find_device(pair.published_device), trial.environment.gpu_memory_bytes
         reserved = max((rank.peak_reserved_bytes or 0 for rank in trial.ranks), default=0)
         if published is not None and memory is not None and reserved:
-            gib = f"{reserved / 2**30:.1f} GiB"
-            return f"{words}: it takes {gib} of {memory / 2**30:.0f} GiB, where there were {published.memory_gigabytes}"
+            taken = f"{reserved / 2**30:.1f} of {memory / 2**30:.0f} GiB"
+            return f"{words}: it takes {taken}, and the {pair.published_gpu} has {published.memory_gigabytes} GB"
     return words
 
 
@@ -81,8 +84,9 @@ def _loader(trial: Trial, baseline: Trial) -> str:
     if share is None or before is None or share < _WAITS or trial.spec.recipe is None:
         return ""
     workers = trial.spec.recipe.loader.num_workers
+    source = {0: "data", 1: "its loader worker"}.get(workers, f"its {workers} loader workers")
     return (
-        f"here the loop waits for its {workers} loader workers {share:.0%} of the time in {trial.spec.precision} "
+        f"here the loop waits for {source} {share:.0%} of the time in {trial.spec.precision} "
         f"and {before:.0%} in fp32: data, not arithmetic, sets the pace"
     )
 
@@ -93,9 +97,15 @@ def _idle(pair: Pair, trial: Trial) -> str:
     if share is None or share > _IDLE or (pair.speedup or 0.0) > _GAIN:
         return ""
     return (
-        f"here {trial.spec.precision} runs at {share:.1%} of the {trial.environment.device_name}'s peak and waits for "
-        f"data {runs.data_share(trial) or 0.0:.0%} of the time: launching and synchronising the steps sets the pace"
+        f"here {trial.spec.precision} runs at {share:.1%} of the {trial.environment.device_name}'s peak"
+        f"{_waits(trial, ' and waits')}: launching and synchronising the steps sets the pace"
     )
+
+
+def _waits(trial: Trial, verb: str) -> str:
+    """Return how much of the time a run waits for data, in words; nothing where that is not known."""
+    share = runs.data_share(trial)
+    return "" if share is None else f"{verb} for data {share:.0%} of the time"
 
 
 def _share_of_peak(trial: Trial) -> float | None:
@@ -113,21 +123,23 @@ def _peaks(pair: Pair, trial: Trial) -> str:
     """Return what both GPUs' datasheets promise of the precision, and what the loop does here."""
     dtype = find_precision(trial.spec.precision).peak_dtype
     there, here = find_device(pair.published_device), find_device(trial.environment.device_name)
-    name = trial.environment.device_name
-    waits = f"here the loop waits for data {runs.data_share(trial) or 0.0:.0%} of the time"
-    if there is not None and there.capability is not None and there.capability < _TENSOR_CORES:
+    name, waits = trial.environment.device_name, _waits(trial, "here the loop waits")
+    if _has_tensor_cores(there) is False:
         gain = _peak_gain(there, dtype)
-        peaks = "no float16 rate in its datasheet" if gain is None else f"an {dtype} peak {gain:.1f} times its fp32's"
-        own = _peak_gain(here, dtype)
+        peaks = f"no {dtype} rate in its datasheet" if gain is None else f"{dtype} at {gain:.1f} times its fp32 peak"
         words = f"the {pair.published_gpu} has no Tensor Cores, and {peaks}"
-        return words + (f"; the {name} has them, at {own:.1f} times its fp32 peak" if own else "")
+        own = _peak_gain(here, dtype)
+        return words + (f"; the {name} has them, at {own:.1f} times" if own and _has_tensor_cores(here) else "")
     gains = _peak_gain(there, dtype), _peak_gain(here, dtype)
     if gains[0] is None or gains[1] is None:
         return waits
-    return (
-        f"{dtype}'s peak over fp32's is {gains[0]:.1f} on the {pair.published_gpu} and {gains[1]:.1f} on the {name}, "
-        f"and {waits}"
-    )
+    peaks = f"{dtype}'s peak over fp32's is {gains[0]:.1f} on the {pair.published_gpu} and {gains[1]:.1f} on the {name}"
+    return f"{peaks}, and {waits}" if waits else peaks
+
+
+def _has_tensor_cores(device: Device | None) -> bool | None:
+    """Return whether an NVIDIA GPU has Tensor Cores; None where its datasheet is not known, and for other GPUs."""
+    return None if device is None or device.capability is None else device.capability >= _TENSOR_CORES
 
 
 def _peak_gain(device: Device | None, dtype: str) -> float | None:
@@ -135,10 +147,8 @@ def _peak_gain(device: Device | None, dtype: str) -> float | None:
     return above / below if above and below else None
 
 
-def _batch(pair: Pair) -> str:
+def _batch(trial: Trial, baseline: Trial, equal_batch_speedup: float | None) -> str:
     """Return what part the larger batch has, where the source's two runs differ in it."""
-    assert pair.trial is not None
-    assert pair.baseline is not None
-    if pair.trial.spec.batch_size == pair.baseline.spec.batch_size or pair.equal_batch_speedup is None:
+    if trial.spec.batch_size == baseline.spec.batch_size or equal_batch_speedup is None:
         return ""
-    return f"; at equal batch it is {pair.equal_batch_speedup:.2f}×"
+    return f"at equal batch the measured one is {equal_batch_speedup:.2f}×"

@@ -4,11 +4,17 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from castwise.analyze import metrics
-from castwise.analyze.compare import group_of
 from castwise.precisions import BASELINE
 from castwise.record import Epoch, Trial
+
+# Fields of a spec that a comparison is about.
+PRECISION = ("precision", "loss_scale")
+_GPUS = ("world_size", "parallelism")
+# What of a recipe moves weights and no clock: fastai's float32 run of ResNet-18 has other rates than its float16 run.
+_RATES = {"group_rates": True, "first_cycle_rates": True, "optimizer": {"arguments": {"lr": True}}}
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,20 @@ def runs(trials: Sequence[Trial]) -> list[Run]:
     singles: dict[tuple[object, ...], Trial] = {}
     for trial in trials:
         if trial.status == "ok" and trial.spec.precision == BASELINE:
-            baselines.setdefault(group_of(trial), trial)
+            baselines.setdefault(same_but(trial, *PRECISION), trial)
         if trial.status == "ok" and trial.spec.world_size == 1:
-            singles.setdefault(_without_gpus(trial), trial)
-    return [_run(trial, baselines.get(group_of(trial)), singles.get(_without_gpus(trial))) for trial in trials]
+            singles.setdefault(same_but(trial, *_GPUS), trial)
+    return [
+        _run(trial, baselines.get(same_but(trial, *PRECISION)), singles.get(same_but(trial, *_GPUS)))
+        for trial in trials
+    ]
+
+
+def same_but(trial: Trial, *fields: str) -> tuple[object, ...]:
+    """Return what runs share whose times can be compared: all but these fields of a spec, and learning rates."""
+    exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, "recipe": _RATES}
+    spec = trial.spec.model_dump(exclude=exclude)
+    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
 
 
 def _run(trial: Trial, baseline: Trial | None, single: Trial | None) -> Run:
@@ -115,18 +131,24 @@ def split(trial: Trial) -> Split | None:
 
 
 def data_share(trial: Trial) -> float | None:
-    """Return the share of the training time that was spent waiting for batches, None where no epoch ended."""
-    epochs = epochs_of(trial)
-    seconds = sum(epoch.seconds - (epoch.first_step_seconds or 0.0) for epoch in epochs)
-    return sum(epoch.data_seconds for epoch in epochs) / seconds if seconds > 0 else None
+    """Return the share of the training time that went into waiting for batches, None where none was trained.
+
+    The run's first step is left out of that time.
+    """
+    parts = split(trial)
+    seconds = parts.data + parts.train if parts is not None else 0.0
+    return parts.data / seconds if parts is not None and seconds > 0 else None
 
 
 def throughput(trial: Trial) -> float | None:
     """Return units per second of all processes together: samples over elapsed time, never a mean of rates."""
     if trial.facts is None or not epochs_of(trial) or trial.spec.recipe is None:
         return None
-    seconds = sum(epoch.counted_seconds for epoch in _counted(epochs_of(trial), trial))
-    samples = sum(epoch.counted_samples for rank in trial.ranks for epoch in _counted(rank.epochs, trial))
+    epochs = _counted(epochs_of(trial), trial)
+    of_ranks = [epoch for rank in trial.ranks for epoch in _counted(rank.epochs, trial)]
+    samples, seconds = sum(epoch.counted_samples for epoch in of_ranks), sum(epoch.counted_seconds for epoch in epochs)
+    if not samples:  # cut short before the first batch that counts: then all do
+        samples, seconds = sum(epoch.num_samples for epoch in of_ranks), sum(epoch.seconds for epoch in epochs)
     return samples * trial.facts.units_per_sample / seconds if seconds > 0 and samples else None
 
 
@@ -137,9 +159,10 @@ def _counted(epochs: tuple[Epoch, ...], trial: Trial) -> tuple[Epoch, ...]:
 
 
 def is_whole(trial: Trial) -> bool:
-    """Return whether a run ended well and was not cut short."""
-    recipe = trial.spec.recipe
-    return trial.status == "ok" and recipe is not None and not recipe.is_shortened
+    """Return whether a run ended well and did all that its source's did, whatever it was allowed."""
+    recipe, epochs = trial.spec.recipe, epochs_of(trial)
+    all_done = recipe is not None and len(epochs) == recipe.epochs and not any(epoch.shortened for epoch in epochs)
+    return trial.status == "ok" and all_done
 
 
 def speedup(baseline: Trial | None, trial: Trial) -> float | None:
@@ -157,10 +180,9 @@ def speedup(baseline: Trial | None, trial: Trial) -> float | None:
     return fast / slow if slow and fast else None
 
 
-def median_speedup(baselines: Sequence[Trial], trials: Sequence[Trial]) -> float | None:
-    """Return the median speed-up over repetitions, paired in their order; None where there is none."""
-    pairs = (speedup(baseline, trial) for baseline, trial in zip(baselines, trials, strict=False))
-    return median(pair for pair in pairs if pair is not None)
+def median_speedup(pairs: Iterable[tuple[Trial, Trial]]) -> float | None:
+    """Return the median speed-up over repetitions, each a baseline and a run; None where there is none."""
+    return median(value for pair in pairs if (value := speedup(*pair)) is not None)
 
 
 def median(values: Iterable[float]) -> float | None:
@@ -171,9 +193,12 @@ def median(values: Iterable[float]) -> float | None:
 
 def best_accuracy(trial: Trial) -> float | None:
     """Return the accuracy after the epoch of the lowest validation loss, as 001 selects it; None without one."""
-    judged = [epoch for epoch in epochs_of(trial) if epoch.accuracy is not None and epoch.validation_loss is not None]
-    finite = [epoch for epoch in judged if math.isfinite(epoch.validation_loss or math.nan)]
-    return min(finite, key=lambda epoch: epoch.validation_loss or 0.0).accuracy if finite else None
+    judged = [
+        (epoch.validation_loss, epoch.accuracy)
+        for epoch in epochs_of(trial)
+        if epoch.accuracy is not None and epoch.validation_loss is not None and math.isfinite(epoch.validation_loss)
+    ]
+    return min(judged, key=lambda pair: pair[0])[1] if judged else None
 
 
 def perplexity(epoch: Epoch) -> float | None:
@@ -197,8 +222,3 @@ def _efficiency(trial: Trial, single: Trial | None) -> float | None:
         return None
     together, alone = throughput(trial), throughput(single)
     return together / (alone * trial.spec.world_size) if together and alone else None
-
-
-def _without_gpus(trial: Trial) -> tuple[object, ...]:
-    spec = trial.spec.model_dump(exclude={"world_size", "parallelism", "repeat"})
-    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))

@@ -6,9 +6,8 @@ from functools import cached_property
 
 from castwise.analyze.beside import Beside, published_pairs, set_beside
 from castwise.analyze.metrics import peak_reserved_bytes
-from castwise.analyze.runs import Run, runs
+from castwise.analyze.runs import Run, is_whole, runs
 from castwise.plan import stands_in_for
-from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.suite import Published, Suite
 from castwise.workloads import find_workload
@@ -26,7 +25,6 @@ class LimitFound:
         published: The source's largest batch that trained and its smallest that did not, None where it has none.
         measured: The same here.
         reserved_bytes: What the allocator held at the largest batch.
-        ended_badly: Why the search ended early; None where it did not.
     """
 
     workload: str
@@ -36,7 +34,6 @@ class LimitFound:
     published: tuple[int | None, int | None]
     measured: tuple[int | None, int | None]
     reserved_bytes: int | None
-    ended_badly: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,16 +93,21 @@ def notes(result: SuiteResult) -> Iterator[str]:
         sizes = " or ".join(str(size) for size in sorted({trial.spec.world_size for trial in lacking}))
         cells = "1 cell asks" if len(lacking) == 1 else f"{len(lacking)} cells ask"
         yield f"{cells} for {sizes} GPUs, and this machine has {lacking[0].environment.num_gpus}: not run"
+    for search in result.searches:
+        if search and search[-1].status not in ("ok", "oom"):
+            last = search[-1]
+            yield f"the search for the largest batch ended early: {last.spec.label}: {last.status}: {last.message}"
     if not result.suite.published:
         yield "the source gives no figures in numbers, so there are none to set beside these"
 
 
 def _shortened(trials: Sequence[Trial]) -> Iterator[str]:
-    recipes = [trial.spec.recipe for trial in trials if trial.ranks and trial.spec.recipe is not None]
-    cut = [recipe for recipe in recipes if recipe.is_shortened]
+    ended = [trial for trial in trials if trial.status == "ok"]
+    cut = [trial for trial in ended if not is_whole(trial)]
     if cut:
-        which = "all runs are" if len(cut) == len(recipes) else f"{len(cut)} of {len(recipes)} runs are"
-        yield f"{which} cut short (column length): their speed-ups are ratios of throughput, not of whole runs' times"
+        which = "all runs are" if len(cut) == len(ended) else f"{len(cut)} of {len(ended)} runs are"
+        which = "the run is" if len(ended) == 1 else which
+        yield f"{which} cut short (column length): speed-ups are ratios of throughput then, not of whole runs' times"
 
 
 def _stand_ins(trials: Sequence[Trial]) -> Iterator[str]:
@@ -126,21 +128,21 @@ def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
     fails = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
     largest = next((t for t in search if t.spec.batch_size == fits), None)
     figures = [f for f in suite.published if _is_of(f, spec.workload, spec.precision)]
-    last = search[-1]
+    gpu = figures[0].gpu if figures else None
+    figures = [figure for figure in figures if figure.gpu == gpu]
     return LimitFound(
         workload=spec.workload,
         precision=spec.precision,
         loss_scale=spec.loss_scale,
-        gpu=figures[0].gpu if figures else None,
+        gpu=gpu,
         published=(
             max((f.batch_size for f in figures if f.outcome == "ok"), default=None),
             min((f.batch_size for f in figures if f.outcome == "oom"), default=None),
         ),
         measured=(fits, fails),
         reserved_bytes=peak_reserved_bytes(largest) if largest else None,
-        ended_badly=None if last.status in ("ok", "oom") else f"{last.status}: {last.message}",
     )
 
 
 def _is_of(figure: Published, workload: str, precision: str) -> bool:
-    return figure.workload == workload and find_precision(figure.precision).name == precision
+    return (figure.workload, figure.precision, figure.world_size) == (workload, precision, 1)

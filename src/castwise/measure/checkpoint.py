@@ -1,6 +1,7 @@
 """A training run's state on disk, between epochs."""
 
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ def save(path: Path, state: dict[str, Any]) -> bool:
         torch.save(state, temporary)
         temporary.replace(path)
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
-        drop(temporary)
-        reason = str(error).splitlines()[0]
+        with suppress(OSError):  # what keeps it from being written may keep it from being removed
+            drop(temporary)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         warnings.warn(f"no checkpoint was written to '{path}': {reason}", stacklevel=2)
         return False
     return True

@@ -207,12 +207,10 @@ class TrainingRun:
             "random": checkpoints.random_state(self._device),
         }
         ranks = self._peers.gather(own)
-        written = True
         if self._peers.rank == 0:
             state = {"step": self._step.state_dict(), "scheduler": self._scheduler.state_dict(), "ranks": ranks}
-            written = checkpoints.save(path, state)
-        if not self._peers.agree(written):
-            self._checkpoint = None
+            checkpoints.save(path, state)  # where that fails, the last one stays, and the next epoch tries again
+        self._peers.barrier()
 
     def _load(self, path: Path) -> None:
         state = checkpoints.load(path, self._device)

@@ -1,11 +1,12 @@
 """The columns of the tables that set published figures beside measured ones."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from castwise.analyze import metrics, runs
 from castwise.analyze.beside import Beside
 from castwise.analyze.suite_result import LimitFound
-from castwise.precisions import find_precision
+from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.run_columns import length_of
 from castwise.report.units import format_bytes, format_ratio, format_seconds
@@ -17,8 +18,8 @@ def shown_beside(rows: Sequence[Beside]) -> list[Column[Beside]]:
 
 
 def reasons(rows: Sequence[Beside]) -> list[str]:
-    """Return why speed-ups differ, a sentence a figure that has one."""
-    return [f"{_cell(row)}: {row.reason}" for row in rows if row.reason]
+    """Return why speed-ups differ, a sentence a figure that has one; a run cut short is named as such."""
+    return [f"{_cell(row)}{_cut(row)}: {row.reason}" for row in rows if row.reason]
 
 
 def _is_worth_it(column: Column[Beside], rows: Sequence[Beside]) -> bool:
@@ -32,6 +33,11 @@ def _cell(row: Beside) -> str:
     return f"{figure.workload} {figure.precision} batch {figure.batch_size}{scale}"
 
 
+def _cut(row: Beside) -> str:
+    lengths = [_length_of(trial) for trial in row.trials if trial.status == "ok" and not runs.is_whole(trial)]
+    return f" ({lengths[0]})" if lengths else ""
+
+
 def _seconds(row: Beside) -> float | None:
     """Return the median time of the whole runs, None where there is none: times of shortened ones say nothing."""
     splits = (runs.split(trial) for trial in row.trials if runs.is_whole(trial))
@@ -39,13 +45,19 @@ def _seconds(row: Beside) -> float | None:
 
 
 def _length(row: Beside) -> str | None:
-    ended = [trial for trial in row.trials if trial.ranks]
-    if not ended:
-        return row.trials[0].status if row.trials else None
-    if ended[0].status != "ok":
-        return f"{ended[0].status} after {length_of(runs.runs(ended[:1])[0])}"
-    length = "whole" if runs.is_whole(ended[0]) else length_of(runs.runs(ended[:1])[0])
-    return f"{length}, {len(ended)} seeds" if len(ended) > 1 else length
+    lengths = Counter(_length_of(trial) for trial in row.trials)
+    if len(row.trials) < 2:
+        return next(iter(lengths), None)
+    return "; ".join(f"{length}, {count} seed{'s' if count > 1 else ''}" for length, count in lengths.items())
+
+
+def _length_of(trial: Trial) -> str:
+    if runs.is_whole(trial):
+        return "whole"
+    if not trial.ranks:
+        return trial.status
+    length = length_of(runs.runs([trial])[0])
+    return length if trial.status == "ok" else f"{trial.status} after {length}"
 
 
 def _memory(row: Beside) -> int | None:
@@ -68,7 +80,7 @@ def _published_accuracy(row: Beside) -> float | None:
 
 
 def _after(row: Beside) -> str | None:
-    if row.accuracies is None or row.num_epochs is None or (row.trials and runs.is_whole(row.trials[0])):
+    if row.accuracies is None or row.num_epochs is None or any(runs.is_whole(trial) for trial in row.trials):
         return None
     return f"epoch {row.num_epochs}"
 
@@ -83,8 +95,19 @@ def _published_seconds(row: Beside) -> str:
 
 def _batch_pair(pair: tuple[int | None, int | None]) -> str:
     fits, fails = pair
-    return "–" if fits is None and fails is None else f"{_text(fits)} trains, {_text(fails)} does not"
+    words = (None if fits is None else f"{fits} trains", None if fails is None else f"{fails} does not")
+    return ", ".join(word for word in words if word) or "–"
 
+
+# What a narrow terminal does without, the first first.
+DISPENSABLE = (
+    ("published_memory_bytes", "memory_bytes", "memory"),
+    "equal_batch_speedup",
+    "ratio",
+    "seconds",
+    ("published_accuracy", "accuracy", "accuracy_after"),
+    "published_seconds",
+)
 
 _ALWAYS = ("precision", "batch_size", "published_seconds", "measured")
 
@@ -93,14 +116,14 @@ BESIDE: tuple[Column[Beside], ...] = (
     Column(
         "precision",
         "precision",
-        lambda r: find_precision(r.published.precision).name,
-        lambda r: find_precision(r.published.precision).name,
+        lambda r: r.published.precision,
+        lambda r: r.published.precision,
         left=True,
     ),
     Column("loss_scale", "loss scale", lambda r: r.published.loss_scale, lambda r: _text(r.published.loss_scale)),
     Column("batch_size", "batch", lambda r: r.published.batch_size, lambda r: str(r.published.batch_size)),
     Column("published_seconds", "published time", lambda r: r.published.seconds, _published_seconds),
-    Column("measured", "measured run", _length, lambda r: _text(_length(r)), left=True),
+    Column("measured", "measured run", _length, lambda r: _text(_length(r)), left=True, wraps=True),
     Column("seconds", "measured time", _seconds, lambda r: format_seconds(_seconds(r))),
     Column(
         "published_speedup",
@@ -151,8 +174,6 @@ LIMITS: tuple[Column[LimitFound], ...] = (
         lambda r: f"{_batch_pair(r.published)} ({r.gpu})" if r.gpu else "–",
         left=True,
     ),
-    Column(
-        "measured", "here", lambda r: list(r.measured), lambda r: r.ended_badly or _batch_pair(r.measured), left=True
-    ),
+    Column("measured", "here", lambda r: list(r.measured), lambda r: _batch_pair(r.measured), left=True),
     Column("reserved_bytes", "reserved", lambda r: r.reserved_bytes, lambda r: format_bytes(r.reserved_bytes)),
 )

@@ -25,6 +25,7 @@ class Column(Generic[R]):
         value: The plain value, None where there is none.
         text: The value as people read it.
         left: Whether its text is flush left.
+        wraps: Whether its text may take several lines where the terminal is narrow.
     """
 
     name: str
@@ -32,24 +33,37 @@ class Column(Generic[R]):
     value: Callable[[R], Any]
     text: Callable[[R], str]
     left: bool = False
+    wraps: bool = False
 
 
 def terminal_table(
-    columns: Sequence[Column[R]], rows: Sequence[R], style: Callable[[R], str | None] = lambda _: None
+    columns: Sequence[Column[R]],
+    rows: Sequence[R],
+    style: Callable[[R], str | None] = lambda _: None,
+    width: int | None = None,
 ) -> Table:
-    """Return a table for a terminal; long headings take two lines."""
+    """Return a table for a terminal; long headings take two lines.
+
+    Args:
+        columns: The columns.
+        rows: The rows.
+        style: The style of a row, None for the plain one.
+        width: The terminal's; where the table fits into it, only columns that wrap give way. None leaves it to rich.
+    """
     table = Table(box=None, pad_edge=False)
+    rigid = width is not None and _total(columns, rows) <= width
     for column in columns:
         fits = len(column.title) <= _width(column, rows)
-        title = column.title if fits else "\n".join(_halves(column.title))
-        table.add_column(title, justify="left" if column.left else "right", overflow="fold")
+        title = column.title if fits else "\n".join(_halves(column.title)).strip()
+        no_wrap = rigid and not column.wraps
+        table.add_column(title, justify="left" if column.left else "right", overflow="fold", no_wrap=no_wrap)
     for row in rows:
         table.add_row(*(escape(column.text(row)) for column in columns), style=style(row))
     return table
 
 
 def fitting(
-    columns: Sequence[Column[R]], rows: Sequence[R], width: int, dispensable: Sequence[str]
+    columns: Sequence[Column[R]], rows: Sequence[R], width: int, dispensable: Sequence[str | tuple[str, ...]]
 ) -> tuple[list[Column[R]], list[str]]:
     """Return the columns that fit into a width side by side, and a line on those left out, if any.
 
@@ -57,14 +71,16 @@ def fitting(
         columns: The columns.
         rows: The rows.
         width: Characters.
-        dispensable: Names of columns that a narrow terminal does without, the first first.
+        dispensable: Names of columns that a narrow terminal does without, the first first; those in a tuple
+            mean nothing without each other.
     """
     kept, left_out = list(columns), list[str]()
-    for name in dispensable:
-        if sum(_width(column, rows) + _GAP for column in kept) - _GAP <= width:
+    for group in dispensable:
+        if _total(kept, rows) <= width:
             break
-        left_out += [column.title for column in kept if column.name == name]
-        kept = [column for column in kept if column.name != name]
+        names = (group,) if isinstance(group, str) else group
+        left_out += [column.title for column in kept if column.name in names]
+        kept = [column for column in kept if column.name not in names]
     if not left_out:
         return kept, []
     return kept, [f"left out, the terminal is too narrow: {', '.join(left_out)} (--format csv has all)"]
@@ -95,14 +111,21 @@ def plain(columns: Sequence[Column[R]], row: R) -> dict[str, Any]:
     }
 
 
+def _total(columns: Sequence[Column[R]], rows: Sequence[R]) -> int:
+    """Return how wide a table is with columns as narrow as they can be read."""
+    return sum(_width(column, rows) + _GAP for column in columns) - _GAP
+
+
 def _width(column: Column[R], rows: Sequence[R]) -> int:
-    """Return how wide a column is with its title in two lines and its cells in one."""
-    return max(len(text) for text in (*_halves(column.title), *(column.text(row) for row in rows)))
+    """Return how wide a column is with its title in two lines, and its cells in one, or in two where it wraps."""
+    texts = (column.text(row) for row in rows)
+    cells = (half for text in texts for half in _halves(text)) if column.wraps else texts
+    return max(len(text) for text in (*_halves(column.title), *cells))
 
 
 def _halves(title: str) -> tuple[str, str]:
     """Return a title in two lines as short as can be, broken between words."""
-    words = title.split()
+    words = title.split() or [""]
     breaks = ((" ".join(words[:n]), " ".join(words[n:])) for n in range(1, len(words) + 1))
     return min(breaks, key=lambda halves: max(len(half) for half in halves))
 

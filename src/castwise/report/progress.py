@@ -45,7 +45,7 @@ class LiveProgress:
             self._bar = self._task = None
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
-        """Show that trial `index` of `count` begins."""
+        """Show that trial `index` of `count` begins; without a count it is one of a search."""
         if index == 1:
             self._started = time.monotonic()
         self._label, self._index, self._count = spec.label, index, count
@@ -59,9 +59,9 @@ class LiveProgress:
         finished = self._index - 1 + done
         self._bar.update(
             self._task,
-            completed=finished / self._count,
-            description=f"trial {self._index} of {self._count}  {self._label}  {name}",
-            left=self._left(finished),
+            completed=finished / self._count if self._count else done,
+            description=f"{self._which}  {self._label}  {name}",
+            left=self._left(finished) if self._count else "",
         )
 
     def ended(self, trial: Trial) -> None:
@@ -69,9 +69,15 @@ class LiveProgress:
         why = "" if trial.status == "ok" else f": {trial.message}"
         if self._bar is None:
             took = format_duration(trial.duration_seconds)
-            self._say(f"trial {self._index} of {self._count}: {self._label}: {trial.status} ({took}){why}")
+            self._say(f"{self._which}: {self._label}: {trial.status} ({took}){why}")
         elif trial.status != "ok":
             self._say(f"{self._label}: {trial.status}{why}", style="yellow")
+
+    @property
+    def _which(self) -> str:
+        if not self._count:
+            return f"search for the largest batch, trial {self._index}"
+        return f"trial {self._index} of {self._count}"
 
     def _say(self, line: str, style: str | None = None) -> None:
         # A line to the reader is a line to `grep` too, however long.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from castwise.analyze.runs import Run, epochs_of
+from castwise.analyze.runs import Run, data_share, epochs_of
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.workloads import find_workload
@@ -14,10 +14,14 @@ DISPENSABLE = (
     "validation_seconds",
     "driver_used_bytes",
     "peak_reserved_bytes",
-    "efficiency",
     "final_loss",
     "data_set",
     "skipped_steps",
+    "throughput_per_second",
+    "data_share",
+    "peak_allocated_bytes",
+    "efficiency",
+    "published_pair_speedup",
 )
 
 
@@ -32,7 +36,7 @@ def run_columns(pairs: Mapping[str, float]) -> tuple[Column[Run], ...]:
         *_TIMES,
         Column(
             "published_pair_speedup",
-            "speed-up at the published batches",
+            "at published batches",
             lambda r: pairs.get(r.trial.spec.key),
             lambda r: format_ratio(pairs.get(r.trial.spec.key)),
         ),
@@ -55,7 +59,7 @@ def length_of(run: Run) -> str:
     cut = next((epoch.num_steps for epoch in epochs_of(run.trial) if epoch.shortened), None)
     if cut is None:
         return words
-    return f"{words}, cut to {cut} steps"
+    return f"{words}, cut to {cut} step{'s' if cut > 1 else ''}"
 
 
 def _is_worth_it(column: Column[Run], values: list[object]) -> bool:
@@ -89,7 +93,7 @@ def _gpus(run: Run) -> str:
 
 
 def _waits(run: Run) -> float | None:
-    return run.split.data / (run.split.total - run.split.validation) if run.split else None
+    return data_share(run.trial)
 
 
 def _loss(run: Run) -> float | None:
@@ -115,7 +119,7 @@ _QUESTION: tuple[Column[Run], ...] = (
 )
 
 _TIMES: tuple[Column[Run], ...] = (
-    Column("length", "length", length_of, length_of, left=True),
+    Column("length", "length", length_of, length_of, left=True, wraps=True),
     Column("seconds", "time", lambda r: _part(r, "total"), lambda r: format_seconds(_part(r, "total"))),
     Column(
         "start_seconds",

@@ -1,67 +1,100 @@
 """A suite's result as terminal tables, Markdown, CSV or JSON: what was run, and the published figures beside it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
 
 from castwise.analyze.beside import Beside
 from castwise.analyze.runs import Run
 from castwise.analyze.suite_result import SuiteResult, notes
 from castwise.report.beside_columns import BESIDE, LIMITS, reasons, shown_beside
+from castwise.report.beside_columns import DISPENSABLE as BESIDE_ALSO
 from castwise.report.columns import software_of
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, plain, terminal_table
-from castwise.report.run_columns import DISPENSABLE, EXTRA, run_columns, shown
-
-_SUITE = Column[tuple[str, Run]]
+from castwise.report.run_columns import DISPENSABLE as RUNS_ALSO
+from castwise.report.run_columns import EXTRA, run_columns, shown
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
     """Print a suite's tables and what a reader must know of them to a terminal."""
-    wrap = console.is_terminal
     for index, line in enumerate(headlines(result)):
-        console.print(escape(line), style="bold" if index == 0 else None, highlight=False, soft_wrap=not wrap)
+        _print_line(console, line, "bold" if index == 0 else None)
     console.print()
-    columns, left_out = fitting(shown(run_columns(result.pairs), result.runs), result.runs, console.width, DISPENSABLE)
-    console.print(terminal_table(columns, result.runs, lambda run: None if run.trial.status == "ok" else "dim"))
-    for line in [*notes(result), *left_out]:
-        console.print(f"  {escape(line)}", style="yellow", highlight=False, soft_wrap=not wrap)
+    if result.runs:
+        every = shown(run_columns(result.pairs), result.runs)
+        columns, left_out = fitting(every, result.runs, console.width, RUNS_ALSO)
+        console.print(terminal_table(columns, result.runs, _style, console.width))
+        _print_lines(console, left_out, "yellow")
+    _print_lines(console, notes(result), "yellow")
     for title, rows in _beside_by_gpu(result).items():
         console.print(f"\n{escape(title)}", style="bold", highlight=False)
-        console.print(terminal_table(shown_beside(rows), rows))
-        for line in reasons(rows):
-            console.print(f"  {escape(line)}", highlight=False, soft_wrap=not wrap)
+        shown_columns, left_out = fitting(shown_beside(rows), rows, console.width, BESIDE_ALSO)
+        console.print(terminal_table(shown_columns, rows, width=console.width))
+        _print_lines(console, left_out, "yellow")
+        _print_lines(console, reasons(rows))
     if result.limits:
         console.print("\nLargest batch that trains", style="bold", highlight=False)
-        console.print(terminal_table(LIMITS, result.limits))
-    console.print()
-    for line in kept(result):
-        console.print(f"  {escape(line)}", style="dim", highlight=False, soft_wrap=not wrap)
+        console.print(terminal_table(LIMITS, result.limits, width=console.width))
+    for title, lines in _kept(result).items():
+        console.print(f"\n{title}", style="dim bold", highlight=False)
+        _print_lines(console, lines, "dim")
+
+
+def _style(run: Run) -> str | None:
+    return None if run.trial.status == "ok" else "dim"
+
+
+def _print_lines(console: Console, lines: Iterable[str], style: str | None = None) -> None:
+    for line in lines:
+        _print_line(console, line, style, indent=2)
+
+
+def _print_line(console: Console, line: str, style: str | None = None, indent: int = 0) -> None:
+    """Print a line: wrapped behind its indent on a terminal, and one line to `grep` where it is piped."""
+    if console.is_terminal:
+        console.print(Padding(Text(line), (0, 0, 0, indent), expand=False), style=style, highlight=False)
+    else:
+        console.print(" " * indent + escape(line), style=style, highlight=False, soft_wrap=True)
 
 
 def markdown_suite(result: SuiteResult) -> str:
     """Return the same as Markdown."""
     first, *rest = headlines(result)
-    lines = [f"**{first}**", "", *(f"{line}  " for line in rest), ""]
-    lines += markdown_grid(shown(run_columns(result.pairs), result.runs), result.runs)
-    lines += ["", *(f"- {line}" for line in notes(result)), ""]
+    parts = [[f"**{first}**"], [f"{line}  " for line in rest]]
+    if result.runs:
+        parts.append(markdown_grid(shown(run_columns(result.pairs), result.runs), result.runs))
+    parts.append(_items(notes(result)))
     for title, rows in _beside_by_gpu(result).items():
-        lines += [f"**{title}**", "", *markdown_grid(shown_beside(rows), rows), ""]
-        lines += [*(f"- {line}" for line in reasons(rows)), ""]
+        parts += [[f"**{title}**"], markdown_grid(shown_beside(rows), rows), _items(reasons(rows))]
     if result.limits:
-        lines += ["**Largest batch that trains**", "", *markdown_grid(LIMITS, result.limits), ""]
-    lines += [f"- {line}" for line in kept(result)]
-    return "\n".join(lines).rstrip() + "\n"
+        parts += [["**Largest batch that trains**"], markdown_grid(LIMITS, result.limits)]
+    for title, lines in _kept(result).items():
+        parts += [[f"**{title}**"], _items(lines)]
+    return "\n\n".join("\n".join(_flat(line) for line in part) for part in parts if part) + "\n"
+
+
+def _items(lines: Iterable[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
+
+
+def _flat(line: str) -> str:
+    return line.replace("\n", " ")
 
 
 def csv_suites(results: Sequence[SuiteResult]) -> str:
     """Return one line a run over all suites, plain values, a header line first."""
-    rows = [(result.suite.name, run) for result in results for run in result.runs]
-    pairs = {key: value for result in results for key, value in result.pairs.items()}
-    name: _SUITE = Column("suite", "suite", lambda row: row[0], lambda row: row[0], left=True)
-    return csv_grid((name, *(_of_run(column) for column in (*run_columns(pairs), *EXTRA))), rows)
+    rows = [
+        {"suite": result.suite.name} | {column.name: column.value(run) for column in _all_columns(result.pairs)}
+        for result in results
+        for run in result.runs
+    ]
+    names = ("suite", *(column.name for column in _all_columns({})))
+    return csv_grid([_of_name(name) for name in names], rows)
 
 
 def json_suites(results: Sequence[SuiteResult]) -> str:
@@ -75,38 +108,47 @@ def headlines(result: SuiteResult) -> list[str]:
     lines = [f"{suite.name}: {suite.title}", f"source: {suite.source}", f"the source's machine: {suite.machine}"]
     measured = next((trial for trial in result.trials if trial.ranks), None)
     if measured is not None:
-        lines.append(f"measured on {measured.environment.device_name} ({software_of(measured)})")
+        lines.append(f"measured on: {measured.environment.device_name} ({software_of(measured)})")
     return lines
 
 
-def kept(result: SuiteResult) -> list[str]:
-    """Return what is odd in the source and kept here, and where it contradicts itself, a line each."""
-    return [f"kept from the source: {line}" for line in result.suite.oddities] + [
-        f"the source contradicts itself: {line}" for line in result.suite.contradictions
-    ]
+def _kept(result: SuiteResult) -> dict[str, tuple[str, ...]]:
+    """Return what is odd in the source and kept here, and where it contradicts itself, by title."""
+    lines = {
+        "Odd in the source, and kept here": result.suite.oddities,
+        "Where the source contradicts itself": result.suite.contradictions,
+    }
+    return {title: each for title, each in lines.items() if each}
 
 
 def _beside_by_gpu(result: SuiteResult) -> dict[str, list[Beside]]:
-    """Return the rows by title: a table for each of the source's GPUs of which a cell was run."""
+    """Return the rows of cells that were run, by title: a table for each of the source's GPUs."""
     tables: dict[str, list[Beside]] = {}
     for row in result.beside:
-        tables.setdefault(f"Published on {row.published.gpu}, and measured here", []).append(row)
-    return {title: rows for title, rows in tables.items() if any(row.trials for row in rows)}
+        if row.trials:
+            tables.setdefault(f"Published on {row.published.gpu}, and measured here", []).append(row)
+    return tables
 
 
-def _of_run(column: Column[Run]) -> _SUITE:
-    return Column(column.name, column.title, lambda row: column.value(row[1]), lambda row: column.text(row[1]))
+def _all_columns(pairs: Mapping[str, float]) -> tuple[Column[Run], ...]:
+    return (*run_columns(pairs), *EXTRA)
+
+
+def _of_name(name: str) -> Column[dict[str, Any]]:
+    return Column(name, name, lambda row: row[name], lambda row: str(row[name]))
 
 
 def _document(result: SuiteResult) -> dict[str, Any]:
-    columns = (*run_columns(result.pairs), *EXTRA)
+    columns = _all_columns(result.pairs)
     return {
         "suite": result.suite.name,
         "source": result.suite.source,
+        "machine": result.suite.machine,
         "runs": [plain(columns, run) for run in result.runs],
         "published": [plain(BESIDE, row) for row in result.beside],
         "largest_batch": [plain(LIMITS, row) for row in result.limits],
         "notes": list(notes(result)),
-        "kept": kept(result),
+        "oddities": list(result.suite.oddities),
+        "contradictions": list(result.suite.contradictions),
         "trials": [json.loads(trial.model_dump_json()) for trial in result.all_trials],
     }

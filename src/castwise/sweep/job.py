@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -243,18 +243,11 @@ def assemble(
 ) -> Job:
     """Return the job that measures those specs that no record answers yet."""
     environment = bench.environment
-    recorded, problems = store.load(environment) if store is not None else ({}, [])
-    asked = {spec.cell: spec for spec in specs}
-    # Defaults are not in a key: a record made under other defaults has the key, and answers another question.
-    recorded = {
-        key: trial
-        for key, trial in recorded.items()
-        if trial.spec.model_copy(update={"repeat": 0}) == asked.get(trial.spec.cell)
-    }
-    if going.again:
-        recorded = {}
-    if going.retry:
-        recorded = {key: trial for key, trial in recorded.items() if trial.status not in FAILED}
+    known, problems = store.load(environment) if store is not None else ({}, [])
+    recorded = recorded_of(specs, known, going)
+    if going.again and store is not None:
+        for spec in specs:
+            store.checkpoint(spec, environment).unlink(missing_ok=True)
     notes = going.notes
     return Job(
         plan=Plan(specs=tuple(specs)),
@@ -265,6 +258,16 @@ def assemble(
         sweep=Sweep(bench.engine, store, environment, listener or Silent(), data_note=" ".join(notes) or None),
         rule=going.rule,
     )
+
+
+def recorded_of(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: Going) -> dict[str, Trial]:
+    """Return the recorded trials that need not be measured again, by the key of their spec."""
+    if going.again:
+        return {}
+    asked = {spec.cell: spec for spec in specs}
+    refused = FAILED if going.retry else ()
+    # Defaults are not in a key: a record made under other defaults has the key, and answers another question.
+    return {key: trial for key, trial in known.items() if trial.spec == asked.get(key) and trial.status not in refused}
 
 
 def _check_names(request: Request) -> None:

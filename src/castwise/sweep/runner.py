@@ -20,7 +20,7 @@ class Listener(Protocol):
     """Is told how a sweep goes on."""
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
-        """Trial `index` (from 1) of `count` begins."""
+        """Trial `index` (from 1) of `count` begins; 0 where nobody knows of how many."""
 
     def phase(self, name: str, done: float) -> None:
         """The running trial is in a phase; `done` is its finished share, 0 to 1."""
@@ -98,9 +98,7 @@ class Sweep:
         attempt.samples = session.finish()
 
     def _checkpoint(self, attempt: "Attempt") -> Path | None:
-        if self.store is None:
-            return None
-        return self.store.machine_folder(attempt.environment) / "checkpoints" / f"{attempt.spec.key}.pt"
+        return None if self.store is None else self.store.checkpoint(attempt.spec, attempt.environment)
 
     def _run_epochs(self, session: Session, attempt: "Attempt", count: int) -> None:
         resumed = session.resume()

@@ -69,6 +69,10 @@ class Store:
                 f"The record of {trial.spec.label} cannot be written to '{folder}': {error.strerror or error}."
             ) from None
 
+    def checkpoint(self, spec: TrialSpec, environment: Environment) -> Path:
+        """Return the file from which a training trial goes on on this machine, whether or not it is there."""
+        return self.machine_folder(environment) / "checkpoints" / f"{spec.key}.pt"
+
     def load(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
         """Return one machine's newest trial for each spec key, and the files that are no records."""
         trials, problems = load_folder(self.machine_folder(environment))

@@ -1,18 +1,20 @@
 """One suite from request to records: its data, its trials, its searches for the largest batch."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from castwise.analyze.suite_result import SuiteResult
 from castwise.data_sets import find_data_set
 from castwise.errors import MissingDataError, UsageError
 from castwise.plan import TrialSpec, is_real
+from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.suite import Choice, Suite, limit_specs, specs_of
-from castwise.sweep.bench import Bench, provide
+from castwise.sweep.bench import Bench, check_device_name, provide
 from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.job import Going, Job, assemble
+from castwise.sweep.job import Going, Job, assemble, recorded_of
 from castwise.sweep.limits import find_limit
 from castwise.sweep.runner import Listener
 from castwise.sweep.store import Store
@@ -72,7 +74,7 @@ class SuiteJob:
     suite: Suite
     job: Job
     searches: tuple[tuple[TrialSpec, int], ...]
-    _again: bool = field(default=False, repr=False)
+    _going: Going = field(default_factory=Going, repr=False)
 
     def run(self) -> SuiteResult:
         """Measure what is missing and return everything."""
@@ -80,15 +82,31 @@ class SuiteJob:
         return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
 
     def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
-        sweep = self.job.sweep
-        known = {} if self._again or sweep.store is None else sweep.store.load(sweep.environment)[0]
+        sweep = replace(self.job.sweep, listener=_Searching(self.job.sweep.listener))
+
+        known = sweep.store.load(sweep.environment)[0] if sweep.store is not None else {}
 
         def measure(spec: TrialSpec) -> Trial:
-            recorded = known.get(spec.key)
-            return recorded if recorded is not None and recorded.spec == spec else sweep.run([spec])[0]
+            return recorded_of([spec], known, self._going).get(spec.key) or sweep.run([spec])[0]
 
         memory = sweep.environment.gpu_memory_bytes
         return tuple(find_limit(measure, template, multiple, memory)) if memory else ()
+
+
+class _Searching:
+    """A listener's ears in a search: how many trials it will take, nobody knows."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._index = 0
+        self.phase = listener.phase
+        self.ended = listener.ended
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Tell of the search's next trial."""
+        del index, count
+        self._index += 1
+        self._listener.started(spec, self._index, 0)
 
 
 def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None = None) -> SuiteJob:
@@ -105,7 +123,6 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
     """
     suite, choice = request.suite, request.choice
     specs = [_patient(spec, request) for spec in specs_of(suite, device=bench.device, choice=choice)]
-    specs = _with_weights(specs, request.weights, bench)
     searches = [
         (_patient(spec, request), multiple)
         for spec, multiple in limit_specs(suite, device=bench.device, choice=choice)
@@ -113,8 +130,9 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
     ]
     store = Store(request.results) if request.results is not None else None
     _provide_all([*specs, *(spec for spec, _ in searches)], bench)
-    job = assemble(bench, store, specs, Going(request.retry, request.again), listener)
-    return SuiteJob(suite, job, tuple(searches), request.again)
+    going = Going(request.retry, request.again)
+    job = assemble(bench, store, _with_weights(specs, request.weights, bench), going, listener)
+    return SuiteJob(suite, job, tuple(searches), going)
 
 
 def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
@@ -150,12 +168,25 @@ def _provide_all(specs: Sequence[TrialSpec], bench: Bench) -> None:
             ) from None
 
 
-def check_choice(choice: Choice) -> None:
-    """Refuse numbers that no run can have, before anything starts.
+def check(asked: SuitesRequest) -> None:
+    """Refuse what no run can have, before anything starts.
 
     Raises:
-        UsageError: A number is under 1.
+        UsageError: A number is out of range, or there is no such device, workload or precision.
     """
+    check_device_name(asked.device)
+    for request in asked.requests:
+        seconds = request.timeout_seconds
+        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+            raise UsageError(f"A time limit of {seconds:g} seconds is impossible. Give a number above 0.")
+        _check_choice(request.choice)
+
+
+def _check_choice(choice: Choice) -> None:
+    for workload in choice.workloads or ():
+        find_workload(workload)
+    for precision in choice.precisions or ():
+        find_precision(precision)
     for name, value in (("--epochs", choice.epochs), ("--max-steps", choice.max_steps), ("--seeds", choice.seeds)):
         if value is not None and value < 1:
             raise UsageError(f"{name} takes whole numbers from 1; {value} is none.")

@@ -1,0 +1,103 @@
+"""The machine that jobs run on: its device, its data, castwise's commit."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, Fault, fake_environment
+
+from castwise.data_sets import MNIST
+from castwise.errors import DataError, EngineError, MissingDataError, UsageError
+from castwise.sweep import bench as bench_module
+from castwise.sweep.bench import check_device_name, find_bench, find_commit, find_device, provide
+
+
+def test_a_device_that_is_not_there_is_the_users_error() -> None:
+    engine = FakeEngine()
+    with pytest.raises(UsageError, match=r"The device 'cuda:9' cannot be opened: there is no cuda:9 \(fake\)\. `castw"):
+        find_device(engine, "cuda:9")
+    assert engine.num_open == 0
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_machine_that_cannot_be_looked_at_is_not_the_users_error(device: str | None) -> None:
+    engine = FakeEngine(faults={"#1": Fault("crash", "open")})
+    with pytest.raises(EngineError, match="could not open a device"):
+        find_device(engine, device)
+    assert engine.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "capability", "device"),
+    [(None, (9, 0), "cuda:0"), ("cuda", (9, 0), "cuda:0"), ("cuda:1", (9, 0), "cuda:1"), (None, None, "cpu")],
+)
+def test_a_bench_has_the_device_asked_for(
+    asked: str | None, capability: tuple[int, int] | None, device: str, tmp_path: Path
+) -> None:
+    engine = FakeEngine(environment=fake_environment(capability), devices=("cuda", "cuda:1"))
+    bench = find_bench(asked, tmp_path, lambda data_dir, commit: engine)
+    assert (bench.device, bench.data_dir, bench.environment) == (device, tmp_path, engine.environment)
+    assert engine.num_open == 0
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", "cuda:1000"])
+def test_a_device_name_that_can_be_none(name: str) -> None:
+    with pytest.raises(UsageError, match="Write cpu, cuda or cuda:N"):
+        check_device_name(name)
+
+
+def test_data_that_is_there_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(bench_module, "verify", lambda data_set, data_dir: None)
+    provide(engine, MNIST, tmp_path)
+    assert engine.sessions == []
+
+
+def test_data_that_cannot_be_had_is_missing_and_leaves_no_process(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    with pytest.raises(MissingDataError, match=r"Downloading it failed too: URLError: no network \(fake\)"):
+        provide(engine, MNIST, tmp_path)
+    assert engine.num_open == 0
+
+
+def test_what_a_download_brings_is_verified(tmp_path: Path) -> None:
+    def download(name: str, folder: Path) -> None:
+        for file in MNIST.files:
+            (folder / file.name).write_bytes(b"a login page")
+
+    with pytest.raises(DataError, match="Put the official file there"):
+        provide(FakeEngine(data_set=download), MNIST, tmp_path)
+
+
+def test_a_changed_checkout_has_a_plus_behind_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
+    here = tmp_path / "src" / "castwise" / "sweep" / "bench.py"
+    here.parent.mkdir(parents=True)
+    here.write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@x"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
+    monkeypatch.setattr(bench_module, "__file__", str(here))
+    commit = find_commit()
+    assert commit is not None
+    assert len(commit) == 12
+    here.write_text("changed")
+    assert find_commit() == f"{commit}+"
+
+
+def test_the_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(bench_module.COMMIT_VARIABLE, "abc")
+    assert find_commit() == "abc"
+
+
+def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_commit() is None
+
+
+def test_outside_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.setattr(bench_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "bench.py"))
+    assert find_commit() is None

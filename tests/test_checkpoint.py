@@ -1,0 +1,130 @@
+"""Checkpoints: written whole or not at all, and no reason to lose a run."""
+
+import errno
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from castwise.measure import checkpoint as checkpoints
+from castwise.measure.data import resident
+from castwise.measure.training import TrainingRun
+from castwise.plan import TrialSpec
+from castwise.recipe import Loader, Recipe
+
+CPU = torch.device("cpu")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+TORN = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0\nframe #0: more of it")
+
+
+def break_off(error: Exception) -> Any:
+    """Return a `torch.save` that writes a part and fails."""
+
+    def save(state: object, path: Path) -> None:
+        path.write_bytes(b"a part")
+        raise error
+
+    return save
+
+
+def test_a_state_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "run.pt"
+    assert checkpoints.save(path, {"weights": torch.arange(3.0), "epochs": ["{}"]})
+    state = checkpoints.load(path, CPU)
+    assert state["weights"].tolist() == [0.0, 1.0, 2.0]
+    assert state["epochs"] == ["{}"]
+    assert [file.name for file in path.parent.iterdir()] == ["run.pt"]
+    checkpoints.drop(path)
+    checkpoints.drop(path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (FULL, "[Errno 28] No space left on device"),
+        (TORN, "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_a_full_disk_leaves_the_last_checkpoint_and_a_warning(
+    error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.pt"
+    checkpoints.save(path, {"epoch": 1})
+    monkeypatch.setattr(torch, "save", break_off(error))
+    with pytest.warns(UserWarning, match="no checkpoint") as caught:
+        assert not checkpoints.save(path, {"epoch": 2})
+    assert str(caught[0].message) == f"no checkpoint was written to '{path}': {reason}"
+    assert checkpoints.load(path, CPU) == {"epoch": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"], "nothing half-written is left"
+
+
+def test_a_folder_that_cannot_be_made_is_no_reason_to_lose_the_run(unwritable: Path) -> None:
+    with pytest.warns(UserWarning, match="no checkpoint was written"):
+        assert not checkpoints.save(unwritable / "run.pt", {"epoch": 1})
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    torch.manual_seed(7)
+    state = checkpoints.random_state(CPU)
+    assert state["cuda"] is None
+    first = torch.rand(4)
+    checkpoints.restore_random_state(state, CPU)
+    assert torch.equal(torch.rand(4), first)
+
+
+def a_run(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> TrainingRun:
+    """Return a run of three short epochs on a handful of random images."""
+    monkeypatch.setitem(resident._NUM_IMAGES, "mnist", (40, 20))
+    recipe = Recipe(epochs=3, transform="mnist", loader=Loader(num_workers=0))
+    spec = TrialSpec(
+        workload="mnist-cnn",
+        precision="fp32",
+        loss_scale="none",
+        batch_size=20,
+        device="cpu",
+        data_set="synthetic:mnist",
+        kind="training",
+        recipe=recipe,
+    )
+    return TrainingRun(spec, None, path)
+
+
+def test_a_run_goes_on_where_its_checkpoints_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = a_run(None, monkeypatch)
+    losses = [plain.run_epoch().losses for _ in range(3)]
+    plain.finish()
+    path = tmp_path / "checkpoints" / "run.pt"
+    real = torch.save
+    run = a_run(path, monkeypatch)
+    first = run.run_epoch()
+    assert path.exists()
+    with monkeypatch.context() as full:
+        full.setattr(torch, "save", break_off(FULL))
+        with pytest.warns(UserWarning, match="no checkpoint was written"):
+            second = run.run_epoch()
+    assert torch.save is real
+    third = run.run_epoch()
+    assert [epoch.losses for epoch in (first, second, third)] == losses
+    assert len(run.finish().epochs) == 3
+    assert list(path.parent.iterdir()) == [], "the one that could be written is not left behind"
+
+
+def test_a_disk_with_room_again_is_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.pt"
+    run = a_run(path, monkeypatch)
+    with monkeypatch.context() as full:
+        full.setattr(torch, "save", break_off(FULL))
+        with pytest.warns(UserWarning, match="no checkpoint"):
+            run.run_epoch()
+    assert not path.exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        second = run.run_epoch()
+    run.close()
+    resumed = a_run(path, monkeypatch)
+    assert [epoch.losses for epoch in resumed.epochs][1:] == [second.losses]
+    resumed.close()

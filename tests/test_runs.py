@@ -1,0 +1,190 @@
+"""Figures of training runs, computed by hand beside."""
+
+import math
+from typing import Any
+
+import pytest
+from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
+
+from castwise.analyze import runs
+from castwise.record import Epoch, RankSamples, Trial
+
+
+def epoch(seconds: float, **changes: Any) -> Epoch:
+    """Return an epoch of 100 samples; all of its time counts unless said otherwise."""
+    fields: dict[str, Any] = {
+        "seconds": seconds,
+        "data_seconds": 0.0,
+        "num_steps": 10,
+        "num_samples": 100,
+        "counted_seconds": seconds,
+        "counted_samples": 100,
+        "losses": ((9, 1.0),),
+        "learning_rate": 0.1,
+    }
+    return Epoch(**(fields | changes))
+
+
+def run(precision: str, *epochs: Epoch, recipe: dict[str, Any] | None = None, **changes: Any) -> Trial:
+    status = changes.pop("status", "ok")
+    return fake_run(fake_training(precision, recipe, **changes), *epochs, status=status)
+
+
+def judged(*losses_and_accuracies: tuple[float, float]) -> Trial:
+    epochs = [epoch(1.0, validation_loss=loss, accuracy=accuracy) for loss, accuracy in losses_and_accuracies]
+    return run("fp32", *epochs, recipe={"epochs": len(epochs)})
+
+
+WHOLE = (
+    epoch(11.0, first_step_seconds=2.0, data_seconds=3.0, validation_seconds=4.0),
+    epoch(9.0, data_seconds=1.0, validation_seconds=4.0),
+)
+
+
+def test_a_whole_run_by_hand() -> None:
+    (figures,) = runs.runs([run("fp32", *WHOLE)])
+    assert figures.split == runs.Split(start=2.0, data=4.0, train=14.0, validation=8.0)
+    assert figures.split.total == 28.0
+    assert figures.throughput == pytest.approx(200 / 20)
+    assert runs.data_share(figures.trial) == pytest.approx(4 / 18), "the first step is left out"
+    assert figures.speedup == 1.0
+
+
+def test_the_speed_up_of_whole_runs_is_that_of_their_wall_times() -> None:
+    fast = run("fp16-mixed", epoch(4.0, validation_seconds=4.0), epoch(4.0, validation_seconds=4.0))
+    _, figures = runs.runs([run("fp32", *WHOLE), fast])
+    assert figures.speedup == pytest.approx(28 / 16)
+    assert figures.throughput == pytest.approx(200 / 8)
+
+
+@pytest.mark.parametrize("which", ["both", "baseline", "run"])
+def test_of_a_run_cut_short_it_is_that_of_throughputs(which: str) -> None:
+    slow = (*WHOLE,) if which == "run" else (epoch(30.0, validation_seconds=4.0),)
+    fast = (epoch(4.0), epoch(4.0)) if which == "baseline" else (epoch(6.0, shortened=True, num_samples=60),)
+    expected = {"both": 30 / 6, "baseline": 30 / 4, "run": 20 / 6 / 2}[which]
+    _, figures = runs.runs([run("fp32", *slow), run("tf32", *fast)])
+    assert figures.speedup == pytest.approx(expected)
+    assert [runs.is_whole(run("fp32", *slow)), runs.is_whole(run("tf32", *fast))] == [
+        which == "run",
+        which == "baseline",
+    ]
+
+
+def test_a_limit_that_cut_nothing_leaves_a_run_whole() -> None:
+    assert runs.is_whole(run("fp32", *WHOLE, recipe={"max_steps": 10_000}))
+    assert not runs.is_whole(run("fp32", *WHOLE, status="crashed"))
+    assert not runs.is_whole(fake_trial())
+
+
+def test_epochs_and_batches_that_the_recipe_skips_do_not_count() -> None:
+    epochs = (
+        epoch(100.0, first_step_seconds=50.0, data_seconds=40.0),
+        epoch(20.0, counted_seconds=15.0, counted_samples=80, data_seconds=5.0),
+    )
+    skipping = run("fp32", *epochs, recipe={"skip_epochs": 1, "skip_batches": 2})
+    assert runs.throughput(skipping) == pytest.approx(80 / 15)
+    assert runs.split(skipping) == runs.Split(start=0.0, data=5.0, train=15.0, validation=0.0)
+    assert runs.data_share(skipping) == pytest.approx(5 / 20)
+
+
+def test_a_run_that_ended_before_anything_counted_counts_all() -> None:
+    in_first_epoch = run("fp32", epoch(10.0, shortened=True), recipe={"epochs": 3, "skip_epochs": 1})
+    assert runs.throughput(in_first_epoch) == pytest.approx(10.0)
+    in_first_batches = run("fp32", epoch(10.0, counted_samples=0, shortened=True), recipe={"skip_batches": 99})
+    assert runs.throughput(in_first_batches) == pytest.approx(10.0)
+
+
+def test_units_and_ranks_are_counted() -> None:
+    trial = run("fp32", epoch(10.0), epoch(10.0))
+    facts, rank = fake_facts(units_per_sample=35), trial.ranks[0]
+    assert runs.throughput(trial.model_copy(update={"facts": facts, "ranks": (rank, rank)})) == pytest.approx(700.0)
+
+
+def test_without_epochs_nothing_is_known() -> None:
+    failed = fake_trial(fake_training(), status="oom", step_seconds=())
+    (figures,) = runs.runs([failed])
+    assert (figures.split, figures.throughput, figures.speedup, figures.accuracy) == (None, None, None, None)
+    assert (figures.perplexity, figures.best_accuracy, figures.peak_allocated_bytes) == (None, None, None)
+    assert runs.data_share(failed) is None
+    assert runs.data_share(run("fp32", epoch(1.0, first_step_seconds=1.0))) is None, "nothing but a first step"
+
+
+def test_the_baseline_has_the_same_batch_seed_and_recipe_but_not_the_same_rates() -> None:
+    def speedup(baseline: dict[str, Any], own: dict[str, Any]) -> float | None:
+        figures = runs.runs(
+            [run("fp32", epoch(4.0), epoch(4.0), **baseline), run("tf32", epoch(2.0), epoch(2.0), **own)]
+        )
+        return figures[1].speedup
+
+    assert speedup({}, {}) == 2.0
+    assert speedup({"recipe": {"group_rates": (0.1,)}}, {"recipe": {"group_rates": (0.2,)}}) == 2.0
+    adam = {"name": "Adam", "arguments": {"lr": 0.1}}
+    assert speedup({"recipe": {"optimizer": adam}}, {"recipe": {"optimizer": adam | {"arguments": {"lr": 0.3}}}}) == 2.0
+    assert speedup({"recipe": {"optimizer": adam}}, {"recipe": {"optimizer": adam | {"name": "SGD"}}}) is None
+    for other in ({"batch_size": 8}, {"seed": 1}, {"data_set": "synthetic:x"}, {"recipe": {"epochs": 3}}):
+        assert speedup(other, {}) is None
+    assert speedup({"status": "diverged"}, {}) is None, "a baseline has to end well"
+    assert speedup({}, {"status": "diverged"}) == 2.0
+
+
+def test_another_machine_s_baseline_is_none() -> None:
+    there = run("fp32", *WHOLE).model_copy(update={"environment": fake_environment(host="elsewhere")})
+    assert runs.runs([there, run("tf32", *WHOLE)])[1].speedup is None
+
+
+def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
+    alone = run("fp32", epoch(10.0), epoch(10.0))
+    spec = fake_training("fp32", world_size=2, parallelism="ddp")
+    rank = RankSamples(epochs=(epoch(12.5), epoch(12.5)))
+    together = fake_run(spec, *rank.epochs).model_copy(update={"ranks": (rank, rank)})
+    single, double = runs.runs([alone, together])
+    assert single.efficiency is None
+    assert double.efficiency == pytest.approx(0.8)
+    assert double.speedup == 1.0, "its own world's float32 run is itself"
+    assert runs.runs([together])[0].efficiency is None
+
+
+def test_the_best_accuracy_is_that_of_the_lowest_validation_loss() -> None:
+    assert runs.best_accuracy(judged((2.0, 0.5), (1.0, 0.6), (1.5, 0.7))) == 0.6
+    assert runs.best_accuracy(judged((math.nan, 0.9), (3.0, 0.2), (math.inf, 0.8))) == 0.2
+    assert runs.best_accuracy(judged((math.nan, 0.9))) is None
+    assert runs.best_accuracy(judged((0.0, 0.4), (1.0, 0.5))) == 0.4
+    assert runs.best_accuracy(run("fp32", *WHOLE)) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "accuracy", "expected"),
+    [(math.log(120.0), None, 120.0), (1e4, None, math.inf), (None, None, None), (1.0, 0.5, None), (0.0, None, 1.0)],
+)
+def test_perplexity(loss: float | None, accuracy: float | None, expected: float | None) -> None:
+    found = runs.perplexity(epoch(1.0, validation_loss=loss, accuracy=accuracy))
+    assert found == (expected if expected is None else pytest.approx(expected))
+
+
+def test_perplexity_of_a_loss_that_is_no_number() -> None:
+    assert math.isnan(runs.perplexity(epoch(1.0, validation_loss=math.nan)) or 0.0)
+
+
+def test_several_seeds_give_the_median_and_the_odd_one_out_is_left_out() -> None:
+    def pair(slow: float, fast: float) -> tuple[Trial, Trial]:
+        return run("fp32", epoch(slow), epoch(slow)), run("tf32", epoch(fast), epoch(fast))
+
+    assert runs.median_speedup([pair(8, 1), pair(8, 2), pair(8, 4)]) == 4.0
+    assert runs.median_speedup([pair(8, 1), (fake_trial(), fake_trial()), pair(8, 2)]) == 6.0
+    assert runs.median_speedup([]) is None
+    assert runs.median([]) is None
+
+
+def test_memory_is_that_of_the_fullest_rank() -> None:
+    trial = run("fp32", *WHOLE)
+    ranks = tuple(
+        RankSamples(epochs=WHOLE, peak_allocated_bytes=size, driver_used_bytes=2 * size, peak_reserved_bytes=None)
+        for size in (1, 3, 2)
+    )
+    (figures,) = runs.runs([trial.model_copy(update={"ranks": ranks})])
+    assert (figures.peak_allocated_bytes, figures.driver_used_bytes, figures.peak_reserved_bytes) == (3, 6, None)
+
+
+def test_skipped_steps_add_up() -> None:
+    trial = run("fp16-mixed", epoch(1.0, skipped_steps=2), epoch(1.0, skipped_steps=3))
+    assert runs.runs([trial])[0].skipped_steps == 5

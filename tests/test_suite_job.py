@@ -1,0 +1,508 @@
+"""`castwise suite` from request to records, on made-up trials."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CommandLine, Outcome
+from fake_engine import FakeEngine, Fault, fake_environment
+
+from castwise.analyze.suite_result import SuiteResult
+from castwise.commands import INTERRUPTED
+from castwise.errors import MissingDataError, UsageError
+from castwise.record import Epoch
+from castwise.suite import SUITE_NAMES, Choice, find_suite
+from castwise.sweep import bench as bench_module
+from castwise.sweep.bench import Bench
+from castwise.sweep.job import Going
+from castwise.sweep.store import load_folder
+from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check, prepare_suite
+
+MINE = """\
+name = "mine"
+title = "My loop"
+source = "me"
+machine = "my GPU"
+
+[recipes.three]
+epochs = 3
+samples_per_epoch = 800
+
+[[cells]]
+workloads = ["mnist-cnn"]
+recipe = "three"
+precisions = ["fp32", "fp16-mixed", "fp16-true"]
+batch_sizes = [8]
+
+[[published]]
+gpu = "Tesla T4"
+workload = "mnist-cnn"
+precision = "O0"
+batch_size = 8
+seconds = 4.0
+
+[[published]]
+gpu = "Tesla T4"
+workload = "mnist-cnn"
+precision = "O1"
+batch_size = 8
+seconds = 2.0
+"""
+THREE = ["fp32", "fp16-mixed", "fp16-true"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    return path
+
+
+def epochs_run(engine: FakeEngine) -> list[int]:
+    """Return how many epochs each trial's process ran."""
+    return [session.calls.count("run_epoch") for session in engine.sessions if "set_up" in session.calls]
+
+
+def table(done: Outcome) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(done.out)))
+
+
+# What is asked
+
+
+USAGE = [
+    ((), "Name the suites to run, or say --all."),
+    (("tensorcore", "--all"), "Name the suites to run, or say --all."),
+    (("",), "SUITE is empty: ''."),
+    (("tensorcor",), "No suite named 'tensorcor'. Did you mean tensorcore?"),
+    (("zzz",), "No suite named 'zzz'. Or name a TOML file of your own."),
+    (("tensorcore,wrn",), "No suite named 'wrn'. Did you mean wrn-cifar10?"),
+    (("nowhere/mine.toml",), "The suite 'nowhere/mine.toml' cannot be read: No such file or directory."),
+    (("tensorcore", "--epochs", "0"), "--epochs takes whole numbers from 1; 0 is none."),
+    (("tensorcore", "--epochs", "-1"), "--epochs takes whole numbers from 1; -1 is none."),
+    (("tensorcore", "--max-steps", "0"), "--max-steps takes whole numbers from 1; 0 is none."),
+    (("tensorcore", "--seeds", "0"), "--seeds takes whole numbers from 1; 0 is none."),
+    (("tensorcore", "--gpus", "0"), "--gpus takes whole numbers from 1, comma-separated; '0' is none."),
+    (("tensorcore", "--workload", ""), "--workload is empty: ''."),
+    (("tensorcore", "--precision", ","), "--precision is empty: ','."),
+    (("tensorcore", "--workload", "dpn9"), "No workload named 'dpn9'. Did you mean dpn92?"),
+    (("--all", "--precision", "fp33"), "No precision named 'fp33'. Did you mean fp32"),
+    (("tensorcore", "--timeout", "0"), "A time limit of 0 seconds is impossible."),
+    (("tensorcore", "--timeout", "nan"), "A time limit of nan seconds is impossible."),
+    (("tensorcore", "--device", "gpu"), "No device 'gpu'. Write cpu, cuda or cuda:N."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=lambda value: str(value)[:40])
+def test_what_can_be_refused_is_refused_in_one_line_before_any_process_starts(
+    command: CommandLine, arguments: tuple[str, ...], message: str
+) -> None:
+    done = command.suite(*arguments)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.error_lines
+    assert line.startswith(f"castwise: {message}")
+    assert done.engine.sessions == []
+    assert command.records() == []
+
+
+def test_a_filter_that_leaves_nothing_is_refused(command: CommandLine) -> None:
+    for arguments in (("--workload", "dpn92"), ("--precision", "bf16-true"), ("--gpus", "2")):
+        done = command.suite("tensorcore", *arguments)
+        assert (done.code, done.out) == (2, "")
+        assert done.error_lines == [
+            "castwise: The suite 'tensorcore' has no such cell; leave out some of what narrows it down."
+        ]
+        assert done.engine.measured == []
+
+
+def test_a_mistake_in_one_s_own_suite_is_named_with_its_line(command: CommandLine, mine: Path) -> None:
+    mine.write_text(MINE.replace("samples_per_epoch", "samples_an_epoch"))
+    done = command.suite(mine)
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.error_lines
+    assert line.startswith(f"castwise: '{mine}', line 8: recipes.three.samples_an_epoch: ")
+    for old, new in (('"O1"', '"O7"'), ("seconds = 2.0", 'seconds = 2.0\nloss_scale = "much"')):
+        mine.write_text(MINE.replace(old, new))
+        done = command.suite(mine)
+        assert (done.code, len(done.error_lines)) == (2, 1), "before anything runs, not when the report is made"
+        assert done.engine.sessions == []
+
+
+def test_options_reach_the_trials(command: CommandLine) -> None:
+    options = ("--epochs", "2", "--max-steps", "3", "--seeds", "2", "--precision", "O0,O1", "--timeout", "9")
+    done = command.suite("wrn-cifar10", *options, "--synthetic", "--workload", "wrn-28-10")
+    assert done.code == 0
+    assert [(spec.precision, spec.seed) for spec in done.engine.measured] == [
+        ("fp32", 0),
+        ("fp32", 1),
+        ("fp16-mixed", 0),
+        ("fp16-mixed", 1),
+    ]
+    for spec in done.engine.measured:
+        assert spec.recipe is not None
+        assert (spec.recipe.num_epochs, spec.recipe.epochs, spec.recipe.max_steps) == (2, 10, 3)
+        assert (spec.data_set, spec.protocol.timeout_seconds) == ("synthetic:cifar10", 9.0)
+    assert len({line for line in done.error_lines if ": ok (" in line}) == 4
+    assert "seed 1: ok" in done.error_lines[-1], "no two trials share their label"
+
+
+def test_only_the_gpus_named_are_run(command: CommandLine) -> None:
+    engine = FakeEngine(environment=fake_environment(num_gpus=2))
+    options = ("--gpus", "2", "--workload", "resnet50", "--quick")
+    done = command.suite("amd-nvidia", *options, engine=engine)
+    assert done.code == 0
+    assert {(spec.world_size, spec.parallelism) for spec in engine.measured} == {(2, "dp"), (2, "ddp")}
+
+
+def test_cells_for_more_gpus_than_there_are_are_not_run_and_no_failure(command: CommandLine) -> None:
+    done = command.suite("amd-nvidia", "--workload", "resnet50", "--quick")
+    assert done.code == 0
+    assert {spec.world_size for spec in done.engine.measured} == {1}
+    assert "12 cells ask for 2 or 4 GPUs, and this machine has 1: not run" in done.out
+    none = command.suite("amd-nvidia", "--workload", "resnet50", "--quick", "--gpus", "4")
+    assert none.engine.measured == []
+    assert "6 cells ask for 4 GPUs" in none.out
+    assert "status" not in none.out, "a table of nothing"
+
+
+def test_a_suite_named_twice_is_run_once(command: CommandLine, mine: Path) -> None:
+    done = command.suite(f"{mine},{mine}", "--format", "csv")
+    assert len(table(done)) == 3
+
+
+@pytest.mark.parametrize("word", ["suites", "SUITES"])
+def test_the_suites_are_listed(command: CommandLine, word: str) -> None:
+    done = command("list", word)
+    assert (done.code, done.err) == (0, "")
+    lines = {line.split()[0]: line for line in done.out.splitlines()}
+    assert set(SUITE_NAMES) <= set(lines)
+    assert " 6 " in lines["tensorcore"]
+    assert "mnist" in lines["tensorcore"]
+    assert "Tesla T4, Tesla K80, Tesla P100" in lines["wrn-cifar10"]
+    assert "in plots only" in lines["amd-nvidia"]
+    assert "…" not in done.out
+
+
+# What is printed
+
+
+def test_every_suite_runs_without_data(command: CommandLine) -> None:
+    done = command.suite("--all", "--quick", "--synthetic")
+    assert done.code == 0, done.err
+    for name in SUITE_NAMES:
+        assert f"{name}: {find_suite(name).title}" in done.out.splitlines()
+        assert any(line.startswith(f"{name}: ") and line.endswith(" trials") for line in done.error_lines)
+    assert "Traceback" not in done.out + done.err
+
+
+def test_the_speed_ups_stand_beside_the_source_s(command: CommandLine, mine: Path) -> None:
+    (suite,) = json.loads(command.suite(mine, "--format", "json").out)["suites"]
+    rows = {row["precision"]: row for row in suite["runs"]}
+    mixed = suite["published"][1]
+    assert mixed["published_speedup"] == 2.0
+    assert mixed["speedup"] == pytest.approx(rows["fp32"]["seconds"] / rows["fp16-mixed"]["seconds"])
+    assert mixed["speedup"] == rows["fp16-mixed"]["speedup"]
+
+
+@pytest.mark.parametrize("output", ["table", "markdown", "csv", "json"])
+def test_several_suites_in_every_format(command: CommandLine, mine: Path, output: str) -> None:
+    done = command.suite(f"{mine},tensorcore", "--quick", "--synthetic", "--format", output)
+    assert done.code == 0
+    if output == "csv":
+        assert [row["suite"] for row in table(done)] == ["mine"] * 3 + ["tensorcore"] * 6
+    elif output == "json":
+        assert [suite["suite"] for suite in json.loads(done.out)["suites"]] == ["mine", "tensorcore"]
+    else:
+        assert done.out.index("mine: My loop") < done.out.index("tensorcore: AMP")
+
+
+@pytest.mark.parametrize("width", ["80", "120", "200"])
+def test_a_terminal_of_any_width(command: CommandLine, monkeypatch: pytest.MonkeyPatch, width: str) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", width)
+    done = command.suite("tensorcore", "--quick", "--synthetic")
+    assert done.code == 0
+    assert "Traceback" not in done.out + done.err
+    assert "fp16-mixed" in done.out
+    assert "2 of 20" in done.out
+
+
+def test_one_trial_is_no_trials(command: CommandLine, mine: Path) -> None:
+    assert command.suite(mine, "--precision", "O0").error_lines[0] == "mine: 1 trial"
+
+
+# Its data
+
+
+def test_missing_data_is_named_with_a_way_out(command: CommandLine) -> None:
+    done = command.suite("wrn-cifar10")
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.error_lines
+    assert "cifar10" in line
+    assert "Downloading it failed too: URLError: no network (fake)" in line
+    assert line.endswith("Or measure time and memory alone, on random samples of its shape, with --synthetic.")
+    assert done.engine.measured == []
+
+
+def test_a_suite_without_its_data_does_not_keep_the_others_from_being_run(command: CommandLine, mine: Path) -> None:
+    done = command.suite(f"wrn-cifar10,{mine}")
+    assert done.code == 2
+    assert done.engine.measured_precisions == THREE
+    assert done.error_lines[0].startswith("castwise: wrn-cifar10 is left out: ")
+    assert "--synthetic" in done.error_lines[0]
+    assert "mine: My loop" in done.out
+    assert "Traceback" not in done.err
+
+
+def test_data_is_looked_for_before_weights(command: CommandLine) -> None:
+    done = command.suite("fastai-cifar100")
+    assert done.code == 2
+    assert not any("find_weights" in session.calls for session in done.engine.sessions)
+
+
+def test_real_data_is_taken_where_it_is(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "verify", lambda data_set, data_dir: None)
+    done = command.suite("wrn-cifar10", "--quick")
+    assert {spec.data_set for spec in done.engine.measured} == {"cifar10"}
+    assert "random samples" not in done.out
+
+
+def test_weights_are_looked_for_once_and_reach_the_trials(command: CommandLine, tmp_path: Path) -> None:
+    arguments = ("fastai-cifar100", "--quick", "--synthetic", "--workload", "fastai-resnet18,fastai-resnet34")
+    without = command.suite(*arguments)
+    assert {spec.weights for spec in without.engine.measured} == {None}
+    assert "random weights where the source's are pretrained" in without.out
+    done = command.suite(*arguments, "--weights", tmp_path / "w")
+    assert {spec.weights for spec in done.engine.measured} == {
+        str(tmp_path / "w" / f"{name}.pth") for name in ("resnet18", "resnet34")
+    }
+    assert "random weights" not in done.out
+    assert sum("find_weights" in session.calls for session in done.engine.sessions) == 1
+    assert not any("find_weights" in s.calls for s in command.suite("wrn-cifar10", "--synthetic").engine.sessions)
+
+
+def test_weights_that_cannot_be_read_are_the_user_s_mistake(command: CommandLine, tmp_path: Path) -> None:
+    engine = FakeEngine(faults={"#2": Fault("crash", "find_weights")})
+    done = command.suite("fastai-cifar100", "--synthetic", "--weights", tmp_path, engine=engine)
+    assert (done.code, done.out) == (2, "")
+    assert done.error_lines == ["castwise: RuntimeError: an illegal memory access was encountered (fake)"]
+
+
+# Its records
+
+
+def test_results_come_back_from_records(command: CommandLine, mine: Path) -> None:
+    first = command.suite(mine)
+    assert first.engine.measured_precisions == THREE
+    second = command.suite(mine)
+    assert (second.engine.measured, second.code) == ([], 0)
+    assert second.out == first.out
+    assert second.error_lines == ["mine: 3 trials", "3 of 3 trials are on record already; measuring 0."]
+    shorter = command.suite(mine, "--epochs", "1")
+    assert shorter.engine.measured_precisions == THREE, "a shorter run is another question"
+
+
+def test_an_interrupted_suite_goes_on_with_the_epoch_it_was_in(command: CommandLine, mine: Path) -> None:
+    # Session 1 looks at the machine; the third trial's process is the second cell's.
+    first = FakeEngine(faults={"fp16-mixed": Fault("interrupt", "run_epoch", block=2)})
+    done = command.suite(mine, engine=first)
+    assert (done.code, done.out) == (INTERRUPTED, "")
+    assert done.error_lines[-1] == (
+        f"Interrupted. What was measured is in '{command.results}'; the same command goes on from there."
+    )
+    assert epochs_run(first) == [3, 3]
+    second = FakeEngine(checkpoints=first.checkpoints)
+    rest = command.suite(mine, engine=second)
+    assert rest.code == 0
+    assert second.measured_precisions == ["fp16-mixed", "fp16-true"]
+    assert epochs_run(second) == [1, 3], "epochs done are not done again"
+    assert [row["length"] for row in table(command.suite(mine, "--format", "csv"))] == ["3 epochs"] * 3
+
+
+def test_an_interrupt_between_suites_keeps_the_first_s_table(command: CommandLine, mine: Path) -> None:
+    engine = FakeEngine(faults={"#6": Fault("interrupt", "run_epoch")})
+    done = command.suite(f"{mine},tensorcore", "--synthetic", "--quick", engine=engine)
+    assert done.code == INTERRUPTED
+    assert "mine: My loop" in done.out
+    assert "tensorcore: " not in done.out
+
+
+def test_retry_measures_what_crashed_and_again_everything(command: CommandLine, mine: Path) -> None:
+    faults = {"fp16-mixed": Fault("crash", "run_epoch", block=1), "fp16-true": Fault("nan")}
+    assert command.suite(mine, engine=FakeEngine(faults=faults)).code == 1
+    assert command.suite(mine).engine.measured == []
+    retried = command.suite(mine, "--retry")
+    assert (retried.code, retried.engine.measured_precisions) == (0, ["fp16-mixed"])
+    again = command.suite(mine, "--again")
+    assert again.engine.measured_precisions == THREE
+
+
+def test_again_does_not_go_on_from_an_old_checkpoint(command: CommandLine, mine: Path) -> None:
+    first = command.suite(mine, engine=FakeEngine(faults={"fp32": Fault("crash", "run_epoch", block=1)}))
+    path = next(session.checkpoint for session in first.engine.sessions if session.checkpoint)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"state")
+    command.suite(mine, "--retry", engine=FakeEngine(faults={"fp32": Fault("crash", "run_epoch", block=1)}))
+    assert path.exists(), "a retry goes on from it"
+    command.suite(mine, "--again")
+    assert not path.exists()
+
+
+def test_a_disk_that_fills_up_is_exit_code_3_and_keeps_earlier_records(
+    command: CommandLine, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, list[int]()
+
+    def fsync(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 2:  # two a record: the file and its folder
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    done = command.suite(mine)
+    assert (done.code, done.out) == (3, "")
+    assert done.error_lines[-1].startswith("castwise: The record of mnist-cnn fp16-mixed batch 8 cannot be written to")
+    assert done.error_lines[-1].endswith("No space left on device.")
+    monkeypatch.undo()
+    trials, problems = load_folder(command.results)
+    assert ([trial.spec.precision for trial in trials], problems) == (["fp32"], [])
+
+
+def test_results_that_cannot_be_written_are_exit_code_3(command: CommandLine, mine: Path, unwritable: Path) -> None:
+    done = command("suite", mine, "--results", unwritable)
+    assert (done.code, done.out, len(done.error_lines)) == (3, "", 1)
+    assert done.engine.measured == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (Fault("oom", "run_epoch"), "oom", 0),
+        (Fault("nan"), "diverged", 0),
+        (Fault("unsupported"), "unsupported", 0),
+        (Fault("crash", "run_epoch", block=1), "crashed", 1),
+        (Fault("timeout", "run_epoch"), "timeout", 1),
+    ],
+)
+def test_what_a_suite_is_run_to_find_out_is_no_failure(
+    command: CommandLine, mine: Path, fault: Fault, status: str, code: int
+) -> None:
+    done = command.suite(mine, engine=FakeEngine(faults={"fp16-true": fault}))
+    assert done.code == code
+    (row,) = [line for line in done.out.splitlines() if line.startswith("fp16-true")]
+    assert row.split()[-1] == status
+    assert f"mnist-cnn fp16-true batch 8: {status}: " in done.out
+    assert "Traceback" not in done.out + done.err
+
+
+def test_a_loader_that_sets_the_pace_is_named(command: CommandLine, mine: Path) -> None:
+    done = command.suite(mine, engine=FakeEngine(load_seconds=0.01))
+    assert "data, not arithmetic, sets the pace" in done.out
+
+
+# The search for the largest batch
+
+
+def limits(done: Outcome) -> list[tuple[str, list[int | None]]]:
+    (suite,) = json.loads(done.out)["suites"]
+    return [(row["precision"], row["measured"]) for row in suite["largest_batch"]]
+
+
+DPN = ("dpn-cifar10", "--synthetic", "--format", "json")
+
+
+def test_the_largest_batch_is_found_and_found_again_from_records(command: CommandLine) -> None:
+    first = command.suite(*DPN)
+    assert first.code == 0
+    # Fake figures: 0.5 GiB, and 32 MiB a sample in float32, 0.7 of that with master weights; 16 GiB in all.
+    assert limits(first) == [("fp32", [384, 512]), ("fp16-master", [640, 768])]
+    searched = [line for line in first.error_lines if line.startswith("search for the largest batch, trial ")]
+    assert searched[0].startswith("search for the largest batch, trial 1: dpn92 fp32 batch 128: ok")
+    assert len(searched) == len(first.engine.measured) - 11
+    short = [spec.recipe for spec in first.engine.measured[11:]]
+    assert all(recipe is not None and (recipe.num_epochs, recipe.max_steps) == (1, 4) for recipe in short)
+    second = command.suite(*DPN)
+    assert second.engine.measured == []
+    assert limits(second) == limits(first)
+    assert len(command.suite(*DPN, "--again").engine.measured) == len(first.engine.measured)
+
+
+def test_a_search_that_crashed_is_said_and_retried(command: CommandLine) -> None:
+    # 1: the machine; 2 to 12: the cells; the second trial of the first search.
+    engine = FakeEngine(faults={"#14": Fault("crash", "set_up")})
+    first = command.suite(*DPN, engine=engine)
+    assert first.code == 1
+    assert limits(first)[0] == ("fp32", [128, None])
+    (suite,) = json.loads(first.out)["suites"]
+    assert any("the search for the largest batch ended early: dpn92 fp32 batch 256" in note for note in suite["notes"])
+    assert command.suite(*DPN).engine.measured == [], "not without --retry"
+    retried = command.suite(*DPN, "--retry")
+    assert retried.code == 0
+    assert limits(retried)[0] == ("fp32", [384, 512])
+    assert retried.engine.measured[0].batch_size == 256
+
+
+@pytest.mark.parametrize("arguments", [("--gpus", "1"), ("--precision", "O0")])
+def test_a_search_is_narrowed_like_the_cells(command: CommandLine, arguments: tuple[str, ...]) -> None:
+    found = limits(command.suite(*DPN, *arguments))
+    assert [precision for precision, _ in found] == (["fp32", "fp16-master"] if "--gpus" in arguments else ["fp32"])
+
+
+def test_a_cpu_has_no_largest_batch(command: CommandLine) -> None:
+    done = command.suite(*DPN, engine=FakeEngine(environment=fake_environment(None)))
+    assert (done.code, limits(done)) == (0, [])
+
+
+# The functions below the command
+
+
+def bench(engine: FakeEngine, tmp_path: Path) -> Bench:
+    return Bench(engine, engine.environment, "cuda:0", tmp_path / "data")
+
+
+def test_without_a_results_folder_nothing_is_kept(tmp_path: Path) -> None:
+    request = SuiteRequest(find_suite("dpn-cifar10"), Choice(quick=True, synthetic=True))
+    for _ in range(2):
+        engine = FakeEngine()
+        result: SuiteResult = prepare_suite(request, bench(engine, tmp_path)).run()
+        assert len(engine.measured) == len(result.all_trials) > 11
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preparing_measures_nothing(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    job = prepare_suite(SuiteRequest(find_suite("amd-nvidia")), bench(engine, tmp_path))
+    assert engine.sessions == []
+    assert len(job.job.missing) == len(job.job.plan.specs)
+    assert job._going == Going()
+    with pytest.raises(MissingDataError, match="--synthetic"):
+        prepare_suite(SuiteRequest(find_suite("tensorcore")), bench(engine, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"epochs": 0}, {"max_steps": -1}, {"seeds": 0}, {"world_sizes": (0,)}, {"workloads": ("x",)}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_choice_out_of_range_is_refused(changes: Mapping[str, Any]) -> None:
+    request = SuiteRequest(find_suite("tensorcore"), Choice(**changes))
+    with pytest.raises(UsageError):
+        check(SuitesRequest((request,)))
+    check(SuitesRequest((SuiteRequest(find_suite("tensorcore")),)))
+
+
+def test_epochs_of_made_up_trials_are_epochs(command: CommandLine, mine: Path) -> None:
+    # The fake is only worth something where its figures could be a real trial's.
+    command.suite(mine)
+    for trial in load_folder(command.results)[0]:
+        for epoch in trial.ranks[0].epochs:
+            assert isinstance(epoch, Epoch)
+            assert 0 < epoch.data_seconds < epoch.seconds
+            assert epoch.counted_seconds <= epoch.seconds
+            assert epoch.num_samples == 800

@@ -1,0 +1,438 @@
+"""What a suite's result looks like: terminal, Markdown, CSV and JSON."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_engine import fake_epoch, fake_run, fake_trial
+from rich.console import Console
+
+from castwise.analyze.suite_result import SuiteResult
+from castwise.record import RankSamples, Trial
+from castwise.report.beside_columns import BESIDE, LIMITS, shown_beside
+from castwise.report.grid import Column, fitting, markdown_grid, plain, terminal_table
+from castwise.report.run_columns import EXTRA, length_of, run_columns
+from castwise.report.suites import csv_suites, json_suites, markdown_suite, print_suite
+from castwise.suite import SUITE_NAMES, Choice, find_suite, limit_specs, specs_of
+
+HOSTILE = "a | b [red] [/red] \\ *c* <d>\nnext line"
+WORD = "x" * 12
+
+
+def result(name: str, **choice: Any) -> SuiteResult:
+    """Return a suite's result with memory, a search where the suite has one, and one run that failed."""
+    suite = find_suite(name)
+    asked = Choice(**choice)
+    gib = 2**30
+    memory: dict[str, Any] = {
+        "peak_allocated_bytes": gib,
+        "peak_reserved_bytes": 2 * gib,
+        "driver_used_bytes": 3 * gib,
+    }
+    specs = specs_of(suite, device="cuda:0", choice=asked)
+    trials = [fake_run(spec, **memory) for spec in specs]
+    searches = []
+    for spec, multiple in limit_specs(suite, device="cuda:0", choice=asked):
+        larger = spec.model_copy(update={"batch_size": 2 * multiple})
+        searches.append((fake_run(spec, **memory), fake_trial(larger, status="oom", message="full", step_seconds=())))
+    return SuiteResult(suite, tuple(trials), tuple(searches))
+
+
+def printed(made: SuiteResult, width: int = 200, terminal: bool = True) -> str:
+    out = io.StringIO()
+    print_suite(made, Console(file=out, width=width, force_terminal=terminal, color_system=None, emoji=False))
+    return out.getvalue()
+
+
+def as_json(*made: SuiteResult) -> list[dict[str, Any]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    suites = json.loads(json_suites(made), parse_constant=refuse)["suites"]
+    assert isinstance(suites, list)
+    return suites
+
+
+def as_csv(*made: SuiteResult) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(csv_suites(made))))
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    """Return the tables of a Markdown text, each a list of lines of cells; each stands between blank lines."""
+    tables = []
+    for part in text.split("\n\n"):
+        if part.lstrip().startswith("|"):
+            lines = part.strip("\n").split("\n")
+            assert all(line.startswith("|") for line in lines), part
+            tables.append([cells(line) for line in lines])
+    return tables
+
+
+@pytest.mark.parametrize("name", SUITE_NAMES)
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_suite_fits_its_terminal_and_breaks_no_figure(name: str, width: int) -> None:
+    made = result(name, quick=True)
+    text = printed(made, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    for run in made.runs:
+        batch = str(run.trial.spec.batch_size)
+        assert any({run.trial.spec.precision, batch} <= set(line.split()) for line in text.splitlines()), (
+            f"{run.trial.spec.label} is broken over lines"
+        )
+    for word in ("×", "speed-up", "length"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", SUITE_NAMES)
+def test_a_piped_suite_has_every_line_whole(name: str) -> None:
+    made = result(name)
+    lines = printed(made, 250, terminal=False).splitlines()
+    assert not any("left out" in line for line in lines)
+    assert f"source: {made.suite.source}" in lines
+    for line in (*made.suite.oddities, *made.suite.contradictions):
+        assert f"  {line}" in lines
+
+
+def test_what_a_narrow_terminal_leaves_out_is_said_and_never_half_of_what_belongs_together() -> None:
+    wide, narrow = printed(result("tensorcore"), 300), printed(result("tensorcore"), 80)
+    assert "left out" not in wide
+    assert "allocated" in wide
+    flat = " ".join(narrow.split())
+    assert "left out, the terminal is too narrow: first step" in flat
+    assert "published memory, measured memory, memory is" in flat
+    assert "(--format csv has all)" in flat
+
+
+def test_a_terminal_indents_what_wraps() -> None:
+    suite = find_suite("tensorcore").model_copy(update={"oddities": (" ".join([WORD] * 20),)})
+    lines = printed(replace(result("tensorcore"), suite=suite), 80).splitlines()
+    wrapped = [line for line in lines if WORD in line]
+    assert len(wrapped) > 2
+    assert all(line.startswith(f"  {WORD}") for line in wrapped)
+
+
+SHORT = [
+    ({"epochs": 1}, "1 of 10 epochs"),
+    ({"max_steps": 3}, "10 epochs, cut to 3 steps"),
+    ({"epochs": 2, "max_steps": 3}, "2 of 10 epochs, cut to 3 steps"),
+]
+
+
+@pytest.mark.parametrize(("choice", "words"), SHORT)
+def test_a_shortened_run_says_so_wherever_its_figure_is_shown(choice: dict[str, Any], words: str) -> None:
+    made = result("wrn-cifar10", **choice)
+    text = printed(made, 300)
+    rows = [line for line in text.splitlines() if re.match(r"(fp32|fp16)", line)]
+    assert len(rows) == 4 + 4 + 1 + 3, "the runs, and beside them the figures of T4, K80 and P100"
+    assert all(words in row for row in rows)
+    assert "all runs are cut short (column length)" in text
+    for line in text.splitlines():
+        if line.startswith("  wrn-28-10"):
+            assert f"({words}): " in line
+    for table in markdown_tables(markdown_suite(made)):
+        column = next(index for index, title in enumerate(table[0]) if title in ("length", "measured run"))
+        assert all(row[column] == words for row in table[2:])
+    assert [row["length"] for row in as_csv(made)] == [words] * 4
+    (document,) = as_json(made)
+    assert [row["length"] for row in document["runs"]] == [words] * 4
+    assert [row["measured"] for row in document["published"]] == [words] * 8
+    assert [row["seconds"] for row in document["published"]] == [None] * 8, "its time is no whole run's"
+    assert any("cut short" in note for note in document["notes"])
+
+
+def test_a_whole_run_is_called_whole_and_has_its_time() -> None:
+    (document,) = as_json(result("wrn-cifar10"))
+    row = document["published"][1]
+    assert (row["measured"], row["precision"]) == ("whole", "fp16-mixed")
+    run = next(run for run in document["runs"] if run["precision"] == "fp16-mixed")
+    assert row["seconds"] == run["seconds"] > 0
+    assert run["length"] == "10 epochs"
+    assert row["published_seconds"] == 1874.0
+    assert row["published_speedup"] == pytest.approx(3437 / 1874)
+    assert row["ratio"] == pytest.approx(row["speedup"] / row["published_speedup"])
+    assert row["memory_bytes"] == 3 * 2**30, "the driver's figure, as the source's is"
+
+
+def ended(status: str, *, epochs: int, name: str = "wrn-cifar10", **choice: Any) -> SuiteResult:
+    """Return a result whose first run ended otherwise, after so many epochs."""
+    made = result(name, **choice)
+    spec = made.trials[0].spec
+    if epochs:
+        trial = fake_run(spec, *(fake_epoch(spec, n) for n in range(epochs)), status=status)  # type: ignore[arg-type]
+    else:
+        trial = fake_trial(spec, status=status, message="it went wrong (fake)", step_seconds=())  # type: ignore[arg-type]
+    return replace(made, trials=(trial, *made.trials[1:]))
+
+
+def measured_runs(made: SuiteResult) -> list[str]:
+    return [row["measured"] for row in as_json(made)[0]["published"]]
+
+
+def test_how_runs_ended_stands_beside_the_published_figure() -> None:
+    assert measured_runs(ended("oom", epochs=0))[0] == "oom"
+    assert measured_runs(ended("diverged", epochs=3))[0] == "diverged after 3 of 10 epochs"
+    three = result("wrn-cifar10", seeds=3)
+    assert set(measured_runs(three)) == {"whole, 3 seeds"}
+    assert measured_runs(ended("crashed", epochs=1, seeds=3))[0] == (
+        "crashed after 1 of 10 epochs, 1 seed; whole, 2 seeds"
+    )
+
+
+def test_an_unhappy_run_has_dashes_and_a_line_on_why() -> None:
+    text = printed(ended("oom", epochs=0), 300)
+    row = next(line for line in text.splitlines() if line.startswith("fp32"))
+    assert row.split()[-1] == "oom"
+    assert "–" in row
+    assert "  wrn-28-10 fp32 batch 128: oom: it went wrong (fake)" in text
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    def head(made: SuiteResult) -> str:
+        return printed(made, 400).split("\n\n")[1]
+
+    one, several = head(result("wrn-cifar10")), head(result("tensorcore"))
+    for title in ("workload", "  data  ", "GPUs", "seed", "scaling"):
+        assert title not in one
+    assert "workload" in several
+    assert "  data  " in several
+    assert "loss scale" in one
+    assert "loss scale" not in several
+    assert "seed" in head(result("wrn-cifar10", seeds=2))
+    assert "perplexity" in head(result("rnn-lm"))
+    assert "accuracy" in one
+    gpus = head(result("amd-nvidia", world_sizes=(1, 2), workloads=("resnet50",)))
+    assert "GPUs" in gpus
+    assert "scaling" in gpus
+
+
+def test_a_table_a_gpu_of_the_source_with_the_cells_that_were_run() -> None:
+    text = printed(result("wrn-cifar10", precisions=("O0",)), 300)
+    assert text.count("Published on") == 3
+    assert "fp16-mixed" not in text
+    assert "Published on" not in printed(result("amd-nvidia", world_sizes=(1,)), 300)
+    mixed = printed(result("wrn-cifar10", precisions=("O1",)), 300)
+    assert "Tesla K80, and measured" not in mixed
+    assert "1.83×" in mixed, "what the source says needs no run of its float32"
+
+
+def test_without_runs_there_is_no_empty_table() -> None:
+    made = replace(result("wrn-cifar10"), trials=())
+    assert "precision" not in printed(made, 120)
+    assert markdown_tables(markdown_suite(made)) == []
+    assert as_csv(made) == []
+
+
+def test_the_largest_batch() -> None:
+    made = result("dpn-cifar10")
+    text = printed(made, 300)
+    assert "Largest batch that trains" in text
+    assert "256 trains, 512 does not (Titan RTX)" in text
+    assert "128 trains, 256 does not" in text
+    limits = as_json(made)[0]["largest_batch"]
+    assert [(row["precision"], row["published"], row["measured"]) for row in limits] == [
+        ("fp32", [256, 512], [128, 256]),
+        ("fp16-master", [512, 640], [128, 256]),
+    ]
+    (limit, _) = made.limits
+    here = next(column for column in LIMITS if column.name == "measured")
+    for measured, words in (
+        ((None, 128), "128 does not"),
+        ((128, None), "128 trains"),
+        ((None, None), "–"),
+    ):
+        assert here.text(replace(limit, measured=measured)) == words
+
+
+@pytest.mark.parametrize("name", SUITE_NAMES)
+def test_every_markdown_table_is_well_formed(name: str) -> None:
+    tables = markdown_tables(markdown_suite(result(name)))
+    assert tables
+    for table in tables:
+        assert len({len(line) for line in table}) == 1
+        assert all(re.fullmatch(r"---:?", cell) for cell in table[1])
+
+
+def hostile() -> SuiteResult:
+    made = result("dpn-cifar10")
+    figures = tuple(figure.model_copy(update={"gpu": HOSTILE}) for figure in made.suite.published)
+    suite = made.suite.model_copy(
+        update={"title": HOSTILE, "source": HOSTILE, "oddities": (HOSTILE,), "published": figures}
+    )
+    failed = made.trials[0].model_copy(update={"status": "crashed", "message": HOSTILE})
+    data = made.trials[1].spec.model_copy(update={"data_set": HOSTILE})
+    other = made.trials[1].model_copy(update={"spec": data})
+    return SuiteResult(suite, (failed, other, *made.trials[2:]), made.searches)
+
+
+def test_hostile_strings_break_no_table() -> None:
+    made = hostile()
+    text = markdown_suite(made)
+    tables = markdown_tables(text)
+    assert len(tables) == 3
+    for table in tables:
+        assert len({len(line) for line in table}) == 1
+    for line in text.splitlines():
+        assert not line.startswith("next line"), "a newline got through"
+    rows = as_csv(made)
+    assert rows[1]["data_set"] == HOSTILE
+    assert rows[0]["message"] == HOSTILE
+    assert as_json(made)[0]["runs"][0]["message"] == HOSTILE
+    for width in (80, 300):
+        assert "[red]" in printed(made, width), "what looks like markup is printed as it is"
+    assert "[red]" in printed(made, 250, terminal=False)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_json_is_strict_and_csv_parses_whatever_the_losses(loss: float) -> None:
+    made = result("rnn-lm")
+    spec = made.trials[0].spec
+    broken = fake_epoch(spec).model_copy(update={"losses": ((0, loss),), "validation_loss": loss})
+    trial: Trial = made.trials[0].model_copy(update={"ranks": (RankSamples(epochs=(broken,)),)})
+    made = replace(made, trials=(trial, *made.trials[1:]))
+    (document,) = as_json(made)
+    assert document["runs"][0]["perplexity"] == str(loss)
+    assert document["runs"][0]["final_loss"] == str(loss)
+    assert as_csv(made)[0]["perplexity"] == str(loss)
+    assert str(loss) in printed(made, 300)
+
+
+def test_two_suites_in_one_csv() -> None:
+    one, two = result("tensorcore"), result("wrn-cifar10")
+    rows = as_csv(one, two)
+    assert [row["suite"] for row in rows] == ["tensorcore"] * 6 + ["wrn-cifar10"] * 4
+    assert all(None not in row and None not in row.values() for row in rows), "each line has every column"
+    assert rows[5]["published_pair_speedup"] != ""
+    assert [float(row["speedup"]) for row in rows if row["precision"] == "fp32"] == [1.0] * 4
+    assert csv_suites([]).count("\n") == 1
+
+
+def test_the_same_run_in_two_suites_has_each_suite_s_pair() -> None:
+    one = result("tensorcore")
+    figures = tuple(figure for figure in one.suite.published if figure.precision == "fp32") + tuple(
+        figure.model_copy(update={"batch_size": 1024}) for figure in one.suite.published if figure.precision == "fp32"
+    )
+    other = replace(one, suite=one.suite.model_copy(update={"name": "other", "published": figures}))
+    rows = [row for row in as_csv(one, other) if (row["precision"], row["batch_size"]) == ("fp16-mixed", "1024")]
+    assert [bool(row["published_pair_speedup"]) for row in rows] == [True, False]
+
+
+def test_json_holds_everything() -> None:
+    one, two = as_json(result("dpn-cifar10"), result("rnn-lm"))
+    assert [one["suite"], two["suite"]] == ["dpn-cifar10", "rnn-lm"]
+    assert len(one["runs"]) == 11
+    assert len(one["trials"]) == 11 + 4, "cells and searches"
+    assert len(one["published"]) == 9
+    assert one["oddities"]
+    assert two["contradictions"]
+    assert set(one["runs"][0]) == {column.name for column in (*run_columns({}), *EXTRA)}
+
+
+def test_no_two_columns_share_a_name() -> None:
+    for columns in ((*run_columns({}), *EXTRA), BESIDE, LIMITS):
+        names: list[str] = [column.name for column in columns]  # type: ignore[attr-defined]
+        assert len(set(names)) == len(names)
+
+
+def test_the_table_and_the_reason_wait_for_data_alike() -> None:
+    made = result("wrn-cifar10")
+    spec = made.trials[1].spec
+    epochs = [fake_epoch(spec, number, load_seconds=1e-4) for number in range(10)]
+    made = replace(made, trials=(made.trials[0], fake_run(spec, *epochs), *made.trials[2:]))
+    row = as_json(made)[0]["runs"][1]
+    assert row["data_share"] > 0.25
+    reason = next(line for line in printed(made, 400).splitlines() if "loader workers" in line)
+    assert f"{row['data_share']:.0%} of the time in fp16-mixed" in reason
+
+
+@pytest.mark.parametrize(
+    ("epochs", "done", "steps", "words"),
+    [
+        (1, 1, None, "1 epoch"),
+        (1, 0, None, "0 of 1 epoch"),
+        (3, 3, None, "3 epochs"),
+        (3, 1, None, "1 of 3 epochs"),
+        (1, 1, 5, "1 epoch, cut to 5 steps"),
+        (3, 2, 1, "2 of 3 epochs, cut to 1 step"),
+    ],
+)
+def test_length(epochs: int, done: int, steps: int | None, words: str) -> None:
+    suite = find_suite("wrn-cifar10")
+    (spec, *_) = specs_of(suite, device="cuda:0", choice=Choice(max_steps=steps))
+    assert spec.recipe is not None
+    spec = spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"epochs": epochs})})
+    trial = fake_run(spec, *(fake_epoch(spec, number) for number in range(done))) if done else fake_trial(spec)
+    made = SuiteResult(suite, (trial,))
+    assert length_of(made.runs[0]) == words
+
+
+# The grid that all of it is laid on
+
+Row = dict[str, str]
+
+
+def column(name: str, **changes: Any) -> Column[Row]:
+    return Column(name, name, lambda row: row[name], lambda row: row[name], **changes)
+
+
+def table(columns: Sequence[Column[Row]], rows: list[Row], width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(terminal_table(columns, rows, width=width))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_only_columns_that_wrap_give_way() -> None:
+    columns = [column("figure"), column("words", left=True, wraps=True)]
+    rows = [{"figure": "123456789", "words": "one of two words, cut to three"}]
+    assert table(columns, rows, 30) == [
+        "   figure  words",
+        "123456789  one of two words,",
+        "           cut to three",
+    ]
+    assert len(table(columns, rows, 80)) == 2
+    longer = [{"figure": "1" * 20, "words": "a" * 10 + " " + "b" * 11}]
+    assert table(columns, longer, 33)[1:] == [f"{'1' * 20}  {'a' * 10}", f"{'': >20}  {'b' * 11}"]
+
+
+def test_where_nothing_fits_cells_are_broken_and_not_cut_off() -> None:
+    rows = [{"figure": "123456789"}]
+    assert "".join(table([column("figure")], rows, 4)[-3:]).replace(" ", "") == "123456789"
+
+
+def test_columns_are_left_out_until_the_rest_fits() -> None:
+    columns, rows = [column(name) for name in "abcd"], [dict.fromkeys("abcd", "x" * 8)]
+    kept, said = fitting(columns, rows, 28, ["b", ("c", "d")])
+    assert ([each.name for each in kept], len(said)) == (["a", "c", "d"], 1)
+    kept, said = fitting(columns, rows, 27, ["b", ("c", "d")])
+    assert [each.name for each in kept] == ["a"], "those in a tuple go together"
+    assert said == ["left out, the terminal is too narrow: b, c, d (--format csv has all)"]
+    assert fitting(columns, rows, 38, ["b"]) == (columns, [])
+
+
+def test_markdown_cells_cannot_end_a_cell() -> None:
+    lines = markdown_grid([column("a"), column("b", left=True)], [{"a": "1|2", "b": "3\n4"}])
+    assert lines == ["| a | b |", "|---:|---|", "| 1\\|2 | 3 4 |"]
+
+
+def test_plain_values_are_json() -> None:
+    values: dict[str, Any] = {"a": math.nan, "b": -math.inf, "c": 1.5, "d": None, "e": "nan"}
+    columns: list[Column[dict[str, Any]]] = [Column(n, n, lambda row, n=n: row[n], lambda _: "") for n in values]
+    assert plain(columns, values) == {"a": "nan", "b": "-inf", "c": 1.5, "d": None, "e": "nan"}
+    json.dumps(plain(columns, values), allow_nan=False)
+
+
+def test_published_columns_without_a_value_are_left_out() -> None:
+    made = result("fastai-cifar100", workloads=("fastai-resnet34",))
+    names = {each.name for each in shown_beside([row for row in made.beside if row.trials])}
+    assert "published_memory_bytes" not in names
+    assert "workload" not in names
+    assert {"loss_scale", "published_accuracy", "equal_batch_speedup"} <= names

@@ -1,0 +1,140 @@
+"""What came of a suite, and the lines a reader of it must know."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
+
+from castwise.analyze.suite_result import SuiteResult, lacks_gpus, notes
+from castwise.record import Status, Trial
+from castwise.suite import Choice, Published, Suite, find_suite, specs_of
+
+
+def result(name: str, *, searches: tuple[tuple[Trial, ...], ...] = (), **choice: Any) -> SuiteResult:
+    suite = find_suite(name)
+    specs = specs_of(suite, device="cuda:0", choice=Choice(**choice))
+    return SuiteResult(suite, tuple(fake_run(spec) for spec in specs), searches)
+
+
+def with_trial(made: SuiteResult, index: int, **changes: Any) -> SuiteResult:
+    trials = list(made.trials)
+    trials[index] = trials[index].model_copy(update=changes)
+    return replace(made, trials=tuple(trials))
+
+
+def test_of_whole_runs_there_is_nothing_to_note() -> None:
+    assert list(notes(result("wrn-cifar10"))) == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "line"),
+    [
+        ({"epochs": 1}, "all runs are cut short"),
+        ({"epochs": 1, "precisions": ("fp32",)}, "the run is cut short"),
+        ({"max_steps": 2}, "all runs are cut short"),
+    ],
+)
+def test_runs_cut_short_are_noted(choice: dict[str, Any], line: str) -> None:
+    (note,) = notes(result("wrn-cifar10", **choice))
+    assert note.startswith(f"{line} (column length): speed-ups are ratios of throughput")
+
+
+def test_some_of_the_runs_are_cut_short() -> None:
+    quick = result("tensorcore", quick=True)
+    assert next(notes(quick)).startswith("4 of 6 runs are cut short")
+    failed = with_trial(quick, 0, status="crashed", message="m")
+    lines = list(notes(failed))
+    assert lines[0].startswith("4 of 5 runs are cut short"), "what failed is no run cut short"
+    assert "mlp-4096 fp32 batch 512: crashed: m" in lines
+
+
+def test_a_limit_that_cuts_nothing_is_not_noted() -> None:
+    assert list(notes(result("wrn-cifar10", max_steps=10_000))) == []
+
+
+def test_stand_ins_are_noted_once_a_data_set() -> None:
+    lines = list(notes(result("tensorcore", synthetic=True)))
+    assert lines == ["random samples stand in for mnist's: time and memory comparable, accuracy not"]
+
+
+@pytest.mark.parametrize(("with_weights", "which"), [(0, ""), (2, " in 1 of 3 runs"), (3, None)])
+def test_random_weights_are_noted(with_weights: int, which: str | None) -> None:
+    made = result("fastai-cifar100", workloads=("fastai-resnet34",))
+    for index in range(with_weights):
+        made = with_trial(made, index, spec=made.trials[index].spec.model_copy(update={"weights": "/w.pth"}))
+    expected = [] if which is None else [f"random weights{which} where the source's are pretrained"]
+    assert [line.partition(":")[0] for line in notes(made)] == expected
+
+
+def test_notes_on_data_are_not_repeated() -> None:
+    made = result("wrn-cifar10")
+    for index in range(3):
+        made = with_trial(made, index, facts=fake_facts(data_note="odd data"))
+    assert list(notes(made)) == ["odd data"]
+
+
+def lacking(spec_changes: dict[str, Any], num_gpus: int = 1) -> Trial:
+    spec = fake_training(**spec_changes)
+    environment = fake_environment(num_gpus=num_gpus)
+    return fake_trial(spec, status="unsupported", message="too few", environment=environment, step_seconds=())
+
+
+def test_cells_for_more_gpus_than_there_are_are_one_line_and_no_row() -> None:
+    two, four = ({"world_size": n, "parallelism": "ddp"} for n in (2, 4))
+    made = result("wrn-cifar10")
+    trials = (*made.trials, lacking(two), lacking(four), lacking(four | {"seed": 1}))
+    more = replace(made, trials=trials)
+    assert list(notes(more)) == ["3 cells ask for 2 or 4 GPUs, and this machine has 1: not run"]
+    assert len(more.runs) == len(made.runs) == 4
+    assert next(notes(replace(made, trials=(*made.trials, lacking(two))))).startswith("1 cell asks for 2 GPUs")
+    assert not lacks_gpus(lacking(two, num_gpus=2)), "unsupported for another reason"
+    assert not lacks_gpus(fake_trial(fake_training(), status="unsupported", step_seconds=()))
+
+
+def test_a_source_without_numbers_is_noted() -> None:
+    assert list(notes(result("rnn-lm"))) == [
+        "the source gives no figures in numbers, so there are none to set beside these"
+    ]
+
+
+def search(*ends: tuple[int, Status], precision: str = "fp32", scale: str = "none") -> tuple[Trial, ...]:
+    trials = []
+    for batch, status in ends:
+        spec = fake_training(precision, {"epochs": 1}, workload="dpn92", batch_size=batch, loss_scale=scale)
+        failed = fake_trial(spec, status=status, message="why", step_seconds=())
+        trials.append(fake_run(spec, peak_reserved_bytes=batch * 2**20) if status == "ok" else failed)
+    return tuple(trials)
+
+
+def test_the_largest_batch_that_trained_and_the_smallest_that_did_not() -> None:
+    found = search((128, "ok"), (256, "ok"), (640, "oom"), (512, "ok"), (576, "oom"))
+    (limit,) = result("dpn-cifar10", searches=(found, ())).limits
+    assert (limit.workload, limit.precision, limit.loss_scale) == ("dpn92", "fp32", "none")
+    assert (limit.gpu, limit.published, limit.measured) == ("Titan RTX", (256, 512), (512, 576))
+    assert limit.reserved_bytes == 512 * 2**20
+
+
+def test_a_search_in_which_nothing_trained() -> None:
+    (limit,) = result("dpn-cifar10", searches=(search((128, "oom")),)).limits
+    assert (limit.measured, limit.reserved_bytes) == ((None, 128), None)
+
+
+def test_a_search_that_broke_off_is_noted() -> None:
+    made = result("dpn-cifar10", searches=(search((128, "ok"), (256, "crashed")),))
+    assert made.limits[0].measured == (128, None)
+    assert list(notes(made)) == ["the search for the largest batch ended early: dpn92 fp32 batch 256: crashed: why"]
+    assert len(made.all_trials) == len(made.trials) + 2
+
+
+def test_a_search_without_published_figures() -> None:
+    (limit,) = result("dpn-cifar10", searches=(search((8, "oom"), precision="tf32"),)).limits
+    assert (limit.gpu, limit.published) == (None, (None, None))
+
+
+def test_the_published_limit_is_one_gpu_s() -> None:
+    suite: Suite = find_suite("dpn-cifar10")
+    other = Published(gpu="Other", workload="dpn92", precision="fp32", batch_size=8192, seconds=1.0)
+    more = suite.model_copy(update={"published": (*suite.published, other)})
+    (limit,) = SuiteResult(more, (), (search((128, "oom")),)).limits
+    assert (limit.gpu, limit.published) == ("Titan RTX", (256, 512))
