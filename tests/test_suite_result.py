@@ -36,8 +36,14 @@ def test_of_whole_runs_there_is_nothing_to_note() -> None:
     ],
 )
 def test_runs_cut_short_are_noted(choice: dict[str, Any], line: str) -> None:
-    (note,) = notes(result("wrn-cifar10", **choice))
+    note, *others = notes(result("wrn-cifar10", **choice))
     assert note.startswith(f"{line} (column length): speed-ups are ratios of throughput")
+    assert [other.partition(" that ")[0] for other in others] == ["all runs count batches"] * ("max_steps" in choice)
+
+
+def test_what_a_loader_made_beforehand_flatters_no_run_that_leaves_it_out() -> None:
+    made = result("wrn-cifar10", quick=True)  # 10 batches are left out, and 2 workers make 4 beforehand
+    assert not [line for line in notes(made) if "beforehand" in line or "loader made" in line]
 
 
 def test_some_of_the_runs_are_cut_short() -> None:

@@ -57,8 +57,17 @@ def explain(pair: Pair) -> str:
     if abs(pair.speedup / pair.published_speedup - 1) < _ALIKE:
         cause = f"the two speed-ups agree within {_ALIKE:.0%}"
     else:
-        cause = _loader(pair.trial, pair.baseline) or _idle(pair, pair.trial) or _peaks(pair, pair.trial)
+        cause = _cause(pair, pair.trial, pair.baseline)
     return "; ".join(part for part in (cause, _batch(pair.trial, pair.baseline, pair.equal_batch_speedup)) if part)
+
+
+def _cause(pair: Pair, trial: Trial, baseline: Trial) -> str:
+    """Return what the difference comes from; what holds a loop back explains no larger gain than the source's."""
+    if (pair.speedup or 0.0) < (pair.published_speedup or 0.0):
+        held_back = _start(trial, baseline) or _loader(trial, baseline) or _idle(pair, trial)
+        if held_back:
+            return held_back
+    return _peaks(pair, trial)
 
 
 def _outcomes(pair: Pair, trial: Trial) -> str:
@@ -76,6 +85,21 @@ def _outcomes(pair: Pair, trial: Trial) -> str:
             taken = f"{reserved / 2**30:.1f} of {memory / 2**30:.0f} GiB"
             return f"{words}: it takes {taken}, and the {pair.published_gpu} has {published.memory_gigabytes} GB"
     return words
+
+
+def _start(trial: Trial, baseline: Trial) -> str:
+    """Return the sentence where whole runs are so short that their first step weighs, else nothing."""
+    own, before = runs.split(trial), runs.split(baseline)
+    if own is None or before is None or not (runs.is_whole(trial) and runs.is_whole(baseline)):
+        return ""
+    if own.start < _WAITS * own.total:
+        return ""
+    without = (before.total - before.start) / (own.total - own.start)
+    return (
+        f"here the first step, in which libraries are loaded, is {own.start / own.total:.0%} of the run in "
+        f"{trial.spec.precision} and {before.start / before.total:.0%} in fp32; without it the speed-up is "
+        f"{without:.2f}×"
+    )
 
 
 def _loader(trial: Trial, baseline: Trial) -> str:
@@ -134,6 +158,9 @@ def _peaks(pair: Pair, trial: Trial) -> str:
     if gains[0] is None or gains[1] is None:
         return waits
     peaks = f"{dtype}'s peak over fp32's is {gains[0]:.1f} on the {pair.published_gpu} and {gains[1]:.1f} on the {name}"
+    larger = (pair.speedup or 0.0) > (pair.published_speedup or 0.0)
+    if larger != (gains[1] > gains[0]):
+        peaks = f"not explained by what was measured: {peaks}"
     return f"{peaks}, and {waits}" if waits else peaks
 
 

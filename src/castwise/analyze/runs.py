@@ -14,7 +14,13 @@ from castwise.record import Epoch, Trial
 PRECISION = ("precision", "loss_scale")
 _GPUS = ("world_size", "parallelism")
 # What of a recipe moves weights and no clock: fastai's float32 run of ResNet-18 has other rates than its float16 run.
-_RATES = {"group_rates": True, "first_cycle_rates": True, "optimizer": {"arguments": {"lr": True}}}
+# A run that ends after fewer whole epochs has the throughput of the longer one.
+_NO_TIME = {
+    "stop_after": True,
+    "group_rates": True,
+    "first_cycle_rates": True,
+    "optimizer": {"arguments": {"lr": True}},
+}
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,8 @@ def runs(trials: Sequence[Trial]) -> list[Run]:
 
 
 def same_but(trial: Trial, *fields: str) -> tuple[object, ...]:
-    """Return what runs share whose times can be compared: all but these fields of a spec, and learning rates."""
-    exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, "recipe": _RATES}
+    """Return what runs share whose times can be compared: all but these fields of a spec, learning rates and epochs."""
+    exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, "recipe": _NO_TIME}
     spec = trial.spec.model_dump(exclude=exclude)
     return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
 

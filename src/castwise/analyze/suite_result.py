@@ -6,11 +6,14 @@ from functools import cached_property
 
 from castwise.analyze.beside import Beside, published_pairs, set_beside
 from castwise.analyze.metrics import peak_reserved_bytes
-from castwise.analyze.runs import Run, is_whole, runs
+from castwise.analyze.runs import Run, epochs_of, is_whole, runs
 from castwise.plan import stands_in_for
 from castwise.record import Trial
 from castwise.suite import Published, Suite
 from castwise.workloads import find_workload
+
+# Source: torch.utils.data.DataLoader (prefetch_factor).
+_PREFETCHED_PER_WORKER = 2
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def lacks_gpus(trial: Trial) -> bool:
 def notes(result: SuiteResult) -> Iterator[str]:
     """Return what a reader of the tables must know, a line each."""
     yield from _shortened(result.trials)
+    yield from _prefetched([trial for trial in result.trials if trial.ranks])
     yield from _stand_ins(result.all_trials)
     for trial in result.trials:
         if trial.status != "ok" and not lacks_gpus(trial):
@@ -108,6 +112,24 @@ def _shortened(trials: Sequence[Trial]) -> Iterator[str]:
         which = "all runs are" if len(cut) == len(ended) else f"{len(cut)} of {len(ended)} runs are"
         which = "the run is" if len(ended) == 1 else which
         yield f"{which} cut short (column length): speed-ups are ratios of throughput then, not of whole runs' times"
+
+
+def _prefetched(trials: Sequence[Trial]) -> Iterator[str]:
+    """Say where batches that the loader had made beforehand flatter a short run's throughput."""
+    cells = [trial.spec.label for trial in trials if _is_flattered(trial)]
+    if cells:
+        which = "all runs" if len(cells) == len(trials) else f"{len(cells)} of {len(trials)} runs"
+        yield (
+            f"{which} count batches that the loader made while the first steps ran: where the loader sets the pace, "
+            "a whole run is slower than these figures"
+        )
+
+
+def _is_flattered(trial: Trial) -> bool:
+    recipe, epochs = trial.spec.recipe, epochs_of(trial)
+    if recipe is None or recipe.loader.resident or not any(epoch.shortened for epoch in epochs):
+        return False
+    return recipe.skip_batches < _PREFETCHED_PER_WORKER * recipe.loader.num_workers
 
 
 def _stand_ins(trials: Sequence[Trial]) -> Iterator[str]:
