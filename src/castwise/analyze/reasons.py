@@ -14,6 +14,7 @@ from castwise.workloads import find_workload
 # Choices, not measurements: from which share of the time on a cause is named.
 _ALIKE = 0.10  # speed-ups that differ by less
 _WAITS = 0.25  # of the training time, waiting for data
+_MOSTLY_WAITS = 0.5  # beyond it no datasheet explains a gain, be it larger or smaller than the source's
 _IDLE = 0.10  # of the peak rate, below which arithmetic does not set the pace
 _GAIN = 1.3  # below it precision hardly matters to the loop
 
@@ -67,6 +68,8 @@ def _cause(pair: Pair, trial: Trial, baseline: Trial) -> str:
         held_back = _start(trial, baseline) or _loader(trial, baseline) or _idle(pair, trial)
         if held_back:
             return held_back
+    if (runs.data_share(trial) or 0.0) > _MOSTLY_WAITS:
+        return _loader(trial, baseline)
     return _peaks(pair, trial)
 
 
