@@ -19,13 +19,14 @@ from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, s
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,throughput_per_second,speedup,scaling_efficiency,"
-    "step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,final_loss,status,unit,memory_ratio,final_step,skipped_steps,"
+    "step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,joules_per_unit,power_watts,final_loss,status,unit,"
+    "memory_ratio,final_step,skipped_steps,joules_per_unit_low,joules_per_unit_high,energy_source,warnings,telemetry_note,"
     "message,device,torch,key"
 )
 
 
 def trial(precision: str, seconds: float, **changes: object) -> Trial:
-    return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,) * 4)
+    return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,) * 6)
 
 
 def failed(precision: str, status: str, message: str = "it went wrong") -> Trial:
@@ -76,8 +77,8 @@ def test_a_table_in_full() -> None:
         f"resnet50, batch 256, synthetic data on Fake GPU ({SOFTWARE}, driver 0.0-fake, 2000-01-01)",
         "                                          step                            final loss",
         "precision       throughput  speed-up      time  spread    peak allocated      @ step  status",
-        "fp32        853.3 images/s     1.00×  300.0 ms     0 %  1.00 GiB (1.00×)       1 @ 9  ok",
-        "bf16-mixed  2,560 images/s     3.00×  100.0 ms     0 %  1.00 GiB (1.00×)       1 @ 9  ok",
+        "fp32        853.3 images/s     1.00×  300.0 ms     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
+        "bf16-mixed  2,560 images/s     3.00×  100.0 ms     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
         "",
         "resnet50, batch 256: take bf16-mixed. It trains 3.00 times as fast as fp32 in the same memory.",
         '    with torch.autocast(device_type="cuda", dtype=torch.bfloat16):',
@@ -87,6 +88,7 @@ def test_a_table_in_full() -> None:
     ]
 
 
+SIX = (0.1,) * 6
 TWO = {"world_size": 2, "parallelism": "ddp"}
 SCALING = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO), trial("fp32", 0.4, world_size=2, parallelism="dp")]
 
@@ -204,12 +206,12 @@ def test_the_headline_says_what_all_trials_share() -> None:
 
 def test_remarks_say_what_figures_do_not() -> None:
     assert remarks(compare([trial("fp32", 0.3)])) == []
-    on_cpu = fake_trial(fake_spec("bf16-mixed", device="cpu"), environment=fake_environment(None))
+    on_cpu = fake_trial(fake_spec("bf16-mixed", device="cpu"), step_seconds=SIX, environment=fake_environment(None))
     assert remarks(compare([on_cpu])) == [
         "bf16-mixed is emulated here: Fake CPU (2 cores) has no bfloat16 instructions",
         "peak allocated on a CPU is the growth of the process's resident set: an upper bound",
     ]
-    on_old_gpu = fake_trial(fake_spec("bf16-true"), environment=fake_environment((7, 5)))
+    on_old_gpu = fake_trial(fake_spec("bf16-true"), step_seconds=SIX, environment=fake_environment((7, 5)))
     assert remarks(compare([on_old_gpu])) == [
         "bf16-true is emulated here: Fake GPU has compute capability 7.5, before 8.0"
     ]
@@ -217,7 +219,7 @@ def test_remarks_say_what_figures_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("settled", "seconds", "told"),
-    [(False, (0.1, 0.1, 0.2, 0.2), True), (True, (0.1, 0.1, 0.2, 0.2), True), (False, (0.1,) * 4, False)],
+    [(False, (0.1, 0.2) * 3, True), (True, (0.1, 0.2) * 3, True), (False, (0.1,) * 6, False)],
 )
 def test_noisy_blocks_are_told_and_whether_warm_up_had_settled(
     settled: bool, seconds: tuple[float, ...], told: bool

@@ -125,11 +125,11 @@ def _ecc_errors(smi: Any, handle: Any) -> int:
 
 
 _FIELDS: dict[str, _Getter] = {
+    "energy_joules": _energy,
     "sm_clock_hertz": lambda smi, handle: _clock(smi, handle, "GFX", "clk"),
     "memory_clock_hertz": lambda smi, handle: _clock(smi, handle, "MEM", "clk"),
     "power_watts": _power,
     "temperature_celsius": _temperature,
-    "energy_joules": _energy,
     "pcie_width": lambda smi, handle: int(_number(smi.amdsmi_get_pcie_info(handle)["pcie_metric"]["pcie_width"])),
     "ecc_errors": _ecc_errors,
     "processes": _process_ids,

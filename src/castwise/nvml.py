@@ -181,14 +181,14 @@ _REASONS = {
     0x100: "display_clock_setting",
 }
 
-# NVML gives MHz, mW, mJ and °C. Source: nvml.h.
+# NVML gives MHz, mW, mJ and °C. Source: nvml.h. The counter comes first, so that after a block it is read at once.
 _FIELDS: dict[str, _Getter] = {
+    "energy_joules": lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
     "sm_clock_hertz": lambda nvml, handle: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
     "memory_clock_hertz": lambda nvml, handle: 1e6 * nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
     "power_watts": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
     "temperature_celsius": lambda nvml, handle: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
     "throttle_reasons": _reasons,
-    "energy_joules": lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
     "pcie_generation": lambda nvml, handle: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
     "pcie_width": lambda nvml, handle: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
     "ecc_errors": lambda nvml, handle: nvml.nvmlDeviceGetTotalEccErrors(

@@ -2,22 +2,35 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from castwise.analyze.compare import Row
 from castwise.analyze.recommend import Advice
+from castwise.analyze.warnings import warnings_of
+from castwise.prices import Prices
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
+from castwise.report.costs import cost_lines, costs
 from castwise.report.grid import csv_grid, fitting, markdown_grid, plain, terminal_table
 
 _PIPED_WIDTH = 250
 # The columns that a narrow terminal does without, the first first.
-_DISPENSABLE = ("peak_reserved_bytes", "spread", "step_seconds", "data_set", "final_loss")
+_DISPENSABLE = (
+    "power_watts",
+    "peak_reserved_bytes",
+    "spread",
+    "step_seconds",
+    "data_set",
+    "joules_per_unit",
+    "final_loss",
+)
 
 
-def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console) -> None:
-    """Print the table, its remarks and the advice to a terminal."""
+def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console, prices: Prices | None = None) -> None:
+    """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal."""
     console.print(escape(headline(rows)), style="bold", highlight=False, soft_wrap=not console.is_terminal)
     columns, left_out = fitting(shown_columns(rows), rows, console.width, _DISPENSABLE)
     taken = {item.key for item in advice}
@@ -28,7 +41,7 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console)
         return "bold green" if row.trial.spec.key in taken else None
 
     console.print(terminal_table(columns, rows, style))
-    for line in [*remarks(rows), *left_out]:
+    for line in [*remarks(rows), *cost_lines(rows, prices), *left_out]:
         console.print(f"  {escape(line)}", style="yellow", highlight=False, soft_wrap=not console.is_terminal)
     printed = {""}
     for item in advice:
@@ -40,9 +53,9 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console)
             console.print(escape(_indented(item.code)), highlight=False, soft_wrap=True)
 
 
-def to_markdown(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
-    """Return the table, its remarks and the advice as Markdown."""
-    lines = [markdown_table(rows).rstrip("\n")]
+def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
+    """Return the table, its remarks, what epochs cost at these prices, and the advice as Markdown."""
+    lines = [markdown_table(rows).rstrip("\n"), *(f"- {line}" for line in cost_lines(rows, prices))]
     for item in advice:
         lines += ["", item.sentence]
         if item.code:
@@ -62,11 +75,13 @@ def to_csv(rows: Sequence[Row]) -> str:
     return csv_grid((*COLUMNS, *EXTRA_COLUMNS), rows)
 
 
-def to_json(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
-    """Return an object with the rows' figures, the advice and the whole records."""
+def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
+    """Return an object with the rows' figures and warnings, the advice and the whole records; costs where asked for."""
     columns = (*COLUMNS, *EXTRA_COLUMNS)
-    document = {
-        "rows": [plain(columns, row) for row in rows],
+    document: dict[str, Any] = {
+        "rows": [
+            {**plain(columns, row), "warnings": [asdict(each) for each in warnings_of(row.trial)]} for row in rows
+        ],
         "advice": [
             {
                 "workload": item.workload,
@@ -78,6 +93,8 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
         ],
         "trials": [json.loads(row.trial.model_dump_json()) for row in rows],
     }
+    if prices:
+        document["costs"] = costs(rows, prices)
     return json.dumps(document, indent=2, default=str, allow_nan=False)
 
 

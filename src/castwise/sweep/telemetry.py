@@ -7,12 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from castwise.amd import AmdMonitor
-from castwise.gpu import GpuUnreadableError, Monitor, Sample
+from castwise.gpu import Monitor, Sample
 from castwise.host import HostSample, read_host
-from castwise.nvml import GpuMonitor
+from castwise.monitors import open_monitor
 from castwise.record import Environment, GpuFacts, Reading
 from castwise.sweep.readings import Processes, make_reading
 
@@ -22,20 +21,6 @@ _PATIENCE_SECONDS = 5.0
 _SILENT = f"the driver did not answer for {_PATIENCE_SECONDS:g} s"
 
 OpenMonitor = Callable[[str], Monitor]
-
-
-def open_monitor(uuid: str) -> Monitor:
-    """Return the management library of the GPU with this UUID.
-
-    Raises:
-        GpuUnreadableError: There is none that knows it.
-    """
-    try:
-        return GpuMonitor(uuid)
-    except GpuUnreadableError as why:
-        with suppress(GpuUnreadableError):
-            return AmdMonitor(uuid)
-        raise why from None
 
 
 class Watch:
@@ -93,18 +78,22 @@ class Telemetry:
 
         There is always a sample just before and one just after.
         """
-        watch, host, started = Watch(), read_host(), time.perf_counter()
+        watch = Watch()
         uuid, monitor = self._monitor(environment)
         sampler = None if monitor is None else _Sampler(monitor, self._period)
+        host, started = read_host(), time.perf_counter()
         try:
             if sampler is not None and uuid is not None:
                 self._has_answered(uuid, sampler.begin(self._patience), sampler)
+                host, started = read_host(), time.perf_counter()
             yield watch
         finally:
+            seconds = time.perf_counter() - started
+            after = read_host()
             if sampler is not None and uuid is not None:
                 self._has_answered(uuid, sampler.end(self._patience), sampler)
             samples = sampler.samples if sampler is not None else ()
-            watch.reading = self._reading(environment, samples, (host, read_host()), time.perf_counter() - started)
+            watch.reading = self._reading(environment, samples, (host, after), seconds)
 
     def close(self) -> None:
         """Let go of the management libraries. May be called again."""
