@@ -118,6 +118,16 @@ def test_only_measure_imports_the_torch_family() -> None:
     assert {name for name, packages in found.items() if packages & TORCH_FAMILY and floor(name) != "measure"} == set()
 
 
+def test_each_management_library_has_one_door() -> None:
+    found = {
+        (name, each.target)
+        for name, imports in IMPORTS.items()
+        for each in imports
+        if each.target in ("pynvml", "amdsmi")
+    }
+    assert found == {("castwise.nvml", "pynvml"), ("castwise.amd", "amdsmi")}
+
+
 def test_a_module_imports_only_what_lies_below_it() -> None:
     for name, imports in IMPORTS.items():
         own = floor(name)
