@@ -33,7 +33,7 @@ CLOCK_SHORTFALL = 0.05
 FIRST_BLOCK_EXCESS = 0.05
 # The fewest values whose range holds the median in 95 % of cases: 1 - 2 (1/2)^6 = 0.97, of five it is 0.94.
 FEWEST_BLOCKS = 6
-# A block's steps wait for a CPU at most this share of the time: over it, the host's turn may outlast the GPU's.
+# Some task or other waits now and then on any machine; from a fifth of the time on it may well be the training loop.
 PRESSURE = 0.2
 # Where the kernel counts no pressure: more runnable tasks than CPUs by half.
 LOAD = 1.5
