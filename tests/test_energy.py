@@ -1,10 +1,11 @@
 """Energy and cost, on made-up readings."""
 
 import pytest
+import scipy.stats
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, joules_per_unit, power_watts
+from castwise.analyze.energy import BlockEnergy, _student_quantile, cost_of, energy_of, joules_per_unit, power_watts
 from castwise.errors import UsageError
 from castwise.prices import Prices
 from castwise.record import Epoch, RankSamples, Reading, Trial
@@ -72,6 +73,18 @@ def test_blocks_that_agree_have_an_interval_of_no_width() -> None:
     energy = energy_of(counted(*(256.0,) * 6))
     assert energy is not None
     assert energy.low == energy.high == energy.joules_per_unit == 1.0
+
+
+@pytest.mark.parametrize(("freedom", "error"), [(2, 0.01), (3, 0.005), (5, 1e-3), (19, 1e-5)])
+def test_student_s_quantile(freedom: int, error: float) -> None:
+    assert _student_quantile(freedom) == pytest.approx(scipy.stats.t.ppf(0.975, freedom), rel=error)
+
+
+def test_the_interval_is_student_s() -> None:
+    energy = energy_of(counted(256.0, 512.0, 768.0))
+    assert energy is not None
+    low, high = scipy.stats.t.interval(0.95, 2, loc=2.0, scale=1 / 3**0.5)
+    assert (energy.low, energy.high) == (pytest.approx(low, abs=0.03), pytest.approx(high, abs=0.03))
 
 
 def test_power_is_weighed_by_time() -> None:

@@ -18,8 +18,8 @@ class Sample:
     Attributes:
         sm_clock_hertz: The clock of the streaming multiprocessors (AMD: of the graphics engine).
         memory_clock_hertz: The memory's clock.
-        power_watts: The board's power: on GPUs since Ampere the mean of the last second, on older ones of a few
-            milliseconds. Source: nvml.h, nvmlDeviceGetPowerUsage.
+        power_watts: The board's power: on GPUs since Ampere, but the A100 and A30, the mean of the last second; on
+            those and older ones that of the moment. Source: nvml.h, nvmlDeviceGetPowerUsage.
         temperature_celsius: The core's temperature.
         throttle_reasons: What holds the clock down, by nvidia-smi's names (clocks_event_reasons); empty for nothing.
         energy_joules: All energy since the driver was loaded.
