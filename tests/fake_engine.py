@@ -14,7 +14,18 @@ from pathlib import Path
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
-from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
+from castwise.record import (
+    Block,
+    Environment,
+    Epoch,
+    Facts,
+    GpuFacts,
+    RankSamples,
+    Reading,
+    Resumed,
+    Status,
+    Trial,
+)
 from castwise.sweep.engine import Tell, TrialFailedError
 
 FAKE_GPU = "Fake GPU"
@@ -155,6 +166,8 @@ def fake_trial(
     peak_bytes: int | None = 2**30,
     losses: tuple[float, ...] | None = None,
     skipped: int = 0,
+    readings: tuple[Reading, ...] = (),
+    gpu_facts: GpuFacts | None = None,
 ) -> Trial:
     """Return an answer whose blocks have one step each; nothing was timed where `step_seconds` is empty."""
     losses = losses or (1.0,) * len(step_seconds)
@@ -171,6 +184,8 @@ def fake_trial(
         environment=environment or fake_environment(),
         started_at="2000-01-01T00:00:00.000+00:00",
         duration_seconds=1.0,
+        readings=readings,
+        gpu_facts=gpu_facts,
     )
 
 

@@ -118,6 +118,16 @@ def test_only_measure_imports_the_torch_family() -> None:
     assert {name for name, packages in found.items() if packages & TORCH_FAMILY and floor(name) != "measure"} == set()
 
 
+def test_each_management_library_has_one_door() -> None:
+    found = {
+        (name, each.target)
+        for name, imports in IMPORTS.items()
+        for each in imports
+        if each.target in ("pynvml", "amdsmi")
+    }
+    assert found == {("castwise.nvml", "pynvml"), ("castwise.amd", "amdsmi")}
+
+
 def test_a_module_imports_only_what_lies_below_it() -> None:
     for name, imports in IMPORTS.items():
         own = floor(name)
@@ -171,8 +181,10 @@ def test_no_handler_is_bare() -> None:
     assert [where for where, handler in _handlers() if handler.type is None] == []
 
 
-def test_one_handler_catches_every_exception() -> None:
-    assert [where for where, handler in _handlers() if _catches(handler, "Exception")] == ["measure/worker.py"]
+def test_two_handlers_catch_every_exception() -> None:
+    # A model's code may raise anything, and so may a management library.
+    catching = [where for where, handler in _handlers() if _catches(handler, "Exception")]
+    assert sorted(catching) == ["measure/worker.py", "sweep/telemetry.py"]
 
 
 def test_what_catches_an_interrupt_raises_it_again() -> None:

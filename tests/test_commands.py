@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial
+from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
 
 from castwise.commands import INTERRUPTED, exit_code
+from castwise.gpu import GpuUnreadableError
 from castwise.precisions import PRECISIONS
 from castwise.record import Status
+from castwise.report import diagnosis
 from castwise.sweep.store import load_folder
 
 ALL = [row.name for row in PRECISIONS]
@@ -210,6 +213,46 @@ def test_doctor_shows_every_gpu_and_a_cpu_where_there_is_none(command: CommandLi
     assert none.code == 0
     assert "none that torch can use" in none.out
     assert "impossible" in none.out
+
+
+def test_doctor_shows_what_the_driver_says(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeMonitor()
+    monkeypatch.setattr(diagnosis, "open_monitor", lambda uuid: monitor)
+    done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert {"power limit 700 W", "highest clock 1980 MHz", "persistence on"} <= set(lines)
+    assert "ECC on, 0 uncorrected errors since the driver was loaded" in lines
+    assert monitor.was_closed
+
+
+def test_doctor_says_why_the_driver_says_nothing(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(uuid: str) -> FakeMonitor:
+        raise GpuUnreadableError("no NVML (fake)")
+
+    monkeypatch.setattr(diagnosis, "open_monitor", refuse)
+    done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
+    assert "not available: no NVML (fake)" in done.out
+    assert done.code == 0
+
+
+def test_doctor_says_which_facts_are_hidden(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = fake_gpu_facts(power_limit_watts=None, persistence_mode=False, missing={"power_limit_watts": "denied"})
+    monitor = FakeMonitor()
+    monkeypatch.setattr(monitor, "facts", lambda: hidden)
+    monkeypatch.setattr(diagnosis, "open_monitor", lambda uuid: monitor)
+    done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
+    assert "not available: denied" in done.out
+    assert "off (nvidia-smi -pm 1)" in done.out
+
+
+def test_prices_add_a_line_on_what_an_epoch_costs(command: CommandLine) -> None:
+    done = command.run("resnet50", "--precision", "fp32", "--price-gpu-hour", "2.5")
+    assert done.code == 0
+    assert "a million samples cost" in done.out
+    assert "in GPU hours" in done.out
+    refused = command.run("resnet50", "--price-kwh", "-1")
+    assert (refused.code, refused.out) == (2, "")
+    assert "A price of -1 per kWh is impossible" in refused.err
 
 
 @contextmanager

@@ -3,6 +3,7 @@ import math
 
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
+from fake_gpu import fake_gpu_facts, fake_reading
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -136,3 +137,19 @@ def test_what_is_no_trial_is_refused(changes: dict[str, object]) -> None:
 def test_documents_are_frozen(model: type[Trial]) -> None:
     assert model.model_config["frozen"]
     assert model.model_config["extra"] == "forbid"
+
+
+def test_a_record_from_before_telemetry_reads_as_one_without() -> None:
+    old = json.loads(fake_trial().model_dump_json())
+    for name in ("readings", "gpu_facts", "telemetry_note"):
+        del old[name]
+    trial = Trial.model_validate_json(json.dumps(old))
+    assert (trial.readings, trial.gpu_facts, trial.telemetry_note) == ((), None, "")
+    assert trial == fake_trial()
+    assert trial.spec.key == fake_spec().key
+
+
+def test_readings_survive_json() -> None:
+    readings = (fake_reading(), fake_reading(throttle_reasons=None, missing={"throttle_reasons": "Not Supported"}))
+    trial = fake_trial().model_copy(update={"readings": readings, "gpu_facts": fake_gpu_facts()})
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial

@@ -8,26 +8,30 @@ from collections.abc import Sequence
 
 import pytest
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
+from fake_gpu import fake_gpu_facts, fake_reading
 from rich.console import Console
 
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.recommend import recommend
 from castwise.plan import TrialSpec
+from castwise.prices import Prices
 from castwise.record import Trial
 from castwise.report import tables
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
+from castwise.report.costs import cost_lines
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,throughput_per_second,speedup,verdict,"
-    "scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,final_loss,status,unit,processes,"
+    "scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,joules_per_unit,power_watts,"
+    "final_loss,status,unit,processes,"
     "throughput_low,throughput_high,speedup_low,speedup_high,memory_low,memory_high,verdict_reason,"
-    "memory_ratio,final_step,skipped_steps,"
+    "memory_ratio,final_step,skipped_steps,joules_per_unit_low,joules_per_unit_high,energy_source,warnings,telemetry_note,"
     "message,device,torch,key"
 )
 
 
 def trial(precision: str, seconds: float, **changes: object) -> Trial:
-    return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,) * 4)
+    return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,) * 6)
 
 
 def failed(precision: str, status: str, message: str = "it went wrong") -> Trial:
@@ -78,8 +82,8 @@ def test_a_table_in_full() -> None:
         f"resnet50, batch 256, synthetic data on Fake GPU ({SOFTWARE}, driver 0.0-fake, 2000-01-01)",
         "                                          step                            final loss",
         "precision       throughput  speed-up      time  spread    peak allocated      @ step  status",
-        "fp32        853.3 images/s     1.00×  300.0 ms     0 %  1.00 GiB (1.00×)       1 @ 9  ok",
-        "bf16-mixed  2,560 images/s     3.00×  100.0 ms     0 %  1.00 GiB (1.00×)       1 @ 9  ok",
+        "fp32        853.3 images/s     1.00×  300.0 ms     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
+        "bf16-mixed  2,560 images/s     3.00×  100.0 ms     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
         "",
         "resnet50, batch 256: take bf16-mixed. It trains 3.00 times as fast as fp32 in the same memory.",
         '    with torch.autocast(device_type="cuda", dtype=torch.bfloat16):',
@@ -89,6 +93,7 @@ def test_a_table_in_full() -> None:
     ]
 
 
+SIX = (0.1,) * 6
 TWO = {"world_size": 2, "parallelism": "ddp"}
 SCALING = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO), trial("fp32", 0.4, world_size=2, parallelism="dp")]
 
@@ -206,12 +211,12 @@ def test_the_headline_says_what_all_trials_share() -> None:
 
 def test_remarks_say_what_figures_do_not() -> None:
     assert remarks(compare([trial("fp32", 0.3)])) == []
-    on_cpu = fake_trial(fake_spec("bf16-mixed", device="cpu"), environment=fake_environment(None))
+    on_cpu = fake_trial(fake_spec("bf16-mixed", device="cpu"), step_seconds=SIX, environment=fake_environment(None))
     assert remarks(compare([on_cpu])) == [
         "bf16-mixed is emulated here: Fake CPU (2 cores) has no bfloat16 instructions",
         "peak allocated on a CPU is the growth of the process's resident set: an upper bound",
     ]
-    on_old_gpu = fake_trial(fake_spec("bf16-true"), environment=fake_environment((7, 5)))
+    on_old_gpu = fake_trial(fake_spec("bf16-true"), step_seconds=SIX, environment=fake_environment((7, 5)))
     assert remarks(compare([on_old_gpu])) == [
         "bf16-true is emulated here: Fake GPU has compute capability 7.5, before 8.0"
     ]
@@ -219,7 +224,7 @@ def test_remarks_say_what_figures_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("settled", "seconds", "told"),
-    [(False, (0.1, 0.1, 0.2, 0.2), True), (True, (0.1, 0.1, 0.2, 0.2), True), (False, (0.1,) * 4, False)],
+    [(False, (0.1, 0.2) * 3, True), (True, (0.1, 0.2) * 3, True), (False, (0.1,) * 6, False)],
 )
 def test_noisy_blocks_are_told_and_whether_warm_up_had_settled(
     settled: bool, seconds: tuple[float, ...], told: bool
@@ -326,3 +331,69 @@ def test_a_piped_table_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("COLUMNS", raising=False)
     assert tables.result_console().width >= 160
     assert tables.result_console(60).width == 60
+
+
+def watched(precision: str, joules: float, **changes: object) -> Trial:
+    """Return a trial of 256 samples and 0.1 s a block, with readings."""
+    readings = (fake_reading(energy_joules=joules, sm_clock_hertz=1e9),) * 6
+    update = {"readings": readings, "gpu_facts": fake_gpu_facts()}
+    return trial(precision, 0.1, **changes).model_copy(update=update)
+
+
+def test_energy_and_power_are_columns_where_they_were_measured() -> None:
+    text = as_markdown([watched("fp32", 256.0), trial("bf16-mixed", 0.1)])
+    head, _, *body = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    shown = [dict(zip(head, row, strict=True)) for row in body]
+    assert [row["energy"] for row in shown] == ["1 J/image", "–"]
+    assert [row["power"] for row in shown] == ["500 W", "–"]
+    assert "energy" not in as_markdown(JOB)
+
+
+def test_a_narrow_terminal_does_without_power() -> None:
+    assert "left out, the terminal is too narrow: power" in printed([watched("fp32", 256.0)], 80)
+
+
+def test_energy_and_warnings_in_csv_and_json() -> None:
+    (row,) = as_csv([watched("fp32", 256.0)])
+    assert (row["joules_per_unit"], row["joules_per_unit_low"], row["joules_per_unit_high"]) == ("1.0", "1.0", "1.0")
+    assert (row["energy_source"], row["power_watts"], row["warnings"]) == ("counter", "500.0", "clock-below-boost")
+    (object_,) = as_json([watched("fp32", 256.0)])["rows"]
+    (warning,) = object_["warnings"]  # type: ignore[misc]
+    assert set(warning) == {"name", "seen", "cause", "advice"}  # type: ignore[has-type]
+    assert as_json(JOB)["rows"][0]["warnings"] == []
+
+
+PRICES = Prices(per_kwh=0.25, per_gpu_hour=3.0)
+
+
+def test_an_epoch_s_cost_is_a_line_where_its_size_is_known() -> None:
+    # 2560 samples a second, 1 J each: 60,000 take 23.4 s and 0.0167 kWh.
+    rows = compare([watched("fp32", 256.0, data_set="mnist")])
+    assert cost_lines(rows, PRICES) == [
+        "resnet50 fp32 batch 256: an epoch of 60,000 samples costs 0.00417 in electricity (0.0167 kWh, GPU alone) or "
+        "0.0195 in GPU hours (0.00651 h)"
+    ]
+    assert cost_lines(rows, None) == cost_lines(rows, Prices()) == []
+
+
+def test_else_a_million_samples_are_reckoned() -> None:
+    (line,) = cost_lines(compare([watched("fp32", 256.0)]), Prices(per_kwh=0.25))
+    assert line.endswith("a million samples cost 0.0694 in electricity (0.278 kWh, GPU alone)")
+    (line,) = cost_lines(compare([trial("fp32", 0.1)]), Prices(per_kwh=0.25))
+    assert line.endswith("a million samples cost what is not known: no energy was measured")
+    assert cost_lines(compare([failed("fp32", "oom")]), PRICES) == []
+
+
+def test_a_stand_in_s_epoch_is_as_long_as_the_real_one() -> None:
+    (line,) = cost_lines(compare([watched("fp32", 256.0, data_set="synthetic:cifar100")]), PRICES)
+    assert "an epoch of 50,000 samples" in line
+
+
+def test_costs_stand_in_every_format_where_prices_are_given() -> None:
+    rows = compare([watched("fp32", 256.0)])
+    assert "a million samples cost" in tables.to_markdown(rows, [], PRICES)
+    (cost,) = json.loads(tables.to_json(rows, [], PRICES))["costs"]
+    assert set(cost) == {"key", "samples", "seconds", "joules", "energy_cost", "gpu_hour_cost"}
+    stream = io.StringIO()
+    tables.print_table(rows, [], Console(file=stream, width=300, highlight=False), PRICES)
+    assert "a million samples cost" in stream.getvalue()

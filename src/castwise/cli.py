@@ -191,10 +191,17 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
     retry: Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")] = False,
+    price_kwh: Annotated[
+        float | None, typer.Option(help="What a kilowatt-hour costs you; prints what an epoch does.", metavar="X")
+    ] = None,
+    price_gpu_hour: Annotated[
+        float | None, typer.Option(help="What an hour of a GPU costs you; prints what an epoch does.", metavar="Y")
+    ] = None,
 ) -> None:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
     from castwise.commands import measure
     from castwise.plan import Axes
+    from castwise.prices import Prices
     from castwise.sweep.job import Request
 
     request = Request(
@@ -217,7 +224,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         retry=retry,
         again=again,
     )
-    raise typer.Exit(measure(request, output.value))
+    raise typer.Exit(measure(request, output.value, prices=Prices(price_kwh, price_gpu_hour)))
 
 
 @app.command(epilog=_SUITE_EXAMPLES)

@@ -13,6 +13,7 @@ from castwise.analyze.compare import compare
 from castwise.analyze.recommend import recommend
 from castwise.analyze.suite_result import SuiteResult
 from castwise.errors import UsageError
+from castwise.prices import Prices
 from castwise.record import Trial
 from castwise.report import diagnosis, suites, tables
 from castwise.report.progress import LiveProgress
@@ -25,14 +26,18 @@ INTERRUPTED = 130
 _FAILED = 1
 
 
-def measure(request: Request, output: str, make_engine: EngineFactory | None = None) -> int:
+def measure(
+    request: Request, output: str, make_engine: EngineFactory | None = None, prices: Prices | None = None
+) -> int:
     """Measure what a request asks for and print the result; return the exit code.
 
     Args:
         request: What the user asked for.
         output: table, markdown, csv or json.
         make_engine: Makes the engine; real processes unless a test says otherwise.
+        prices: What electricity and GPUs cost the user; None where that was not said.
     """
+    (prices or Prices()).check()
     errors = _errors()
     progress = LiveProgress(errors)
     try:
@@ -44,7 +49,7 @@ def measure(request: Request, output: str, make_engine: EngineFactory | None = N
                 trials = job.run()
     except KeyboardInterrupt:
         return _interrupted(errors, request.results, again=request.again)
-    print_results(trials, output)
+    print_results(trials, output, prices)
     return exit_code(trials)
 
 
@@ -129,18 +134,18 @@ def _interrupted(errors: Console, results: Path | None, *, again: bool) -> int:
     return INTERRUPTED
 
 
-def print_results(trials: Sequence[Trial], output: str) -> None:
+def print_results(trials: Sequence[Trial], output: str, prices: Prices | None = None) -> None:
     """Print trials on stdout as table, markdown, csv or json."""
     rows = compare(trials)
     advice = recommend(rows)
     if output == "table":
-        tables.print_table(rows, advice, tables.result_console())
+        tables.print_table(rows, advice, tables.result_console(), prices)
     elif output == "markdown":
-        sys.stdout.write(tables.to_markdown(rows, advice))
+        sys.stdout.write(tables.to_markdown(rows, advice, prices))
     elif output == "csv":
         sys.stdout.write(tables.to_csv(rows))
     else:
-        sys.stdout.write(tables.to_json(rows, advice) + "\n")
+        sys.stdout.write(tables.to_json(rows, advice, prices) + "\n")
     sys.stdout.flush()
 
 

@@ -277,6 +277,14 @@ def verify(data_set: DataSet, data_dir: Path) -> None:
         read_verified(layout, data_dir, file.part)
 
 
+def train_samples(name: str) -> int | None:
+    """Return the samples of a data set's training part, one epoch; None where a sample is the user's choice (text).
+
+    Source: the sets' own pages; MNIST and both CIFARs have one fixed training part.
+    """
+    return {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}.get(name)
+
+
 def _file(data_set: DataSet, part: str) -> DataFile:
     return next(file for file in data_set.files if file.part == part)
 

@@ -13,7 +13,9 @@ from castwise.document import Document
 from castwise.plan import TrialSpec
 from castwise.precisions import Hardware
 
-SCHEMA_VERSION = 1  # 1: first version (castwise 0.1.0)
+# 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
+# without them reads as one without telemetry.
+SCHEMA_VERSION = 1
 
 Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]
 
@@ -213,6 +215,75 @@ class RankSamples(Document):
     driver_used_bytes: int | None = None
 
 
+class GpuFacts(Document):
+    """What the driver says of a GPU that does not change while a trial runs; None where `missing` says why.
+
+    Attributes:
+        max_sm_clock_hertz: The highest clock of the streaming multiprocessors.
+        power_limit_watts: The power limit in force.
+        persistence_mode: Whether the driver stays loaded when no program uses the GPU.
+        ecc_mode: Whether memory has error correction.
+        ecc_errors: Memory errors that ECC could not correct, from the driver's loading to the trial's start.
+        max_pcie_generation: The PCIe generation that GPU and slot can do.
+        max_pcie_width: The number of PCIe lanes that GPU and slot can do.
+        missing: Why a field is None, by its name.
+    """
+
+    max_sm_clock_hertz: float | None = None
+    power_limit_watts: float | None = None
+    persistence_mode: bool | None = None
+    ecc_mode: bool | None = None
+    ecc_errors: int | None = None
+    max_pcie_generation: int | None = None
+    max_pcie_width: int | None = None
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
+class Reading(Document):
+    """What GPU and host were doing while one block or epoch was timed, as its parent process saw it.
+
+    Clocks and power are those of the samples taken while it ran; of the ones just before and just after where it
+    was too short for others. Of several GPUs it is the first.
+
+    Attributes:
+        seconds: From the sample just before to the one just after, by the host's clock.
+        num_samples: Samples of the GPU; 0 on a CPU.
+        sm_clock_hertz: Mean clock of the streaming multiprocessors.
+        min_sm_clock_hertz: Their lowest clock.
+        memory_clock_hertz: Mean clock of the memory.
+        power_watts: Mean power of the board.
+        max_temperature_celsius: The core's highest temperature.
+        throttle_reasons: All that held the clock down in any sample, by nvidia-smi's names.
+        foreign_processes: The most processes at once that computed on the GPU and are not this program's.
+        energy_joules: What the driver's energy counter went up by; None also where it stood still.
+        pcie_generation: The highest generation that the PCIe link ran at.
+        pcie_width: The most PCIe lanes in use.
+        ecc_errors: Memory errors that ECC could not correct, from the driver's loading to the end.
+        cpu_pressure: Share of the time in which a runnable task waited for a CPU (PSI's "some").
+        cpu_steal: Share of the CPUs' time that the hypervisor gave to others.
+        cpu_load: Runnable tasks over usable CPUs, averaged over a minute.
+        missing: Why a field is None, or of a part of the time only, by its name; "gpu" stands for all of the GPU's.
+    """
+
+    seconds: float
+    num_samples: int = 0
+    sm_clock_hertz: float | None = None
+    min_sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    power_watts: float | None = None
+    max_temperature_celsius: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    foreign_processes: int | None = None
+    energy_joules: float | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    ecc_errors: int | None = None
+    cpu_pressure: float | None = None
+    cpu_steal: float | None = None
+    cpu_load: float | None = None
+    missing: dict[str, str] = Field(default_factory=dict)
+
+
 class Trial(Document):
     """One answer: what became of a spec, on which machine, with all raw samples.
 
@@ -227,6 +298,9 @@ class Trial(Document):
         duration_seconds: The whole trial, set-up included.
         sitting: What trials share whose processes took turns; None for one that ran by itself.
         log: The end of what the process printed, where it failed.
+        readings: One for each timed block or epoch, in order; empty in records without telemetry.
+        gpu_facts: What the driver says of the GPU; None on a CPU and without telemetry.
+        telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.
     """
 
@@ -240,4 +314,7 @@ class Trial(Document):
     duration_seconds: float
     log: str = ""
     sitting: str | None = None
+    readings: tuple[Reading, ...] = ()
+    gpu_facts: GpuFacts | None = None
+    telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION

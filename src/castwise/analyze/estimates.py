@@ -83,11 +83,16 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)
 
 
-def student_quantile(freedom: float) -> float:
-    """Return how many standard errors a 95 % interval reaches to either side, at these degrees of freedom."""
+def student_quantile(freedom: float, level: float = LEVEL) -> float:
+    """Return how many standard errors an interval reaches to either side, at these degrees of freedom.
+
+    Args:
+        freedom: Degrees of freedom.
+        level: The share of intervals that is to hold the truth; the default serves those under the stop rule.
+    """
     from scipy.special import stdtrit  # half a second, that only figures of several processes are worth
 
-    return float(stdtrit(freedom, 0.5 + LEVEL / 2))
+    return float(stdtrit(freedom, 0.5 + level / 2))
 
 
 def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:

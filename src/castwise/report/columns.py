@@ -4,15 +4,16 @@ import math
 from collections.abc import Sequence
 
 from castwise.analyze.compare import Row
+from castwise.analyze.energy import energy_of, joules_per_unit, power_watts
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.warnings import warnings_of_all
 from castwise.plan import SYNTHETIC
 from castwise.precisions import find_precision, why_emulated
 from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.report.warning_lines import warning_lines
 from castwise.workloads import find_workload
-
-_NOISY = 0.05  # of the median: from here on a reader should be told
 
 
 def _unit(row: Row) -> str:
@@ -74,7 +75,29 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.6g}"
 
 
-_WHERE_ANY = ("speedup", "scaling_efficiency", "peak_reserved_bytes", "spread")
+def _energy(row: Row) -> str:
+    joules = joules_per_unit(row.trial)
+    return "–" if joules is None else f"{joules:.3g} J/{_unit(row).removesuffix('s')}"
+
+
+def _power(row: Row) -> str:
+    watts = power_watts(row.trial)
+    return "–" if watts is None else f"{watts:.0f} W"
+
+
+def _interval(row: Row) -> tuple[float | None, float | None]:
+    energy = energy_of(row.trial)
+    return (energy.low, energy.high) if energy is not None else (None, None)
+
+
+def _energy_source(row: Row) -> str | None:
+    energy = energy_of(row.trial)
+    return energy.source if energy is not None else None
+
+
+def _warning_names(row: Row) -> str:
+    return " ".join(warning.name for warning in warnings_of_all(row.trials))
+
 
 COLUMNS: tuple[Column[Row], ...] = (
     Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
@@ -115,6 +138,8 @@ COLUMNS: tuple[Column[Row], ...] = (
         lambda r: r.peak_reserved_bytes,
         lambda r: format_bytes(r.peak_reserved_bytes),
     ),
+    Column("joules_per_unit", "energy", lambda r: joules_per_unit(r.trial), _energy),
+    Column("power_watts", "power", lambda r: power_watts(r.trial), _power),
     Column("final_loss", "final loss @ step", lambda r: r.final_loss, _loss),
     Column("status", "status", lambda r: r.trial.status, _status, left=True),
 )
@@ -128,6 +153,11 @@ EXTRA_COLUMNS: tuple[Column[Row], ...] = (
     Column("memory_ratio", "memory ratio", lambda r: r.memory_ratio, lambda r: format_ratio(r.memory_ratio)),
     Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step or "–")),
     Column("skipped_steps", "skipped", lambda r: r.skipped_steps, lambda r: str(r.skipped_steps)),
+    Column("joules_per_unit_low", "energy, low", lambda r: _interval(r)[0], lambda r: str(_interval(r)[0] or "–")),
+    Column("joules_per_unit_high", "energy, high", lambda r: _interval(r)[1], lambda r: str(_interval(r)[1] or "–")),
+    Column("energy_source", "energy by", _energy_source, lambda r: _energy_source(r) or "–"),
+    Column("warnings", "warnings", _warning_names, _warning_names),
+    Column("telemetry_note", "telemetry", lambda r: r.trial.telemetry_note, lambda r: r.trial.telemetry_note),
     Column("message", "message", lambda r: r.trial.message, lambda r: r.trial.message),
     Column(
         "device",
@@ -138,6 +168,9 @@ EXTRA_COLUMNS: tuple[Column[Row], ...] = (
     Column("torch", "torch", lambda r: r.trial.environment.torch, lambda r: r.trial.environment.torch),
     Column("key", "key", lambda r: r.trial.spec.key, lambda r: r.trial.spec.key),
 )
+
+
+_MAY_BE_MISSING = ("speedup", "scaling_efficiency", "peak_reserved_bytes", "spread", "joules_per_unit", "power_watts")
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
@@ -151,7 +184,7 @@ def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
             continue
         if column.name == "loss_scale" and values <= {"none", "dynamic"}:
             continue
-        if column.name in _WHERE_ANY and values == {None}:
+        if column.name in _MAY_BE_MISSING and values == {None}:
             continue
         if column.name == "verdict" and all(len(row.trials) == 1 for row in rows):
             continue
@@ -194,12 +227,13 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
-    lines += [_noise(row) for row in rows if (row.spread or 0.0) > _NOISY]
+    lines += warning_lines(rows)
     if any(row.trial.spec.world_size > 1 for row in rows):
         lines.append("throughput is that of all GPUs together; batch and peak memory are those of one GPU")
     lines += _undecided(rows)
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
+    lines += dict.fromkeys(f"telemetry {row.trial.telemetry_note}" for row in rows if row.trial.telemetry_note)
     return lines
 
 
@@ -211,15 +245,6 @@ def _undecided(rows: Sequence[Row]) -> list[str]:
         if row.verdict is not None
         and (row.verdict.kind == "incomparable" or (row.verdict.kind == "inconclusive" and len(row.trials) > 1))
     ]
-
-
-def _noise(row: Row) -> str:
-    facts = row.trial.facts
-    settled = "" if facts is None or facts.settled else ", and the step time never settled"
-    return (
-        f"{row.trial.spec.label}: blocks spread by {_spread(row)}{settled}: either the host sets the pace, or the "
-        "machine is busy with something else"
-    )
 
 
 def _why_emulated(row: Row) -> str | None:

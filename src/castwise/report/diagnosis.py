@@ -4,9 +4,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from castwise.devices import find_device
+from castwise.gpu import GpuUnreadableError
+from castwise.monitors import open_monitor
 from castwise.nvml import NvmlUnavailableError, compute_processes
 from castwise.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
-from castwise.record import Environment
+from castwise.record import Environment, GpuFacts
 from castwise.report.units import format_bytes
 
 
@@ -69,8 +71,38 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
         ("driver", f"{environment.driver or 'unknown'}, CUDA {environment.cuda}, cuDNN {environment.cudnn}"),
         ("datasheet", known.source if known else "not known to castwise: no peak to compare with"),
         ("TF32 by default", _tf32_state(environment.fp32_precision)),
+        *_driver_facts(environment.gpu_uuid),
         *facts,
     ]
+
+
+def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
+    """Return power limit, clock, persistence mode and memory errors as the driver has them, or why it has not."""
+    if uuid is None:
+        return []
+    try:
+        monitor = open_monitor(uuid)
+    except GpuUnreadableError as error:
+        return [("telemetry", f"not available: {error}")]
+    try:
+        facts = monitor.facts()
+    finally:
+        monitor.close()
+
+    def told(name: str, text: str) -> str:
+        return f"not available: {facts.missing[name]}" if name in facts.missing else text
+
+    return [
+        ("power limit", told("power_limit_watts", f"{facts.power_limit_watts or 0:.0f} W")),
+        ("highest clock", told("max_sm_clock_hertz", f"{(facts.max_sm_clock_hertz or 0) / 1e6:.0f} MHz")),
+        ("persistence", told("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)")),
+        ("ECC", told("ecc_errors", _ecc_state(facts))),
+    ]
+
+
+def _ecc_state(facts: GpuFacts) -> str:
+    mode = "unknown" if facts.ecc_mode is None else "on" if facts.ecc_mode else "off"
+    return f"{mode}, {facts.ecc_errors or 0} uncorrected errors since the driver was loaded"
 
 
 def _tf32_state(switches: dict[str, str]) -> str:

@@ -11,16 +11,28 @@ from rich.markup import escape
 
 from castwise.analyze.compare import Row
 from castwise.analyze.recommend import Advice
+from castwise.analyze.warnings import warnings_of_all
+from castwise.prices import Prices
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
+from castwise.report.costs import cost_lines, costs
 from castwise.report.grid import csv_grid, fitting, markdown_grid, plain, terminal_table
 
 _PIPED_WIDTH = 250
 # The columns that a narrow terminal does without, the first first.
-_DISPENSABLE = ("peak_reserved_bytes", "spread", "step_seconds", "data_set", "final_loss", "verdict")
+_DISPENSABLE = (
+    "power_watts",
+    "peak_reserved_bytes",
+    "spread",
+    "step_seconds",
+    "data_set",
+    "joules_per_unit",
+    "final_loss",
+    "verdict",
+)
 
 
-def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console) -> None:
-    """Print the table, its remarks and the advice to a terminal."""
+def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console, prices: Prices | None = None) -> None:
+    """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal."""
     console.print(escape(headline(rows)), style="bold", highlight=False, soft_wrap=not console.is_terminal)
     columns, left_out = fitting(shown_columns(rows), rows, console.width, _DISPENSABLE)
     taken = {item.key for item in advice}
@@ -31,7 +43,7 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console)
         return "bold green" if row.trial.spec.key in taken else None
 
     console.print(terminal_table(columns, rows, style))
-    for line in [*remarks(rows), *left_out]:
+    for line in [*remarks(rows), *cost_lines(rows, prices), *left_out]:
         console.print(f"  {escape(line)}", style="yellow", highlight=False, soft_wrap=not console.is_terminal)
     printed = {""}
     for item in advice:
@@ -43,9 +55,9 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console)
             console.print(escape(_indented(item.code)), highlight=False, soft_wrap=True)
 
 
-def to_markdown(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
-    """Return the table, its remarks and the advice as Markdown."""
-    lines = [markdown_table(rows).rstrip("\n")]
+def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
+    """Return the table, its remarks, what epochs cost at these prices, and the advice as Markdown."""
+    lines = [markdown_table(rows).rstrip("\n"), *(f"- {line}" for line in cost_lines(rows, prices))]
     for item in advice:
         lines += ["", item.sentence]
         if item.code:
@@ -65,11 +77,14 @@ def to_csv(rows: Sequence[Row]) -> str:
     return csv_grid((*COLUMNS, *EXTRA_COLUMNS), rows)
 
 
-def to_json(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
-    """Return an object with the rows' figures, the advice and the whole records."""
+def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
+    """Return an object with the rows' figures and warnings, the advice and the whole records; costs where asked for."""
     columns = (*COLUMNS, *EXTRA_COLUMNS)
-    document = {
-        "rows": [plain(columns, row) | _estimates(row) for row in rows],
+    document: dict[str, Any] = {
+        "rows": [
+            plain(columns, row) | _estimates(row) | {"warnings": [asdict(each) for each in warnings_of_all(row.trials)]}
+            for row in rows
+        ],
         "advice": [
             {
                 "workload": item.workload,
@@ -81,6 +96,8 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
         ],
         "trials": [json.loads(trial.model_dump_json()) for row in rows for trial in row.trials],
     }
+    if prices:
+        document["costs"] = costs(rows, prices)
     return json.dumps(document, indent=2, default=str, allow_nan=False)
 
 

@@ -81,11 +81,15 @@ class Rounds:
 
     def run(self) -> Compared:
         """Run rounds until the rule ends them."""
-        while (ending := self._ending()) is None:
-            started = time.perf_counter()
-            wanted = self._open_cells()
-            self._run_round(wanted, number=self._num_rounds() + 1)
-            self._longest_round = max(self._longest_round, time.perf_counter() - started)
+        telemetry = self._sweep.telemetry
+        telemetry.look(self._sweep.environment)  # before a process of this job computes on the GPU
+        try:
+            while (ending := self._ending()) is None:
+                started = time.perf_counter()
+                self._run_round(self._open_cells(), number=self._num_rounds() + 1)
+                self._longest_round = max(self._longest_round, time.perf_counter() - started)
+        finally:
+            telemetry.close()
         return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
 
     def _ending(self) -> Ending | None:

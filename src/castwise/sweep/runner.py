@@ -3,15 +3,17 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Trial
+from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, RankSamples, Reading, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
+from castwise.sweep.readings import note_of, unwatched
 from castwise.sweep.store import Store
+from castwise.sweep.telemetry import Telemetry
 
 FAILED = ("crashed", "timeout")
 
@@ -52,6 +54,7 @@ class Sweep:
         environment: The machine, as found before the sweep; stands in a record whose process did not get to say.
         listener: Is told of progress.
         data_note: Stands in every record's facts.
+        telemetry: Watches device and host while blocks and epochs are timed.
     """
 
     engine: Engine
@@ -59,18 +62,23 @@ class Sweep:
     environment: Environment
     listener: Listener
     data_note: str | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec and return its trial, in order."""
         trials: list[Trial] = []
-        for index, spec in enumerate(specs, start=1):
-            self.listener.started(spec, index, len(specs))
-            lack = why_lacking(spec, self.environment)
-            trial = self._run_one(spec) if lack is None else Attempt(spec, self.environment).refuse(lack)
-            if self.store is not None and lack is None:  # with more GPUs to be seen, it is to be measured
-                self.store.save(trial)
-            trials.append(trial)
-            self.listener.ended(trial)
+        self.telemetry.look(self.environment)  # before a process of this job computes on the GPU
+        try:
+            for index, spec in enumerate(specs, start=1):
+                self.listener.started(spec, index, len(specs))
+                lack = why_lacking(spec, self.environment)
+                trial = self._run_one(spec) if lack is None else Attempt(spec, self.environment).refuse(lack)
+                if self.store is not None and lack is None:  # with more GPUs to be seen, it is to be measured
+                    self.store.save(trial)
+                trials.append(trial)
+                self.listener.ended(trial)
+        finally:
+            self.telemetry.close()
         return trials
 
     def _run_one(self, spec: TrialSpec) -> Trial:
@@ -91,6 +99,7 @@ class Sweep:
         attempt.environment = session.open(attempt.spec.device)
         listener.phase("setting up", 0.02)
         session.set_up(attempt.spec, self._checkpoint(attempt))
+        attempt.gpu_facts = self.telemetry.gpu_facts(attempt.environment)
         if attempt.spec.recipe is not None:
             self._run_epochs(session, attempt, attempt.spec.recipe.num_epochs)
         else:
@@ -104,6 +113,7 @@ class Sweep:
         resumed = session.resume()
         attempt.facts = self._known(session, resumed.facts)
         attempt.epochs += resumed.epochs
+        attempt.readings += unwatched(len(resumed.epochs))
         while len(attempt.epochs) < count and not (attempt.epochs and attempt.epochs[-1].diverged):
             number = len(attempt.epochs) + 1
 
@@ -111,7 +121,9 @@ class Sweep:
                 self.listener.phase(f"epoch {number} of {count}", 0.05 + 0.95 * (number - 1 + done) / count)
 
             tell(0.0)
-            attempt.epochs.append(session.run_epoch(tell))
+            with self.telemetry.watch(attempt.environment) as watch:
+                attempt.epochs.append(session.run_epoch(tell))
+            attempt.readings.append(watch.reading)
 
     def _known(self, session: Session, facts: Facts) -> Facts:
         return facts.model_copy(update={"ready_seconds": session.ready_seconds, "data_note": self.data_note})
@@ -128,7 +140,9 @@ class Sweep:
                 break
             share = max(len(blocks) / protocol.num_blocks, min(1.0, timed / protocol.max_seconds))
             self.listener.phase("timing", 0.3 + 0.7 * share)
-            blocks.append(session.run_block())
+            with self.telemetry.watch(attempt.environment) as watch:
+                blocks.append(session.run_block())
+            attempt.readings.append(watch.reading)
             timed += blocks[-1].seconds
 
 
@@ -143,6 +157,8 @@ class Attempt:
         self.epochs: list[Epoch] = []
         self.samples: tuple[RankSamples, ...] = ()
         self.failure: TrialFailedError | None = None
+        self.readings: list[Reading] = []
+        self.gpu_facts: GpuFacts | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     def record(self, duration_seconds: float) -> Trial:
@@ -158,6 +174,9 @@ class Attempt:
             environment=self.environment,
             started_at=self._started_at,
             duration_seconds=duration_seconds,
+            readings=tuple(self.readings),
+            gpu_facts=self.gpu_facts,
+            telemetry_note=note_of(self.readings, self.gpu_facts),
         )
         if self.failure is None:
             return judge(trial)

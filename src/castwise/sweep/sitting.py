@@ -77,13 +77,16 @@ class _Resident:
     def _set_up(self) -> None:
         self.attempt.environment = self.session.open(self.spec.device)
         self.session.set_up(self.spec)
+        self.attempt.gpu_facts = self._sweep.telemetry.gpu_facts(self.attempt.environment)
         facts = self.session.warm_up()
         update = {"ready_seconds": self.session.ready_seconds, "data_note": self._sweep.data_note}
         self.attempt.facts = facts.model_copy(update=update)
 
     def _time_block(self) -> None:
-        block = self.session.run_block()
+        with self._sweep.telemetry.watch(self.attempt.environment) as watch:
+            block = self.session.run_block()
         self.attempt.blocks.append(block)
+        self.attempt.readings.append(watch.reading)
         self.timed += block.seconds
 
     def _fetch(self) -> None:

@@ -1,0 +1,199 @@
+"""Energy per unit of throughput, and what an epoch costs, from a trial's readings.
+
+Of several GPUs the readings are the first's, and so are the units it is divided by: one GPU's share of a batch.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from castwise.analyze import metrics, runs
+from castwise.analyze.estimates import student_quantile
+from castwise.prices import Prices
+from castwise.record import Reading, Trial
+
+Source = Literal["counter", "power × time"]
+
+_JOULES_PER_KWH = 3.6e6
+_SECONDS_PER_HOUR = 3600.0
+_FEWEST_FOR_INTERVAL = 3
+# Where cells take turns, a shorter turn's power is a mean over its neighbours' too (NVML: over the last second), and
+# the counter ticks too seldom to tell them apart.
+_LONG_ENOUGH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class BlockEnergy:
+    """The energy of one timed block or epoch of one GPU.
+
+    Attributes:
+        joules: The energy.
+        units: Images, tokens or samples trained on with it.
+    """
+
+    joules: float
+    units: int
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of a trial.
+
+    Attributes:
+        joules_per_unit: Energy of all blocks over units of all blocks.
+        low: The lower end of its 95 % interval, by Student's t over blocks; None with too few of them.
+        high: The upper end.
+        source: The driver's counter, or mean power × time where not every block has the counter's word.
+        power_watts: Mean power over the timed blocks.
+        blocks: The values it comes from.
+    """
+
+    joules_per_unit: float
+    low: float | None
+    high: float | None
+    source: Source
+    power_watts: float
+    blocks: tuple[BlockEnergy, ...]
+
+
+@dataclass(frozen=True)
+class EpochCost:
+    """What training on a number of samples takes, on all GPUs of a trial together.
+
+    Attributes:
+        samples: How many.
+        seconds: The time it takes at the trial's throughput.
+        joules: The GPUs' energy, the rest of the machine's left out; None where it was not measured.
+        energy_cost: Of that energy, in the prices' currency; None without a price per kWh or without the energy.
+        gpu_hour_cost: Of the GPUs for that time; None without a price per GPU hour.
+    """
+
+    samples: int
+    seconds: float
+    joules: float | None
+    energy_cost: float | None
+    gpu_hour_cost: float | None
+
+
+def energy_of(trial: Trial) -> Energy | None:
+    """Return a trial's energy with its interval; None where no reading tells it."""
+    return _with_interval(found, trial) if (found := _blocks(trial)) is not None else None
+
+
+def joules_per_unit(trial: Trial) -> float | None:
+    """Return joules per image, token or sample of a trial without the interval; None where no reading tells it."""
+    found = _blocks(trial)
+    return None if found is None else _ratio(found[0])
+
+
+def power_watts(trial: Trial) -> float | None:
+    """Return one GPU's mean power over the timed blocks, each weighed by its time; None where it is not known."""
+    if _is_mixed(trial):
+        return None
+    watched = [(each.power_watts, each.seconds) for each in trial.readings if each.power_watts is not None]
+    seconds = sum(time for _, time in watched)
+    return sum(power * time for power, time in watched) / seconds if seconds > 0 else None
+
+
+def cost_of(trial: Trial, samples: int, prices: Prices) -> EpochCost | None:
+    """Return what an epoch of so many samples costs; None where nothing was timed.
+
+    Args:
+        trial: The trial whose throughput and energy it is reckoned from.
+        samples: Samples of the epoch, over all GPUs.
+        prices: What electricity and GPUs cost.
+    """
+    throughput = metrics.throughput(trial) or runs.throughput(trial)
+    if not throughput or trial.facts is None:
+        return None
+    units = samples * trial.facts.units_per_sample
+    seconds, per_unit = units / throughput, joules_per_unit(trial)
+    joules = None if per_unit is None else per_unit * units
+    paid = joules is not None and prices.per_kwh is not None
+    rented = prices.per_gpu_hour is not None and trial.spec.device_type != "cpu"
+    return EpochCost(
+        samples=samples,
+        seconds=seconds,
+        joules=joules,
+        energy_cost=(joules or 0.0) / _JOULES_PER_KWH * (prices.per_kwh or 0.0) if paid else None,
+        gpu_hour_cost=(
+            seconds / _SECONDS_PER_HOUR * trial.spec.world_size * (prices.per_gpu_hour or 0.0) if rented else None
+        ),
+    )
+
+
+def _is_mixed(trial: Trial) -> bool:
+    """Return whether other cells' power is in a trial's readings."""
+    return trial.sitting is not None and any(each.seconds < _LONG_ENOUGH_SECONDS for each in trial.readings)
+
+
+def _blocks(trial: Trial) -> tuple[tuple[BlockEnergy, ...], Source] | None:
+    if _is_mixed(trial):
+        return None
+    units, readings = _units(trial), trial.readings
+    watched = [(reading, count) for reading, count in zip(readings, units, strict=False) if reading.seconds and count]
+    if not watched:
+        return None
+    counted = _each(watched, [reading.energy_joules for reading, _ in watched])
+    if counted is not None:
+        return counted, "counter"
+    # A counter that stands still in some blocks (it ticks at a pace of its own) has their energy in the next one's:
+    # without those blocks the mean would be too high, so that all or none are taken.
+    powered = _each(watched, [_power_energy(reading) for reading, _ in watched])
+    return None if powered is None else (powered, "power × time")
+
+
+def _each(watched: Sequence[tuple[Reading, int]], joules: Sequence[float | None]) -> tuple[BlockEnergy, ...] | None:
+    if any(value is None for value in joules):
+        return None
+    pairs = zip(watched, joules, strict=True)
+    return tuple(BlockEnergy(joules=value or 0.0, units=units) for (_, units), value in pairs)
+
+
+def _power_energy(reading: Reading) -> float | None:
+    return None if reading.power_watts is None else reading.power_watts * reading.seconds
+
+
+def _units(trial: Trial) -> list[int]:
+    """Return the units that the first process trained on in each block or epoch."""
+    if not trial.ranks or trial.facts is None:
+        return []
+    per_sample, shared = trial.facts.units_per_sample, 1
+    if trial.spec.parallelism == "dp":  # one process for all GPUs, and the first has its share of each batch
+        shared = trial.spec.world_size
+    first = trial.ranks[0]
+    steps = [block.num_steps * trial.spec.batch_size for block in first.blocks]
+    return [samples * per_sample for samples in steps or [epoch.num_samples // shared for epoch in first.epochs]]
+
+
+def _with_interval(found: tuple[tuple[BlockEnergy, ...], Source], trial: Trial) -> Energy:
+    blocks, source = found
+    low, high = _interval(blocks)
+    seconds = sum(reading.seconds for reading in trial.readings)
+    return Energy(
+        joules_per_unit=_ratio(blocks),
+        low=low,
+        high=high,
+        source=source,
+        power_watts=sum(block.joules for block in blocks) / seconds,
+        blocks=blocks,
+    )
+
+
+def _interval(blocks: Sequence[BlockEnergy]) -> tuple[float | None, float | None]:
+    """Return Student's 95 % interval from the blocks' joules per unit; None with too few of them.
+
+    It errs on the wide side: what the counter did not yet count in one block it counts in the next.
+    """
+    count = len(blocks)
+    if count < _FEWEST_FOR_INTERVAL:
+        return None, None
+    error = statistics.stdev(block.joules / block.units for block in blocks) / math.sqrt(count)
+    half = student_quantile(count - 1, level=0.95) * error
+    return _ratio(blocks) - half, _ratio(blocks) + half
+
+
+def _ratio(blocks: Sequence[BlockEnergy]) -> float:
+    return sum(block.joules for block in blocks) / sum(block.units for block in blocks)

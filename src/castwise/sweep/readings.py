@@ -1,0 +1,147 @@
+"""Samples to readings: one block's, and what is said of all that a trial lacks."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from castwise.gpu import Sample
+from castwise.host import HostSample, is_descendant, pressure, steal
+from castwise.record import GpuFacts, Reading
+
+_OTHER_NAMESPACE = "the driver's process ids are not this container's"
+_NONE_SHOWN = "the driver shows no process on the GPU, not even the trial's own"
+_EARLIER = "an earlier process ran this epoch"
+
+
+@dataclass
+class Processes:
+    """Tells this program's processes on a GPU from others'.
+
+    Attributes:
+        before: The processes that computed on the GPU before any of this job did; None where that is not known.
+        own_pid: This program's process; its descendants are its own too.
+    """
+
+    before: frozenset[int] | None
+    own_pid: int
+    _own: set[int] = field(default_factory=set)
+
+    def count_foreign(self, present: frozenset[int]) -> tuple[int | None, str]:
+        """Return how many processes are others', or None and why that cannot be told.
+
+        In a container the driver may give the host's process ids, or none. Where it shows one of ours by the id
+        that it has here, ids mean what they say. Where it does not, only those that were there before us are
+        known to be others'.
+
+        Args:
+            present: The ids of the processes that compute on the GPU, while one of ours does.
+        """
+        self._own |= {pid for pid in present - self._own if is_descendant(pid, self.own_pid)}
+        if present & self._own:
+            return len(present - self._own), ""
+        if not present:
+            return None, _NONE_SHOWN
+        stayed = len(present & (self.before or frozenset()))
+        return (stayed, "") if stayed else (None, _OTHER_NAMESPACE)
+
+
+def make_reading(
+    samples: Sequence[Sample], processes: Processes, host: tuple[HostSample, HostSample], seconds: float
+) -> Reading:
+    """Return what samples come to.
+
+    Args:
+        samples: Of the GPU, in order: one just before, those while it was watched, one just after. Empty on a CPU.
+        processes: Tells own processes from others'.
+        host: The host just before and just after.
+        seconds: The time between the two.
+    """
+    # The first and the last are taken while the GPU pauses: clocks and power are those of the others if there are any.
+    inner = samples[1:-1] or samples
+    clocks = _given(sample.sm_clock_hertz for sample in inner)
+    foreign, why_unknown = _foreign(samples, processes)
+    missing = _reasons(samples)
+    energy = _energy(samples)
+    if samples and energy is None:
+        missing.setdefault("energy_joules", "the driver's counter did not move")
+    if samples and foreign is None:
+        missing["foreign_processes"] = why_unknown
+    return Reading(
+        seconds=seconds,
+        num_samples=len(samples),
+        sm_clock_hertz=_mean(clocks),
+        min_sm_clock_hertz=min(clocks, default=None),
+        memory_clock_hertz=_mean(_given(sample.memory_clock_hertz for sample in inner)),
+        power_watts=_mean(_given(sample.power_watts for sample in inner)),
+        max_temperature_celsius=max(_given(sample.temperature_celsius for sample in samples), default=None),
+        throttle_reasons=_union(samples),
+        foreign_processes=foreign,
+        energy_joules=energy,
+        pcie_generation=max((s.pcie_generation for s in samples if s.pcie_generation is not None), default=None),
+        pcie_width=max((s.pcie_width for s in samples if s.pcie_width is not None), default=None),
+        ecc_errors=max((s.ecc_errors for s in samples if s.ecc_errors is not None), default=None),
+        cpu_pressure=pressure(*host, seconds),
+        cpu_steal=steal(*host),
+        cpu_load=host[1].load,
+        missing=missing,
+    )
+
+
+def unwatched(count: int) -> list[Reading]:
+    """Return a reading of nothing for each epoch that an earlier process of the same trial ran."""
+    return [Reading(seconds=0.0, missing={"gpu": _EARLIER})] * count
+
+
+def note_of(readings: Iterable[Reading], facts: GpuFacts | None) -> str:
+    """Return what of a trial's telemetry is "not available: why", each reason once; empty where all is there."""
+    why: dict[str, list[str]] = {}
+    named = set[str]()
+    for missing in (*(reading.missing for reading in readings), facts.missing if facts is not None else {}):
+        for name, reason in missing.items():
+            if name not in named:
+                named.add(name)
+                why.setdefault(reason, []).append(name)
+    parts = [f"{', '.join(names)} ({reason})" for reason, names in why.items()]
+    return f"not available: {'; '.join(parts)}" if parts else ""
+
+
+def _foreign(samples: Sequence[Sample], processes: Processes) -> tuple[int | None, str]:
+    counts: list[int] = []
+    why = ""
+    for sample in samples:
+        if sample.processes is None:
+            why = sample.missing.get("processes", "")
+            continue
+        count, unknown = processes.count_foreign(sample.processes)
+        why = unknown or why
+        counts += [] if count is None else [count]
+    return max(counts, default=None), why
+
+
+def _energy(samples: Sequence[Sample]) -> float | None:
+    """Return what the counter went up by in joules; None where it stood still or was set back by a reload."""
+    if not samples:
+        return None
+    before, after = samples[0].energy_joules, samples[-1].energy_joules
+    return after - before if before is not None and after is not None and after > before else None
+
+
+def _union(samples: Sequence[Sample]) -> tuple[str, ...] | None:
+    told = [sample.throttle_reasons for sample in samples if sample.throttle_reasons is not None]
+    return tuple(dict.fromkeys(reason for reasons in told for reason in reasons)) if told else None
+
+
+def _reasons(samples: Sequence[Sample]) -> dict[str, str]:
+    """Return why a reading's fields are missing: those that no sample has, and those that were lost on the way."""
+    reasons = {name: why for sample in samples for name, why in sample.missing.items() if name != "processes"}
+    if "temperature_celsius" in reasons:
+        reasons["max_temperature_celsius"] = reasons.pop("temperature_celsius")
+    return reasons
+
+
+def _given(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

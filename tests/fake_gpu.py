@@ -1,0 +1,95 @@
+"""A GPU's management library without a GPU: samples made up, and failing where it is told to."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from castwise.gpu import Sample
+from castwise.record import GpuFacts, Reading
+
+UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+
+
+def fake_reading(**changes: object) -> Reading:
+    """Return a reading of one second that gives no cause for a warning."""
+    fields: dict[str, object] = {
+        "seconds": 1.0,
+        "num_samples": 12,
+        "sm_clock_hertz": 1.98e9,
+        "min_sm_clock_hertz": 1.965e9,
+        "memory_clock_hertz": 3.2e9,
+        "power_watts": 500.0,
+        "max_temperature_celsius": 50.0,
+        "throttle_reasons": (),
+        "foreign_processes": 0,
+        "energy_joules": 480.0,
+        "pcie_generation": 5,
+        "pcie_width": 16,
+        "ecc_errors": 0,
+        "cpu_pressure": 0.01,
+        "cpu_steal": 0.0,
+        "cpu_load": 0.5,
+    }
+    return Reading.model_validate(fields | changes)
+
+
+def fake_gpu_facts(**changes: object) -> GpuFacts:
+    """Return what a made-up driver says of a healthy GPU."""
+    fields: dict[str, object] = {
+        "max_sm_clock_hertz": 1.98e9,
+        "power_limit_watts": 700.0,
+        "persistence_mode": True,
+        "ecc_mode": True,
+        "ecc_errors": 0,
+        "max_pcie_generation": 5,
+        "max_pcie_width": 16,
+    }
+    return GpuFacts.model_validate(fields | changes)
+
+
+def fake_sample(**changes: object) -> Sample:
+    """Return one moment of a made-up GPU at work."""
+    fields: dict[str, object] = {
+        "sm_clock_hertz": 1.98e9,
+        "memory_clock_hertz": 3.2e9,
+        "power_watts": 500.0,
+        "temperature_celsius": 50.0,
+        "throttle_reasons": (),
+        "energy_joules": 1000.0,
+        "pcie_generation": 5,
+        "pcie_width": 16,
+        "ecc_errors": 0,
+        "processes": frozenset[int](),
+    }
+    return Sample(**(fields | changes))  # type: ignore[arg-type]
+
+
+@dataclass
+class FakeMonitor:
+    """Makes samples up, and keeps count of them.
+
+    Attributes:
+        sample: Makes the next sample from the number of those before; may raise.
+        on_facts: Is called when facts are asked for; may raise.
+        num_reads: Samples so far.
+        readers: The threads that asked.
+        was_closed: Whether it was let go of.
+    """
+
+    sample: Callable[[int], Sample] = lambda index: fake_sample(energy_joules=1000.0 + 100 * index)
+    on_facts: Callable[[], None] = lambda: None
+    num_reads: int = 0
+    readers: list[threading.Thread] = field(default_factory=list)
+    was_closed: bool = False
+
+    def facts(self) -> GpuFacts:
+        self.on_facts()
+        return fake_gpu_facts()
+
+    def read(self) -> Sample:
+        self.readers.append(threading.current_thread())
+        self.num_reads += 1
+        return self.sample(self.num_reads - 1)
+
+    def close(self) -> None:
+        self.was_closed = True

@@ -1,0 +1,158 @@
+"""What amdsmi says of a GPU, on a stand-in for it."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from castwise.amd import AmdMonitor
+from castwise.gpu import GpuUnreadableError
+from castwise.monitors import open_monitor
+
+UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+
+ANSWERS: dict[str, Any] = {
+    "amdsmi_get_energy_count": {"energy_accumulator": 2_000_000, "counter_resolution": 15.3, "timestamp": 1},
+    "amdsmi_get_power_info": {"current_socket_power": "N/A", "average_socket_power": 560, "power_limit": 1},
+    "amdsmi_get_temp_metric": 71,
+    "amdsmi_get_clock_info": {"clk": 2100, "min_clk": 500, "max_clk": 2400},
+    "amdsmi_get_pcie_info": {"pcie_metric": {"pcie_width": 16}, "pcie_static": {"max_pcie_width": 16}},
+    "amdsmi_get_gpu_total_ecc_count": {"correctable_count": 5, "uncorrectable_count": 1},
+    "amdsmi_get_gpu_process_list": [{"pid": 11, "name": "python"}, {"pid": 12, "name": "python"}],
+    "amdsmi_get_power_cap_info": {"power_cap": 750_000_000},
+}
+FIELDS = {
+    "amdsmi_get_energy_count": "energy_joules",
+    "amdsmi_get_power_info": "power_watts",
+    "amdsmi_get_temp_metric": "temperature_celsius",
+    "amdsmi_get_pcie_info": "pcie_width",
+    "amdsmi_get_gpu_total_ecc_count": "ecc_errors",
+    "amdsmi_get_gpu_process_list": "processes",
+}
+
+
+class FakeAmdSmi(ModuleType):
+    """An `amdsmi` that fails where it is told to."""
+
+    AmdSmiClkType = SimpleNamespace(GFX="GFX", MEM="MEM")
+    AmdSmiTemperatureType = SimpleNamespace(HOTSPOT="HOTSPOT")
+    AmdSmiTemperatureMetric = SimpleNamespace(CURRENT="CURRENT")
+
+    class AmdSmiException(Exception):
+        pass
+
+    def __init__(self, uuids: tuple[str, ...] = ("ff",), fail_in: str = "") -> None:
+        super().__init__("amdsmi")
+        self.num_open = 0
+        self.uuids, self.fail_in = uuids, fail_in
+
+    def _called(self, name: str) -> None:
+        if name == self.fail_in:
+            raise self.AmdSmiException(f"{name} failed")
+
+    def amdsmi_init(self) -> None:
+        self._called("amdsmi_init")
+        self.num_open += 1
+
+    def amdsmi_shut_down(self) -> None:
+        self.num_open -= 1
+        self._called("amdsmi_shut_down")
+
+    def amdsmi_get_processor_handles(self) -> list[str]:
+        return list(self.uuids)
+
+    def amdsmi_get_gpu_device_uuid(self, handle: str) -> str:
+        return handle
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ANSWERS:
+            raise AttributeError(name)
+
+        def answer(handle: str, *rest: str) -> Any:
+            self._called(name)
+            return ANSWERS[name]
+
+        return answer
+
+
+def install(monkeypatch: pytest.MonkeyPatch, smi: FakeAmdSmi) -> FakeAmdSmi:
+    monkeypatch.setitem(sys.modules, "amdsmi", smi)
+    return smi
+
+
+def test_a_sample_and_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeAmdSmi())
+    sample = AmdMonitor(UUID).read()
+    assert sample.energy_joules == pytest.approx(30.6)
+    assert (sample.power_watts, sample.temperature_celsius, sample.sm_clock_hertz) == (560.0, 71.0, 2.1e9)
+    assert (sample.pcie_width, sample.ecc_errors, sample.processes) == (16, 1, frozenset({11, 12}))
+    assert sample.missing == {"throttle_reasons": "not read on AMD GPUs"}
+
+
+def test_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeAmdSmi())
+    facts = AmdMonitor(UUID).facts()
+    assert (facts.max_sm_clock_hertz, facts.power_limit_watts, facts.max_pcie_width) == (2.4e9, 750.0, 16)
+    assert set(facts.missing) == {"persistence_mode"}
+
+
+@pytest.mark.parametrize("query", list(FIELDS))
+def test_a_field_that_is_denied_takes_no_other_with_it(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeAmdSmi(fail_in=query))
+    sample = AmdMonitor(UUID).read()
+    assert getattr(sample, FIELDS[query]) is None
+    assert sample.missing[FIELDS[query]] == f"{query} failed"
+    assert len(sample.missing) == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ("amdsmi_get_power_info", {"current_socket_power": "N/A", "average_socket_power": "N/A"}),
+        ("amdsmi_get_temp_metric", "N/A"),
+        ("amdsmi_get_gpu_total_ecc_count", {}),
+        ("amdsmi_get_energy_count", {}),
+    ],
+)
+def test_what_is_not_told_is_missing(query: str, answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeAmdSmi())
+    monkeypatch.setitem(ANSWERS, query, answer)
+    sample = AmdMonitor(UUID).read()
+    assert getattr(sample, FIELDS[query]) is None
+    assert FIELDS[query] in sample.missing
+
+
+def test_an_older_library_s_name_of_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeAmdSmi())
+    monkeypatch.setitem(ANSWERS, "amdsmi_get_energy_count", {"power": 1_000_000, "counter_resolution": 2.0})
+    assert AmdMonitor(UUID).read().energy_joules == 2.0
+
+
+def test_of_several_gpus_the_one_with_the_uuid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = install(monkeypatch, FakeAmdSmi(uuids=("ff", UUID.removeprefix("GPU-").upper())))
+    assert AmdMonitor(UUID)._handle == smi.uuids[1]
+
+
+def test_of_several_strangers_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = install(monkeypatch, FakeAmdSmi(uuids=("aa", "bb")))
+    with pytest.raises(GpuUnreadableError, match="none of 2 AMD GPUs"):
+        AmdMonitor(UUID)
+    assert smi.num_open == 0
+
+
+def test_a_library_that_does_not_start_is_left_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = install(monkeypatch, FakeAmdSmi(fail_in="amdsmi_init"))
+    with pytest.raises(GpuUnreadableError, match="amdsmi_init failed"):
+        AmdMonitor(UUID)
+    assert smi.num_open == 0
+
+
+def test_it_is_taken_where_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = install(monkeypatch, FakeAmdSmi(fail_in="amdsmi_shut_down"))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monitor = open_monitor(UUID)
+    assert isinstance(monitor, AmdMonitor)
+    monitor.close()
+    monitor.close()
+    assert smi.num_open == 0

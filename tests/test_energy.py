@@ -1,0 +1,173 @@
+"""Energy and cost, on made-up readings."""
+
+import pytest
+import scipy.stats
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
+from fake_gpu import fake_reading
+
+from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, joules_per_unit, power_watts
+from castwise.errors import UsageError
+from castwise.prices import Prices
+from castwise.record import Epoch, RankSamples, Reading, Trial
+
+
+def watched(*readings: Reading, units_per_sample: int = 1, **changes: object) -> Trial:
+    """Return a trial of one step of 256 samples and 0.1 s a block."""
+    spec = fake_spec(**changes)
+    facts = fake_facts(units_per_sample=units_per_sample)
+    trial = fake_trial(spec, step_seconds=(0.1,) * len(readings), facts=facts)
+    return trial.model_copy(update={"readings": readings})
+
+
+def counted(*joules: float | None) -> Trial:
+    return watched(*(fake_reading(energy_joules=each, power_watts=100.0, seconds=0.5) for each in joules))
+
+
+def test_the_counter_s_energy_over_all_units() -> None:
+    energy = energy_of(counted(256.0, 512.0))
+    assert energy is not None
+    assert (energy.joules_per_unit, energy.source) == (1.5, "counter")
+    assert energy.blocks == (BlockEnergy(256.0, 256), BlockEnergy(512.0, 256))
+    assert energy.power_watts == 768.0
+    assert (energy.low, energy.high) == (None, None)
+
+
+def test_units_are_those_of_throughput() -> None:
+    trial = watched(fake_reading(energy_joules=256.0), units_per_sample=35)
+    assert joules_per_unit(trial) == pytest.approx(1 / 35)
+
+
+def test_where_the_counter_stood_still_in_a_block_power_is_taken_for_all() -> None:
+    energy = energy_of(counted(256.0, None, 512.0))
+    assert energy is not None
+    assert (energy.joules_per_unit, energy.source) == (50.0 / 256, "power × time")
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        fake_trial(),
+        fake_trial(step_seconds=()),
+        watched(fake_reading(energy_joules=None, power_watts=None)),
+        watched(fake_reading(energy_joules=None, power_watts=None), fake_reading()),
+        watched(Reading(seconds=0.0)),
+    ],
+)
+def test_without_readings_there_is_no_energy(trial: Trial) -> None:
+    assert energy_of(trial) is joules_per_unit(trial) is None
+
+
+def test_the_interval_holds_the_mean_and_widens_with_the_blocks_spread() -> None:
+    narrow, wide = energy_of(counted(*(99.0, 101.0) * 5)), energy_of(counted(*(50.0, 150.0) * 5))
+    assert narrow is not None
+    assert wide is not None
+    for energy in (narrow, wide):
+        assert energy.low is not None
+        assert energy.high is not None
+        assert energy.low < energy.joules_per_unit < energy.high
+    assert (wide.high or 0) - (wide.low or 0) > 10 * ((narrow.high or 0) - (narrow.low or 0))
+    assert energy_of(counted(*(50.0, 150.0) * 5)) == wide
+
+
+def test_blocks_that_agree_have_an_interval_of_no_width() -> None:
+    energy = energy_of(counted(*(256.0,) * 6))
+    assert energy is not None
+    assert energy.low == energy.high == energy.joules_per_unit == 1.0
+
+
+def test_the_interval_is_student_s() -> None:
+    energy = energy_of(counted(256.0, 512.0, 768.0))
+    assert energy is not None
+    low, high = scipy.stats.t.interval(0.95, 2, loc=2.0, scale=1 / 3**0.5)
+    assert (energy.low, energy.high) == (pytest.approx(low, abs=0.03), pytest.approx(high, abs=0.03))
+
+
+def test_power_is_weighed_by_time() -> None:
+    trial = watched(fake_reading(power_watts=100.0, seconds=3.0), fake_reading(power_watts=500.0, seconds=1.0))
+    assert power_watts(trial) == 200.0
+    assert power_watts(fake_trial()) is None
+
+
+def epochs(*samples: int, parallelism: str = "none", world_size: int = 1) -> Trial:
+    listed = tuple(
+        Epoch(
+            seconds=10.0,
+            data_seconds=0.0,
+            num_steps=10,
+            num_samples=each,
+            counted_seconds=10.0,
+            counted_samples=each,
+            losses=((9, 1.0),),
+            learning_rate=0.1,
+        )
+        for each in samples
+    )
+    trial = fake_trial(fake_spec(parallelism=parallelism, world_size=world_size), step_seconds=(), facts=fake_facts())
+    return trial.model_copy(update={"ranks": (RankSamples(epochs=listed),)})
+
+
+def test_an_epoch_that_an_earlier_process_ran_is_left_out() -> None:
+    readings = (Reading(seconds=0.0), fake_reading(energy_joules=500.0))
+    trial = epochs(1000, 1000).model_copy(update={"readings": readings})
+    assert joules_per_unit(trial) == 0.5
+
+
+def test_of_data_parallel_gpus_the_first_has_its_share_of_the_samples() -> None:
+    trial = epochs(1000, parallelism="dp", world_size=4)
+    assert joules_per_unit(trial.model_copy(update={"readings": (fake_reading(energy_joules=500.0),)})) == 2.0
+
+
+def test_an_epoch_s_cost_by_energy_and_by_time() -> None:
+    # 2560 samples a second, 1 J each.
+    cost = cost_of(counted(256.0, 256.0), 3_600_000, Prices(per_kwh=0.3, per_gpu_hour=2.0))
+    assert cost is not None
+    assert cost.joules == 3.6e6
+    assert cost.energy_cost == pytest.approx(0.3)
+    assert cost.seconds == pytest.approx(3_600_000 / 2560)
+    assert cost.gpu_hour_cost == pytest.approx(2.0 * 1000 / 2560)
+
+
+def test_of_several_gpus_all_are_paid_for() -> None:
+    one = counted(256.0)
+    two = watched(fake_reading(energy_joules=256.0), world_size=2, parallelism="ddp")
+    prices = Prices(per_kwh=0.3, per_gpu_hour=2.0)
+    alone, both = cost_of(one, 10_000, prices), cost_of(two, 10_000, prices)
+    assert alone is not None
+    assert both is not None
+    assert both.seconds == alone.seconds / 2
+    assert both.joules == alone.joules
+    assert both.gpu_hour_cost == pytest.approx(alone.gpu_hour_cost)
+
+
+def test_what_cannot_be_reckoned_is_none() -> None:
+    unwatched = cost_of(fake_trial(), 100, Prices(per_kwh=0.3, per_gpu_hour=2.0))
+    assert unwatched is not None
+    assert (unwatched.joules, unwatched.energy_cost) == (None, None)
+    assert unwatched.gpu_hour_cost is not None
+    on_cpu = fake_trial(fake_spec(device="cpu"), environment=fake_environment(None))
+    cpu_cost = cost_of(on_cpu, 100, Prices(per_gpu_hour=2.0))
+    assert cpu_cost is not None
+    assert cpu_cost.gpu_hour_cost is None
+    assert cost_of(fake_trial(step_seconds=()), 100, Prices(per_kwh=0.3)) is None
+
+
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
+def test_a_price_that_is_none_is_refused(price: float) -> None:
+    with pytest.raises(UsageError, match="per kWh is impossible"):
+        Prices(per_kwh=price).check()
+    with pytest.raises(UsageError, match="per GPU hour is impossible"):
+        Prices(per_gpu_hour=price).check()
+
+
+def test_a_price_of_nothing_is_a_price() -> None:
+    Prices(0.0, 0.0).check()
+    assert Prices(per_kwh=0.0)
+    assert not Prices()
+
+
+def test_short_turns_among_others_tell_no_energy() -> None:
+    alone = counted(256.0, 512.0)
+    assert joules_per_unit(alone.model_copy(update={"sitting": "s"})) is None
+    assert power_watts(alone.model_copy(update={"sitting": "s"})) is None
+    long = tuple(reading.model_copy(update={"seconds": 2.0}) for reading in alone.readings)
+    assert joules_per_unit(alone.model_copy(update={"sitting": "s", "readings": long})) == 1.5

@@ -1,0 +1,252 @@
+"""Telemetry of a job: what is watched when, what becomes of failures, and that no thread is left over."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from fake_engine import FakeEngine, Fault, fake_environment, fake_spec
+from fake_gpu import UUID, FakeMonitor, fake_sample
+
+from castwise.gpu import GpuUnreadableError, Monitor, Sample
+from castwise.plan import Protocol, TrialSpec
+from castwise.recipe import Recipe
+from castwise.record import Environment, Trial
+from castwise.sweep.engine import TrialFailedError
+from castwise.sweep.runner import Silent, Sweep
+from castwise.sweep.telemetry import Telemetry, Watch
+
+ON_GPU = fake_environment(gpu_uuid=UUID)
+ON_CPU = fake_environment(None)
+LOST = Sample(missing=dict.fromkeys(("power_watts", "energy_joules", "processes"), "GPU is lost"))
+
+
+def watching(monitor: FakeMonitor, patience_seconds: float = 30.0, period_seconds: float = 30.0) -> Telemetry:
+    return Telemetry(lambda uuid: monitor, period_seconds, patience_seconds)
+
+
+def sweep_with(telemetry: Telemetry, engine: FakeEngine) -> Sweep:
+    return Sweep(engine, None, engine.environment, Silent(), telemetry=telemetry)
+
+
+def run(
+    telemetry: Telemetry, fault: Fault | None = None, environment: Environment = ON_GPU, spec: TrialSpec | None = None
+) -> Trial:
+    engine = FakeEngine(environment=environment, faults={} if fault is None else {"fp32": fault})
+    (trial,) = sweep_with(telemetry, engine).run([spec or fake_spec(protocol=Protocol(num_blocks=4))])
+    return trial
+
+
+def samplers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "castwise telemetry"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert samplers() == []
+
+
+def test_even_the_shortest_block_has_a_sample_before_and_one_after() -> None:
+    monitor = FakeMonitor()
+    with watching(monitor).watch(ON_GPU) as watch:
+        before = monitor.num_reads
+    assert (before, monitor.num_reads) == (1, 2)
+    assert watch.reading.num_samples == 2
+    assert watch.reading.energy_joules == 100.0
+    assert watch.reading.missing.keys() == {"foreign_processes"}
+
+
+def test_a_long_block_is_sampled_all_the_time() -> None:
+    enough = threading.Event()
+
+    def sample(index: int) -> Sample:
+        if index == 5:
+            enough.set()
+        return fake_sample(power_watts=100.0 if index == 0 else 300.0)
+
+    with watching(FakeMonitor(sample), period_seconds=0.001).watch(ON_GPU) as watch:
+        assert enough.wait(30)
+    assert watch.reading.num_samples >= 7
+    assert watch.reading.power_watts == 300.0
+
+
+@pytest.mark.parametrize("error", [TrialFailedError("crashed", "no (fake)"), KeyboardInterrupt(), ValueError()])
+def test_the_thread_ends_however_the_block_does(error: BaseException) -> None:
+    monitor = FakeMonitor()
+
+    def fail() -> None:
+        with watching(monitor, period_seconds=0.001).watch(ON_GPU):
+            assert len(samplers()) == 1
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert samplers() == []
+    reads = monitor.num_reads
+    assert reads >= 2
+    assert monitor.num_reads == reads
+
+
+def test_no_thread_runs_between_blocks() -> None:
+    telemetry = watching(FakeMonitor())
+    for _ in range(3):
+        with telemetry.watch(ON_GPU):
+            assert len(samplers()) == 1
+        assert samplers() == []
+
+
+def test_a_cpu_has_a_reading_of_the_host_and_no_thread() -> None:
+    def never(uuid: str) -> Monitor:
+        raise AssertionError("opened on a CPU")
+
+    telemetry = Telemetry(never)
+    telemetry.look(ON_CPU)
+    with telemetry.watch(ON_CPU) as watch:
+        assert samplers() == []
+    assert telemetry.gpu_facts(ON_CPU) is None
+    assert (watch.reading.num_samples, watch.reading.missing) == (0, {})
+    assert watch.reading.cpu_load is not None
+    assert watch.reading.seconds >= 0
+
+
+def test_the_library_is_opened_once_a_job_and_let_go_of() -> None:
+    opened: list[FakeMonitor] = []
+
+    def open_one(uuid: str) -> FakeMonitor:
+        assert uuid == UUID
+        opened.append(FakeMonitor())
+        return opened[-1]
+
+    telemetry = Telemetry(open_one)
+    for count in (1, 2):
+        run(telemetry)
+        assert len(opened) == count
+        assert opened[-1].was_closed
+
+
+@pytest.mark.parametrize("error", [GpuUnreadableError("no NVML"), OSError("no NVML"), ValueError("no NVML")])
+def test_without_a_library_there_are_figures_and_why_there_is_no_more(error: Exception) -> None:
+    def refuse(uuid: str) -> Monitor:
+        raise error
+
+    trial = run(Telemetry(refuse))
+    assert (trial.status, len(trial.ranks[0].blocks), len(trial.readings)) == ("ok", 4, 4)
+    assert trial.telemetry_note == "not available: gpu (no NVML)"
+    assert trial.gpu_facts is None
+    assert all(reading.missing == {"gpu": "no NVML"} for reading in trial.readings)
+    assert all(reading.cpu_load is not None for reading in trial.readings)
+
+
+def test_a_gpu_without_a_uuid_is_not_looked_for() -> None:
+    trial = run(watching(FakeMonitor()), environment=fake_environment())
+    assert trial.telemetry_note == "not available: gpu (the GPU's UUID is not known)"
+
+
+def _raising(index: int) -> Sample:
+    raise RuntimeError("a bug in the library")
+
+
+def test_a_library_that_raises_does_not_end_the_sweep() -> None:
+    trial = run(watching(FakeMonitor(_raising)))
+    assert (trial.status, len(trial.readings)) == ("ok", 4)
+    assert trial.telemetry_note == "not available: gpu (a bug in the library)"
+
+
+def test_a_library_that_raises_when_asked_for_facts_is_given_up() -> None:
+    def refuse() -> None:
+        raise RuntimeError("no facts")
+
+    trial = run(watching(FakeMonitor(on_facts=refuse)))
+    assert (trial.status, trial.gpu_facts) == ("ok", None)
+    assert trial.telemetry_note == "not available: gpu (no facts)"
+
+
+def test_a_driver_that_hangs_does_not_hang_the_sweep() -> None:
+    let_go = threading.Event()
+
+    def hang(index: int) -> Sample:
+        if index == 3:
+            let_go.wait(60)
+        return fake_sample()
+
+    monitor = FakeMonitor(hang)
+    try:
+        trial = run(watching(monitor, patience_seconds=0.05))
+        assert (trial.status, len(trial.readings)) == ("ok", 4)
+        assert "gpu (the driver did not answer" in trial.telemetry_note
+        assert monitor.num_reads <= 4
+    finally:
+        let_go.set()
+        for thread in samplers():
+            thread.join()
+
+
+def test_a_gpu_that_disappears_mid_run_costs_no_figure() -> None:
+    # One sample before the first process, two a block: the GPU is lost in the second block.
+    monitor = FakeMonitor(lambda index: fake_sample(energy_joules=100.0 * index) if index < 4 else LOST)
+    trial = run(watching(monitor))
+    assert (trial.status, len(trial.ranks[0].blocks)) == ("ok", 4)
+    assert [reading.energy_joules for reading in trial.readings] == [100.0, None, None, None]
+    assert [reading.power_watts for reading in trial.readings] == [500.0, 500.0, None, None]
+    assert "energy_joules" in trial.telemetry_note
+    assert "(GPU is lost)" in trial.telemetry_note
+    assert trial.gpu_facts is not None
+
+
+@pytest.mark.parametrize("block", [0, 1, 3])
+def test_readings_line_up_with_blocks_where_one_fails(block: int) -> None:
+    trial = run(watching(FakeMonitor()), Fault("crash", block=block))
+    assert trial.status == "crashed"
+    assert len(trial.readings) == block == (len(trial.ranks[0].blocks) if trial.ranks else 0)
+
+
+def test_an_interrupt_leaves_no_thread() -> None:
+    monitor = FakeMonitor()
+    with pytest.raises(KeyboardInterrupt):
+        run(watching(monitor), Fault("interrupt", "run_block", block=1))
+    assert monitor.was_closed
+
+
+def training_spec() -> TrialSpec:
+    return TrialSpec(**(dict(fake_spec()) | {"kind": "training", "recipe": Recipe(epochs=3)}))
+
+
+def test_each_epoch_has_a_reading_also_where_an_earlier_process_ran_it() -> None:
+    engine = FakeEngine(environment=ON_GPU, faults={"#1": Fault("interrupt", "run_epoch", block=2)})
+    telemetry = watching(FakeMonitor())
+    with pytest.raises(KeyboardInterrupt):
+        sweep_with(telemetry, engine).run([training_spec()])
+    (trial,) = sweep_with(telemetry, engine).run([training_spec()])
+    assert [reading.energy_joules for reading in trial.readings] == [None, None, 100.0]
+    assert "gpu (an earlier process ran this epoch)" in trial.telemetry_note
+
+
+def test_who_was_there_before_is_seen_before_the_first_process_starts() -> None:
+    engine, seen = FakeEngine(environment=ON_GPU), list[int]()
+
+    def sample(index: int) -> Sample:
+        seen.append(len(engine.sessions))
+        return fake_sample(processes=frozenset({2**22 + 1}))
+
+    (trial,) = sweep_with(watching(FakeMonitor(sample)), engine).run([fake_spec()])
+    assert seen[0] == 0
+    assert {reading.foreign_processes for reading in trial.readings} == {1}
+
+
+def test_what_samples_is_never_the_thread_that_runs_the_sweep() -> None:
+    monitor = FakeMonitor()
+    run(watching(monitor))
+    assert threading.main_thread() not in monitor.readers
+
+
+def test_a_block_that_fails_has_been_watched_all_the_same() -> None:
+    watches: list[Watch] = []
+
+    def fail() -> None:
+        with watching(FakeMonitor()).watch(ON_GPU) as watch:
+            watches.append(watch)
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        fail()
+    assert watches[0].reading.num_samples == 2
