@@ -1,0 +1,62 @@
+"""Trial processes whose steps take a little longer than they need to: what aa.py has castwise find."""
+
+import time
+from multiprocessing.connection import Connection
+
+from castwise.sweep import door
+
+
+def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
+    door.settle(log_path)
+    import torch
+
+    from castwise.measure import worker
+    from castwise.measure.steady import SteadyCell
+
+    class Slower(SteadyCell):
+        def warm_up(self):  # type: ignore[no-untyped-def]
+            facts = super().warm_up()
+            seconds = min(self._time_steps(10)[0] / 10 for _ in range(5))
+            cycles = _cycles(share * seconds) if self._device.type == "cuda" else 0
+            plain = self._step
+
+            def slower(batch):  # type: ignore[no-untyped-def]
+                started = time.perf_counter()
+                loss = plain(batch)
+                if cycles:
+                    torch.cuda._sleep(cycles)
+                until = time.perf_counter() + share * min(seconds, time.perf_counter() - started)
+                while time.perf_counter() < until:
+                    pass
+                return loss
+
+            slower.scaling = plain.scaling  # type: ignore[attr-defined]
+            self._step = slower
+            return facts
+
+    worker.SteadyCell = Slower  # type: ignore[misc]
+    worker.serve(connection)
+
+
+def _cycles(seconds: float) -> int:
+    """Return how many cycles the device spins in so many seconds, measured."""
+    import torch
+
+    trial = 20_000_000
+    torch.cuda._sleep(trial)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    torch.cuda._sleep(trial)
+    end.record()
+    torch.cuda.synchronize()
+    return int(trial * seconds / (start.elapsed_time(end) / 1e3))
+
+
+def by_1_percent(connection: Connection, log_path: str) -> None:
+    """Serve a trial whose steps take 1 % longer."""
+    _serve_slower(0.01, connection, log_path)
+
+
+def by_2_percent(connection: Connection, log_path: str) -> None:
+    """Serve a trial whose steps take 2 % longer."""
+    _serve_slower(0.02, connection, log_path)
