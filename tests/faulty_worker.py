@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -94,6 +95,20 @@ def stay_after_failing(connection: Connection, log_path: str) -> None:
         time.sleep(_FOR_EVER_SECONDS)
 
     _serve(connection, log_path, "set_up", fail)
+
+
+def exit_with_real_traceback(connection: Connection, log_path: str) -> None:
+    """Say on stderr where it went wrong and end with exit code 3."""
+
+    def leave() -> None:
+        try:
+            raise ValueError("no such thing")
+        except ValueError:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(3)
+
+    _serve(connection, log_path, "warm_up", leave)
 
 
 def exit_with_traceback(connection: Connection, log_path: str) -> None:

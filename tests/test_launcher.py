@@ -591,3 +591,9 @@ def test_a_server_that_dies_of_its_imports(program: Program) -> None:
     assert first == second
     assert first.startswith("No process could be started for a trial: the server that imports PyTorch")
     assert not list(program.logs.glob("castwise-*"))
+
+
+def test_a_log_names_files_from_their_package_on(start: Start) -> None:
+    log = failure_of(start(faulty_worker.exit_with_real_traceback)).log
+    assert 'File "faulty_worker.py", line' in log
+    assert str(Path(faulty_worker.__file__).parent) not in log

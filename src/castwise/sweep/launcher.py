@@ -215,9 +215,16 @@ class ProcessSession(Conversation):
         try:
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
-                return log.read(_LOG_TAIL_BYTES).decode("utf-8", "replace")
+                return _without_folders(log.read(_LOG_TAIL_BYTES).decode("utf-8", "replace"))
         except OSError:
             return ""
+
+
+def _without_folders(text: str) -> str:
+    """Return a log whose tracebacks name modules' files from their package on: records are shared, homes are not."""
+    for folder in sorted(filter(os.path.isabs, sys.path), key=len, reverse=True):
+        text = text.replace(folder.rstrip("/") + "/", "")
+    return text
 
 
 def _make_log() -> Path:
