@@ -95,3 +95,9 @@ def test_torch_s_own_words_for_wrong_shapes_are_a_crash() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert classify(caught.value)[0] == "crashed"
+
+
+def test_of_torch_s_words_on_memory_the_figures_are_kept() -> None:
+    figures = "CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has 139.80 GiB of which 7.12 MiB is free."
+    advice = " Including non-PyTorch memory, this process has 139.79 GiB memory in use. If reserved but unallocated ..."
+    assert classify(torch.OutOfMemoryError(figures + advice)) == ("oom", figures)

@@ -22,6 +22,9 @@ _OUT_OF_MEMORY = (
     "failed to allocate",
 )
 
+# From here on torch's message for memory is advice on its settings; the whole is in the log.
+_ADVICE = " Including non-PyTorch memory"
+
 
 def classify(error: BaseException) -> tuple[Status, str]:
     """Return the status and a one-line message for what a trial raised.
@@ -37,7 +40,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, CastwiseError):
         return "unsupported", text
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _says(error, _OUT_OF_MEMORY):
-        return "oom", text or "the host's memory is exhausted"
+        return "oom", text.partition(_ADVICE)[0] or "the host's memory is exhausted"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
     if isinstance(error, NotImplementedError) or _says(error, _MISSING_KERNEL):
