@@ -179,7 +179,9 @@ def _announce(job: Job, errors: Console) -> None:
     for problem in job.problems:
         _say(errors, f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
     found = len(job.plan.specs) - len(job.missing)
-    if found:
+    if found and job.rule is not None:
+        _say(errors, f"{len(job.recorded)} trials of earlier rounds are on record already.")
+    elif found:
         _say(errors, f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.")
 
 
