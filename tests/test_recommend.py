@@ -50,7 +50,7 @@ def test_a_gain_whose_interval_holds_one_is_none() -> None:
     assert advice.precision == "fp32"
     assert advice.code == ""
     assert "bf16-mixed was 1.28 times as fast, but the 95 % interval reaches from " in advice.sentence
-    assert advice.sentence.endswith(": measure it again.")
+    assert advice.sentence.endswith(": more rounds tell more.")
 
 
 def test_a_gain_whose_interval_lies_above_one_is_taken() -> None:

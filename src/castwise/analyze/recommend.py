@@ -138,7 +138,7 @@ def _nothing_gained(safe: list[Row]) -> str:
     if _gained(best) <= 1:
         return "No other precision that keeps float32 weights was faster."
     if _gained(best) >= _WORTHWHILE:
-        return f"{_name(best)} was {best.speedup:.2f} times as fast, but {_doubt(best)}: measure it again."
+        return f"{_name(best)} was {best.speedup:.2f} times as fast, but {_doubt(best)}."
     return f"{_name(best)} comes closest, at {best.speedup:.2f} times its speed: not worth a change of numerics."
 
 
@@ -149,8 +149,8 @@ def _gained(row: Row) -> float:
 def _doubt(row: Row) -> str:
     interval = _interval(row)
     if interval is None:
-        return "the blocks spread by as much"
-    return f"the 95 % interval reaches from {interval.low:.2f} to {interval.high:.2f}"
+        return "the blocks spread by as much: measure it again"
+    return f"the 95 % interval reaches from {interval.low:.2f} to {interval.high:.2f}: more rounds tell more"
 
 
 def _caution(measured: list[Row], best: Row) -> str:
