@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import CommandLine
+from conftest import CommandLine, Outcome
 from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial
 from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
 
@@ -75,6 +75,19 @@ def test_the_same_command_again_does_only_what_is_missing(command: CommandLine) 
     assert (first.code, second.code, third.code) == (0, 0, 0)
     assert third.out == second.out
     assert len(command.records()) == 7
+
+
+def test_rounds_on_a_cpu_say_what_ends_them_and_how_many_are_on_record(command: CommandLine) -> None:
+    def run(*options: str) -> Outcome:
+        machine = FakeEngine(environment=fake_environment(None), exclusive=False)
+        return command.run("mnist-cnn", "--precision", "fp32,bf16-mixed", "--rounds", "2", *options, engine=machine)
+
+    budget = "On a CPU no round begins that would end after 75 s; --budget sets another time."
+    first, second, third = run(), run(), run("--budget", "2min")
+    assert first.error_lines[0] == budget
+    assert second.error_lines == ["4 trials of earlier rounds are on record already.", budget]
+    assert third.error_lines == ["4 trials of earlier rounds are on record already."]
+    assert second.out == first.out
 
 
 def test_retry_and_again_say_what_they_measure(command: CommandLine) -> None:

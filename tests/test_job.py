@@ -15,6 +15,7 @@ from castwise.precisions import PRECISIONS
 from castwise.record import Trial
 from castwise.sweep import bench as bench_module
 from castwise.sweep.job import Job, Request, prepare
+from castwise.sweep.rounds import Rule
 from castwise.sweep.runner import Silent
 from castwise.sweep.store import Store, load_folder
 
@@ -72,6 +73,16 @@ def test_the_same_job_again_measures_nothing(job: Prepare) -> None:
     assert again.missing == ()
     assert [repr(trial) for trial in again.run()] == [repr(trial) for trial in first]
     assert engine.measured == []
+
+
+def test_the_same_rounds_again_measure_nothing(job: Prepare) -> None:
+    rule, names = Rule(min_rounds=2, max_rounds=2), ("fp32", "bf16-mixed")
+    first = job(FakeEngine(exclusive=False), precisions=names, rule=rule).run()
+    assert [trial.spec.repeat for trial in first] == [0, 1, 0, 1]
+    engine = FakeEngine(exclusive=False)
+    again = job(engine, precisions=names, rule=rule).run()
+    assert engine.measured == []
+    assert [repr(trial) for trial in again] == [repr(trial) for trial in first]
 
 
 def test_a_job_with_one_axis_longer_measures_only_what_is_new(job: Prepare) -> None:

@@ -39,6 +39,24 @@ def test_the_fastest_with_float32_weights_is_taken() -> None:
     assert "dtype=torch.bfloat16" in advice.code
 
 
+def in_rounds(*speeds: float) -> list[Trial]:
+    """Return a round for each speed-up of bf16-mixed."""
+    pairs = [(at("fp32", 1, repeat=n), at("bf16-mixed", speed, repeat=n)) for n, speed in enumerate(speeds)]
+    return [trial.model_copy(update={"sitting": f"s{n}"}) for n, pair in enumerate(pairs) for trial in pair]
+
+
+def test_a_gain_whose_interval_holds_one_is_none() -> None:
+    advice = advise(*in_rounds(1.1, 1.5))
+    assert advice.precision == "fp32"
+    assert advice.code == ""
+    assert "bf16-mixed was 1.28 times as fast, but the 95 % interval reaches from " in advice.sentence
+    assert advice.sentence.endswith(": more rounds tell more.")
+
+
+def test_a_gain_whose_interval_lies_above_one_is_taken() -> None:
+    assert advise(*in_rounds(1.30, 1.31, 1.30)).precision == "bf16-mixed"
+
+
 @pytest.mark.parametrize(("speed", "precision"), [(0.5, "fp32"), (1.0, "fp32"), (1.029, "fp32"), (1.031, "bf16-mixed")])
 def test_a_gain_under_three_per_cent_is_not_worth_a_change(speed: float, precision: str) -> None:
     advice = advise(at("fp32", 1), at("bf16-mixed", speed))

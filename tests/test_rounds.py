@@ -236,3 +236,45 @@ def test_a_lone_cell_is_a_comparison_too() -> None:
     compared = compare(engine(), cells("bf16-mixed"))
     assert [trial.sitting for trial in compared.trials] == [None] * 3
     assert compared.ending == "narrow"
+
+
+def test_a_cell_asked_for_later_has_as_many_rounds_as_the_others() -> None:
+    known = compare(engine(), cells("fp32", "bf16-mixed"), max_rounds=3).trials
+    made = engine()
+    compared = compare(made, recorded=known, max_rounds=3)
+    assert compared.ending == "narrow"
+    assert [len(of(compared, name)) for name in NAMES] == [6, 3, 3]
+    assert made.started == 6, "the one that has its rounds has no more, the baseline sits beside the new one"
+    ratio = speedup_of(compared, "fp16-mixed")
+    assert ratio is not None
+    assert ratio.n == 3
+
+
+def test_a_baseline_that_sits_in_every_group_does_not_end_the_rounds_early() -> None:
+    compared = compare(engine(memory=14.0, process_noise=0.1), max_rounds=4)
+    assert compared.ending == "rounds"
+    assert [len(of(compared, name)) for name in NAMES[1:]] == [4, 4]
+    assert len(of(compared, "fp32")) >= 8
+    assert len({trial.spec.key for trial in compared.trials}) == len(compared.trials)
+
+
+def test_without_a_baseline_that_goes_on_no_round_is_spent_on_its_ratios() -> None:
+    made = engine(process_noise=0.1)
+    made.faults = {"#4": Fault("crash")}
+    compared = compare(made)
+    assert [trial.status for trial in of(compared, "fp32")] == ["ok", "crashed"]
+    assert [len(of(compared, name)) for name in NAMES[1:]] == [3, 3]
+
+
+def test_a_baseline_that_failed_does_not_sit_again_in_the_rounds_next_group() -> None:
+    made = engine(memory=14.0)
+    known = compare(engine(memory=14.0), max_rounds=1, min_rounds=1).trials
+    made.faults = {"fp32": Fault("crash")}
+    compared = compare(made, recorded=known)
+    assert [trial.status for trial in of(compared, "fp32")].count("crashed") == 1
+
+
+def test_what_is_measured_again_takes_the_number_that_is_free() -> None:
+    known = [trial for trial in compare(engine()).trials if (trial.spec.precision, trial.spec.repeat) != ("fp32", 1)]
+    compared = compare(engine(), recorded=known)
+    assert sorted(trial.spec.repeat for trial in of(compared, "fp32")) == [0, 1, 2]

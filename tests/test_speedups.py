@@ -51,6 +51,18 @@ def test_without_a_common_sitting_drift_is_in_the_interval() -> None:
     assert 0.1 < found.half_width < 0.5
 
 
+def test_one_common_sitting_is_not_all_that_is_known_of_cells_that_were_measured_apart() -> None:
+    trials = rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))
+    trials = [*trials[:2], *(trial.model_copy(update={"sitting": None}) for trial in trials[2:])]
+    found = speedup_estimate(trials[::2], trials[1::2])
+    assert found is not None
+    assert found.n == 3
+    assert 0.1 < found.half_width < 0.5
+    once = speedup_estimate(trials[:1], trials[1:2])
+    assert once is not None
+    assert (once.value, once.n) == (pytest.approx(3), 1)
+
+
 def test_unpaired_interval_is_welch_s() -> None:
     from scipy.stats import ttest_ind
 

@@ -80,7 +80,7 @@ USAGE = [
     (("tensorcore", "--all"), "Name the suites to run, or say --all."),
     (("",), "SUITE is empty: ''."),
     (("tensorcor",), "No suite named 'tensorcor'. Did you mean tensorcore?"),
-    (("zzz",), "No suite named 'zzz'. Or name a TOML file of your own."),
+    (("zzz",), "No suite named 'zzz'. `castwise list suites` shows them; one of your own is named by its TOML file."),
     (("tensorcore,wrn",), "No suite named 'wrn'. Did you mean wrn-cifar10?"),
     (("nowhere/mine.toml",), "The suite 'nowhere/mine.toml' cannot be read: No such file or directory."),
     (("tensorcore", "--epochs", "0"), "--epochs takes whole numbers from 1; 0 is none."),

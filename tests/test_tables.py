@@ -117,6 +117,8 @@ def test_what_is_all_gpus_and_what_is_one_s_is_said() -> None:
     line = "throughput is that of all GPUs together; batch and peak memory are those of one GPU"
     assert line in remarks(compare(SCALING))
     assert line not in remarks(compare(JOB))
+    processes = "throughput is that of all CPU processes together; batch and peak memory are those of one process"
+    assert processes in remarks(compare([trial("fp32", 0.3, device="cpu", **TWO)]))
 
 
 @pytest.mark.parametrize("width", [10, 20, 40, 60, 80, 160])

@@ -45,6 +45,7 @@ def measure(
             with _looking(errors):
                 job = prepare(request, progress, make_engine)
             _announce(job, errors)
+            _announce_budget(request, job, errors)
             with progress:
                 trials = job.run()
     except KeyboardInterrupt:
@@ -179,8 +180,17 @@ def _announce(job: Job, errors: Console) -> None:
     for problem in job.problems:
         _say(errors, f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
     found = len(job.plan.specs) - len(job.missing)
-    if found:
+    if found and job.rule is not None:
+        _say(errors, f"{len(job.recorded)} trials of earlier rounds are on record already.")
+    elif found:
         _say(errors, f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.")
+
+
+def _announce_budget(request: Request, job: Job, errors: Console) -> None:
+    """Say so where rounds end after a time that nobody asked for."""
+    budget = job.rule.budget_seconds if job.rule is not None else None
+    if budget is not None and (request.rule is None or request.rule.budget_seconds is None):
+        _say(errors, f"On a CPU no round begins that would end after {budget:g} s; --budget sets another time.")
 
 
 def _say(errors: Console, line: str, style: str | None = None) -> None:

@@ -203,7 +203,9 @@ def find_suite(name: str) -> Suite:
     if name.endswith(".toml") or "/" in name:
         return _read_file(Path(name))
     if name not in SUITE_NAMES:
-        raise unknown_name("suite", name, SUITE_NAMES, "Or name a TOML file of your own.")
+        raise unknown_name(
+            "suite", name, SUITE_NAMES, "`castwise list suites` shows them; one of your own is named by its TOML file."
+        )
     text = resources.files("castwise").joinpath("suites", f"{name}.toml").read_text(encoding="utf-8")
     return parse_suite(text, name)
 

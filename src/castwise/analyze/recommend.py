@@ -1,9 +1,11 @@
 """Say in words which precision to take, what it buys, and what speaks against the faster ones."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from castwise.analyze.compare import Row
+from castwise.analyze.estimates import Estimate
 from castwise.precisions import BASELINE, find_precision
 
 # A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement:
@@ -64,7 +66,7 @@ def _advise(name: str, where: str, rows: list[Row]) -> Advice:
     safe = [row for row in measured if _keeps_float32_weights(row) and row.speedup is not None]
     worthwhile = [row for row in safe if _is_faster(row, baseline)]
     if not worthwhile:
-        sentence = f"{where}: stay with fp32. {_nothing_gained(safe, baseline)}"
+        sentence = f"{where}: stay with fp32. {_nothing_gained(safe)}"
         return Advice(name, BASELINE, sentence + _caution(measured, baseline), "", baseline.trial.spec.key)
     best = _simplest_of_the_fastest(worthwhile)
     sentence = f"{where}: take {_name(best)}. {_gain(best, measured)}"
@@ -81,9 +83,22 @@ def _simplest_of_the_fastest(safe: list[Row]) -> Row:
 
 
 def _is_faster(row: Row, baseline: Row) -> bool:
-    """Return whether a gain is worth a change of numerics, and more than both sides' blocks spread."""
+    """Return whether a gain is worth a change of numerics, and no play of noise.
+
+    Where several processes tell, it is none if the interval lies above 1; else, if it is more than both sides'
+    blocks spread.
+    """
+    interval = _interval(row)
+    if interval is not None:
+        return interval.value >= _WORTHWHILE and interval.low > 1
     noise = (row.spread or 0.0) + (baseline.spread or 0.0)
     return _speed(row) >= max(_WORTHWHILE, 1 + noise) * _speed(baseline)
+
+
+def _interval(row: Row) -> Estimate | None:
+    """Return the speed-up where it has an interval."""
+    found = row.speedup_estimate
+    return found if found is not None and math.isfinite(found.half_width) else None
 
 
 def _without_baseline(name: str, where: str, measured: list[Row], failed: str | None) -> Advice:
@@ -115,18 +130,27 @@ def _times(ratio: float) -> str:
     return "the same" if 0.995 <= ratio < 1.005 else f"{ratio:.2f} times the"
 
 
-def _nothing_gained(safe: list[Row], baseline: Row) -> str:
+def _nothing_gained(safe: list[Row]) -> str:
     others = [row for row in safe if row.trial.spec.precision != BASELINE]
     if not others:
         return "No other precision that keeps float32 weights was measured."
-    best = max(others, key=_speed)
-    if _speed(best) <= _speed(baseline):
+    best = max(others, key=_gained)
+    if _gained(best) <= 1:
         return "No other precision that keeps float32 weights was faster."
-    if _speed(best) >= _WORTHWHILE * _speed(baseline):
-        return (
-            f"{_name(best)} was {best.speedup:.2f} times as fast, but the blocks spread by as much: measure it again."
-        )
+    if _gained(best) >= _WORTHWHILE:
+        return f"{_name(best)} was {best.speedup:.2f} times as fast, but {_doubt(best)}."
     return f"{_name(best)} comes closest, at {best.speedup:.2f} times its speed: not worth a change of numerics."
+
+
+def _gained(row: Row) -> float:
+    return row.speedup or 0.0
+
+
+def _doubt(row: Row) -> str:
+    interval = _interval(row)
+    if interval is None:
+        return "the blocks spread by as much: measure it again"
+    return f"the 95 % interval reaches from {interval.low:.2f} to {interval.high:.2f}: more rounds tell more"
 
 
 def _caution(measured: list[Row], best: Row) -> str:

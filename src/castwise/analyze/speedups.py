@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from castwise.analyze.estimates import Estimate, estimate, paired_ratio, student_quantile
+from castwise.analyze.estimates import MIN_PROCESSES, Estimate, estimate, paired_ratio, student_quantile
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 
@@ -15,7 +15,8 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     """Return the speed-up of one cell over another, None where either was not measured.
 
     Each sitting gives one ratio, the median over its turns. Where the two never sat together (they do not fit into
-    memory side by side), drift is not cancelled, and the ratio is that of two independent means.
+    memory side by side), or but once and more often apart, drift is not cancelled, and the ratio is that of two
+    independent means.
 
     Args:
         baselines: The trials of the baseline's cell.
@@ -29,9 +30,10 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
         if trial.sitting in by_sitting
         and (ratio := paired_ratio(step_times(by_sitting[trial.sitting]), step_times(trial))) is not None
     ]
-    if paired:
+    fewest = min(len(own), len(others))
+    if len(paired) >= min(MIN_PROCESSES, fewest) > 0:
         return estimate(paired)
-    if not own or not others:
+    if not fewest:
         return None
     return _of_independent([_middle(trial) for trial in others], [_middle(trial) for trial in own])
 

@@ -228,13 +228,18 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
     lines += warning_lines(rows)
-    if any(row.trial.spec.world_size > 1 for row in rows):
-        lines.append("throughput is that of all GPUs together; batch and peak memory are those of one GPU")
+    lines += dict.fromkeys(_whose(row) for row in rows if row.trial.spec.world_size > 1)
     lines += _undecided(rows)
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
     lines += dict.fromkeys(f"telemetry {row.trial.telemetry_note}" for row in rows if row.trial.telemetry_note)
     return lines
+
+
+def _whose(row: Row) -> str:
+    """Return what of a row is all devices' and what is one's."""
+    units, unit = ("CPU processes", "process") if row.trial.spec.device_type == "cpu" else ("GPUs", "GPU")
+    return f"throughput is that of all {units} together; batch and peak memory are those of one {unit}"
 
 
 def _undecided(rows: Sequence[Row]) -> list[str]:

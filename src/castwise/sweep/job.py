@@ -266,8 +266,19 @@ def recorded_of(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: G
         return {}
     asked = {spec.cell: spec for spec in specs}
     refused = FAILED if going.retry else ()
-    # Defaults are not in a key: a record made under other defaults has the key, and answers another question.
-    return {key: trial for key, trial in known.items() if trial.spec == asked.get(key) and trial.status not in refused}
+    return {
+        key: trial
+        for key, trial in known.items()
+        if _is_of(trial, asked.get(trial.spec.cell)) and trial.status not in refused
+    }
+
+
+def _is_of(trial: Trial, spec: TrialSpec | None) -> bool:
+    """Return whether a trial is of this cell, whichever its round.
+
+    Defaults are not in a key: a record made under other defaults has the key, and answers another question.
+    """
+    return spec is not None and trial.spec == spec.model_copy(update={"repeat": trial.spec.repeat})
 
 
 def _check_names(request: Request) -> None:

@@ -1,5 +1,6 @@
 """Rounds of sittings, with fresh processes each, until every ratio is known well enough or the time is up."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +87,7 @@ class Rounds:
         try:
             while (ending := self._ending()) is None:
                 started = time.perf_counter()
-                self._run_round(self._open_cells(), number=self._num_rounds() + 1)
+                self._run_round(self._open_cells())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
         finally:
             telemetry.close()
@@ -94,10 +95,10 @@ class Rounds:
 
     def _ending(self) -> Ending | None:
         if not self._open_cells():
-            failed = all(self._has_failed(spec) for spec in self._cells)
-            return "failed" if failed else "narrow"
-        if self._num_rounds() >= self._rule.max_rounds:
-            return "rounds"
+            well = self._well_cells()
+            if not well:
+                return "failed"
+            return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
         budget = self._rule.budget_seconds
         passed = time.perf_counter() - self._started
         if budget is not None and self._longest_round and passed + self._longest_round > budget:
@@ -105,27 +106,37 @@ class Rounds:
         return None
 
     def _open_cells(self) -> list[TrialSpec]:
-        """Return the cells that another round is to measure: the baseline, and those whose ratio is too wide."""
-        well = [spec for spec in self._cells if not self._has_failed(spec)]
-        wide = [spec for spec in well if not self._is_narrow(spec)]
+        """Return the cells that another round is to measure: the baseline, and those whose ratio is too wide.
+
+        Each has rounds of its own: one that was asked for later begins with its first. The baseline, which sits in
+        every group of a round, has had more of them than the others.
+        """
+        well = self._well_cells()
+        wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
         baseline = [spec for spec in well if spec.precision == BASELINE and spec not in wide]
         return [*baseline, *wide] if wide else []
+
+    def _well_cells(self) -> list[TrialSpec]:
+        return [spec for spec in self._cells if not self._has_failed(spec)]
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
         own = self._of(spec)
         if len(own) < self._rule.min_rounds:
             return False
-        if spec.precision == BASELINE:
-            return True  # its own interval is nobody's question
+        if spec.precision == BASELINE or self._has_lost_baseline():
+            return True  # its own interval is nobody's question; nothing more can be learned of its ratio
         ratio = speedup_estimate(baselines_among(self._trials), own)
         return ratio is None or ratio.half_width <= self._rule.half_width
 
-    def _run_round(self, specs: list[TrialSpec], number: int) -> None:
-        first = number == 1
+    def _run_round(self, specs: list[TrialSpec]) -> None:
+        number = 1 + max(map(self._num_trials, [s for s in specs if s.precision != BASELINE] or specs))
+        first = not all(map(self._num_trials, specs))  # what a cell takes to set up, and of memory, is not known yet
         waiting = self._groups(specs) if not first else [specs]
         while waiting:
-            cells = waiting.pop(0)
-            group = [spec.model_copy(update={"repeat": len(self._of(spec))}) for spec in cells]
+            cells = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may have, just now
+            if not cells:
+                continue
+            group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
             self._announce(group[0])
             sat = sit(self._sweep, group, together=not first, number=number)
             self._keep(sat.trials)
@@ -189,5 +200,12 @@ class Rounds:
     def _has_failed(self, spec: TrialSpec) -> bool:
         return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
 
-    def _num_rounds(self) -> int:
-        return max((len(self._of(spec)) for spec in self._cells), default=0)
+    def _has_lost_baseline(self) -> bool:
+        return any(spec.precision == BASELINE and self._has_failed(spec) for spec in self._cells)
+
+    def _free_repeat(self, spec: TrialSpec) -> int:
+        taken = {trial.spec.repeat for trial in self._of(spec)}
+        return next(number for number in itertools.count() if number not in taken)
+
+    def _num_trials(self, spec: TrialSpec) -> int:
+        return len(self._of(spec))

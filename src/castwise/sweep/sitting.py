@@ -112,9 +112,13 @@ def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, number: int
     """
     residents: list[_Resident] = []
     try:
-        for spec in specs:
-            residents.append(_Resident(spec, sweep))
-        _move_in(sweep, residents, together, number)
+        if together:
+            sweep.listener.phase(f"round {number}: setting up all", 0.05)
+            for spec in specs:
+                residents.append(_Resident(spec, sweep))
+            _move_in_together(residents)
+        else:
+            _move_in_one_by_one(sweep, specs, residents, number)
         _take_turns(sweep, residents, number)
         for resident in residents:
             if resident.is_well:
@@ -128,15 +132,21 @@ def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, number: int
     return Sat(trials, tuple(resident.spec for resident in postponed))
 
 
-def _move_in(sweep: Sweep, residents: list[_Resident], together: bool, number: int) -> None:
-    if together:
-        sweep.listener.phase(f"round {number}: setting up all", 0.05)
-        with ThreadPoolExecutor(max_workers=len(residents)) as pool:
+def _move_in_together(residents: list[_Resident]) -> None:
+    with ThreadPoolExecutor(max_workers=len(residents)) as pool:
+        try:
             list(pool.map(_Resident.move_in, residents))
-        return
-    for index, resident in enumerate(residents):
-        sweep.listener.phase(f"round {number}: setting up {resident.spec.precision}", 0.3 * index / len(residents))
-        resident.move_in()
+        except BaseException:
+            for resident in residents:
+                resident.session.close()  # leaving the pool waits for its threads, and they for their processes
+            raise
+
+
+def _move_in_one_by_one(sweep: Sweep, specs: Sequence[TrialSpec], residents: list[_Resident], number: int) -> None:
+    for index, spec in enumerate(specs):
+        sweep.listener.phase(f"round {number}: setting up {spec.precision}", 0.3 * index / len(specs))
+        residents.append(_Resident(spec, sweep))  # only now: its clock does not run while others are set up
+        residents[-1].move_in()
 
 
 def _take_turns(sweep: Sweep, residents: list[_Resident], number: int) -> None:
