@@ -278,3 +278,23 @@ def test_what_is_measured_again_takes_the_number_that_is_free() -> None:
     known = [trial for trial in compare(engine()).trials if (trial.spec.precision, trial.spec.repeat) != ("fp32", 1)]
     compared = compare(engine(), recorded=known)
     assert sorted(trial.spec.repeat for trial in of(compared, "fp32")) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("noise", "rule", "words"),
+    [
+        (0.0, {}, "3 rounds: every speed-up is known within a share of 0.01"),
+        (0.1, {"max_rounds": 4}, "4 rounds: they are all that were allowed; not every speed-up is known within 0.01"),
+    ],
+)
+def test_why_the_rounds_ended_is_said(noise: float, rule: dict[str, object], words: str) -> None:
+    class Notes(Silent):
+        lines: list[str] = []  # noqa: RUF012
+
+        def remark(self, line: str) -> None:
+            self.lines.append(line)
+
+    made, notes = engine(process_noise=noise), Notes()
+    notes.lines = []
+    Rounds(Sweep(made, None, made.environment, notes), cells(), Rule(**rule)).run()  # type: ignore[arg-type]
+    assert notes.lines == [f"resnet50 batch 256: {words}"]

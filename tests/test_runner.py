@@ -47,6 +47,9 @@ class Diary:
     def ended(self, trial: Trial) -> None:
         self.entries.append(("ended", trial.status))
 
+    def remark(self, line: str) -> None:
+        self.entries.append(("remark", line))
+
 
 def sweep(engine: FakeEngine, store: Store | None = None, listener: Listener | None = None) -> Sweep:
     return Sweep(engine, store, engine.environment, listener or Silent())

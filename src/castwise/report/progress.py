@@ -79,6 +79,10 @@ class LiveProgress:
             return f"search for the largest batch, trial {self._index}"
         return f"trial {self._index} of {self._count}"
 
+    def remark(self, line: str) -> None:
+        """Say a line above the bar."""
+        self._say(line)
+
     def _say(self, line: str, style: str | None = None) -> None:
         # A line to the reader is a line to `grep` too, however long.
         self._console.print(line, style=style, highlight=False, markup=False, emoji=False, soft_wrap=True)

@@ -91,7 +91,21 @@ class Rounds:
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
         finally:
             telemetry.close()
+        self._say_why(ending)
         return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
+
+    def _say_why(self, ending: Ending) -> None:
+        rounds = max((self._num_trials(spec) for spec in self._cells if spec.precision != BASELINE), default=0)
+        rounds, share = rounds or self._num_trials(self._cells[0]), f"{self._rule.half_width:.3g}"
+        why = {
+            "narrow": f"every speed-up is known within a share of {share}",
+            "budget": f"the next round would not end within the budget; not every speed-up is known within {share}",
+            "rounds": f"they are all that were allowed; not every speed-up is known within {share}",
+            "failed": "nothing is left that could be compared",
+        }[ending]
+        spec = self._cells[0]
+        where = f"{spec.workload} batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
+        self._sweep.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
 
     def _ending(self) -> Ending | None:
         if not self._open_cells():

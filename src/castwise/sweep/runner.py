@@ -30,6 +30,9 @@ class Listener(Protocol):
     def ended(self, trial: Trial) -> None:
         """A trial has its record."""
 
+    def remark(self, line: str) -> None:
+        """Something is worth a line."""
+
 
 class Silent:
     """A listener that says nothing."""
@@ -41,6 +44,9 @@ class Silent:
         """Say nothing."""
 
     def ended(self, trial: Trial) -> None:
+        """Say nothing."""
+
+    def remark(self, line: str) -> None:
         """Say nothing."""
 
 

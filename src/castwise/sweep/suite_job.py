@@ -101,6 +101,7 @@ class _Searching:
         self._index = 0
         self.phase = listener.phase
         self.ended = listener.ended
+        self.remark = listener.remark
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
         """Tell of the search's next trial."""
