@@ -88,6 +88,22 @@ class Listing(StrEnum):
     SUITES = "suites"
 
 
+# What `run` and `suite` have in common.
+_Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")]
+_Data = Annotated[
+    Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
+]
+_Results = Annotated[
+    Path,
+    typer.Option(
+        help="The folder for records; a job goes on where it was cut off, a run after its last epoch.", metavar="DIR"
+    ),
+]
+_Output = Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")]
+_Retry = Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")]
+_Again = Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")]
+
+
 def _complete_workloads(incomplete: str) -> list[str]:
     from castwise.workloads import WORKLOADS
 
@@ -157,19 +173,13 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")
-    ] = None,
+    device: _Device = None,
     data_set: Annotated[
         str | None, typer.Option(help="synthetic, or a real data set: mnist, cifar10, wikitext-2.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
-    ] = None,
-    results: Annotated[
-        Path, typer.Option(help="The folder for records; a job goes on where it was cut off.", metavar="DIR")
-    ] = Path("castwise-results"),
-    output: Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")] = Format.TABLE,
+    data: _Data = None,
+    results: _Results = Path("castwise-results"),
+    output: _Output = Format.TABLE,
     seconds: Annotated[
         float | None, typer.Option(help="Seconds to time each trial for, at the most.", metavar="S")
     ] = None,
@@ -189,8 +199,8 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         typer.Option(help="Rounds at the most, each with fresh processes that take turns.", min=1, metavar="N"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
-    retry: Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")] = False,
+    retry: _Retry = False,
+    again: _Again = False,
     price_kwh: Annotated[
         float | None, typer.Option(help="What a kilowatt-hour costs you; prints what an epoch does.", metavar="X")
     ] = None,
@@ -257,21 +267,15 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         Path | None,
         typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
-    ] = None,
-    results: Annotated[
-        Path, typer.Option(help="The folder for records; a run goes on from its last epoch.", metavar="DIR")
-    ] = Path("castwise-results"),
-    output: Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")] = Format.TABLE,
+    device: _Device = None,
+    data: _Data = None,
+    results: _Results = Path("castwise-results"),
+    output: _Output = Format.TABLE,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds without a sign of life before a run is given up.", metavar="S")
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")] = False,
+    retry: _Retry = False,
+    again: _Again = False,
 ) -> None:
     """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
     from castwise.commands import run_suites
