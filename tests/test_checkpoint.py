@@ -31,8 +31,9 @@ def break_off(error: Exception) -> Any:
 
 def test_a_state_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.pt"
-    assert checkpoints.save(path, {"weights": torch.arange(3.0), "epochs": ["{}"]})
-    state = checkpoints.load(path, CPU)
+    assert checkpoints.save(path, {"question": "q", "weights": torch.arange(3.0), "epochs": ["{}"]})
+    state = checkpoints.load(path, CPU, "q")
+    assert state is not None
     assert state["weights"].tolist() == [0.0, 1.0, 2.0]
     assert state["epochs"] == ["{}"]
     assert [file.name for file in path.parent.iterdir()] == ["run.pt"]
@@ -53,13 +54,38 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_a_warning(
     error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.pt"
-    checkpoints.save(path, {"epoch": 1})
+    checkpoints.save(path, {"question": "q", "epoch": 1})
     monkeypatch.setattr(torch, "save", break_off(error))
     with pytest.warns(UserWarning, match="no checkpoint") as caught:
         assert not checkpoints.save(path, {"epoch": 2})
     assert str(caught[0].message) == f"no checkpoint was written to '{path}': {reason}"
-    assert checkpoints.load(path, CPU) == {"epoch": 1}
+    assert checkpoints.load(path, CPU, "q") == {"question": "q", "epoch": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"], "nothing half-written is left"
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04half", b"\x80\x04N."])
+def test_a_damaged_checkpoint_is_not_gone_on_from(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="is not gone on from"):
+        assert checkpoints.load(path, CPU, "q") is None
+
+
+def test_nor_is_another_run_s(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    checkpoints.save(path, {"question": "another", "epoch": 1})
+    with pytest.warns(UserWarning, match="it is of a run with other settings"):
+        assert checkpoints.load(path, CPU, "q") is None
+
+
+def test_a_run_with_a_damaged_checkpoint_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.pt"
+    path.write_bytes(b"no checkpoint")
+    with pytest.warns(UserWarning, match="is not gone on from"):
+        run = a_run(path, monkeypatch)
+    assert run.epochs == ()
+    run.run_epoch()
+    assert a_run(path, monkeypatch).epochs == run.epochs, "the next checkpoint takes its place"
 
 
 def test_a_folder_that_cannot_be_made_is_no_reason_to_lose_the_run(unwritable: Path) -> None:

@@ -1,11 +1,15 @@
 """A training run's state on disk, between epochs."""
 
+import pickle
 import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+
+# What a file that is no checkpoint, or half of one, has been seen to raise.
+_DAMAGED = (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
 
 
 def save(path: Path, state: dict[str, Any]) -> bool:
@@ -27,10 +31,23 @@ def save(path: Path, state: dict[str, Any]) -> bool:
     return True
 
 
-def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """Return the state of a checkpoint."""
-    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    return state
+def load(path: Path, device: torch.device, question: str) -> dict[str, Any] | None:
+    """Return the state of a checkpoint, None where it is damaged or another run's: a run then begins anew.
+
+    Args:
+        path: The file.
+        device: Where tensors go.
+        question: What the run is, as the state that was saved has it under "question".
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        if state["question"] == question:
+            return state
+        reason = "it is of a run with other settings"
+    except _DAMAGED as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    warnings.warn(f"the checkpoint '{path}' is not gone on from: {reason}", stacklevel=2)
+    return None
 
 
 def drop(path: Path) -> None:

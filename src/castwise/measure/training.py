@@ -201,6 +201,11 @@ class TrainingRun:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    @property
+    def _question(self) -> str:
+        """Return what a checkpoint must be of: the spec but for what does not matter, or differs between ranks."""
+        return self._spec.model_dump_json(exclude={"device", "protocol"})
+
     def _save(self, path: Path) -> None:
         own = {
             "epochs": [epoch.model_dump_json() for epoch in self._epochs],
@@ -208,12 +213,19 @@ class TrainingRun:
         }
         ranks = self._peers.gather(own)
         if self._peers.rank == 0:
-            state = {"step": self._step.state_dict(), "scheduler": self._scheduler.state_dict(), "ranks": ranks}
+            state = {
+                "question": self._question,
+                "step": self._step.state_dict(),
+                "scheduler": self._scheduler.state_dict(),
+                "ranks": ranks,
+            }
             checkpoints.save(path, state)  # where that fails, the last one stays, and the next epoch tries again
         self._peers.barrier()
 
     def _load(self, path: Path) -> None:
-        state = checkpoints.load(path, self._device)
+        state = checkpoints.load(path, self._device, self._question)
+        if not self._peers.agree(state is not None) or state is None:
+            return
         own = state["ranks"][self._peers.rank]
         self._step.load_state_dict(state["step"])
         self._scheduler.load_state_dict(state["scheduler"])
