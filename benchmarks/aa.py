@@ -18,7 +18,7 @@ from pathlib import Path
 import slowed
 
 from castwise.analyze.estimates import estimate, judge, paired_ratio
-from castwise.analyze.speedups import step_times
+from castwise.analyze.metrics import step_times
 from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Trial

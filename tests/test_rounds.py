@@ -9,7 +9,8 @@ import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 
 from castwise.analyze.estimates import Estimate
-from castwise.analyze.speedups import speedup_estimate, step_times
+from castwise.analyze.metrics import step_times
+from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import Protocol, TrialSpec
 from castwise.record import Block, Facts, Trial
 from castwise.sweep.engine import TrialFailedError

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from castwise.errors import UsageError
 
+JOULES_PER_KWH = 3.6e6
+SECONDS_PER_HOUR = 3600.0
+
 
 @dataclass(frozen=True)
 class Prices:

@@ -1,7 +1,7 @@
 """Set the cells of a job beside their baseline."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from castwise.analyze import metrics
@@ -119,8 +119,8 @@ def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], trials: Sequ
         speedup_estimate=speedup,
         verdict=_verdict(cell, speedup, trials, margin),
         scaling_efficiency=_scaling_efficiency(cell, rate, alone),
-        peak_allocated_bytes=_largest(metrics.peak_allocated_bytes(trial) for trial in cell),
-        peak_reserved_bytes=_largest(metrics.peak_reserved_bytes(trial) for trial in cell),
+        peak_allocated_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in cell),
+        peak_reserved_bytes=metrics.largest(metrics.peak_reserved_bytes(trial) for trial in cell),
         memory_ratio=memory.value if memory else None,
         memory_estimate=memory,
         final_loss=loss[0] if loss else None,
@@ -134,7 +134,7 @@ def _rate(cell: list[Trial], step: Estimate | None) -> Estimate | None:
     facts = next((trial.facts for trial in cell if trial.facts is not None), None)
     if step is None or facts is None:
         return None
-    units = cell[0].spec.batch_size * facts.units_per_sample * cell[0].spec.world_size
+    units = metrics.units_per_step(cell[0].spec, facts)
     return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 
@@ -186,7 +186,3 @@ def _scaling_efficiency(cell: list[Trial], rate: Estimate | None, alone: list[Tr
         return None
     single = _rate(alone, step_estimate(alone)) if alone else None
     return None if single is None else rate.value / (single.value * cell[0].spec.world_size)
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -11,13 +11,11 @@ from typing import Literal
 
 from castwise.analyze import metrics, runs
 from castwise.analyze.estimates import student_quantile
-from castwise.prices import Prices
+from castwise.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
 from castwise.record import Reading, Trial
 
 Source = Literal["counter", "power × time"]
 
-_JOULES_PER_KWH = 3.6e6
-_SECONDS_PER_HOUR = 3600.0
 _FEWEST_FOR_INTERVAL = 3
 # Where cells take turns, a shorter turn's power is a mean over its neighbours' too (NVML: over the last second), and
 # the counter ticks too seldom to tell them apart.
@@ -117,9 +115,9 @@ def cost_of(trial: Trial, samples: int, prices: Prices) -> EpochCost | None:
         samples=samples,
         seconds=seconds,
         joules=joules,
-        energy_cost=(joules or 0.0) / _JOULES_PER_KWH * (prices.per_kwh or 0.0) if paid else None,
+        energy_cost=(joules or 0.0) / JOULES_PER_KWH * (prices.per_kwh or 0.0) if paid else None,
         gpu_hour_cost=(
-            seconds / _SECONDS_PER_HOUR * trial.spec.world_size * (prices.per_gpu_hour or 0.0) if rented else None
+            seconds / SECONDS_PER_HOUR * trial.spec.world_size * (prices.per_gpu_hour or 0.0) if rented else None
         ),
     )
 

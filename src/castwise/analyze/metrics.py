@@ -1,13 +1,20 @@
 """Figures of one trial, computed from its raw samples."""
 
 import statistics
+from collections.abc import Iterable
 
-from castwise.record import Block, Trial
+from castwise.plan import TrialSpec
+from castwise.record import Block, Facts, Trial
+
+
+def step_times(trial: Trial) -> list[float]:
+    """Return the seconds a step of each block, in order."""
+    return [block.seconds / block.num_steps for block in _blocks(trial)]
 
 
 def step_seconds(trial: Trial) -> float | None:
     """Return the median over blocks of seconds per step, None where nothing was timed."""
-    per_step = [block.seconds / block.num_steps for block in _blocks(trial)]
+    per_step = step_times(trial)
     return statistics.median(per_step) if per_step else None
 
 
@@ -20,8 +27,12 @@ def throughput(trial: Trial) -> float | None:
     seconds = step_seconds(trial)
     if not seconds or trial.facts is None:
         return None
-    units = trial.spec.batch_size * trial.facts.units_per_sample * trial.spec.world_size
-    return units / seconds
+    return units_per_step(trial.spec, trial.facts) / seconds
+
+
+def units_per_step(spec: TrialSpec, facts: Facts) -> int:
+    """Return the units (images, tokens, samples) of one step of all processes together."""
+    return spec.batch_size * facts.units_per_sample * spec.world_size
 
 
 def spread(trial: Trial) -> float | None:
@@ -29,7 +40,7 @@ def spread(trial: Trial) -> float | None:
 
     It is the noise within one process. The noise between processes is larger.
     """
-    per_step = [block.seconds / block.num_steps for block in _blocks(trial)]
+    per_step = step_times(trial)
     if len(per_step) < 4:
         return None
     low, middle, high = statistics.quantiles(per_step, n=4, method="inclusive")
@@ -51,15 +62,16 @@ def skipped_steps(trial: Trial) -> int:
 
 def peak_allocated_bytes(trial: Trial) -> int | None:
     """Return the most memory tensors held in any one process."""
-    return _largest([rank.peak_allocated_bytes for rank in trial.ranks])
+    return largest([rank.peak_allocated_bytes for rank in trial.ranks])
 
 
 def peak_reserved_bytes(trial: Trial) -> int | None:
     """Return the most memory the caching allocator held in any one process."""
-    return _largest([rank.peak_reserved_bytes for rank in trial.ranks])
+    return largest([rank.peak_reserved_bytes for rank in trial.ranks])
 
 
-def _largest(values: list[int | None]) -> int | None:
+def largest(values: Iterable[int | None]) -> int | None:
+    """Return the largest of the values that there are, None where there is none."""
     return max((value for value in values if value is not None), default=None)
 
 

@@ -219,8 +219,7 @@ def perplexity(epoch: Epoch) -> float | None:
 
 def driver_used_bytes(trial: Trial) -> int | None:
     """Return the most memory in use on any of the devices at the end, by the driver's word."""
-    used = [rank.driver_used_bytes for rank in trial.ranks if rank.driver_used_bytes is not None]
-    return max(used, default=None)
+    return metrics.largest(rank.driver_used_bytes for rank in trial.ranks)
 
 
 def _efficiency(trial: Trial, single: Trial | None) -> float | None:

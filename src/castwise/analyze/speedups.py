@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from castwise.analyze.estimates import MIN_PROCESSES, Estimate, estimate, paired_ratio, student_quantile
+from castwise.analyze.metrics import step_seconds, step_times
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 
@@ -44,11 +45,6 @@ def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.spec.cell == first]
 
 
-def step_times(trial: Trial) -> list[float]:
-    """Return the seconds a step of each block, in order."""
-    return [block.seconds / block.num_steps for block in trial.ranks[0].blocks] if trial.ranks else []
-
-
 def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
     """Return the seconds a step of one cell from its processes, None where nothing was timed."""
     return estimate([_middle(trial) for trial in trials if _was_timed(trial)])
@@ -59,7 +55,9 @@ def _was_timed(trial: Trial) -> bool:
 
 
 def _middle(trial: Trial) -> float:
-    return statistics.median(step_times(trial))
+    seconds = step_seconds(trial)
+    assert seconds is not None, "only trials that were timed are asked"
+    return seconds
 
 
 def _of_independent(baselines: Sequence[float], own: Sequence[float]) -> Estimate:

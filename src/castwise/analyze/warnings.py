@@ -156,7 +156,7 @@ def _noisy(trial: Trial) -> TrialWarning | None:
 
 
 def _first_block_slow(trial: Trial) -> TrialWarning | None:
-    first, *others = _step_seconds(trial) or (0.0,)
+    first, *others = metrics.step_times(trial) or (0.0,)
     if len(others) < 2 or first <= max(others):
         return None
     middle = statistics.median(others)
@@ -225,7 +225,7 @@ def _cpu_starved(trial: Trial) -> TrialWarning | None:
 
 
 def _thermal_drift(trial: Trial) -> TrialWarning | None:
-    pairs = list(zip(trial.readings, _step_seconds(trial), strict=False))
+    pairs = list(zip(trial.readings, metrics.step_times(trial), strict=False))
     if len(pairs) < 2:
         return None
     (first, before), (last, after) = pairs[0], pairs[-1]
@@ -257,10 +257,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _blocks(trial: Trial) -> tuple[Block, ...]:
     return trial.ranks[0].blocks if trial.ranks else ()
-
-
-def _step_seconds(trial: Trial) -> list[float]:
-    return [block.seconds / block.num_steps for block in _blocks(trial)]
 
 
 _LOOKS: tuple[Callable[[Trial], TrialWarning | None], ...] = (

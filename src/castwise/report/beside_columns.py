@@ -9,7 +9,7 @@ from castwise.analyze.suite_result import LimitFound
 from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.run_columns import length_of
-from castwise.report.units import format_bytes, format_ratio, format_seconds
+from castwise.report.units import format_bytes, format_percent, format_ratio, format_seconds
 
 
 def shown_beside(rows: Sequence[Beside]) -> list[Column[Beside]]:
@@ -69,10 +69,6 @@ def _memory(row: Beside) -> int | None:
     }[row.published.memory]
     found = [value for trial in row.trials if (value := of_kind(trial)) is not None]
     return max(found, default=None) if row.published.memory_bytes else None
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _published_accuracy(row: Beside) -> float | None:
@@ -153,12 +149,17 @@ BESIDE: tuple[Column[Beside], ...] = (
         lambda r: r.published.memory if r.published.memory_bytes else "–",
         left=True,
     ),
-    Column("published_accuracy", "published accuracy", _published_accuracy, lambda r: _percent(_published_accuracy(r))),
+    Column(
+        "published_accuracy",
+        "published accuracy",
+        _published_accuracy,
+        lambda r: format_percent(_published_accuracy(r)),
+    ),
     Column(
         "accuracy",
         "measured accuracy",
         lambda r: r.accuracies[1] if r.accuracies else None,
-        lambda r: _percent(r.accuracies[1] if r.accuracies else None),
+        lambda r: format_percent(r.accuracies[1] if r.accuracies else None),
     ),
     Column("accuracy_after", "both after", _after, lambda r: _text(_after(r)), left=True),
 )

@@ -8,12 +8,10 @@ from castwise.analyze.compare import Row
 from castwise.analyze.energy import EpochCost, cost_of
 from castwise.data_sets import train_samples
 from castwise.plan import stands_in_for
-from castwise.prices import Prices
+from castwise.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
 from castwise.record import Trial
 
 _MILLION = 1_000_000
-_JOULES_PER_KWH = 3.6e6
-_SECONDS_PER_HOUR = 3600.0
 
 
 def cost_lines(rows: Sequence[Row], prices: Prices | None) -> list[str]:
@@ -42,8 +40,8 @@ def _line(trial: Trial, cost: EpochCost) -> str:
     what = "a million samples cost" if _epoch(trial) is None else f"an epoch of {cost.samples:,} samples costs"
     parts = []
     if cost.energy_cost is not None and cost.joules is not None:
-        parts.append(f"{cost.energy_cost:.3g} in electricity ({cost.joules / _JOULES_PER_KWH:.3g} kWh, GPU alone)")
+        parts.append(f"{cost.energy_cost:.3g} in electricity ({cost.joules / JOULES_PER_KWH:.3g} kWh, GPU alone)")
     if cost.gpu_hour_cost is not None:
-        hours = cost.seconds * trial.spec.world_size / _SECONDS_PER_HOUR
+        hours = cost.seconds * trial.spec.world_size / SECONDS_PER_HOUR
         parts.append(f"{cost.gpu_hour_cost:.3g} in GPU hours ({hours:.3g} h)")
     return f"{trial.spec.label}: {what} {' or '.join(parts) or 'what is not known: no energy was measured'}"

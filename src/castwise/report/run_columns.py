@@ -5,7 +5,7 @@ from typing import Literal
 
 from castwise.analyze.runs import Run, data_share, epochs_of
 from castwise.report.grid import Column
-from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.report.units import format_bytes, format_percent, format_rate, format_ratio, format_seconds
 from castwise.workloads import find_workload
 
 # What a narrow terminal does without, the first first.
@@ -78,10 +78,6 @@ def _part(run: Run, name: Literal["total", "start", "validation"]) -> float | No
     return {"total": run.split.total, "start": run.split.start, "validation": run.split.validation}[name]
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
-
-
 def _rate(run: Run) -> str:
     unit = find_workload(run.trial.spec.workload).unit
     return "–" if run.throughput is None else f"{format_rate(run.throughput)} {unit}/s"
@@ -127,7 +123,7 @@ _TIMES: tuple[Column[Run], ...] = (
         lambda r: _part(r, "start"),
         lambda r: format_seconds(_part(r, "start")),
     ),
-    Column("data_share", "waits for data", _waits, lambda r: _percent(_waits(r))),
+    Column("data_share", "waits for data", _waits, lambda r: format_percent(_waits(r))),
     Column(
         "validation_seconds",
         "validation",
@@ -139,7 +135,7 @@ _TIMES: tuple[Column[Run], ...] = (
 )
 
 _RESULTS: tuple[Column[Run], ...] = (
-    Column("efficiency", "scaling efficiency", lambda r: r.efficiency, lambda r: _percent(r.efficiency)),
+    Column("efficiency", "scaling efficiency", lambda r: r.efficiency, lambda r: format_percent(r.efficiency)),
     Column(
         "peak_allocated_bytes",
         "peak allocated",
@@ -158,7 +154,7 @@ _RESULTS: tuple[Column[Run], ...] = (
         lambda r: r.driver_used_bytes,
         lambda r: format_bytes(r.driver_used_bytes),
     ),
-    Column("accuracy", "accuracy", lambda r: r.accuracy, lambda r: _percent(r.accuracy)),
+    Column("accuracy", "accuracy", lambda r: r.accuracy, lambda r: format_percent(r.accuracy)),
     Column("perplexity", "perplexity", lambda r: r.perplexity, lambda r: _number(r.perplexity)),
     Column("final_loss", "last loss", _loss, lambda r: _number(_loss(r))),
     Column("skipped_steps", "skipped", lambda r: r.skipped_steps, lambda r: str(r.skipped_steps)),
@@ -167,7 +163,7 @@ _RESULTS: tuple[Column[Run], ...] = (
 
 # In CSV and JSON only.
 EXTRA: tuple[Column[Run], ...] = (
-    Column("best_accuracy", "best accuracy", lambda r: r.best_accuracy, lambda r: _percent(r.best_accuracy)),
+    Column("best_accuracy", "best accuracy", lambda r: r.best_accuracy, lambda r: format_percent(r.best_accuracy)),
     Column("message", "message", lambda r: r.trial.message, lambda r: r.trial.message),
     Column("device", "device", lambda r: r.trial.environment.device_name, lambda r: r.trial.environment.device_name),
     Column("key", "key", lambda r: r.trial.spec.key, lambda r: r.trial.spec.key),

@@ -38,6 +38,11 @@ def format_ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
+def format_percent(value: float | None) -> str:
+    """Return a share in per cent: `88.3 %`; "–" for None."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
 def format_duration(seconds: float) -> str:
     """Return a stretch of time for progress and headlines: `42 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(seconds)
