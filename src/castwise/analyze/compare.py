@@ -60,12 +60,7 @@ class Row:
 
 def group_of(trial: Trial) -> tuple[object, ...]:
     """Return what trials must share for a speed-up between them to mean something: all but precision and scale."""
-    return _group_but(trial, {"precision", "loss_scale", "repeat"})
-
-
-def _group_but(trial: Trial, fields: set[str]) -> tuple[object, ...]:
-    spec = trial.spec.model_dump(exclude=fields)
-    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
+    return (trial.environment.fingerprint, trial.spec.comparison)
 
 
 def _cell_of(trial: Trial) -> tuple[object, ...]:
@@ -73,7 +68,8 @@ def _cell_of(trial: Trial) -> tuple[object, ...]:
 
     The batch size is a GPU's, so this is weak scaling.
     """
-    return _group_but(trial, {"world_size", "parallelism", "repeat"})
+    spec = trial.spec.model_dump(exclude={"world_size", "parallelism", "repeat"})
+    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
 
 
 def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
