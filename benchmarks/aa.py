@@ -10,16 +10,18 @@ processes that take turns, its stop rule, its interval, its verdict.
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import slowed
 
-from castwise.analyze.estimates import estimate, judge, paired_ratio
-from castwise.analyze.metrics import step_times
-from castwise.plan import Protocol, TrialSpec
+from castwise.analyze.estimates import Estimate, estimate, judge, noise_of, paired_ratio
+from castwise.analyze.metrics import step_seconds, step_times
+from castwise.plan import CUDA_ROUND, TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.sweep.bench import Bench, find_bench
@@ -31,58 +33,99 @@ from castwise.sweep.sitting import sit
 
 CELLS = ("mnist-cnn:fp16-mixed:512", "resnet50:fp16-mixed:128")
 SLOWDOWNS = (0.0, 0.01, 0.02)
-_PROTOCOL = Protocol(block_seconds=0.1, num_blocks=8, min_blocks=4, warm_up_seconds=5.0)
+_PROTOCOL = CUDA_ROUND
 
 
 class Arms:
     """Starts each process of a sitting with the slowdown of its place."""
 
-    def __init__(self, pairs: int) -> None:
-        plain = ForkserverEngine()
-        arms = (
-            plain,
-            plain,
+    def __init__(self) -> None:
+        self._engines = (
+            ForkserverEngine(),
             ForkserverEngine(target=slowed.by_1_percent),
             ForkserverEngine(target=slowed.by_2_percent),
         )
-        self._order = [engine for engine in arms for _ in range(pairs)]
-        self._started = 0
+        self._next: list[int] = []
+
+    def seat(self, arms: Sequence[int]) -> None:
+        """Say which slowdown each of the next processes has."""
+        self._next = list(arms)
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
-        engine = self._order[self._started % len(self._order)]
-        self._started += 1
-        return engine.start(timeout_seconds, num_processes)
+        return self._engines[self._next.pop(0)].start(timeout_seconds, num_processes)
 
 
-def one_set(spec: TrialSpec, pairs: int, bench: Bench, rule: Rule) -> list[dict[str, object]]:
-    """Return the comparisons of one set of rounds: for each slowdown as many as there are pairs."""
-    ratios: dict[tuple[int, int], list[float]] = {(arm, n): [] for arm in range(len(SLOWDOWNS)) for n in range(pairs)}
-    ended: dict[tuple[int, int], dict[str, object]] = {}
-    sweep = Sweep(Arms(pairs), None, bench.environment, Silent())
-    number = 0
-    while len(ended) < len(ratios):
+@dataclass
+class Comparison:
+    """One process's cell against another's, round after round."""
+
+    baseline: int
+    arm: int
+    ratios: list[float] = field(default_factory=list)
+    is_over: bool = False
+
+    def take(self, before: Trial, after: Trial, rule: Rule) -> None:
+        """Add a round."""
+        ratio = paired_ratio(step_times(before), step_times(after))
+        assert ratio is not None
+        self.ratios.append(ratio)
+        self.is_over = rule.is_answered(self.estimate) or len(self.ratios) >= rule.max_rounds
+
+    @property
+    def estimate(self) -> Estimate:
+        found = estimate(self.ratios)
+        assert found is not None
+        return found
+
+    def record(self) -> dict[str, object]:
+        """Return what came of it."""
+        verdict, found = judge(self.estimate), self.estimate
+        return {
+            "slowdown": SLOWDOWNS[self.arm],
+            "verdict": verdict.kind,
+            "speedup": found.value,
+            "low": found.low,
+            "high": found.high,
+            "rounds": found.n,
+            "ratios": self.ratios,
+        }
+
+
+def one_set(spec: TrialSpec, pairs: int, bench: Bench, rule: Rule, deadline: float) -> list[dict[str, object]]:
+    """Return the comparisons of one set of rounds: for each slowdown as many as there are pairs.
+
+    None where the deadline comes first: those that had ended by then would be the easy ones.
+    """
+    comparisons = [Comparison(n, arm) for n in range(pairs) for arm in range(len(SLOWDOWNS))]
+    arms, number, noise = Arms(), 0, 0.0
+    sweep = Sweep(arms, None, bench.environment, Silent())
+    while going := [each for each in comparisons if not each.is_over]:
+        if time.perf_counter() > deadline:
+            return []
         number += 1
-        specs = [spec.model_copy(update={"repeat": n}) for n in range(pairs * (1 + len(SLOWDOWNS)))]
-        trials = sit(sweep, specs, together=True, number=number).trials
+        baselines = sorted({each.baseline for each in going})
+        arms.seat([0] * len(baselines) + [each.arm for each in going])
+        specs = [spec.model_copy(update={"repeat": n}) for n in range(len(baselines) + len(going))]
+        started = time.perf_counter()
+        trials = sit(sweep, specs, number=number, noise={spec.cell: noise}).trials
         _check(trials, len(specs))
-        for (arm, n), seen in ratios.items():
-            ratio = paired_ratio(step_times(trials[n]), step_times(trials[(arm + 1) * pairs + n]))
-            assert ratio is not None
-            seen.append(ratio)
-            found = estimate(seen)
-            assert found is not None
-            narrow = len(seen) >= rule.min_rounds and found.half_width <= rule.half_width
-            if (arm, n) not in ended and (narrow or len(seen) >= rule.max_rounds):
-                verdict = judge(found)
-                ended[arm, n] = {
-                    "slowdown": SLOWDOWNS[arm],
-                    "verdict": verdict.kind,
-                    "speedup": found.value,
-                    "low": found.low,
-                    "high": found.high,
-                    "rounds": found.n,
-                }
-    return list(ended.values())
+        noise = max(noise, *(noise_of(step_times(trial)) for trial in trials))
+        for each, trial in zip(going, trials[len(baselines) :], strict=True):
+            each.take(trials[baselines.index(each.baseline)], trial, rule)
+        print(f"  round {number}: {_how_it_went(trials)}, {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    return [each.record() for each in comparisons]
+
+
+def _how_it_went(trials: Sequence[Trial]) -> str:
+    spreads = [noise_of(step_times(trial)) for trial in trials]
+    blocks = [len(step_times(trial)) for trial in trials]
+    warm = [trial.facts.warm_up_seconds for trial in trials if trial.facts is not None]
+    middles = [seconds for trial in trials if (seconds := step_seconds(trial)) is not None]
+    apart = statistics.stdev(middles) / statistics.fmean(middles)
+    return (
+        f"{len(trials)} processes of {statistics.fmean(blocks):.1f} blocks, warmed up in "
+        f"{statistics.fmean(warm):.1f} s, blocks differ by {statistics.median(spreads):.2%}, processes by {apart:.2%}"
+    )
 
 
 def _check(trials: Sequence[Trial], count: int) -> None:
@@ -98,7 +141,9 @@ def main() -> int:
     parser.add_argument("--comparisons", type=int, default=100)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--max-rounds", type=int, default=Rule.max_rounds)
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds a cell, after which no set begins")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds a cell; what has not ended then is left out"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     bench = find_bench(None, None)
@@ -115,10 +160,9 @@ def main() -> int:
             protocol=_PROTOCOL,
         )
         started, comparisons = time.perf_counter(), list[dict[str, object]]()
-        while len(comparisons) < arguments.comparisons * len(SLOWDOWNS):
-            if comparisons and time.perf_counter() - started > arguments.budget:
-                break
-            comparisons += one_set(spec, arguments.pairs, bench, rule)
+        deadline = started + arguments.budget
+        while len(comparisons) < arguments.comparisons * len(SLOWDOWNS) and time.perf_counter() < deadline:
+            comparisons += one_set(spec, arguments.pairs, bench, rule, deadline)
         results.append({"cell": cell, "seconds": time.perf_counter() - started, "comparisons": comparisons})
         for slowdown in SLOWDOWNS:
             kinds = [str(each["verdict"]) for each in comparisons if each["slowdown"] == slowdown]

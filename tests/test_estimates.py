@@ -6,15 +6,15 @@ import statistics
 
 import pytest
 
-from castwise.analyze.estimates import Estimate, estimate, judge, paired_ratio, settled
+from castwise.analyze.estimates import Estimate, estimate, judge, paired_ratio, pseudomedian, settled
 
 
 def test_the_value_is_the_geometric_mean_and_the_interval_student_s() -> None:
     found = estimate([1.0, 2.0, 4.0])
     assert found is not None
     assert found.value == pytest.approx(2.0)
-    # By hand: logarithms -ln 2, 0, ln 2 round ln 2; standard deviation ln 2; t(2 degrees, 98 %) = 4.8487.
-    assert math.log(found.high / found.value) == pytest.approx(4.8487 * math.log(2) / math.sqrt(3), rel=1e-4)
+    # By hand: logarithms -ln 2, 0, ln 2 round ln 2; standard deviation ln 2; t(2 degrees, 98.25 %) = 5.2039.
+    assert math.log(found.high / found.value) == pytest.approx(5.2039 * math.log(2) / math.sqrt(3), rel=1e-4)
     assert found.low * found.high == pytest.approx(found.value**2)
     assert found.n == 3
     assert found.half_width == pytest.approx(found.high / found.value - 1)
@@ -43,6 +43,15 @@ def test_turns_are_paired() -> None:
     assert paired_ratio([1.0, 1.0, 1.0, 50.0], [0.5, 0.5, 0.5]) == 2, "turns that one side has not are left out"
     assert paired_ratio([1.0, 1.0, 50.0], [0.5] * 3) == 2, "what hit one turn is"
     assert paired_ratio([], [1.0]) is None
+
+
+def test_the_pseudomedian_lies_between_two_speeds_and_feels_no_outlier() -> None:
+    """The median of one that flips between two speeds is one of the two, by chance."""
+    assert pseudomedian([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]) == 1.5
+    assert pseudomedian([1.0] * 7 + [2.0] * 5) == 1.5, "not the speed that happened to come up more often"
+    assert pseudomedian([1.0, 1.0, 1.0, 1e9]) == 1
+    assert pseudomedian([1.0, 1e9, 1.0]) == 1
+    assert pseudomedian([3.0]) == 3
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,11 @@ def test_what_is_measured_again_takes_the_number_that_is_free() -> None:
     ("noise", "rule", "words"),
     [
         (0.0, {}, "3 rounds: every speed-up is known within a share of 0.01"),
-        (0.1, {"max_rounds": 4}, "4 rounds: they are all that were allowed; not every speed-up is known within 0.01"),
+        (
+            0.1,
+            {"max_rounds": 4},
+            "4 rounds: they are all that were allowed; not every speed-up is known within 0.01 and told from 1",
+        ),
     ],
 )
 def test_why_the_rounds_ended_is_said(noise: float, rule: dict[str, object], words: str) -> None:

@@ -3,14 +3,16 @@
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine, FakeSession, fake_spec
 
-from castwise.record import Environment, Facts
+from castwise.plan import Protocol, TrialSpec
+from castwise.record import Block, Environment, Facts
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Silent, Sweep
-from castwise.sweep.sitting import Sat, sit
+from castwise.sweep.sitting import MovingIn, Sat, sit
 
 LONG_SECONDS = 20.0
 
@@ -25,9 +27,9 @@ class Engine(FakeEngine):
         return self.sessions[-1]
 
 
-def sit_down(engine: FakeEngine, *, together: bool) -> Sat:
+def sit_down(engine: FakeEngine, moving_in: MovingIn = "together") -> Sat:
     specs = [fake_spec("fp32"), fake_spec("bf16-mixed")]
-    return sit(Sweep(engine, None, engine.environment, Silent()), specs, together=together)
+    return sit(Sweep(engine, None, engine.environment, Silent()), specs, moving_in=moving_in)
 
 
 class Slow(FakeSession):
@@ -48,7 +50,7 @@ def test_an_interrupt_does_not_wait_for_those_that_are_set_up_together() -> None
     threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        sit_down(engine, together=True)
+        sit_down(engine)
     assert time.monotonic() - started < LONG_SECONDS / 2
     assert engine.num_open == 0
 
@@ -72,5 +74,57 @@ class Timed(FakeSession):
 def test_set_up_one_by_one_a_cell_is_not_charged_for_the_one_before() -> None:
     engine = Engine()
     engine.session = Timed
-    trials = sit_down(engine, together=False).trials
+    trials = sit_down(engine, "one by one").trials
     assert all(trial.facts is not None and trial.facts.ready_seconds < 0.25 for trial in trials)
+
+
+class Uneven(FakeSession):
+    """Settles at once, but bf16-mixed after its eighth block, and the baseline where the engine says so."""
+
+    def run_block(self) -> Block:
+        block, number = super().run_block(), len(self._blocks)
+        restless = self.spec.precision == "bf16-mixed" and number <= 8
+        restless |= self.spec.precision == "fp32" and getattr(self._engine, "restless_baseline", False)
+        seconds = 0.1 * (1.2 if restless and number % 2 else 1.0)
+        return block.model_copy(update={"seconds": seconds, "num_steps": 1})
+
+
+def num_blocks(sat: Sat) -> list[int]:
+    return [len(trial.ranks[0].blocks) for trial in sat.trials]
+
+
+def sit_unevenly(*, restless_baseline: bool = False) -> Sat:
+    engine = Engine(exclusive=False)
+    engine.session = Uneven
+    engine.restless_baseline = restless_baseline  # type: ignore[attr-defined]
+    protocol = Protocol(num_blocks=20, min_blocks=4)
+    specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
+    return sit(Sweep(engine, None, engine.environment, Silent()), specs)
+
+
+def test_who_has_settled_takes_no_further_turns_but_the_baseline_does() -> None:
+    baseline, settled, restless = num_blocks(sit_unevenly())
+    assert settled == 4
+    assert baseline == restless > 8
+
+
+def test_all_take_turns_until_the_baseline_has_settled() -> None:
+    assert num_blocks(sit_unevenly(restless_baseline=True)) == [20, 20, 20]
+
+
+@pytest.mark.parametrize(("moving_in", "order"), [("first alone", [0, 1, 1]), ("one by one", [0, 1, 2])])
+def test_how_cells_move_in(moving_in: MovingIn, order: list[int]) -> None:
+    """Those that are set up at once are all being set up before any of them is ready."""
+    engine, ready = Engine(exclusive=False), list[int]()
+
+    class Counted(FakeSession):
+        def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+            super().set_up(spec, checkpoint)
+            engine.seen.append(len(ready))  # type: ignore[attr-defined]
+            time.sleep(0.2)
+            ready.append(1)
+
+    engine.session, engine.seen = Counted, []  # type: ignore[attr-defined]
+    specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
+    sit(Sweep(engine, None, engine.environment, Silent()), specs, moving_in=moving_in)
+    assert engine.seen == order  # type: ignore[attr-defined]

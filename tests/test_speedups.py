@@ -7,6 +7,7 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.analyze.compare import Row, compare
+from castwise.analyze.estimates import LEVEL
 from castwise.analyze.recommend import recommend
 from castwise.analyze.speedups import speedup_estimate, step_estimate
 from castwise.record import Status, Trial
@@ -72,7 +73,7 @@ def test_unpaired_interval_is_welch_s() -> None:
         [sat("bf16-mixed", None, second, repeat=n) for n, second in enumerate(after)],
     )
     logs = [[math.log(second) for second in side] for side in (before, after)]
-    expected = ttest_ind(*logs, equal_var=False).confidence_interval(0.96)
+    expected = ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
     assert found is not None
     assert (found.low, found.high) == (pytest.approx(math.exp(expected.low)), pytest.approx(math.exp(expected.high)))
 

@@ -31,7 +31,8 @@ class Protocol(Document):
         num_blocks: Timed blocks in a trial.
         max_seconds: When a trial stops timing even with fewer blocks (never under `min_blocks`).
         min_blocks: The fewest blocks a trial may end with.
-        timeout_seconds: How long one phase (set-up, warm-up, one block) may take before the trial is `timeout`.
+        timeout_seconds: How long one phase (set-up with the first step, warm-up, one block) may take
+            before the trial is `timeout`.
     """
 
     warm_up_steps: int = Field(default=5, ge=1)
@@ -52,11 +53,11 @@ class Protocol(Document):
 # A CPU's steps take long and spread widely: fewer, longer blocks, and an end well inside two minutes for four trials.
 CPU_PROTOCOL = Protocol(warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0)
 CUDA_PROTOCOL = Protocol()
-# In rounds a process is one of several, and ends as soon as its median is known.
+# In rounds a process is one of several, and ends as soon as its step time is known.
 CPU_ROUND = Protocol(
     warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0
 )
-CUDA_ROUND = Protocol(block_seconds=0.1, num_blocks=12, min_blocks=4, max_seconds=20.0)
+CUDA_ROUND = Protocol(warm_up_steps=4, block_seconds=0.1, num_blocks=12, min_blocks=4, max_seconds=20.0)
 
 
 class TrialSpec(Document):

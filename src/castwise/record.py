@@ -104,8 +104,10 @@ class Facts(Document):
         data_bytes: Memory of the batches that lie on the device all the time; part of every peak.
         ready_seconds: From the request for a process until torch is imported and the device is open.
         set_up_seconds: Building model, data and optimizer.
-        warm_up_seconds: From the first step until the step time had settled.
-        warm_up_steps: Steps in that time.
+        first_step_seconds: The first step: libraries are loaded, algorithms searched, code compiled. 0 in records
+            from before it was told apart from the warm-up.
+        warm_up_seconds: From the second step until the step time had settled.
+        warm_up_steps: Steps until then, the first one counted.
         settled: Whether warm-up ended because the step time had settled (else: because its time was up).
     """
 
@@ -118,6 +120,7 @@ class Facts(Document):
     data_bytes: int = 0
     ready_seconds: float = 0.0
     set_up_seconds: float = 0.0
+    first_step_seconds: float = 0.0
     warm_up_seconds: float = 0.0
     warm_up_steps: int = 0
     settled: bool = True

@@ -44,11 +44,14 @@ def measure(precision: str, parallelism: Parallelism = "ddp", **changes: object)
 
 
 def check_steady(trial: Trial, num_ranks: int) -> None:
-    assert trial.status == "ok", f"{trial.message}\n{trial.log}"
+    # Without loss scaling fp16 gradients under- and overflow: the loss may be NaN, the times stand.
+    expected = ("ok", "diverged") if trial.spec.precision == "fp16-true" else ("ok",)
+    assert trial.status in expected, f"{trial.message}\n{trial.log}"
     assert len(trial.ranks) == num_ranks
     for rank in trial.ranks:
         assert len(rank.blocks) == 3
-        assert all(block.seconds > 0 and math.isfinite(block.loss) for block in rank.blocks)
+        assert all(block.seconds > 0 for block in rank.blocks)
+        assert trial.status == "diverged" or all(math.isfinite(block.loss) for block in rank.blocks)
         check_memory(rank, trial)
     assert trial.facts is not None
     assert trial.facts.num_parameters == 11_689_512
@@ -67,7 +70,8 @@ def test_a_rank_on_each_gpu(row: object) -> None:
     check_steady(trial, num_ranks=2)
     first, second = trial.ranks
     assert [block.num_steps for block in first.blocks] == [block.num_steps for block in second.blocks]
-    assert [block.loss for block in first.blocks] != [block.loss for block in second.blocks], "each has its own data"
+    losses = [[block.loss for block in rank.blocks if math.isfinite(block.loss)] for rank in trial.ranks]
+    assert losses[0] != losses[1] or not any(losses), "each has its own data"
     assert [block.loss_scale for block in first.blocks] == [block.loss_scale for block in second.blocks]
 
 

@@ -23,7 +23,7 @@ class Row:
         throughput: Units per second.
         throughput_estimate: The same with its interval.
         spread: The blocks' interquartile range over their median, within a process; the median over processes.
-        step_seconds: Seconds per step: the median over blocks, the geometric mean over processes.
+        step_seconds: Seconds per step: the pseudomedian over blocks, the geometric mean over processes.
         speedup: Baseline step time over this one's; above 1 is faster. None without a baseline.
         speedup_estimate: The same with its interval.
         verdict: Whether it is faster, slower or the same as the baseline; None for the baseline itself, and where

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable
 
+from castwise.analyze.estimates import pseudomedian
 from castwise.plan import TrialSpec
 from castwise.record import Block, Facts, Trial
 
@@ -13,15 +14,15 @@ def step_times(trial: Trial) -> list[float]:
 
 
 def step_seconds(trial: Trial) -> float | None:
-    """Return the median over blocks of seconds per step, None where nothing was timed."""
+    """Return the pseudomedian over blocks of seconds per step, None where nothing was timed."""
     per_step = step_times(trial)
-    return statistics.median(per_step) if per_step else None
+    return pseudomedian(per_step) if per_step else None
 
 
 def throughput(trial: Trial) -> float | None:
     """Return units (images, tokens, samples) per second of all processes together, None where nothing was timed.
 
-    It is the units of a step over the median step time, so that one disturbed block does not move it. Never a
+    It is the units of a step over the middle step time, so that one disturbed block does not move it. Never a
     mean of rates: that weighs fast blocks twice.
     """
     seconds = step_seconds(trial)

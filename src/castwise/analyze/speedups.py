@@ -15,8 +15,8 @@ _MEASURED = ("ok", "diverged")
 def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
     """Return the speed-up of one cell over another, None where either was not measured.
 
-    Each sitting gives one ratio, the median over its turns. Where the two never sat together (they do not fit into
-    memory side by side), or but once and more often apart, drift is not cancelled, and the ratio is that of two
+    Each sitting gives one ratio, the pseudomedian over its turns. Where the two never sat together (they do not fit
+    into memory side by side), or but once and more often apart, drift is not cancelled, and the ratio is that of two
     independent means.
 
     Args:

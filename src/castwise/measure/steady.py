@@ -53,6 +53,10 @@ class SteadyCell:
         self._next_batch = 0
         self._steps_per_block = 1
         self._warm_up_peak: int | None = None
+        self._windows: list[float] = []
+        self._reserved: list[int] = []
+        self._warm_up_steps = 0
+        self._take_first_step()
 
     def _set_up(self, data_dir: Path | None) -> Facts:
         spec, row = self._spec, find_workload(self._spec.workload)
@@ -61,32 +65,48 @@ class SteadyCell:
         self._batches = own_batches(row, cell.task, spec, row.resident_batches, self._peers)
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
+    def _take_first_step(self) -> None:
+        """Run the first step: libraries are loaded, algorithms searched, code compiled.
+
+        It belongs to set-up, which cells that take turns do side by side: most of it is the host's work.
+        """
+        started = time.perf_counter()
+        try:
+            self._run_window(1)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._facts = self._facts.model_copy(update={"first_step_seconds": _since(started)})
+
     def warm_up(self) -> Facts:
         """Run steps until their time has settled, and return what is now known of the cell."""
-        protocol, started, steps = self._spec.protocol, time.perf_counter(), 0
-        windows: list[float] = []
-        reserved: list[int] = []
-        window_steps, settled, time_is_up = 1, False, False
-        while not settled and (steps < protocol.warm_up_steps or not time_is_up):
-            seconds = self._time_steps(window_steps)[0]
-            steps += window_steps
-            windows.append(seconds / window_steps)
-            reserved.append(self._memory.reserved())
+        protocol, started, before = self._spec.protocol, time.perf_counter(), self._facts.first_step_seconds
+        while True:
             # Rank 0's clock and allocator decide for all.
-            window_steps, settled, time_is_up = self._peers.agree(
+            window_steps, is_long_enough, settled, time_is_up = self._peers.agree(
                 (
-                    max(1, round(_WINDOW_SECONDS / windows[-1])),
-                    steps >= protocol.warm_up_steps and _has_settled(windows, reserved),
-                    _since(started) >= protocol.warm_up_seconds,
+                    max(1, round(_WINDOW_SECONDS / self._windows[-1])),
+                    self._warm_up_steps >= protocol.warm_up_steps,
+                    _has_settled(self._windows, self._reserved),
+                    before + _since(started) >= protocol.warm_up_seconds,
                 )
             )
-        self._steps_per_block = self._peers.agree(max(1, round(protocol.block_seconds / windows[-1])))
+            if is_long_enough and (settled or time_is_up):
+                break
+            self._run_window(window_steps)
+        self._steps_per_block = self._peers.agree(max(1, round(protocol.block_seconds / self._windows[-1])))
         self._warm_up_peak = self._memory.peak_allocated()
         self._memory.restart()
         self._skipped_before = self._step.scaling.skipped_steps
-        update = {"warm_up_seconds": _since(started), "warm_up_steps": steps, "settled": settled}
+        update = {"warm_up_seconds": _since(started), "warm_up_steps": self._warm_up_steps, "settled": settled}
         self._facts = self._facts.model_copy(update=update)
         return self._facts
+
+    def _run_window(self, steps: int) -> None:
+        seconds = self._time_steps(steps)[0]
+        self._warm_up_steps += steps
+        self._windows.append(seconds / steps)
+        self._reserved.append(self._memory.reserved())
 
     def run_block(self) -> Block:
         """Time one block of steps."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from castwise.analyze.estimates import Estimate, judge, noise_of
+from castwise.analyze.metrics import step_times
 from castwise.analyze.speedups import baselines_among, speedup_estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 from castwise.sweep.runner import Sweep
-from castwise.sweep.sitting import sit
+from castwise.sweep.sitting import MovingIn, sit
 
 # What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30
@@ -25,16 +27,25 @@ class Rule:
     """When a comparison ends.
 
     Attributes:
-        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough.
+        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough, if it leaves
+            no doubt what the verdict is.
+        margin: How far from 1 a speed-up still is "the same".
         min_rounds: Rounds before that counts.
         max_rounds: Rounds at the most.
         budget_seconds: Wall time after which no round is begun; None for no such end.
     """
 
     half_width: float = 0.01
+    margin: float = 0.01
     min_rounds: int = 3
     max_rounds: int = 12
     budget_seconds: float | None = None
+
+    def is_answered(self, ratio: Estimate) -> bool:
+        """Return whether a speed-up is known well enough, and what is said of it is not in doubt."""
+        if ratio.n < self.min_rounds or ratio.half_width > self.half_width:
+            return False
+        return judge(ratio, self.margin).kind != "inconclusive"
 
     def share_of_budget(self, comparisons: int) -> "Rule":
         """Return the rule for the next of several comparisons that share the budget left."""
@@ -97,10 +108,11 @@ class Rounds:
     def _say_why(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._cells if spec.precision != BASELINE), default=0)
         rounds, share = rounds or self._num_trials(self._cells[0]), f"{self._rule.half_width:.3g}"
+        doubt = f"not every speed-up is known within {share} and told from 1"
         why = {
             "narrow": f"every speed-up is known within a share of {share}",
-            "budget": f"the next round would not end within the budget; not every speed-up is known within {share}",
-            "rounds": f"they are all that were allowed; not every speed-up is known within {share}",
+            "budget": f"the next round would not end within the budget; {doubt}",
+            "rounds": f"they are all that were allowed; {doubt}",
             "failed": "nothing is left that could be compared",
         }[ending]
         spec = self._cells[0]
@@ -140,7 +152,7 @@ class Rounds:
         if spec.precision == BASELINE or self._has_lost_baseline():
             return True  # its own interval is nobody's question; nothing more can be learned of its ratio
         ratio = speedup_estimate(baselines_among(self._trials), own)
-        return ratio is None or ratio.half_width <= self._rule.half_width
+        return ratio is None or self._rule.is_answered(ratio)
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
         number = 1 + max(map(self._num_trials, [s for s in specs if s.precision != BASELINE] or specs))
@@ -152,10 +164,26 @@ class Rounds:
                 continue
             group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
             self._announce(group[0])
-            sat = sit(self._sweep, group, together=not first, number=number)
+            sat = sit(self._sweep, group, moving_in=self._moving_in(first), number=number, noise=self._noise())
             self._keep(sat.trials)
             postponed = {spec.cell for spec in sat.postponed}
             waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
+
+    def _noise(self) -> dict[str, float]:
+        return {
+            spec.cell: max((noise_of(step_times(trial)) for trial in self._of(spec)), default=0.0)
+            for spec in self._cells
+        }
+
+    def _moving_in(self, first: bool) -> MovingIn:
+        """Return how the cells of a round are set up.
+
+        In the first it is not known whether they fit side by side, and the baseline must. CPU cells would take the
+        host from each other, and what set-up takes would be nobody's.
+        """
+        if not self._cells[0].device.startswith("cuda"):
+            return "one by one" if first else "together"
+        return "first alone" if first else "together"
 
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return how those sit next that did not fit into a group: beside the baseline while that leaves hope."""

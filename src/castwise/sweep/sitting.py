@@ -6,12 +6,14 @@ What drifts (clock, temperature, neighbours) then falls on all alike, and set-up
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from castwise.analyze.estimates import settled
 from castwise.plan import TrialSpec
+from castwise.precisions import BASELINE
 from castwise.record import Trial
 from castwise.sweep.engine import Session, TrialFailedError
 from castwise.sweep.runner import Attempt, Sweep
@@ -33,13 +35,16 @@ class Sat:
 class _Resident:
     """A cell in its process."""
 
-    def __init__(self, spec: TrialSpec, sweep: Sweep) -> None:
+    def __init__(self, spec: TrialSpec, sweep: Sweep, earlier_noise: float) -> None:
         self.spec = spec
         self.attempt = Attempt(spec, sweep.environment)
         self.session: Session = sweep.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         self._started = time.perf_counter()
         self._sweep = sweep
         self.timed = 0.0
+        self.is_baseline = spec.precision == BASELINE
+        self.is_done = False  # takes no further turns
+        self._earlier_noise = earlier_noise
 
     @property
     def is_well(self) -> bool:
@@ -55,11 +60,19 @@ class _Resident:
         return len(blocks) < protocol.min_blocks or (self.timed <= protocol.max_seconds and not self._is_settled())
 
     def _is_settled(self) -> bool:
-        return settled([block.seconds / block.num_steps for block in self.attempt.blocks])
+        return settled([block.seconds / block.num_steps for block in self.attempt.blocks], self._earlier_noise)
+
+    def arrive(self) -> None:
+        """Open the device: the process is there, and torch is."""
+        self._try(self._open)
 
     def move_in(self) -> None:
-        """Set up and warm up."""
+        """Set up, which ends with the first step."""
         self._try(self._set_up)
+
+    def warm_up(self) -> None:
+        """Run until the step time has settled."""
+        self._try(self._warm_up)
 
     def take_turn(self) -> None:
         """Time one block."""
@@ -74,10 +87,14 @@ class _Resident:
         trial = self.attempt.record(time.perf_counter() - self._started)
         return trial.model_copy(update={"sitting": sitting})
 
-    def _set_up(self) -> None:
+    def _open(self) -> None:
         self.attempt.environment = self.session.open(self.spec.device)
+
+    def _set_up(self) -> None:
         self.session.set_up(self.spec)
         self.attempt.gpu_facts = self._sweep.telemetry.gpu_facts(self.attempt.environment)
+
+    def _warm_up(self) -> None:
         facts = self.session.warm_up()
         update = {"ready_seconds": self.session.ready_seconds, "data_note": self._sweep.data_note}
         self.attempt.facts = facts.model_copy(update=update)
@@ -93,6 +110,8 @@ class _Resident:
         self.attempt.samples = self.session.finish()
 
     def _try(self, act: Callable[[], None]) -> None:
+        if not self.is_well:
+            return
         try:
             act()
         except TrialFailedError as failure:
@@ -100,29 +119,43 @@ class _Resident:
             self.session.close()  # its memory is the others'
 
 
-def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, number: int = 1) -> Sat:
+MovingIn = Literal["together", "first alone", "one by one"]
+
+
+def sit(
+    sweep: Sweep,
+    specs: Sequence[TrialSpec],
+    *,
+    moving_in: MovingIn = "together",
+    number: int = 1,
+    noise: Mapping[str, float] | None = None,
+) -> Sat:
     """Let cells take turns until each is settled or its time is up, and return their records.
 
     Args:
         sweep: Starts the processes and is told of progress.
         specs: The cells, the baseline first: it is the last to be short of memory.
-        together: Whether the cells are set up all at once, which is quicker, or one by one, which tells
-            what each one's own set-up takes, and which of them does not fit beside the others.
+        moving_in: How the cells are set up: all at once; the first alone and then the others at once, so that it is
+            not among those that do not fit; or one by one, where they would take too much from each other. They are
+            warmed up one by one in any case.
         number: The round's number, for progress and for the order of its turns.
+        noise: The most noise that an earlier process of a cell showed, as a share of its step time, by cell.
     """
     residents: list[_Resident] = []
     try:
-        if together:
-            sweep.listener.phase(f"round {number}: setting up all", 0.05)
-            for spec in specs:
-                residents.append(_Resident(spec, sweep))
-            _move_in_together(residents)
-        else:
-            _move_in_one_by_one(sweep, specs, residents, number)
+        sweep.listener.phase(f"round {number}: starting", 0.0)
+        for spec in specs:
+            residents.append(_Resident(spec, sweep, (noise or {}).get(spec.cell, 0.0)))
+        _all_at_once(_Resident.arrive, residents)
+        sweep.listener.phase(f"round {number}: setting up", 0.05)
+        alone = {"together": 0, "first alone": 1, "one by one": len(residents)}[moving_in]
+        for resident in residents[:alone]:
+            resident.move_in()
+        _all_at_once(_Resident.move_in, residents[alone:])
+        _warm_up(sweep, residents, number)
         _take_turns(sweep, residents, number)
         for resident in residents:
-            if resident.is_well:
-                resident.finish()
+            resident.finish()
     finally:
         for resident in residents:
             resident.session.close()
@@ -132,34 +165,52 @@ def sit(sweep: Sweep, specs: Sequence[TrialSpec], *, together: bool, number: int
     return Sat(trials, tuple(resident.spec for resident in postponed))
 
 
-def _move_in_together(residents: list[_Resident]) -> None:
+def _all_at_once(act: Callable[[_Resident], None], residents: list[_Resident]) -> None:
+    if not residents:
+        return
     with ThreadPoolExecutor(max_workers=len(residents)) as pool:
         try:
-            list(pool.map(_Resident.move_in, residents))
+            list(pool.map(act, residents))
         except BaseException:
             for resident in residents:
                 resident.session.close()  # leaving the pool waits for its threads, and they for their processes
             raise
 
 
-def _move_in_one_by_one(sweep: Sweep, specs: Sequence[TrialSpec], residents: list[_Resident], number: int) -> None:
-    for index, spec in enumerate(specs):
-        sweep.listener.phase(f"round {number}: setting up {spec.precision}", 0.3 * index / len(specs))
-        residents.append(_Resident(spec, sweep))  # only now: its clock does not run while others are set up
-        residents[-1].move_in()
+def _warm_up(sweep: Sweep, residents: list[_Resident], number: int) -> None:
+    """Warm up one after another: while others compute, no step time settles."""
+    for index, resident in enumerate(residents):
+        sweep.listener.phase(
+            f"round {number}: warming up {resident.spec.precision}", 0.1 + 0.3 * index / len(residents)
+        )
+        resident.warm_up()
 
 
 def _take_turns(sweep: Sweep, residents: list[_Resident], number: int) -> None:
     rng, turn = random.Random(number), 0
-    while any(resident.goes_on for resident in residents):
-        # All that are well take the turn, settled or not: a ratio is made of turns that both sides had.
-        order = [resident for resident in residents if resident.is_well]
+    while order := _next_turn(residents):
         rng.shuffle(order)
         turn += 1
         most = max(resident.spec.protocol.num_blocks for resident in order)
-        sweep.listener.phase(f"round {number}: turn {turn}", 0.3 + 0.7 * min(1.0, turn / most))
+        sweep.listener.phase(f"round {number}: turn {turn}", 0.4 + 0.6 * min(1.0, turn / most))
         for resident in order:
             resident.take_turn()
+
+
+def _next_turn(residents: list[_Resident]) -> list[_Resident]:
+    """Return who takes the next turn: who is not settled yet, and the baseline, of whose turns each ratio is made.
+
+    While the baseline is not settled no ratio is, and all take it. Who has once been left out stays out: the
+    ratio's turns are those that both sides had, one by one from the first.
+    """
+    for resident in residents:
+        resident.is_done |= not resident.is_well
+    baseline = [resident for resident in residents if resident.is_baseline and not resident.is_done]
+    if not any(resident.goes_on for resident in baseline):
+        for resident in residents:
+            resident.is_done |= resident not in baseline and not resident.goes_on
+    order = [resident for resident in residents if not resident.is_done]
+    return order if any(resident.goes_on for resident in order) else []
 
 
 def _may_fit_alone(resident: _Resident, residents: list[_Resident]) -> bool:
