@@ -157,8 +157,7 @@ def sit(
         for resident in residents:
             resident.finish()
     finally:
-        for resident in residents:
-            resident.session.close()
+        _close(residents)
     name = secrets.token_hex(6) if sum(resident.is_well for resident in residents) > 1 else None
     postponed = [resident for resident in residents if _may_fit_alone(resident, residents)]
     trials = tuple(resident.record(name) for resident in residents if resident not in postponed)
@@ -172,9 +171,15 @@ def _all_at_once(act: Callable[[_Resident], None], residents: list[_Resident]) -
         try:
             list(pool.map(act, residents))
         except BaseException:
-            for resident in residents:
-                resident.session.close()  # leaving the pool waits for its threads, and they for their processes
+            _close(residents)  # leaving the pool waits for its threads, and they for their processes
             raise
+
+
+def _close(residents: list[_Resident]) -> None:
+    """End all processes; each takes a while to let go of its device."""
+    if residents:
+        with ThreadPoolExecutor(max_workers=len(residents)) as pool:
+            list(pool.map(lambda resident: resident.session.close(), residents))
 
 
 def _warm_up(sweep: Sweep, residents: list[_Resident], number: int) -> None:
