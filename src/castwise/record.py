@@ -132,23 +132,16 @@ class Block(Document):
     Attributes:
         seconds: Time of the block, by CUDA events on a GPU, by the host's clock on a CPU.
         num_steps: Steps in it.
-        lead_in_steps: Steps just before it that were not timed.
         loss: The loss of its last step.
         loss_scale: The loss scale after its last step; None without scaling.
-        skipped_steps: Steps of the block, those not timed counted, that loss scaling skipped.
+        skipped_steps: Steps of the block that loss scaling skipped.
     """
 
     seconds: float = Field(gt=0)
     num_steps: int = Field(ge=1)
-    lead_in_steps: int = 0
     loss: float
     loss_scale: float | None = None
     skipped_steps: int = 0
-
-    @property
-    def steps_run(self) -> int:
-        """Return its steps, those not timed counted."""
-        return self.lead_in_steps + self.num_steps
 
 
 class Epoch(Document):

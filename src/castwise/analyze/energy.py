@@ -162,7 +162,7 @@ def _units(trial: Trial) -> list[int]:
     if trial.spec.parallelism == "dp":  # one process for all GPUs, and the first has its share of each batch
         shared = trial.spec.world_size
     first = trial.ranks[0]
-    steps = [block.steps_run * trial.spec.batch_size for block in first.blocks]
+    steps = [block.num_steps * trial.spec.batch_size for block in first.blocks]
     return [samples * per_sample for samples in steps or [epoch.num_samples // shared for epoch in first.epochs]]
 
 

@@ -53,7 +53,7 @@ def final_loss(trial: Trial) -> tuple[float, int] | None:
     blocks = _blocks(trial)
     if not blocks or trial.facts is None:
         return None
-    return blocks[-1].loss, trial.facts.warm_up_steps + sum(block.steps_run for block in blocks)
+    return blocks[-1].loss, trial.facts.warm_up_steps + sum(block.num_steps for block in blocks)
 
 
 def skipped_steps(trial: Trial) -> int:

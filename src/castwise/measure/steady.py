@@ -23,10 +23,6 @@ from castwise.workloads import find_workload
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
-# Steps that begin a block and are not timed, where a block has room for them. A process that others' turns have kept
-# waiting launches its first kernels slowly: seen on an H200 beside six residents, ResNet-50 in fp16-mixed, whose
-# steps of 87.5 ± 0.1 ms alone took 87 or 89.
-_LEAD_IN_SECONDS = 0.02
 
 
 class SteadyCell:
@@ -56,7 +52,6 @@ class SteadyCell:
         self._blocks: list[Block] = []
         self._next_batch = 0
         self._steps_per_block = 1
-        self._lead_in_steps = 0
         self._warm_up_peak: int | None = None
         self._windows: list[float] = []
         self._reserved: list[int] = []
@@ -100,7 +95,6 @@ class SteadyCell:
                 break
             self._run_window(window_steps)
         self._steps_per_block = self._peers.agree(max(1, round(protocol.block_seconds / self._windows[-1])))
-        self._lead_in_steps = self._peers.agree(_lead_in_steps(self._windows[-1], protocol.block_seconds))
         self._warm_up_peak = self._memory.peak_allocated()
         self._memory.restart()
         self._skipped_before = self._step.scaling.skipped_steps
@@ -116,12 +110,11 @@ class SteadyCell:
 
     def run_block(self) -> Block:
         """Time one block of steps."""
-        seconds, loss = self._time_steps(self._steps_per_block, self._lead_in_steps)
+        seconds, loss = self._time_steps(self._steps_per_block)
         skipped = self._step.scaling.skipped_steps
         block = Block(
             seconds=seconds,
             num_steps=self._steps_per_block,
-            lead_in_steps=self._lead_in_steps,
             loss=loss.item(),
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=skipped - self._skipped_before,
@@ -141,11 +134,10 @@ class SteadyCell:
         self._stack.close()
         return samples
 
-    def _time_steps(self, count: int, lead_in: int = 0) -> tuple[float, Tensor]:
+    def _time_steps(self, count: int) -> tuple[float, Tensor]:
         losses: list[Tensor] = []
         self._peers.barrier()  # what one rank waits for another at the start is not the steps' time
-        before, work = self._steps_into(losses, lead_in), self._steps_into(losses, count)
-        return self._stopwatch.time(work, before), losses[-1]
+        return self._stopwatch.time(self._steps_into(losses, count)), losses[-1]
 
     def _steps_into(self, losses: list[Tensor], count: int) -> Callable[[], None]:
         step, batches, first = self._step, self._batches, self._next_batch
@@ -154,14 +146,9 @@ class SteadyCell:
         def work() -> None:
             for index in range(first, first + count):
                 loss = step(batches[index % len(batches)])
-                if index == first + count - 1:
-                    losses.append(loss)
+            losses.append(loss)
 
         return work
-
-
-def _lead_in_steps(step_seconds: float, block_seconds: float) -> int:
-    return 0 if step_seconds >= block_seconds else max(1, round(_LEAD_IN_SECONDS / step_seconds))
 
 
 def _num_bytes(batches: Sequence[Batch]) -> int:

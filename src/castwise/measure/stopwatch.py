@@ -6,27 +6,17 @@ from collections.abc import Callable
 import torch
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class CudaStopwatch:
     """CUDA events round the work and one synchronisation after it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def time(self, work: Callable[[], None], lead_in: Callable[[], None] = _nothing) -> float:
-        """Run the work and return its seconds on the device, from its first launch to its last kernel's end.
-
-        Args:
-            work: What is timed.
-            lead_in: Runs before; the clock starts when the device has ended it, without a pause between the two.
-        """
+    def time(self, work: Callable[[], None]) -> float:
+        """Run the work and return its seconds on the device, from its first launch to its last kernel's end."""
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(self._device)
-        lead_in()
         start.record()
         work()
         end.record()
@@ -38,14 +28,8 @@ class CudaStopwatch:
 class HostStopwatch:
     """The host's monotonic clock."""
 
-    def time(self, work: Callable[[], None], lead_in: Callable[[], None] = _nothing) -> float:
-        """Run the work and return its seconds.
-
-        Args:
-            work: What is timed.
-            lead_in: Runs before.
-        """
-        lead_in()
+    def time(self, work: Callable[[], None]) -> float:
+        """Run the work and return its seconds."""
         start = time.perf_counter()
         work()
         return time.perf_counter() - start

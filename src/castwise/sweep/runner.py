@@ -213,13 +213,13 @@ def judge(trial: Trial) -> Trial:
         message = epochs[-1].diverged
         return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
     last = blocks[-1]
-    steps = sum(block.steps_run for block in blocks)
+    steps = sum(block.num_steps for block in blocks)
     if math.isfinite(last.loss):
         if sum(block.skipped_steps for block in blocks) < steps:
             return trial
-        message = f"loss scaling skipped every one of {steps} steps: the optimizer never ran"
+        message = f"loss scaling skipped every one of {steps} timed steps: the optimizer never ran"
         return trial.model_copy(update={"status": "diverged", "message": message})
-    message = f"the loss was {last.loss} after {steps} steps; times were taken on such numbers"
+    message = f"the loss was {last.loss} after {steps} timed steps; times were taken on such numbers"
     if last.loss_scale is not None and trial.spec.loss_scale.startswith("dynamic"):
         message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
     return trial.model_copy(update={"status": "diverged", "message": message})
