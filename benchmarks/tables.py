@@ -33,9 +33,9 @@ _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -
 
 
 @cache
-def rows() -> tuple[Row, ...]:
-    """Return every stored trial beside its baseline, in the order it was measured."""
-    trials, problems = load_folder(RECORDS / "trials")
+def rows(folder: str = "trials") -> tuple[Row, ...]:
+    """Return every stored trial of a folder beside its baseline, in the order it was measured."""
+    trials, problems = load_folder(RECORDS / folder)
     for problem in problems:
         sys.exit(f"{problem.path}: {problem.reason}")
     return tuple(compare(trials))
@@ -44,6 +44,11 @@ def rows() -> tuple[Row, ...]:
 def results(workload: str) -> str:
     """Return the table of one workload's trials."""
     return markdown_table([row for row in rows() if row.trial.spec.workload == workload])
+
+
+def scaling(workload: str) -> str:
+    """Return the table of one workload's trials on several numbers of GPUs."""
+    return markdown_table([row for row in rows("scaling") if row.trial.spec.workload == workload])
 
 
 def advice(workload: str) -> str:
@@ -168,6 +173,7 @@ def coverage(name: str) -> str:
 
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
+    "scaling": scaling,
     "advice": advice,
     "hand_written": hand_written,
     "overhead": overhead,
