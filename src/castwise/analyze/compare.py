@@ -1,8 +1,9 @@
 """Set the cells of a job beside their baseline."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate, Verdict, estimate, judge
@@ -11,6 +12,7 @@ from castwise.precisions import BASELINE
 from castwise.record import Trial
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
+_MOST_LOOKED_AT = 50  # float32 cells, for the one that differs least
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,14 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         groups.setdefault(group_of(trial), []).append(trial)
         if trial.spec.world_size == 1 and trial.status == "ok":
             alone.setdefault(_cell_of(trial), []).append(trial)
+    elsewhere = _Elsewhere(groups.values())
     return [
-        _row(cell, groups[group_of(cell[0])], alone.get(_cell_of(cell[0]), []), trials, margin)
+        _row(cell, groups[group_of(cell[0])], alone.get(_cell_of(cell[0]), []), elsewhere, margin)
         for cell in cells.values()
     ]
 
 
-def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], trials: Sequence[Trial], margin: float) -> Row:
+def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], elsewhere: "_Elsewhere", margin: float) -> Row:
     shown = next((trial for trial in cell if trial.status not in ("ok", "diverged")), cell[0])
     loss = metrics.final_loss(shown)
     step = step_estimate(cell)
@@ -113,7 +116,7 @@ def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], trials: Sequ
         step_seconds=step.value if step else None,
         speedup=speedup.value if speedup else None,
         speedup_estimate=speedup,
-        verdict=_verdict(cell, speedup, trials, margin),
+        verdict=_verdict(cell, speedup, elsewhere, margin),
         scaling_efficiency=_scaling_efficiency(cell, rate, alone),
         peak_allocated_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in cell),
         peak_reserved_bytes=metrics.largest(metrics.peak_reserved_bytes(trial) for trial in cell),
@@ -149,24 +152,39 @@ def _memory_ratios(cell: list[Trial], baselines: list[Trial]) -> list[float]:
     return [own / base for own, base in pairs if own and base]
 
 
-def _verdict(cell: list[Trial], speedup: Estimate | None, trials: Sequence[Trial], margin: float) -> Verdict | None:
+def _verdict(cell: list[Trial], speedup: Estimate | None, elsewhere: "_Elsewhere", margin: float) -> Verdict | None:
     if cell[0].spec.precision == BASELINE or step_estimate(cell) is None:
         return None
-    return judge(speedup, margin) if speedup else _incomparable(cell[0], trials)
+    return judge(speedup, margin) if speedup else elsewhere.incomparable(cell[0])
 
 
-def _incomparable(trial: Trial, trials: Sequence[Trial]) -> Verdict | None:
-    """Return why there is float32 to be seen and none to compare with, None where there is none at all."""
-    others = [other for other in trials if other.spec.precision == BASELINE and other.status == "ok"]
-    if not others:
-        return None
-    differences = min((_differences(trial, other) for other in others), key=len)
-    return Verdict("incomparable", f"float32 was measured with another {', another '.join(differences)}", None)
+class _Elsewhere:
+    """The float32 trials of all groups, for cells whose own group has none to compare with.
+
+    Args:
+        groups: The trials of each group.
+    """
+
+    def __init__(self, groups: Iterable[list[Trial]]) -> None:
+        firsts = (
+            next((t for t in group if t.spec.precision == BASELINE and t.status == "ok"), None) for group in groups
+        )
+        self._baselines = [(trial, trial.spec.model_dump()) for trial in firsts if trial is not None]
+
+    def incomparable(self, trial: Trial) -> Verdict | None:
+        """Return why there is float32 to be seen and none to compare with, None where there is none at all."""
+        spec = trial.spec.model_dump()
+        # Among thousands the nearest is likely of the same workload, and a few of those tell enough.
+        near = [each for each in self._baselines if each[1]["workload"] == spec["workload"]] or self._baselines
+        found = [_differences(trial, spec, *each) for each in near[:_MOST_LOOKED_AT]]
+        if not found:
+            return None
+        fewest = min(found, key=len)
+        return Verdict("incomparable", f"float32 was measured with another {', another '.join(fewest)}", None)
 
 
-def _differences(trial: Trial, other: Trial) -> list[str]:
+def _differences(trial: Trial, spec: dict[str, Any], other: Trial, theirs: dict[str, Any]) -> list[str]:
     """Return the fields in which two trials must not differ for a ratio of theirs to mean something, and do."""
-    spec, theirs = trial.spec.model_dump(), other.spec.model_dump()
     found = [name for name in spec if name not in ("precision", "loss_scale", "repeat") and spec[name] != theirs[name]]
     machine, other_machine = trial.environment, other.environment
     if machine.fingerprint != other_machine.fingerprint:
