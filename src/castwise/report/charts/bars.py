@@ -21,6 +21,8 @@ from castwise.report.grid import Grid
 from castwise.report.palette import INK, look_of
 from castwise.report.units import format_rate, format_ratio
 
+_MOST_TOPICS = 14  # side by side
+
 _Get = Callable[[Cell], Estimate | None]
 
 
@@ -73,7 +75,7 @@ def overview(subject: OverviewSubject) -> Chart | None:
     topics = [topic for topic in subject.collection.topics if _compared(topic)]
     if len(topics) < 2:
         return None
-    shown = topics[: MOST_BARS // 3]
+    shown = topics[:_MOST_TOPICS]
     best = {topic.title: _best_by_precision(topic) for topic in shown}
     traces = []
     for precision in dict.fromkeys(name for topic in shown for name in topic.precisions if name != BASELINE):
@@ -88,7 +90,7 @@ def overview(subject: OverviewSubject) -> Chart | None:
                 "y": [inert(topic.title) for topic in having],
                 "x": [_value(each) for each in found],
                 "error_x": error_bars(found),
-                "marker": {"color": look_of(precision).colour},
+                "marker": {"color": look_of(precision).colour, "line": {"color": INK, "width": 0.5}},
                 "hovertext": [
                     _hover(subject.file_of(cell.trial), f"{topic.title}: {topic.label(cell)}", cell.speedup, "ratio")
                     for topic, cell in zip(having, cells, strict=True)
@@ -99,7 +101,8 @@ def overview(subject: OverviewSubject) -> Chart | None:
     document = layout(height=120 + sum(16 * max(2, len(best[topic.title])) + 10 for topic in shown))
     document["barmode"] = "group"
     document["xaxis"] = axis("speed-up over fp32", rangemode="tozero")
-    document["yaxis"] = axis(type="category", autorange="reversed")
+    order = [inert(topic.title) for topic in shown]
+    document["yaxis"] = axis(type="category", autorange="reversed", categoryorder="array", categoryarray=order)
     document["shapes"] = [_line_at_one(vertical=True)]
     rows = [(topic, cell) for topic in topics for cell in _best_by_precision(topic).values()]
     grid = cell_grid(TopicSubject(topics[0], subject.file_of), [cell for _, cell in rows], ratio_columns())

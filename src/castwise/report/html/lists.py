@@ -8,6 +8,7 @@ from castwise.analyze.answers import Answer
 from castwise.analyze.collection import Collection, Topic, is_search
 from castwise.analyze.warnings import TrialWarning, warnings_of
 from castwise.plan import SYNTHETIC
+from castwise.precisions import BASELINE
 from castwise.record import Environment, Trial
 from castwise.report.grid import Column, Grid
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
@@ -39,6 +40,15 @@ def topic_line(topic: Topic) -> str:
     batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
     data = "synthetic data" if spec.data_set == SYNTHETIC else f"data {spec.data_set}"
     return f"{batch}, {data}, {environment.device_name}, {software}, castwise {environment.castwise}"
+
+
+def gist(answer: Answer) -> str:
+    """Return an answer in a few words, for a topic that is folded."""
+    if answer.precision is None:
+        return "nothing ended well"
+    if answer.gain is None or answer.precision == BASELINE:
+        return f"take {answer.precision}"
+    return f"take {answer.precision}, {format_ratio(answer.gain)}"
 
 
 def answer_grid(answers: Sequence[Answer]) -> Grid[Answer]:

@@ -1,8 +1,17 @@
 "use strict";
 // The page's own script: themes, charts that are drawn when they come into view, tables that sort, filter and page.
 // Whatever comes from records is put into text nodes, or into plotly as text that was made inert before.
-(() => {
-  const DATA = JSON.parse(document.getElementById("data").textContent);
+(async () => {
+  const unpacked = async (id) => {
+    const packed = atob(document.getElementById(id).textContent);
+    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  if (!window.DecompressionStream) {
+    document.getElementById("too-old").hidden = false;
+    return;
+  }
+  const DATA = JSON.parse(await unpacked("data"));
   const PAGE_ROWS = 50;
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -172,6 +181,9 @@
   }
 
   // ---- charts
+  const library = document.createElement("script");
+  library.textContent = await unpacked("plotly");
+  document.head.append(library);
   const themeName = () => (printing ? "light" : root.dataset.theme || (dark.matches ? "dark" : "light"));
   const themed = (value, theme) => {
     if (typeof value === "string") return DATA.themes[theme][value] ?? value;
@@ -231,15 +243,37 @@
   dark.addEventListener("change", () => { nameButton(); redraw(); });
   nameButton();
 
+  // ---- topics that are folded, because there are many
+  const topics = [...document.querySelectorAll("details.topic")];
+  const unfold = () => {
+    const topic = topics.find((each) => `#${each.id}` === location.hash);
+    if (topic) {
+      topic.open = true;
+      topic.scrollIntoView();
+    }
+  };
+  window.addEventListener("hashchange", unfold);
+  for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => setTimeout(unfold));
+  document.getElementById("unfold")?.addEventListener("click", (event) => {
+    const open = topics.some((topic) => !topic.open);
+    for (const topic of topics) topic.open = open;
+    event.target.textContent = open ? "Fold all" : "Unfold all";
+  });
+  unfold();
+
   // ---- paper: all charts, in light colours, as wide as the page
+  let folded = [];
   window.addEventListener("beforeprint", () => {
     printing = true;
+    folded = topics.filter((topic) => !topic.open);
+    for (const topic of folded) topic.open = true;
     figures.forEach(draw);
     for (const figure of figures) Plotly.relayout(figure.querySelector(".plot"), { width: 660 });
   });
   window.addEventListener("afterprint", () => {
     printing = false;
     for (const figure of figures) Plotly.relayout(figure.querySelector(".plot"), { width: null, autosize: true });
+    for (const topic of folded) topic.open = false;
     redraw();
   });
   root.dataset.ready = "yes";

@@ -1,10 +1,11 @@
 """One self-contained HTML file: answers, charts, tables, method, environment and warnings.
 
-Whatever a record says is anyone's word. It reaches the page as escaped text or as JSON that scripts put into text
-nodes, and the page's policy runs no script but the two that castwise puts there, and loads nothing.
+Whatever a record says is anyone's word. It reaches the page as escaped text or as packed JSON whose strings the
+script puts into text nodes, and the page's policy runs no script but castwise's own and plotly, and loads nothing.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import math
@@ -28,6 +29,7 @@ from castwise.report.run_columns import run_columns, shown
 
 # Sections with charts; more of them would make a page that no one reads and no phone opens.
 _MOST_TOPICS = 40
+_MOST_UNFOLDED = 8
 _MOST_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
 
 
@@ -51,6 +53,7 @@ class _Section:
     anchor: str
     topic: Topic
     subtitle: str
+    gist: str
     answers: Sequence[Answer]
     charts: Sequence[str]
     table: str
@@ -133,10 +136,13 @@ def render(collection: Collection, source: Source, title: str = "castwise report
         "tables": data.static,
         "charts": data.charts,
         "style": _read("page.css"),
-        "plotly": plotly,
+        "plotly": _packed(plotly),
+        "folded": len(sections) > _MOST_UNFOLDED,
         "script": page_script,
         "policy": _policy(plotly, page_script),
-        "data": _for_script(data.document()),
+        "data": _packed(
+            json.dumps(_finite(data.document()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        ),
     }
     return str(_environment().get_template("page.html.j2").render(context))
 
@@ -158,6 +164,7 @@ def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Sourc
         anchor=anchor,
         topic=topic,
         subtitle=lists.topic_line(topic),
+        gist="; ".join(lists.gist(answer) for answer in answers[:3]),
         answers=answers,
         charts=charts,
         table=data.add_table(f"{anchor}-results", grid),
@@ -183,12 +190,9 @@ def _text(cell: Any) -> str:
     return str(cell[1]) if isinstance(cell, list) else str(cell)
 
 
-def _for_script(document: dict[str, Any]) -> str:
-    """Return JSON that is safe inside a script element, whatever its strings hold."""
-    text = json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+def _packed(text: str) -> str:
+    """Return text as a page holds much of it: gzip in base64, which is safe inside a script element by itself."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _finite(value: Any) -> Any:
