@@ -23,7 +23,7 @@ def steady(precision: str = "fp32", repeat: int = 0, factor: float = 1.0, **chan
     """Return a trial of a round, with readings; rounds differ by a thousandth or so."""
     spec = fake_spec(precision, repeat=repeat, protocol=Protocol(num_blocks=8), **changes)
     step = 0.1 * STEP_TIME[precision] * factor * spec.batch_size / 256
-    times = tuple(step * (1 + (13 * turn + 7 * repeat) % 11 / 4000) for turn in range(8))
+    times = tuple(step * (1 + (13 * turn + 7 * repeat + 5 * repeat * len(precision)) % 11 / 4000) for turn in range(8))
     readings = tuple(
         fake_reading(seconds=1.0, energy_joules=300.0, max_temperature_celsius=50.0 + turn) for turn in range(8)
     )

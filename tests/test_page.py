@@ -235,8 +235,9 @@ def test_nothing_is_wider_than_the_screen(open_page: Opener, width: int) -> None
     assert made.page.evaluate("document.documentElement.scrollWidth") <= width
     wide = made.page.evaluate(
         """() => [...document.querySelectorAll("figure.chart .main-svg")]
-            .filter((svg) => svg.getBoundingClientRect().right > svg.closest("figure").getBoundingClientRect().right + 1)
-            .map((svg) => svg.closest("figure").id)"""
+            .map((svg) => [svg.closest("figure"), svg.getBoundingClientRect().right])
+            .filter(([figure, right]) => right > figure.getBoundingClientRect().right + 1)
+            .map(([figure]) => figure.id)"""
     )
     assert wide == []
 

@@ -2,12 +2,13 @@
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.analyze.collection import Collection, collect
-from castwise.errors import StoreError, UsageError
+from castwise.errors import StoreError, UsageError, unknown_name
 from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.sweep.store import Problem, Record, read_records
@@ -94,6 +95,68 @@ def write_report(found: Found, output: Path, title: str = "castwise report") -> 
     else:
         raise UsageError(f"What '{output}' should be is not clear: its name ends in neither .html nor .md.")
     return write_whole(output, text.encode())
+
+
+def write_pictures(found: Found, folder: Path, formats: Sequence[str]) -> int:
+    """Write pictures of all charts into a folder; return how many.
+
+    Raises:
+        UsageError: There is no such format, or what draws pictures is not installed.
+        StoreError: The folder cannot be written.
+    """
+    from castwise.report.charts.images import FORMATS, write_charts
+
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown_name("format of pictures", name, FORMATS)
+    try:
+        return len(write_charts(found.collection, found.file_of, folder, formats))
+    except OSError as error:
+        raise StoreError(f"'{folder}' cannot be written: {error.strerror or error}.") from None
+
+
+def export(found: Found, level: str, name: str | None, output: Path | None) -> str | None:
+    """Write records for another program; return a line that says what was written, None where stdout has it.
+
+    Args:
+        found: The records.
+        level: What a row is, by a name of `exports.levels.LEVELS`; trackers have a run a trial whatever it is.
+        name: The format; None takes the one that the output's suffix stands for, and CSV without an output.
+        output: The file, or the folder for a tracker; None writes text to stdout.
+
+    Raises:
+        UsageError: The format or the level is unknown, or the output does not suit the format.
+        StoreError: The output cannot be written.
+    """
+    from castwise.report.exports.formats import FileFormat, find_format, format_of
+    from castwise.report.exports.levels import flat_table
+    from castwise.report.exports.tracked import tracked_runs
+
+    row = find_format(name) if name is not None else format_of(output) if output is not None else find_format("csv")
+    if row is None:
+        raise UsageError(f"What '{output}' should be is not clear from its name; say --format.")
+    if isinstance(row, FileFormat):
+        content = row.encode(flat_table(level, found.collection, found.file_of))
+        if output is None and row.is_text:
+            sys.stdout.write(content.decode())
+            return None
+        if output is None:
+            raise UsageError(f"{row.name} is not for terminals; name a file with --output.")
+        return f"{output}: {level} as {row.name}, {in_words(write_whole(output, content))}"
+    if output is None:
+        raise UsageError(f"{row.name} needs a folder; name one with --output.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"'{output}' is there already; name a new folder, so that no run is in it twice.")
+    try:
+        count = row.write(tracked_runs(found.collection, found.file_of), output)
+    except OSError as error:
+        raise StoreError(f"'{output}' cannot be written: {error.strerror or error}.") from None
+    return f"{output}: {count:,} runs. To see them: {row.then.format(folder=output)}"
+
+
+def in_words(size: int) -> str:
+    """Return a file's size in words."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 
 def write_whole(path: Path, content: bytes) -> int:

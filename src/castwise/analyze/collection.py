@@ -177,6 +177,11 @@ def collect(trials: Iterable[Trial]) -> Collection:
     return Collection(kept, _topics(kept), tuple(_left_out(copies, repeated)))
 
 
+def throughput_of(trial: Trial) -> float | None:
+    """Return units per second of a trial of either kind; None where nothing was timed."""
+    return runs.throughput(trial) if trial.spec.kind == "training" else metrics.throughput(trial)
+
+
 def is_search(trial: Trial) -> bool:
     """Return whether a trial is a step in a suite's search for the largest batch, whose times say nothing."""
     return trial.spec.recipe is not None and trial.spec.recipe.max_steps == LIMIT_STEPS

@@ -102,7 +102,9 @@ def overview(subject: OverviewSubject) -> Chart | None:
     document["barmode"] = "group"
     document["xaxis"] = axis("speed-up over fp32", rangemode="tozero")
     order = [inert(topic.title) for topic in shown]
-    document["yaxis"] = axis(type="category", autorange="reversed", categoryorder="array", categoryarray=order)
+    document["yaxis"] = axis(
+        type="category", showgrid=False, autorange="reversed", categoryorder="array", categoryarray=order
+    )
     document["shapes"] = [_line_at_one(vertical=True)]
     rows = [(topic, cell) for topic in topics for cell in _best_by_precision(topic).values()]
     grid = cell_grid(TopicSubject(topics[0], subject.file_of), [cell for _, cell in rows], ratio_columns())
@@ -163,7 +165,7 @@ def _trace(
         # A cell that failed keeps its place, with its status over no bar.
         "y": [_value(each) for each in found],
         "error_y": error_bars(found),
-        "text": None if crowded else [inert(text(cell)) for cell in cells],
+        "text": None if crowded else [_over(cell, text(cell)) for cell in cells],
         "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
         "insidetextanchor": "start",
         "cliponaxis": False,
@@ -176,6 +178,12 @@ def _trace(
         "hoverinfo": "text",
         "showlegend": any(name != inert(cell.precision) for name, cell in zip(names, cells, strict=True)),
     }
+
+
+def _over(cell: Cell, text: str) -> str:
+    """Return what stands over a bar: its figure, and what became of a cell that did not end well."""
+    status = cell.trial.status
+    return inert(text) if status in ("ok", text) else f"{inert(text)}<br>{inert(status)}"
 
 
 def _hover_of(subject: TopicSubject, cell: Cell, found: Estimate | None, kind: str) -> str:
@@ -204,7 +212,7 @@ def _ratio_text(cell: Cell) -> str:
 
 def _bar_layout(topic: Topic, cells: Sequence[Cell], title: str) -> Document:
     document = layout()
-    document["xaxis"] = axis(type="category")
+    document["xaxis"] = axis(type="category", showgrid=False)
     document["yaxis"] = axis(title, rangemode="tozero")
     document["barmode"] = "group"
     settings = [setting for setting in topic.settings if setting]

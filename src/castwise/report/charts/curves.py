@@ -145,7 +145,7 @@ def _losses(cell: Cell) -> Iterator[_Point]:
     began = 0.0
     for number, epoch in enumerate(runs.epochs_of(cell.trial)):
         for step, value in epoch.losses:
-            done = step / max(1, epoch.num_steps)
+            done = (step + 1) / max(1, epoch.num_steps)
             yield _Point(cell, began + done * epoch.seconds, number + done, value)
         began += epoch.seconds + epoch.validation_seconds
 

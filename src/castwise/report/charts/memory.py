@@ -48,7 +48,7 @@ def memory(subject: TopicSubject) -> Chart | None:
     document: Document = layout(height=380)
     document["barmode"] = "stack"
     document["legend"]["traceorder"] = "normal"
-    document["xaxis"] = axis(type="category")
+    document["xaxis"] = axis(type="category", showgrid=False)
     document["yaxis"] = axis("GiB", rangemode="tozero")
     least = min(cells, key=lambda cell: cell.allocated_bytes or 0)
     figures = [bytes_column(f"memory_{index}", title, value) for index, (title, value) in enumerate(KINDS)]

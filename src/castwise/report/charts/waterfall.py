@@ -50,7 +50,10 @@ def waterfall(subject: TopicSubject) -> Chart | None:
         "totals": {"marker": {"color": colour, "line": {"color": INK, "width": 1}}},
     }
     document = layout()
-    document["xaxis"], document["yaxis"] = axis(type="category"), axis(f"{topic.unit} per second", rangemode="tozero")
+    document["xaxis"], document["yaxis"] = (
+        axis(type="category", showgrid=False),
+        axis(f"{topic.unit} per second", rangemode="tozero"),
+    )
     document["showlegend"] = False
     return Chart(
         name="waterfall",

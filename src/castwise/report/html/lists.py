@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from castwise.analyze import metrics, runs
+from castwise.analyze import metrics
 from castwise.analyze.answers import Answer
-from castwise.analyze.collection import Collection, Topic, is_search
+from castwise.analyze.collection import Collection, Topic, is_search, throughput_of
 from castwise.analyze.warnings import TrialWarning, warnings_of
 from castwise.plan import SYNTHETIC
 from castwise.precisions import BASELINE
@@ -83,7 +83,7 @@ def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> Grid[
         _words("techniques", lambda t: " + ".join(t.spec.techniques)),
         Column("seed", "seed", lambda t: t.spec.seed, lambda t: str(t.spec.seed)),
         Column("repeat", "round", lambda t: t.spec.repeat, lambda t: str(t.spec.repeat)),
-        Column("throughput", "throughput", _throughput, _throughput_text),
+        Column("throughput", "throughput", throughput_of, _throughput_text),
         Column("step_seconds", "step time", metrics.step_seconds, lambda t: format_seconds(metrics.step_seconds(t))),
         Column(
             "peak_allocated_bytes",
@@ -157,12 +157,8 @@ def _rate_text(answer: Answer) -> str:
     return "–" if value is None else f"{format_rate(value)} {answer.topic.unit}/s"
 
 
-def _throughput(trial: Trial) -> float | None:
-    return runs.throughput(trial) if trial.spec.kind == "training" else metrics.throughput(trial)
-
-
 def _throughput_text(trial: Trial) -> str:
-    value = _throughput(trial)
+    value = throughput_of(trial)
     return "–" if value is None else f"{format_rate(value)} {unit_of(trial.spec.workload)}/s"
 
 
