@@ -99,7 +99,7 @@ def test_speed_ups_need_float32() -> None:
     assert "speedup" not in names(steady("bf16-mixed"), steady("tf32"))
     drawn = chart("speedup", steady("fp32"), steady("bf16-mixed"))
     assert drawn.traces[0]["y"] == [1.0, pytest.approx(2.5)]
-    assert drawn.says == "Speed-up over fp32; the largest is 2.50×, with bf16-mixed."
+    assert drawn.says == "The largest is 2.50×, with bf16-mixed."
 
 
 def test_memory_adds_up_to_the_driver_s_figure() -> None:

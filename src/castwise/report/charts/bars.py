@@ -33,10 +33,7 @@ def throughput(subject: TopicSubject) -> Chart | None:
     if not any(cell.throughput for cell in cells):
         return None
     best = max((cell for cell in cells if cell.throughput), key=lambda cell: _value(cell.throughput))
-    says = (
-        f"Throughput by precision; the highest is {format_rate(_value(best.throughput))} "
-        f"{topic.unit} a second, with {topic.label(best)}."
-    )
+    says = f"The highest is {format_rate(_value(best.throughput))} {topic.unit} a second, with {topic.label(best)}."
     return Chart(
         name="throughput",
         title="Throughput",
@@ -62,7 +59,7 @@ def speedup(subject: TopicSubject) -> Chart | None:
     return Chart(
         name="speedup",
         title="Speed-up over fp32",
-        says=f"Speed-up over fp32; the largest is {format_ratio(_value(best.speedup))}, with {topic.label(best)}.",
+        says=f"The largest is {format_ratio(_value(best.speedup))}, with {topic.label(best)}.",
         traces=_bars(subject, cells, lambda cell: cell.speedup, _ratio_text, "ratio"),
         layout=document,
         table=cell_grid(subject, compared, ratio_columns()),
@@ -117,7 +114,7 @@ def overview(subject: OverviewSubject) -> Chart | None:
     return Chart(
         name="overview",
         title="Speed-up over fp32, side by side",
-        says=f"Speed-up over fp32 by precision, of {len(shown)} comparisons.",
+        says=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
         traces=traces,
         layout=document,
         table=Grid(columns, [cell for _, cell in rows]),

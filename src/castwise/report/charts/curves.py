@@ -88,7 +88,7 @@ def time_split(subject: TopicSubject) -> Chart | None:
     return Chart(
         name="time",
         title="Where the time went",
-        says=f"Wall time of the runs by what it went into{waits}.",
+        says=f"Wall time of each run{waits}.",
         traces=traces,
         layout=document,
         table=cell_grid(subject, every, figures),
@@ -132,7 +132,7 @@ def _curves(
     return Chart(
         name=name,
         title=f"{title} over time and epochs",
-        says=f"{title}; at the end: {', '.join(last)}.",
+        says=f"At the end: {', '.join(last)}.",
         traces=traces,
         layout=panels([y_title, y_title], ["seconds", "epochs"]),
         table=_point_grid(subject, [point for _, points in drawn for point in points], name),

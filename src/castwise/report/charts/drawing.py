@@ -78,6 +78,7 @@ def axis(title: str = "", **settings: Any) -> Document:
         "linecolor": INK,
         "zerolinecolor": INK,
         "tickcolor": INK,
+        "tickfont": {"size": 12},
         "fixedrange": True,
         **settings,
     }
@@ -118,7 +119,7 @@ def panels(
         top = 1 - index * (share + gap)
         number = "" if index == 0 else str(index + 1)
         document[f"yaxis{number}"] = axis(y_title, domain=[max(0.0, top - share), top], anchor=f"x{number}")
-        document[f"xaxis{number}"] = axis(x_title, anchor=f"y{number}", **x_settings)
+        document[f"xaxis{number}"] = axis(x_title, anchor=f"y{number}", zeroline=False, **x_settings)
         if not x_title:
             document[f"xaxis{number}"]["showticklabels"] = False
     return document

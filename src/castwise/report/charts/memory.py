@@ -65,10 +65,7 @@ def memory(subject: TopicSubject) -> Chart | None:
     return Chart(
         name="memory",
         title="Memory, by what holds it",
-        says=(
-            f"Peak memory by what holds it; tensors hold least with {topic.label(least)}, "
-            f"{format_bytes(least.allocated_bytes)} at the peak."
-        ),
+        says=(f"Tensors hold least with {topic.label(least)}, {format_bytes(least.allocated_bytes)} at the peak."),
         traces=traces,
         layout=document,
         table=cell_grid(subject, every, figures),

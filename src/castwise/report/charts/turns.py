@@ -78,7 +78,7 @@ def blocks(subject: TopicSubject) -> Chart | None:
         )
         traces.append(line(topic.label(cell), cell.precision, [index + 1 for index in kept], values, said))
     document = layout()
-    document["xaxis"] = axis("timed block")
+    document["xaxis"] = axis("timed block", zeroline=False)
     document["yaxis"] = axis("beside the median, %")
     spreads = [spread for cell, _ in shown if (spread := metrics.spread(cell.trial)) is not None]
     return Chart(
