@@ -54,4 +54,5 @@ def write_wandb(runs: Iterable[TrackedRun], folder: Path) -> int:
             made.log(steps[step], step=step)
         made.summary.update(run.figures)
         made.finish(exit_code=0 if run.tags["status"] == "ok" else 1)
+    wandb.teardown()  # which waits until all is on disk: `finish` comes back before that
     return count
