@@ -179,7 +179,9 @@ def test_thousands_of_cells_are_drawn_in_part_and_the_table_has_all() -> None:
     assert sum(len(trace["x"]) for trace in drawn.traces) == MOST_BARS
     assert len(drawn.table.rows) == 700
     assert drawn.note == f"The {MOST_BARS} highest of 700 cells are drawn; the table has all."
-    assert len(chart("blocks", *trials).traces) == MOST_LINES
+    blocks = chart("blocks", *trials)
+    assert len(blocks.traces) == MOST_LINES
+    assert blocks.note == f"{MOST_LINES} of 700 cells; `castwise export` has all."
 
 
 def test_figures_that_are_no_numbers_leave_gaps() -> None:

@@ -59,8 +59,9 @@ def find(asked: Asked) -> Found:
     seen: set[Path] = set()
     for path in asked.paths:
         records, failed = _read(path)
+        real = path.resolve()  # once: the files below it are too many to be asked each
         for record in records:
-            where = record.path.resolve()
+            where = real / record.path.relative_to(path)
             if where not in seen:
                 seen.add(where)
                 trials.append(record.trial)

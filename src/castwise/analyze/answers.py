@@ -91,18 +91,13 @@ def _of_topic(topic: Topic) -> list[Answer]:
     if topic.is_training:
         return _of_runs(topic)
     cells = {cell.trial.spec.key: cell for cell in topic.cells}
+    baselines = {cell.trial.spec.comparison: cell for cell in topic.cells if cell.precision == BASELINE}
     answers = []
     for advice in recommend(topic.rows):
         cell = cells.get(advice.key or "")
-        answers.append(Answer(topic, advice.precision, advice.sentence, advice.code, cell, _baseline(topic, cell)))
+        baseline = baselines.get(cell.trial.spec.comparison) if cell is not None else None
+        answers.append(Answer(topic, advice.precision, advice.sentence, advice.code, cell, baseline))
     return answers
-
-
-def _baseline(topic: Topic, cell: Cell | None) -> Cell | None:
-    """Return the float32 cell that differs from another in precision and loss scale alone."""
-    if cell is None:
-        return None
-    return next((c for c in topic.cells if c.precision == BASELINE and topic.same_setting(c, cell)), None)
 
 
 def _of_runs(topic: Topic) -> list[Answer]:

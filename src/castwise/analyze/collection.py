@@ -121,12 +121,15 @@ class Topic:
             cell: The cell.
             *without: Axes to leave out.
         """
-        names = (name for name in self._varying if name not in without)
-        return ", ".join(text for name in names if (text := _axis(cell.trial, name)))
+        asked = (id(cell), without)
+        if asked not in self._settings:  # asked for thousands of cells in each chart and table
+            names = (name for name in self._varying if name not in without)
+            self._settings[asked] = ", ".join(text for name in names if (text := _axis(cell.trial, name)))
+        return self._settings[asked]
 
-    def same_setting(self, one: Cell, other: Cell) -> bool:
-        """Return whether two cells differ in nothing but precision and loss scale."""
-        return all(_axis(one.trial, name) == _axis(other.trial, name) for name in AXES if name not in runs.PRECISION)
+    @cached_property
+    def _settings(self) -> dict[tuple[int, tuple[str, ...]], str]:
+        return {}
 
     def label(self, cell: Cell, *without: str) -> str:
         """Return precision and setting, without some axes."""

@@ -104,7 +104,7 @@ def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], elsewhere: "
     step = step_estimate(cell)
     rate = _rate(cell, step)
     baselines = baselines_among(group)
-    speedup = _speedup(cell, baselines)
+    speedup = _speedup(cell, step, baselines)
     memory = estimate(_memory_ratios(cell, baselines))
     spreads = [value for trial in cell if (value := metrics.spread(trial)) is not None]
     return Row(
@@ -116,7 +116,7 @@ def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], elsewhere: "
         step_seconds=step.value if step else None,
         speedup=speedup.value if speedup else None,
         speedup_estimate=speedup,
-        verdict=_verdict(cell, speedup, elsewhere, margin),
+        verdict=None if step is None else _verdict(cell[0], speedup, elsewhere, margin),
         scaling_efficiency=_scaling_efficiency(cell, rate, alone),
         peak_allocated_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in cell),
         peak_reserved_bytes=metrics.largest(metrics.peak_reserved_bytes(trial) for trial in cell),
@@ -137,9 +137,8 @@ def _rate(cell: list[Trial], step: Estimate | None) -> Estimate | None:
     return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 
-def _speedup(cell: list[Trial], baselines: list[Trial]) -> Estimate | None:
+def _speedup(cell: list[Trial], step: Estimate | None, baselines: list[Trial]) -> Estimate | None:
     if baselines and cell[0].spec.cell == baselines[0].spec.cell:
-        step = step_estimate(cell)
         return Estimate(1.0, 1.0, 1.0, step.n) if step else None
     return speedup_estimate(baselines, cell)
 
@@ -152,10 +151,10 @@ def _memory_ratios(cell: list[Trial], baselines: list[Trial]) -> list[float]:
     return [own / base for own, base in pairs if own and base]
 
 
-def _verdict(cell: list[Trial], speedup: Estimate | None, elsewhere: "_Elsewhere", margin: float) -> Verdict | None:
-    if cell[0].spec.precision == BASELINE or step_estimate(cell) is None:
+def _verdict(trial: Trial, speedup: Estimate | None, elsewhere: "_Elsewhere", margin: float) -> Verdict | None:
+    if trial.spec.precision == BASELINE:
         return None
-    return judge(speedup, margin) if speedup else elsewhere.incomparable(cell[0])
+    return judge(speedup, margin) if speedup else elsewhere.incomparable(trial)
 
 
 class _Elsewhere:

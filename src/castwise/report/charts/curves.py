@@ -128,14 +128,14 @@ def _curves(
             trace = line(label, cell.precision, x, values, said)
             traces.append({**trace, **panel(index), "showlegend": index == 0})
     last = [f"{topic.label(cell)} {points[-1].value:.4g}" for cell, points in shown[:8]]
-    left_out = f"{len(shown)} of {len(drawn)} runs are drawn; the table has all." if len(shown) < len(drawn) else ""
+    left_out = f"{len(shown)} of {len(drawn):,} runs; `castwise export` has all." if len(shown) < len(drawn) else ""
     return Chart(
         name=name,
         title=f"{title} over time and epochs",
         says=f"At the end: {', '.join(last)}.",
         traces=traces,
         layout=panels([y_title, y_title], ["seconds", "epochs"]),
-        table=_point_grid(subject, [point for _, points in drawn for point in points], name),
+        table=_point_grid(subject, [point for _, points in shown for point in points], name),
         note=left_out,
     )
 

@@ -55,8 +55,8 @@ def telemetry(subject: TopicSubject) -> Chart | None:
         says=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         traces=traces,
         layout=panels(titles, ["", "", f"{what}s, in the order they were timed"], height=180),
-        table=_grid(subject, [turn for _, turns in watched for turn in turns]),
-        note=f"{len(shown)} of {len(watched)} cells are drawn; the table has all." if len(shown) < len(watched) else "",
+        table=_grid(subject, [turn for _, turns in shown for turn in turns]),
+        note=_left_out(len(shown), len(watched)),
     )
 
 
@@ -88,8 +88,17 @@ def blocks(subject: TopicSubject) -> Chart | None:
         + (f"; they spread by {100 * min(spreads):.2g} to {100 * max(spreads):.2g} %." if spreads else "."),
         traces=traces,
         layout=document,
-        table=_grid(subject, [turn for cell, _ in timed for turn in _turns(cell)]),
-        note="The first process of each cell." if any(len(cell.trials) > 1 for cell, _ in shown) else "",
+        table=_grid(subject, [turn for cell, _ in shown for turn in _turns(cell)]),
+        note=" ".join(
+            words
+            for words in (
+                "The lines are the first process of each cell."
+                if any(len(cell.trials) > 1 for cell, _ in shown)
+                else "",
+                _left_out(len(shown), len(timed)),
+            )
+            if words
+        ),
     )
 
 
@@ -106,6 +115,10 @@ def _turns(cell: Cell) -> list[_Turn]:
 
 def _tells(turn: _Turn) -> bool:
     return turn.reading is not None and any(value(turn.reading) is not None for _, _, value in _PANELS)
+
+
+def _left_out(shown: int, every: int) -> str:
+    return f"{shown} of {every:,} cells; `castwise export` has all." if shown < every else ""
 
 
 def _held(cell: Cell) -> str:

@@ -1,7 +1,8 @@
 """What a report lists besides charts: answers, trials, machines, warnings."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from castwise.analyze import metrics
 from castwise.analyze.answers import Answer
@@ -69,41 +70,59 @@ def answer_grid(answers: Sequence[Answer]) -> Grid[Answer]:
     )
 
 
-def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> Grid[Trial]:
+@dataclass(frozen=True)
+class _Line:
+    """A trial in the table of all, with the figures that take a while to compute."""
+
+    trial: Trial
+    throughput: float | None
+    step_seconds: float | None
+    peak_bytes: int | None
+
+
+def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> Grid[Any]:
     """Return a table of all trials."""
+
+    def words(name: str, text: Callable[[Trial], str]) -> Column[_Line]:
+        return _words(name, lambda line: text(line.trial))
+
     several = len(collection.machines) > 1
-    columns: list[Column[Trial]] = [
-        _words("workload", lambda t: t.spec.workload),
-        _words("kind", lambda t: "search" if is_search(t) else t.spec.kind),
-        _words("data", lambda t: t.spec.data_set),
-        _words("precision", lambda t: t.spec.precision),
-        _words("loss scale", lambda t: t.spec.loss_scale),
-        Column("batch_size", "batch", lambda t: t.spec.batch_size, lambda t: str(t.spec.batch_size)),
-        Column("gpus", "GPUs", lambda t: t.spec.world_size, lambda t: str(t.spec.world_size)),
-        _words("techniques", lambda t: " + ".join(t.spec.techniques)),
-        Column("seed", "seed", lambda t: t.spec.seed, lambda t: str(t.spec.seed)),
-        Column("repeat", "round", lambda t: t.spec.repeat, lambda t: str(t.spec.repeat)),
-        Column("throughput", "throughput", throughput_of, _throughput_text),
-        Column("step_seconds", "step time", metrics.step_seconds, lambda t: format_seconds(metrics.step_seconds(t))),
+    columns = [
+        words("workload", lambda t: t.spec.workload),
+        words("kind", lambda t: "search" if is_search(t) else t.spec.kind),
+        words("data", lambda t: t.spec.data_set),
+        words("precision", lambda t: t.spec.precision),
+        words("loss scale", lambda t: t.spec.loss_scale),
+        _count("batch_size", "batch", lambda t: t.spec.batch_size),
+        _count("gpus", "GPUs", lambda t: t.spec.world_size),
+        words("techniques", lambda t: " + ".join(t.spec.techniques)),
+        _count("seed", "seed", lambda t: t.spec.seed),
+        _count("repeat", "round", lambda t: t.spec.repeat),
+        Column("throughput", "throughput", lambda line: line.throughput, _throughput_text),
+        Column("step_seconds", "step time", lambda line: line.step_seconds, lambda x: format_seconds(x.step_seconds)),
         Column(
-            "peak_allocated_bytes",
-            "peak allocated",
-            metrics.peak_allocated_bytes,
-            lambda t: format_bytes(metrics.peak_allocated_bytes(t)),
+            "peak_allocated_bytes", "peak allocated", lambda line: line.peak_bytes, lambda x: format_bytes(x.peak_bytes)
         ),
-        _words("status", lambda t: t.status),
-        _words("message", lambda t: t.message),
-        *([_words("machine", lambda t: f"{t.environment.device_name} {t.environment.fingerprint}")] if several else []),
-        _words("measured", lambda t: t.started_at[:16].replace("T", " ")),
-        _words("file", file_of),
+        words("status", lambda t: t.status),
+        words("message", lambda t: t.message),
+        *([words("machine", lambda t: f"{t.environment.device_name} {t.environment.fingerprint}")] if several else []),
+        words("measured", lambda t: t.started_at[:16].replace("T", " ")),
+        words("file", file_of),
     ]
-    dull = ("techniques", "seed", "repeat", "message", "gpus", "loss_scale", "data")
-    kept = [
-        column
-        for column in columns
-        if column.name not in dull or len({column.value(trial) for trial in collection.trials}) > 1
+    lines = [
+        _Line(trial, throughput_of(trial), metrics.step_seconds(trial), metrics.peak_allocated_bytes(trial))
+        for trial in collection.trials
     ]
-    return Grid(kept, collection.trials)
+    kept = [column for column in columns if column.name not in _DULL or len({column.value(line) for line in lines}) > 1]
+    return Grid(kept, lines)
+
+
+# What the table of all trials leaves out where it is the same in all.
+_DULL = ("techniques", "seed", "repeat", "message", "gpus", "loss_scale", "data")
+
+
+def _count(name: str, title: str, value: Callable[[Trial], int]) -> Column[_Line]:
+    return Column(name, title, lambda line: value(line.trial), lambda line: str(value(line.trial)))
 
 
 def machine_grid(collection: Collection) -> Grid[Environment]:
@@ -157,9 +176,9 @@ def _rate_text(answer: Answer) -> str:
     return "–" if value is None else f"{format_rate(value)} {answer.topic.unit}/s"
 
 
-def _throughput_text(trial: Trial) -> str:
-    value = throughput_of(trial)
-    return "–" if value is None else f"{format_rate(value)} {unit_of(trial.spec.workload)}/s"
+def _throughput_text(line: _Line) -> str:
+    value = line.throughput
+    return "–" if value is None else f"{format_rate(value)} {unit_of(line.trial.spec.workload)}/s"
 
 
 def _words(name: str, text: Callable[[T], str]) -> Column[T]:

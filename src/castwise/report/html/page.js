@@ -51,12 +51,13 @@
   };
 
   // ---- tables
+  const collator = new Intl.Collator("en", { numeric: true });
   const compareCells = (one, other) => {
     const a = valueOf(one), b = valueOf(other);
     const noA = a === null || a === "–", noB = b === null || b === "–";
     if (noA || noB) return noA - noB; // what is not there comes last, whichever way
     if (typeof a === "number" && typeof b === "number") return a - b;
-    return String(a).localeCompare(String(b), "en", { numeric: true });
+    return collator.compare(a, b);
   };
 
   class Table {
@@ -107,7 +108,7 @@
     addChoice(bar, index) {
       const values = [...new Set(this.table.rows.map((row) => textOf(row[index])))];
       if (values.length < 2 || values.length > 60) return;
-      values.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+      values.sort(collator.compare);
       const column = this.table.columns[index];
       const select = make("select", {}, make("option", { value: "" }, "all"),
         ...values.map((value, place) => make("option", { value: String(place + 1) }, value)));

@@ -74,7 +74,7 @@ class _Data:
             "title": chart.title,
             "says": chart.says,
             "note": chart.note,
-            "traces": chart.traces,
+            "traces": _finite(chart.traces),
             "layout": chart.layout,
             "table": _table(chart.table),
         }
@@ -140,9 +140,7 @@ def render(collection: Collection, source: Source, title: str = "castwise report
         "folded": len(sections) > _MOST_UNFOLDED,
         "script": page_script,
         "policy": _policy(plotly, page_script),
-        "data": _packed(
-            json.dumps(_finite(data.document()), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        ),
+        "data": _packed(json.dumps(data.document(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
     }
     return str(_environment().get_template("page.html.j2").render(context))
 
@@ -183,7 +181,7 @@ def _table(grid: Grid[Any]) -> dict[str, Any]:
 def _cell(value: Any, text: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return text
-    return [value, text] if math.isfinite(value) else [None, text]
+    return [_short(value), text] if math.isfinite(value) else [None, text]
 
 
 def _text(cell: Any) -> str:
@@ -195,10 +193,14 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
+def _short(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.7g}")
+
+
 def _finite(value: Any) -> Any:
     """Return a document without NaN and infinity, which JSON does not have, and with figures of seven digits."""
     if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
+        return _short(value) if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
