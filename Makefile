@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real data sets lie here, or are downloaded to here.
 export CASTWISE_DATA ?= data
 
-.PHONY: demo test format lint types tests tables gpu-tests clean
+.PHONY: demo test browser format lint types tests tables gpu-tests clean
 
 demo: .venv/installed-all
 	$(BIN)/castwise run
@@ -21,6 +21,12 @@ types: .venv/installed-dev
 # One thread a process: two test processes with two threads each would fight over two cores.
 tests: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu"
+
+# The browser that the tests of reports drive; without one they are skipped. Needs the right to install packages.
+browser:
+	@command -v chromium || command -v google-chrome || \
+	{ command -v apt-get >/dev/null || { echo "Install Chromium or Chrome with your system's package manager."; exit 1; }; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
 # The same checks on a machine with a GPU, where CI has none.
 gpu-tests: .venv/installed-dev

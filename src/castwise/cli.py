@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import castwise
+from castwise import cli_reporting
 from castwise.errors import CastwiseError, UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ Examples:
     castwise run               a short job that suits this machine
 
     castwise run resnet50      every precision the GPU has
+
+    castwise report            what was measured, as a page with charts
 
     castwise doctor            what this machine can do
 
@@ -321,6 +324,9 @@ def doctor() -> None:
     from castwise.commands import examine
 
     raise typer.Exit(examine())
+
+
+cli_reporting.add_to(app)
 
 
 def main() -> NoReturn:

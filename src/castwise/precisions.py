@@ -217,11 +217,16 @@ def find_precision(name: str) -> Precision:
     Raises:
         UsageError: No row has the name; the message offers the nearest.
     """
-    wanted = name.strip().lower()
-    for row in PRECISIONS:
-        if wanted == row.name or wanted in row.aliases:
-            return row
+    found = known_precision(name)
+    if found is not None:
+        return found
     raise unknown_name("precision", name, (row.name for row in PRECISIONS))
+
+
+def known_precision(name: str) -> Precision | None:
+    """Return the row with this name or alias, and None where no row has it: a record may come from elsewhere."""
+    wanted = name.strip().lower()
+    return next((row for row in PRECISIONS if wanted == row.name or wanted in row.aliases), None)
 
 
 @dataclass(frozen=True)

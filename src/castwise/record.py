@@ -5,7 +5,7 @@ format stands beside its version.
 """
 
 import hashlib
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,10 @@ from castwise.precisions import Hardware
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
 # without them reads as one without telemetry.
 SCHEMA_VERSION = 1
+
+# A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Bytes = Annotated[int, Field(ge=0)]
 
 Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]
 
@@ -137,7 +141,7 @@ class Block(Document):
         skipped_steps: Steps of the block that loss scaling skipped.
     """
 
-    seconds: float = Field(gt=0)
+    seconds: _Seconds = Field(gt=0)
     num_steps: int = Field(ge=1)
     loss: float
     loss_scale: float | None = None
@@ -167,13 +171,13 @@ class Epoch(Document):
         diverged: Why the run was given up in or after this epoch; None where it was not.
     """
 
-    seconds: float
-    data_seconds: float
-    first_step_seconds: float | None = None
-    validation_seconds: float = 0.0
+    seconds: _Seconds
+    data_seconds: _Seconds
+    first_step_seconds: _Seconds | None = None
+    validation_seconds: _Seconds = 0.0
     num_steps: int
     num_samples: int
-    counted_seconds: float
+    counted_seconds: _Seconds
     counted_samples: int
     losses: tuple[tuple[int, float], ...]
     learning_rate: float
@@ -212,10 +216,10 @@ class RankSamples(Document):
 
     blocks: tuple[Block, ...] = ()
     epochs: tuple[Epoch, ...] = ()
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    warm_up_peak_allocated_bytes: int | None = None
-    driver_used_bytes: int | None = None
+    peak_allocated_bytes: _Bytes | None = None
+    peak_reserved_bytes: _Bytes | None = None
+    warm_up_peak_allocated_bytes: _Bytes | None = None
+    driver_used_bytes: _Bytes | None = None
 
 
 class GpuFacts(Document):

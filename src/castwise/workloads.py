@@ -237,15 +237,26 @@ def find_workload(name: str) -> Workload:
     Raises:
         UsageError: No row has the name; the message offers the nearest.
     """
+    found = known_workload(name)
+    if found is not None:
+        return found
+    hint = "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME."
+    raise unknown_name("workload", name, (row.name for row in WORKLOADS), hint)
+
+
+def known_workload(name: str) -> Workload | None:
+    """Return what `find_workload` does, and None for a name that no row has: a record may come from elsewhere."""
     wanted = name.strip()
     for prefix, family in _ZOOS.items():
         if wanted.lower().startswith(prefix):
             return _zoo_model(wanted[len(prefix) :], prefix, family)
-    for row in WORKLOADS:
-        if wanted.lower() == row.name:
-            return row
-    hint = "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME."
-    raise unknown_name("workload", name, (row.name for row in WORKLOADS), hint)
+    return next((row for row in WORKLOADS if wanted.lower() == row.name), None)
+
+
+def unit_of(name: str) -> Unit:
+    """Return what a workload's throughput counts; samples, where the workload is not known here."""
+    row = known_workload(name)
+    return row.unit if row is not None else "samples"
 
 
 def _zoo_model(model: str, prefix: str, family: Family) -> Workload:

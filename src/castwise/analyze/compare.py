@@ -1,8 +1,9 @@
 """Set the cells of a job beside their baseline."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate, Verdict, estimate, judge
@@ -11,6 +12,7 @@ from castwise.precisions import BASELINE
 from castwise.record import Trial
 
 MARGIN = 0.01  # how far from 1 a speed-up still is "the same"
+_MOST_LOOKED_AT = 50  # float32 cells, for the one that differs least
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,20 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         groups.setdefault(group_of(trial), []).append(trial)
         if trial.spec.world_size == 1 and trial.status == "ok":
             alone.setdefault(_cell_of(trial), []).append(trial)
+    elsewhere = _Elsewhere(groups.values())
     return [
-        _row(cell, groups[group_of(cell[0])], alone.get(_cell_of(cell[0]), []), trials, margin)
+        _row(cell, groups[group_of(cell[0])], alone.get(_cell_of(cell[0]), []), elsewhere, margin)
         for cell in cells.values()
     ]
 
 
-def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], trials: Sequence[Trial], margin: float) -> Row:
+def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], elsewhere: "_Elsewhere", margin: float) -> Row:
     shown = next((trial for trial in cell if trial.status not in ("ok", "diverged")), cell[0])
     loss = metrics.final_loss(shown)
     step = step_estimate(cell)
     rate = _rate(cell, step)
     baselines = baselines_among(group)
-    speedup = _speedup(cell, baselines)
+    speedup = _speedup(cell, step, baselines)
     memory = estimate(_memory_ratios(cell, baselines))
     spreads = [value for trial in cell if (value := metrics.spread(trial)) is not None]
     return Row(
@@ -113,7 +116,7 @@ def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], trials: Sequ
         step_seconds=step.value if step else None,
         speedup=speedup.value if speedup else None,
         speedup_estimate=speedup,
-        verdict=_verdict(cell, speedup, trials, margin),
+        verdict=None if step is None else _verdict(cell[0], speedup, elsewhere, margin),
         scaling_efficiency=_scaling_efficiency(cell, rate, alone),
         peak_allocated_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in cell),
         peak_reserved_bytes=metrics.largest(metrics.peak_reserved_bytes(trial) for trial in cell),
@@ -134,9 +137,8 @@ def _rate(cell: list[Trial], step: Estimate | None) -> Estimate | None:
     return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 
-def _speedup(cell: list[Trial], baselines: list[Trial]) -> Estimate | None:
+def _speedup(cell: list[Trial], step: Estimate | None, baselines: list[Trial]) -> Estimate | None:
     if baselines and cell[0].spec.cell == baselines[0].spec.cell:
-        step = step_estimate(cell)
         return Estimate(1.0, 1.0, 1.0, step.n) if step else None
     return speedup_estimate(baselines, cell)
 
@@ -149,24 +151,39 @@ def _memory_ratios(cell: list[Trial], baselines: list[Trial]) -> list[float]:
     return [own / base for own, base in pairs if own and base]
 
 
-def _verdict(cell: list[Trial], speedup: Estimate | None, trials: Sequence[Trial], margin: float) -> Verdict | None:
-    if cell[0].spec.precision == BASELINE or step_estimate(cell) is None:
+def _verdict(trial: Trial, speedup: Estimate | None, elsewhere: "_Elsewhere", margin: float) -> Verdict | None:
+    if trial.spec.precision == BASELINE:
         return None
-    return judge(speedup, margin) if speedup else _incomparable(cell[0], trials)
+    return judge(speedup, margin) if speedup else elsewhere.incomparable(trial)
 
 
-def _incomparable(trial: Trial, trials: Sequence[Trial]) -> Verdict | None:
-    """Return why there is float32 to be seen and none to compare with, None where there is none at all."""
-    others = [other for other in trials if other.spec.precision == BASELINE and other.status == "ok"]
-    if not others:
-        return None
-    differences = min((_differences(trial, other) for other in others), key=len)
-    return Verdict("incomparable", f"float32 was measured with another {', another '.join(differences)}", None)
+class _Elsewhere:
+    """The float32 trials of all groups, for cells whose own group has none to compare with.
+
+    Args:
+        groups: The trials of each group.
+    """
+
+    def __init__(self, groups: Iterable[list[Trial]]) -> None:
+        firsts = (
+            next((t for t in group if t.spec.precision == BASELINE and t.status == "ok"), None) for group in groups
+        )
+        self._baselines = [(trial, trial.spec.model_dump()) for trial in firsts if trial is not None]
+
+    def incomparable(self, trial: Trial) -> Verdict | None:
+        """Return why there is float32 to be seen and none to compare with, None where there is none at all."""
+        spec = trial.spec.model_dump()
+        # Among thousands the nearest is likely of the same workload, and a few of those tell enough.
+        near = [each for each in self._baselines if each[1]["workload"] == spec["workload"]] or self._baselines
+        found = [_differences(trial, spec, *each) for each in near[:_MOST_LOOKED_AT]]
+        if not found:
+            return None
+        fewest = min(found, key=len)
+        return Verdict("incomparable", f"float32 was measured with another {', another '.join(fewest)}", None)
 
 
-def _differences(trial: Trial, other: Trial) -> list[str]:
+def _differences(trial: Trial, spec: dict[str, Any], other: Trial, theirs: dict[str, Any]) -> list[str]:
     """Return the fields in which two trials must not differ for a ratio of theirs to mean something, and do."""
-    spec, theirs = trial.spec.model_dump(), other.spec.model_dump()
     found = [name for name in spec if name not in ("precision", "loss_scale", "repeat") and spec[name] != theirs[name]]
     machine, other_machine = trial.environment, other.environment
     if machine.fingerprint != other_machine.fingerprint:

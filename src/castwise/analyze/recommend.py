@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from castwise.analyze.compare import Row
 from castwise.analyze.estimates import Estimate
-from castwise.precisions import BASELINE, find_precision
+from castwise.precisions import BASELINE, known_precision
 
 # A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement:
 # processes of the same cell were seen to differ by 0.1 % on an H200, and by some per cent on a busy CPU.
-_WORTHWHILE = 1.03
+WORTHWHILE = 1.03
 
 # The precisions that keep float32 weights, from the least change to a training loop to the largest.
 SIMPLEST_FIRST = ("fp32", "tf32", "bf16-mixed", "fp16-mixed", "fp16-master")
@@ -78,7 +78,7 @@ def _advise(name: str, where: str, rows: list[Row]) -> Advice:
 def _simplest_of_the_fastest(safe: list[Row]) -> Row:
     """Return the fastest row, or the one that changes the loop least among those hardly slower."""
     fastest = max(_speed(row) for row in safe)
-    near = [row for row in safe if _speed(row) * _WORTHWHILE >= fastest]
+    near = [row for row in safe if _speed(row) * WORTHWHILE >= fastest]
     return min(near, key=lambda row: SIMPLEST_FIRST.index(row.trial.spec.precision))
 
 
@@ -90,9 +90,9 @@ def _is_faster(row: Row, baseline: Row) -> bool:
     """
     interval = _interval(row)
     if interval is not None:
-        return interval.value >= _WORTHWHILE and interval.low > 1
+        return interval.value >= WORTHWHILE and interval.low > 1
     noise = (row.spread or 0.0) + (baseline.spread or 0.0)
-    return _speed(row) >= max(_WORTHWHILE, 1 + noise) * _speed(baseline)
+    return _speed(row) >= max(WORTHWHILE, 1 + noise) * _speed(baseline)
 
 
 def _interval(row: Row) -> Estimate | None:
@@ -137,7 +137,7 @@ def _nothing_gained(safe: list[Row]) -> str:
     best = max(others, key=_gained)
     if _gained(best) <= 1:
         return "No other precision that keeps float32 weights was faster."
-    if _gained(best) >= _WORTHWHILE:
+    if _gained(best) >= WORTHWHILE:
         return f"{_name(best)} was {best.speedup:.2f} times as fast, but {_doubt(best)}."
     return f"{_name(best)} comes closest, at {best.speedup:.2f} times its speed: not worth a change of numerics."
 
@@ -154,7 +154,7 @@ def _doubt(row: Row) -> str:
 
 
 def _caution(measured: list[Row], best: Row) -> str:
-    faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * _WORTHWHILE]
+    faster = [row for row in measured if not _keeps_float32_weights(row) and _speed(row) > _speed(best) * WORTHWHILE]
     if not faster or not _keeps_float32_weights(best):
         return ""
     names = ", ".join(f"{_name(row)} ({_speed(row) / _speed(best):.2f}×)" for row in faster)
@@ -165,13 +165,17 @@ def _caution(measured: list[Row], best: Row) -> str:
 def _name(row: Row) -> str:
     """Return the precision, with the loss scale where it is not the precision's own."""
     spec = row.trial.spec
-    own = find_precision(spec.precision).loss_scale
-    return spec.precision if spec.loss_scale == own else f"{spec.precision} with loss scale {spec.loss_scale}"
+    known = known_precision(spec.precision)
+    return (
+        spec.precision
+        if known is None or spec.loss_scale == known.loss_scale
+        else f"{spec.precision} with loss scale {spec.loss_scale}"
+    )
 
 
 def _keeps_float32_weights(row: Row) -> bool:
-    precision = find_precision(row.trial.spec.precision)
-    return precision.param_dtype == "float32" or precision.master_weights
+    precision = known_precision(row.trial.spec.precision)
+    return precision is not None and (precision.param_dtype == "float32" or precision.master_weights)
 
 
 def _speed(row: Row) -> float:
@@ -180,7 +184,9 @@ def _speed(row: Row) -> float:
 
 def _code(row: Row) -> str:
     spec = row.trial.spec
-    precision = find_precision(spec.precision)
+    precision = known_precision(spec.precision)
+    if precision is None:
+        return ""
     code = precision.code.replace("{device!r}", f'"{spec.device_type}"')
     if spec.loss_scale == precision.loss_scale:
         return code

@@ -8,16 +8,16 @@ from castwise.analyze.energy import energy_of, joules_per_unit, power_watts
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.warnings import warnings_of_all
 from castwise.plan import SYNTHETIC
-from castwise.precisions import find_precision, why_emulated
+from castwise.precisions import known_precision, why_emulated
 from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.report.warning_lines import warning_lines
-from castwise.workloads import find_workload
+from castwise.workloads import unit_of
 
 
 def _unit(row: Row) -> str:
-    return find_workload(row.trial.spec.workload).unit
+    return unit_of(row.trial.spec.workload)
 
 
 def _rate(row: Row) -> str:
@@ -253,4 +253,5 @@ def _undecided(rows: Sequence[Row]) -> list[str]:
 
 
 def _why_emulated(row: Row) -> str | None:
-    return why_emulated(find_precision(row.trial.spec.precision), row.trial.environment.hardware)
+    precision = known_precision(row.trial.spec.precision)
+    return None if precision is None else why_emulated(precision, row.trial.environment.hardware)

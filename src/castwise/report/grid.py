@@ -36,6 +36,19 @@ class Column(Generic[R]):
     wraps: bool = False
 
 
+@dataclass(frozen=True)
+class Grid(Generic[R]):
+    """A table: columns, and the rows that they take their figures from.
+
+    Attributes:
+        columns: The columns.
+        rows: The rows.
+    """
+
+    columns: Sequence[Column[R]]
+    rows: Sequence[R]
+
+
 def terminal_table(
     columns: Sequence[Column[R]],
     rows: Sequence[R],
@@ -130,5 +143,10 @@ def _halves(title: str) -> tuple[str, str]:
     return min(breaks, key=lambda halves: max(len(half) for half in halves))
 
 
+def markdown_text(text: str) -> str:
+    """Return text that Markdown prints on one line as it stands, without any HTML in it taken for such."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\r", " ").replace("\n", " ")
+
+
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return markdown_text(text).replace("|", "\\|")

@@ -15,7 +15,7 @@ from castwise.analyze.warnings import warnings_of_all
 from castwise.prices import Prices
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
 from castwise.report.costs import cost_lines, costs
-from castwise.report.grid import csv_grid, fitting, markdown_grid, plain, terminal_table
+from castwise.report.grid import csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 
 _PIPED_WIDTH = 250
 # The columns that a narrow terminal does without, the first first.
@@ -57,9 +57,9 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console,
 
 def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
     """Return the table, its remarks, what epochs cost at these prices, and the advice as Markdown."""
-    lines = [markdown_table(rows).rstrip("\n"), *(f"- {line}" for line in cost_lines(rows, prices))]
+    lines = [markdown_table(rows).rstrip("\n"), *(f"- {markdown_text(line)}" for line in cost_lines(rows, prices))]
     for item in advice:
-        lines += ["", item.sentence]
+        lines += ["", markdown_text(item.sentence)]
         if item.code:
             lines += ["", "```python", item.code, "```"]
     return "\n".join(lines).rstrip() + "\n"
@@ -68,7 +68,8 @@ def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | 
 def markdown_table(rows: Sequence[Row]) -> str:
     """Return the headline, the table and its remarks as Markdown."""
     columns = shown_columns(rows)
-    lines = [headline(rows), "", *markdown_grid(columns, rows), "", *(f"- {line}" for line in remarks(rows))]
+    remarked = (f"- {markdown_text(line)}" for line in remarks(rows))
+    lines = [markdown_text(headline(rows)), "", *markdown_grid(columns, rows), "", *remarked]
     return "\n".join(lines).rstrip() + "\n"
 
 

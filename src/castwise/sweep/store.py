@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,17 +83,31 @@ class Store:
         return {trial.spec.key: trial for trial in own}, problems
 
 
-def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
-    """Return all trials under a folder, oldest first, and the JSON files that are none, each with its reason."""
-    trials: list[Trial] = []
+@dataclass(frozen=True)
+class Record:
+    """A trial and the file it was read from."""
+
+    path: Path
+    trial: Trial
+
+
+def read_records(files: Iterable[Path]) -> tuple[list[Record], list[Problem]]:
+    """Return the records in some files, oldest first, and the files that are none, each with its reason."""
+    records: list[Record] = []
     problems: list[Problem] = []
     with _no_collection():
-        for path in sorted(folder.rglob("*.json")):
+        for file in files:
             try:
-                trials.append(_read(path))
+                records.append(Record(file, _read(file)))
             except StoreError as error:
-                problems.append(Problem(path, str(error)))
-    return sorted(trials, key=lambda trial: trial.started_at), problems
+                problems.append(Problem(file, str(error)))
+    return sorted(records, key=lambda record: record.trial.started_at), problems
+
+
+def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
+    """Return all trials under a folder, oldest first, and the JSON files that are none, each with its reason."""
+    records, problems = read_records(sorted(folder.rglob("*.json")))
+    return [record.trial for record in records], problems
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""Take the pictures of docs/reports.md: the report of the records under benchmarks/records/, in headless Chromium.
+
+    python benchmarks/screenshots.py [--out docs/images]
+
+Needs Chromium on the PATH (`make browser`).
+"""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from castwise.reporting import Asked, find, write_report
+
+HERE = Path(__file__).resolve().parent
+RECORDS = HERE / "records"
+WIDE, NARROW = {"width": 1280, "height": 1000}, {"width": 360, "height": 780}
+
+
+def main() -> None:
+    """Write the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "images")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    path = next(found for name in ("chromium", "google-chrome") if (found := shutil.which(name)))
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        steady, runs = Path(folder) / "steady.html", Path(folder) / "runs.html"
+        write_report(find(Asked([RECORDS / "trials"])), steady)
+        write_report(find(Asked([RECORDS / "suites" / "full"])), runs)
+        browser = playwright.chromium.launch(executable_path=path)
+        for name, file, viewport, scheme, anchor in (
+            ("report-wide", steady, WIDE, "light", ""),
+            ("report-topic", steady, WIDE, "light", "topic-1"),
+            ("report-narrow", steady, NARROW, "dark", "topic-2"),
+            ("report-runs", runs, WIDE, "dark", "wrn-28-10"),
+        ):
+            page = browser.new_context(viewport=viewport, color_scheme=scheme).new_page()
+            page.goto(file.as_uri())
+            page.locator("html[data-ready]").wait_for(state="attached")
+            _go_to(page, anchor)
+            page.wait_for_timeout(1500)
+            page.screenshot(path=out / f"{name}.png")
+            print(out / f"{name}.png")
+        browser.close()
+
+
+def _go_to(page: Page, anchor: str) -> None:
+    """Scroll to a topic, by its anchor or by what its heading begins with."""
+    if anchor:
+        topics = page.locator("details.topic")
+        place = page.locator(f"#{anchor}") if anchor.startswith("topic-") else topics.filter(has_text=anchor).first
+        place.evaluate("element => { element.open = true; element.scrollIntoView(); }")
+
+
+if __name__ == "__main__":
+    main()

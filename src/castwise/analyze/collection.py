@@ -1,0 +1,305 @@
+"""Records of any origin put in order: steady cells and training runs by topic, whose cells can be set side by side."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from castwise.analyze import metrics, runs
+from castwise.analyze.compare import Row, compare
+from castwise.analyze.estimates import Estimate, Verdict
+from castwise.analyze.runs import Run
+from castwise.plan import SYNTHETIC
+from castwise.precisions import PRECISIONS, known_precision
+from castwise.record import Environment, Trial
+from castwise.suite import LIMIT_STEPS
+from castwise.workloads import unit_of
+
+# What differs between the cells of a topic.
+AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
+_ORDER = {row.name: place for place, row in enumerate(PRECISIONS)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell's figures, whether it was timed in steady state or is a training run.
+
+    Attributes:
+        trial: The trial that speaks for it.
+        trials: All its trials, one a process.
+        throughput: Units per second; without an interval where one process was measured.
+        speedup: Over float32.
+        verdict: What the speed-up says; None for float32, for training runs, and where nothing was measured.
+        efficiency: Scaling efficiency; None on one GPU.
+        allocated_bytes: Peak of what tensors held.
+        reserved_bytes: Peak of what the allocator held.
+        driver_bytes: In use on the device at the end, by the driver's word.
+        source: What the figures were taken from.
+    """
+
+    trial: Trial
+    trials: tuple[Trial, ...]
+    throughput: Estimate | None
+    speedup: Estimate | None
+    verdict: Verdict | None
+    efficiency: float | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    driver_bytes: int | None
+    source: Row | Run
+
+    @property
+    def precision(self) -> str:
+        """Return the precision's name."""
+        return self.trial.spec.precision
+
+    @property
+    def unit(self) -> str:
+        """Return what throughput counts."""
+        return unit_of(self.trial.spec.workload)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Cells that differ in nothing but `AXES`: what goes into one chart.
+
+    Attributes:
+        title: What it is called; no two topics of a collection share theirs.
+        cells: Its cells, by batch size, GPUs and so on, and then in the registry's order of precisions.
+    """
+
+    title: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def first(self) -> Trial:
+        """Return a trial that has what all have in common."""
+        return self.cells[0].trial
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether its cells are whole training runs."""
+        return self.first.spec.kind == "training"
+
+    @property
+    def unit(self) -> str:
+        """Return what throughput counts."""
+        return self.cells[0].unit
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows of steady cells."""
+        return [cell.source for cell in self.cells if isinstance(cell.source, Row)]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Return the runs of training cells."""
+        return [cell.source for cell in self.cells if isinstance(cell.source, Run)]
+
+    @property
+    def precisions(self) -> list[str]:
+        """Return the precisions among its cells, in the registry's order."""
+        return sorted({cell.precision for cell in self.cells}, key=_place)
+
+    @property
+    def settings(self) -> list[str]:
+        """Return what cells have besides their precision, in words, in order; one empty one where all have the same."""
+        return list(dict.fromkeys(self.setting(cell) for cell in self.cells))
+
+    @cached_property
+    def _varying(self) -> tuple[str, ...]:
+        names = ["batch_size", "world_size", "parallelism", "techniques", "seed"]
+        varying = [name for name in names if len({_axis(cell.trial, name) for cell in self.cells}) > 1]
+        scales = {(cell.precision, cell.trial.spec.loss_scale) for cell in self.cells}
+        # A scale that a precision has in all its cells tells none of them apart.
+        return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
+
+    def setting(self, cell: Cell, *without: str) -> str:
+        """Return what tells a cell from the topic's others besides its precision: "batch 128, 4 GPUs".
+
+        Args:
+            cell: The cell.
+            *without: Axes to leave out.
+        """
+        asked = (id(cell), without)
+        if asked not in self._settings:  # asked for thousands of cells in each chart and table
+            names = (name for name in self._varying if name not in without)
+            self._settings[asked] = ", ".join(text for name in names if (text := _axis(cell.trial, name)))
+        return self._settings[asked]
+
+    @cached_property
+    def _settings(self) -> dict[tuple[int, tuple[str, ...]], str]:
+        return {}
+
+    def label(self, cell: Cell, *without: str) -> str:
+        """Return precision and setting, without some axes."""
+        setting = self.setting(cell, *without)
+        return f"{cell.precision}, {setting}" if setting else cell.precision
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All that some records hold, put in order.
+
+    Attributes:
+        trials: The trials that count, oldest first.
+        topics: Their cells by topic: steady ones first, each kind in the order of its first trial.
+        notes: What was left out, a line each.
+    """
+
+    trials: tuple[Trial, ...]
+    topics: tuple[Topic, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Return all cells."""
+        return [cell for topic in self.topics for cell in topic.cells]
+
+    @property
+    def machines(self) -> dict[str, Environment]:
+        """Return each machine's environment by its fingerprint."""
+        found: dict[str, Environment] = {}
+        for trial in self.trials:
+            found.setdefault(trial.environment.fingerprint, trial.environment)
+        return found
+
+
+def collect(trials: Iterable[Trial]) -> Collection:
+    """Return trials in order; of a question measured several times on one machine the newest answer counts."""
+    newest: dict[tuple[str, str], Trial] = {}
+    copies = repeated = 0
+    for trial in sorted(trials, key=lambda each: each.started_at):
+        asked = (trial.environment.fingerprint, trial.spec.key)
+        before = newest.pop(asked, None)
+        if before is not None:
+            copies += before == trial
+            repeated += before != trial
+        newest[asked] = trial
+    kept = tuple(newest.values())
+    return Collection(kept, _topics(kept), tuple(_left_out(copies, repeated)))
+
+
+def throughput_of(trial: Trial) -> float | None:
+    """Return units per second of a trial of either kind; None where nothing was timed."""
+    return runs.throughput(trial) if trial.spec.kind == "training" else metrics.throughput(trial)
+
+
+def is_search(trial: Trial) -> bool:
+    """Return whether a trial is a step in a suite's search for the largest batch, whose times say nothing."""
+    return trial.spec.recipe is not None and trial.spec.recipe.max_steps == LIMIT_STEPS
+
+
+def has_interval(found: Estimate | None) -> bool:
+    """Return whether a figure has an interval that says something."""
+    return found is not None and math.isfinite(found.low) and math.isfinite(found.high) and found.low != found.high
+
+
+def _left_out(copies: int, repeated: int) -> Iterable[str]:
+    if copies:
+        yield f"{_count(copies, 'record is a copy', 'records are copies')} of another, and counted once"
+    if repeated:
+        yield f"{_count(repeated, 'record was', 'records were')} measured again later: the newest counts"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
+
+
+def _topics(trials: Sequence[Trial]) -> tuple[Topic, ...]:
+    steady = [_of_row(row) for row in compare([trial for trial in trials if trial.spec.kind == "steady"])]
+    training = [_of_run(run) for run in runs.runs([trial for trial in trials if trial.spec.kind == "training"])]
+    groups: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in (*steady, *training):
+        groups.setdefault((cell.trial.spec.kind, *runs.same_but(cell.trial, *AXES)), []).append(cell)
+    several = len({trial.environment.fingerprint for trial in trials}) > 1
+    topics: dict[str, Topic] = {}
+    for cells in groups.values():
+        title = _free(_title(cells[0].trial, several), topics)
+        topics[title] = Topic(title, tuple(sorted(cells, key=_sort_key)))
+    return tuple(topics.values())
+
+
+def _of_row(row: Row) -> Cell:
+    return Cell(
+        trial=row.trial,
+        trials=row.trials,
+        throughput=row.throughput_estimate,
+        speedup=row.speedup_estimate,
+        verdict=row.verdict,
+        efficiency=row.scaling_efficiency,
+        allocated_bytes=row.peak_allocated_bytes,
+        reserved_bytes=row.peak_reserved_bytes,
+        driver_bytes=metrics.largest(runs.driver_used_bytes(trial) for trial in row.trials),
+        source=row,
+    )
+
+
+def _of_run(run: Run) -> Cell:
+    return Cell(
+        trial=run.trial,
+        trials=(run.trial,),
+        throughput=_alone(run.throughput),
+        speedup=_alone(run.speedup),
+        verdict=None,
+        efficiency=run.efficiency,
+        allocated_bytes=run.peak_allocated_bytes,
+        reserved_bytes=run.peak_reserved_bytes,
+        driver_bytes=run.driver_used_bytes,
+        source=run,
+    )
+
+
+def _alone(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value, math.nan, math.nan, 1)
+
+
+def _title(trial: Trial, several_machines: bool) -> str:
+    spec = trial.spec
+    title = spec.workload if spec.data_set == SYNTHETIC else f"{spec.workload} on {spec.data_set}"
+    if spec.recipe is not None:
+        steps = spec.recipe.max_steps
+        whole = "training" if steps is None else f"training, {steps} steps an epoch"
+        title += f": {'search for the largest batch' if is_search(trial) else whole}"
+    return f"{title} ({trial.environment.device_name})" if several_machines else title
+
+
+def _free(title: str, taken: dict[str, Topic]) -> str:
+    """Return a title that no topic has: these differ in protocol or recipe, which no title says in a word."""
+    candidates = (title, *(f"{title} #{number}" for number in range(2, len(taken) + 3)))
+    return next(name for name in candidates if name not in taken)
+
+
+def _sort_key(cell: Cell) -> tuple[object, ...]:
+    spec = cell.trial.spec
+    return (
+        spec.batch_size,
+        spec.world_size,
+        spec.parallelism,
+        len(spec.techniques),
+        spec.techniques,
+        spec.seed,
+        _place(spec.precision),
+        spec.loss_scale,
+    )
+
+
+def _place(precision: str) -> tuple[int, str]:
+    return (_ORDER.get(precision, len(_ORDER)), precision)
+
+
+def _axis(trial: Trial, name: str) -> str:
+    """Return a cell's place on an axis in words; empty where it is what goes without saying."""
+    spec = trial.spec
+    if name == "batch_size":
+        return f"batch {spec.batch_size}"
+    if name == "world_size":
+        return "1 GPU" if spec.world_size == 1 else f"{spec.world_size} GPUs"
+    if name == "parallelism":
+        return "" if spec.parallelism == "none" else spec.parallelism
+    if name == "techniques":
+        return " + ".join(spec.techniques)
+    if name == "seed":
+        return f"seed {spec.seed}"
+    known = known_precision(spec.precision)
+    return "" if known is not None and spec.loss_scale == known.loss_scale else f"loss scale {spec.loss_scale}"

@@ -1,0 +1,127 @@
+"""The commands that read records: parse, call one function, print. They need no torch and no GPU."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from castwise.errors import UsageError
+
+_DEFAULT_REPORT = Path("castwise-report.html")
+
+_REPORT_EXAMPLES = """\
+Examples:
+
+    castwise report                                      castwise-results/ as castwise-report.html
+
+    castwise report h200/ a100/ -o both.html             two machines in one report
+
+    castwise report h200/ -o report.md                   Markdown, for an issue or a pull request
+
+    castwise report h200/ --charts figures/              every chart as a picture
+"""
+
+_EXPORT_EXAMPLES = """\
+Examples:
+
+    castwise export                                      a line a trial as CSV, to stdout
+
+    castwise export h200/ --level cells -o cells.parquet
+
+    castwise export h200/ --level blocks -o blocks.json
+
+    castwise export h200/ --format tensorboard -o runs/  also: mlflow, wandb (offline)
+"""
+
+_Records = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Results folders, or single records.", metavar="[DIR]...", show_default=False),
+]
+_Workloads = Annotated[str | None, typer.Option("--workload", help="Only these workloads, comma-separated.")]
+_Precisions = Annotated[str | None, typer.Option("--precision", help="Only these precisions, comma-separated.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command(epilog=_REPORT_EXAMPLES)(report)
+    app.command(epilog=_EXPORT_EXAMPLES)(export)
+
+
+def report(
+    records: _Records = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write: .html or .md.", metavar="FILE")
+    ] = None,
+    title: Annotated[str, typer.Option(help="The report's title.")] = "castwise report",
+    charts: Annotated[
+        Path | None, typer.Option(help="Write each chart as a picture into this folder.", metavar="DIR")
+    ] = None,
+    chart_format: Annotated[str, typer.Option(help="Formats of the pictures, comma-separated.")] = "png,svg",
+    workload: _Workloads = None,
+    precision: _Precisions = None,
+) -> None:
+    """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
+    from castwise.reporting import Asked, find, in_words, write_pictures, write_report
+
+    found = find(Asked(_folders(records), _names(workload), _names(precision)))
+    if output is not None or charts is None:
+        path = output or _DEFAULT_REPORT
+        size = write_report(found, path, title)
+        _say(f"{path}: {len(found.collection.trials):,} trials, {in_words(size)}")
+    if charts is not None:
+        count = write_pictures(found, charts, _names(chart_format) or ())
+        _say(f"{charts}: {count} pictures")
+    _tell_problems(found.problems)
+
+
+def export(
+    records: _Records = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write, or the folder for a tracker.", metavar="PATH"),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="csv, json, parquet, tensorboard, mlflow or wandb. Without it: by the file's name."
+        ),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help="What a row is: cells, trials, blocks, epochs, losses or readings.")
+    ] = "trials",
+    workload: _Workloads = None,
+    precision: _Precisions = None,
+) -> None:
+    """Write records for other programs: flat tables, or runs for an experiment tracker. Nothing is sent anywhere."""
+    from castwise import reporting
+
+    found = reporting.find(reporting.Asked(_folders(records), _names(workload), _names(precision)))
+    line = reporting.export(found, level, format_, output)
+    if line is not None:
+        _say(line)
+    _tell_problems(found.problems)
+
+
+def _folders(records: list[Path] | None) -> list[Path]:
+    return records or [Path("castwise-results")]
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise UsageError(f"A list of names is empty: '{text}'. Name at least one, or leave it out.")
+    return names
+
+
+def _tell_problems(problems: list[tuple[str, str]]) -> None:
+    for path, reason in problems[:5]:
+        _say(f"Left out: {path}: {reason}")
+    if len(problems) > 5:
+        _say(f"Left out: {len(problems) - 5} more files that are no records")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

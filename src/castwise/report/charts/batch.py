@@ -1,0 +1,104 @@
+"""Throughput and memory over the batch size."""
+
+from castwise.analyze.collection import Cell
+from castwise.report.charts.cell_columns import bytes_column, cell_grid, rate_columns
+from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.drawing import (
+    MOST_LINES,
+    Document,
+    hover,
+    interval_text,
+    line,
+    lines_of,
+    panel,
+    panels,
+)
+from castwise.report.grid import Column
+from castwise.report.palette import INK
+from castwise.report.units import format_bytes, format_rate
+
+_GIB = 2**30
+_LOGARITHMIC_FROM = 8  # largest batch over smallest
+
+
+def batch(subject: TopicSubject) -> Chart | None:
+    """Return throughput and peak memory over the batch size, for lines of two batch sizes and more."""
+    topic = subject.topic
+    lines = lines_of(topic, topic.cells, "batch_size")
+    lines = {name: cells for name, cells in lines.items() if len({cell.trial.spec.batch_size for cell in cells}) > 1}
+    lines = dict(list(lines.items())[:MOST_LINES])
+    cells = [cell for own in lines.values() for cell in own]
+    if not any(cell.throughput for cell in cells):
+        return None
+    batches = [cell.trial.spec.batch_size for cell in cells]
+    document = panels([f"{topic.unit} per second", "peak reserved, GiB"], ["", "batch size"])
+    if max(batches) >= _LOGARITHMIC_FROM * min(batches):
+        for name in ("xaxis", "xaxis2"):
+            document[name]["type"] = "log"
+    document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
+    document["hovermode"] = "closest"
+    traces = [trace for name, own in lines.items() for trace in _traces(subject, name, own)]
+    whole = topic.first.environment.gpu_memory_bytes
+    failed = [cell for cell in cells if cell.trial.status == "oom"]
+    if whole is not None and failed:
+        traces.append(_out_of_memory(subject, failed, whole))
+    figures = [
+        Column[Cell](
+            "batch_size", "batch", lambda cell: cell.trial.spec.batch_size, lambda cell: str(cell.trial.spec.batch_size)
+        ),
+        *rate_columns(),
+        bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.allocated_bytes),
+        bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.reserved_bytes),
+    ]
+    largest = max((cell for cell in cells if cell.throughput), key=lambda cell: cell.trial.spec.batch_size)
+    return Chart(
+        name="batch",
+        title="Throughput and memory over the batch size",
+        says=(
+            f"Throughput and peak memory over batch sizes from {min(batches)} to {max(batches)}; "
+            f"the largest that trained is {largest.trial.spec.batch_size}, with {largest.precision}."
+        ),
+        traces=traces,
+        layout=document,
+        table=cell_grid(subject, cells, figures),
+        note="Crosses are batches that ran out of memory." if failed else "",
+    )
+
+
+def _traces(subject: TopicSubject, name: str, cells: list[Cell]) -> list[Document]:
+    rated = sorted((cell for cell in cells if cell.throughput), key=lambda cell: cell.trial.spec.batch_size)
+    x = [cell.trial.spec.batch_size for cell in rated]
+    rates = [cell.throughput.value if cell.throughput else None for cell in rated]
+    texts = [_hover(subject, cell) for cell in rated]
+    reserved = [_reserved(cell) for cell in rated]
+    precision = cells[0].precision
+    above = line(name, precision, x, rates, texts)
+    below = line(name, precision, x, reserved, texts)
+    return [{**above, **panel(0)}, {**below, **panel(1), "showlegend": False}]
+
+
+def _reserved(cell: Cell) -> float | None:
+    held = cell.allocated_bytes if cell.reserved_bytes is None else cell.reserved_bytes
+    return None if held is None else held / _GIB
+
+
+def _out_of_memory(subject: TopicSubject, cells: list[Cell], whole: int) -> Document:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "out of memory",
+        "x": [cell.trial.spec.batch_size for cell in cells],
+        "y": [whole / _GIB] * len(cells),
+        "marker": {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}},
+        "hovertext": [
+            hover([subject.topic.label(cell), "ran out of memory", subject.file_of(cell.trial)]) for cell in cells
+        ],
+        "hoverinfo": "text",
+        **panel(1),
+    }
+
+
+def _hover(subject: TopicSubject, cell: Cell) -> str:
+    rate = "" if cell.throughput is None else f"{format_rate(cell.throughput.value)} {cell.unit}/s"
+    memory = f"peak reserved {format_bytes(cell.reserved_bytes)}, allocated {format_bytes(cell.allocated_bytes)}"
+    return hover([subject.topic.label(cell), rate, interval_text(cell.throughput), memory, subject.file_of(cell.trial)])

@@ -1,0 +1,76 @@
+"""A chart: a plotly figure as a plain document, what it shows in words, and the table of what is in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from castwise.analyze.collection import Collection, Topic
+from castwise.record import Trial
+from castwise.report.grid import Grid
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Attributes:
+        name: What its files are called, and its place in the registry: "throughput".
+        title: Its heading.
+        says: What it shows, in a sentence, for those who do not see it.
+        traces: plotly's traces.
+        layout: plotly's layout, colours of the page left to the theme.
+        table: What is in it.
+        note: What a reader must know of it; empty where there is nothing.
+    """
+
+    name: str
+    title: str
+    says: str
+    traces: list[dict[str, Any]]
+    layout: dict[str, Any]
+    table: "Grid[Any]"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TopicSubject:
+    """What a chart of one topic is drawn from.
+
+    Attributes:
+        topic: The topic.
+        file_of: Returns the name of the file that a trial was read from.
+    """
+
+    topic: Topic
+    file_of: Callable[[Trial], str]
+
+
+@dataclass(frozen=True)
+class OverviewSubject:
+    """What a chart of all records is drawn from.
+
+    Attributes:
+        collection: The records.
+        file_of: Returns the name of the file that a trial was read from.
+    """
+
+    collection: Collection
+    file_of: Callable[[Trial], str]
+
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class ChartKind(Generic[S]):
+    """A row of the registry of charts.
+
+    Attributes:
+        name: The chart's name.
+        make: Draws it; None where the records have nothing for it.
+    """
+
+    name: str
+    make: Callable[[S], Chart | None]

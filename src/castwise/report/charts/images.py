@@ -1,0 +1,103 @@
+"""Charts as pictures, PNG and SVG, for papers and READMEs: drawn by kaleido in an installed Chrome or Chromium."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from castwise.analyze.collection import Collection
+from castwise.errors import UsageError
+from castwise.record import Trial
+from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
+from castwise.report.charts.drawing import inert
+from castwise.report.charts.registry import charts_of, overview_charts
+from castwise.report.palette import THEMES
+
+FORMATS = ("png", "svg")
+_WIDTH = 900  # pixels, of a column in a paper at twice its size
+_TITLE_HEIGHT = 60
+_NAME_LENGTH = 80
+
+
+def write_charts(
+    collection: Collection, file_of: Callable[[Trial], str], folder: Path, formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    """Write a picture of each chart in each format and return their paths.
+
+    Args:
+        collection: What the charts are of.
+        file_of: Returns the name of the file that a trial was read from.
+        folder: Where to write; made where it does not exist.
+        formats: Of `FORMATS`.
+
+    Raises:
+        UsageError: kaleido is not installed, or it finds no browser.
+    """
+    try:
+        import kaleido
+        from choreographer.errors import ChromeNotFoundError
+    except ImportError:
+        raise UsageError("Pictures of charts need kaleido: pip install 'castwise[charts]'.") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    orders = [
+        {
+            "fig": on_white(chart, topic),
+            "path": str(folder / f"{name}.{kind}"),
+            "opts": {"format": kind, "scale": 2 if kind == "png" else 1},
+        }
+        for name, topic, chart in _named(collection, file_of)
+        for kind in formats
+    ]
+    try:
+        # MathJax would be fetched from the network.
+        kaleido.write_fig_from_object_sync(orders, kopts={"mathjax": False})
+    except ChromeNotFoundError:
+        raise UsageError(
+            "Pictures of charts need Chrome or Chromium, and none was found. On Debian: apt-get install chromium."
+        ) from None
+    return [Path(str(order["path"])) for order in orders]
+
+
+def on_white(chart: Chart, topic: str = "") -> dict[str, Any]:
+    """Return a chart as a figure that stands by itself: titled, in light colours, on white."""
+    title = f"{chart.title}: {topic}" if topic else chart.title
+    layout = _light(chart.layout)
+    layout |= {
+        "title": {"text": inert(title), "x": 0.02, "font": {"size": 16}},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "width": _WIDTH,
+        "height": chart.layout["height"] + _TITLE_HEIGHT,
+        "margin": {**chart.layout["margin"], "t": chart.layout["margin"]["t"] + _TITLE_HEIGHT},
+    }
+    return {"data": _light(chart.traces), "layout": layout}
+
+
+def _named(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[tuple[str, str, Chart]]:
+    """Return each chart with its file's name and its topic's; no two have the same."""
+    taken: set[str] = set()
+    for chart in overview_charts(OverviewSubject(collection, file_of)):
+        yield chart.name, "", chart
+    for topic in collection.topics:
+        slug = _free(_slug(topic.title), taken)
+        for chart in charts_of(TopicSubject(topic, file_of)):
+            yield f"{slug}-{chart.name}", topic.title, chart
+
+
+def _free(slug: str, taken: set[str]) -> str:
+    candidates = (slug, *(f"{slug}-{number}" for number in range(2, len(taken) + 3)))
+    free = next(each for each in candidates if each not in taken)
+    taken.add(free)
+    return free
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:_NAME_LENGTH] or "topic"
+
+
+def _light(value: Any) -> Any:
+    if isinstance(value, str):
+        return THEMES["light"].get(value, value)
+    if isinstance(value, dict):
+        return {key: _light(each) for key, each in value.items()}
+    return [_light(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,122 @@
+"""Memory of a topic's cells, stacked by what holds it."""
+
+from castwise.analyze.collection import Cell
+from castwise.report.charts.cell_columns import bytes_column, cell_grid
+from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.drawing import MOST_BARS, Document, axis, hover, inert, layout
+from castwise.report.palette import INK, STACK
+from castwise.report.units import format_bytes
+
+_GIB = 2**30
+_DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+def memory(subject: TopicSubject) -> Chart | None:
+    """Return the peak memory of each cell, by what holds it."""
+    topic = subject.topic
+    every = [cell for cell in topic.cells if cell.allocated_bytes is not None]
+    cells = every[:MOST_BARS]
+    if not cells:
+        return None
+    names = [inert(topic.label(cell)) for cell in cells]
+    traces = []
+    for index, (title, value) in enumerate(KINDS):
+        values = [value(cell) for cell in cells]
+        if not any(values):
+            continue
+        traces.append(
+            {
+                "type": "bar",
+                "name": title,
+                "x": names,
+                "y": [(each or 0) / _GIB for each in values],
+                "marker": {"color": STACK[index], "line": {"color": INK, "width": 0.5}},
+                "hovertext": [
+                    hover(
+                        [
+                            topic.label(cell),
+                            f"{title}: {format_bytes(value(cell))}",
+                            _total(cell),
+                            subject.file_of(cell.trial),
+                        ]
+                    )
+                    for cell in cells
+                ],
+                "hoverinfo": "text",
+            }
+        )
+    document: Document = layout(height=380)
+    document["barmode"] = "stack"
+    document["legend"]["traceorder"] = "normal"
+    document["xaxis"] = axis(type="category", showgrid=False)
+    document["yaxis"] = axis("GiB", rangemode="tozero")
+    least = min(cells, key=lambda cell: cell.allocated_bytes or 0)
+    figures = [bytes_column(f"memory_{index}", title, value) for index, (title, value) in enumerate(KINDS)]
+    figures.append(bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.allocated_bytes))
+    figures.append(bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.reserved_bytes))
+    on_cpu = (
+        " On a CPU it is the growth of the process, an upper bound." if topic.first.spec.device_type == "cpu" else ""
+    )
+    left_out = (
+        f" The first {len(cells)} of {len(every):,} cells are drawn; the table has all."
+        if len(cells) < len(every)
+        else ""
+    )
+    return Chart(
+        name="memory",
+        title="Memory, by what holds it",
+        says=(f"Tensors hold least with {topic.label(least)}, {format_bytes(least.allocated_bytes)} at the peak."),
+        traces=traces,
+        layout=document,
+        table=cell_grid(subject, every, figures),
+        note=f"Weights are counted, not measured; gradients and the like are the rest of the peak.{on_cpu}{left_out}",
+    )
+
+
+def weights_bytes(cell: Cell) -> int | None:
+    """Return what the model's weights take, from their number and dtypes; None where a dtype is not known."""
+    facts = cell.trial.facts
+    if facts is None or cell.allocated_bytes is None:
+        return None
+    sizes = [(count, _DTYPE_BYTES.get(dtype.removeprefix("torch."))) for dtype, count in facts.param_dtypes.items()]
+    if any(size is None for _, size in sizes):
+        return None
+    return min(cell.allocated_bytes, sum(count * (size or 0) for count, size in sizes))
+
+
+def _batches(cell: Cell) -> int | None:
+    facts = cell.trial.facts
+    if facts is None or cell.allocated_bytes is None:
+        return None
+    return min(facts.data_bytes, cell.allocated_bytes - (weights_bytes(cell) or 0))
+
+
+def _rest(cell: Cell) -> int | None:
+    if cell.allocated_bytes is None:
+        return None
+    return cell.allocated_bytes - (weights_bytes(cell) or 0) - (_batches(cell) or 0)
+
+
+def _unused(cell: Cell) -> int | None:
+    if cell.allocated_bytes is None or cell.reserved_bytes is None:
+        return None
+    return max(0, cell.reserved_bytes - cell.allocated_bytes)
+
+
+def _outside(cell: Cell) -> int | None:
+    if cell.driver_bytes is None or cell.reserved_bytes is None:
+        return None
+    return max(0, cell.driver_bytes - cell.reserved_bytes)
+
+
+def _total(cell: Cell) -> str:
+    return f"peak allocated {format_bytes(cell.allocated_bytes)}, reserved {format_bytes(cell.reserved_bytes)}"
+
+
+KINDS = (
+    ("weights", weights_bytes),
+    ("batches that lie on the device", _batches),
+    ("gradients, optimizer, activations, workspaces", _rest),
+    ("held by the allocator, not in use", _unused),
+    ("outside the allocator (CUDA context, others)", _outside),
+)

@@ -1,0 +1,90 @@
+"""Throughput over the number of GPUs, and how much of the ideal it is."""
+
+from castwise.analyze.collection import Cell, Topic
+from castwise.report.charts.cell_columns import cell_grid, rate_columns, share_column
+from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.drawing import MOST_LINES, Document, hover, interval_text, line, panel, panels
+from castwise.report.palette import INK
+from castwise.report.units import format_percent, format_rate
+
+
+def scaling(subject: TopicSubject) -> Chart | None:
+    """Return throughput and scaling efficiency over the number of GPUs, for lines of two numbers and more."""
+    topic = subject.topic
+    lines = dict(list(_lines(topic).items())[:MOST_LINES])
+    if not lines:
+        return None
+    cells = list({id(cell): cell for own in lines.values() for cell in own}.values())
+    document = panels([f"{topic.unit} per second, of all", "efficiency, %"], ["", "GPUs"], dtick=1)
+    document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
+    traces = [trace for name, own in lines.items() for trace in _traces(subject, name, own)]
+    single = max((own[0] for own in lines.values() if own[0].trial.spec.world_size == 1), key=_rate, default=None)
+    most = max(cell.trial.spec.world_size for cell in cells)
+    if single is not None:
+        traces.append(_ideal(_rate(single), most))
+    efficient = [cell for cell in cells if cell.efficiency is not None]
+    best = max(efficient, key=lambda cell: (cell.trial.spec.world_size, cell.efficiency), default=None)
+    reached = "" if best is None else f"; {format_percent(best.efficiency)} of the ideal with {topic.label(best)}"
+    efficiency = share_column("scaling_efficiency", "scaling efficiency", lambda cell: cell.efficiency)
+    return Chart(
+        name="scaling",
+        title="Scaling over GPUs",
+        says=f"Throughput on up to {most} GPUs{reached}.",
+        traces=traces,
+        layout=document,
+        table=cell_grid(subject, cells, [*rate_columns(), efficiency]),
+        note="The batch size is one GPU's: a step on N of them trains on N times as many samples.",
+    )
+
+
+def _lines(topic: Topic) -> dict[str, list[Cell]]:
+    """Return the cells of each way to share a step, with the single GPU's in front."""
+    alone: dict[str, list[Cell]] = {}
+    spread: dict[str, list[Cell]] = {}
+    ways: dict[str, str] = {}
+    for cell in topic.cells:
+        if cell.throughput is None:
+            continue
+        name = topic.label(cell, "world_size", "parallelism")
+        if cell.trial.spec.world_size == 1:
+            alone.setdefault(name, []).append(cell)
+        else:
+            way = f"{name} {cell.trial.spec.parallelism}"
+            ways[way] = name
+            spread.setdefault(way, []).append(cell)
+    lines = {way: [*alone.get(ways[way], [])[:1], *cells] for way, cells in spread.items()}
+    lines = {way: sorted(cells, key=lambda cell: cell.trial.spec.world_size) for way, cells in lines.items()}
+    return {way: cells for way, cells in lines.items() if len({cell.trial.spec.world_size for cell in cells}) > 1}
+
+
+def _traces(subject: TopicSubject, name: str, cells: list[Cell]) -> list[Document]:
+    x = [cell.trial.spec.world_size for cell in cells]
+    texts = [_hover(subject, cell) for cell in cells]
+    precision = cells[0].precision
+    shares = [1.0 if cell.trial.spec.world_size == 1 else cell.efficiency for cell in cells]
+    above = line(name, precision, x, [_rate(cell) for cell in cells], texts)
+    below = line(name, precision, x, [None if share is None else 100 * share for share in shares], texts)
+    return [{**above, **panel(0)}, {**below, **panel(1), "showlegend": False}]
+
+
+def _ideal(rate: float, most: int) -> Document:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "ideal, of the fastest",
+        "x": [1, most],
+        "y": [rate, rate * most],
+        "line": {"color": INK, "width": 1, "dash": "dot"},
+        "hoverinfo": "skip",
+        **panel(0),
+    }
+
+
+def _hover(subject: TopicSubject, cell: Cell) -> str:
+    rate = f"{format_rate(_rate(cell))} {cell.unit}/s"
+    share = "" if cell.efficiency is None else f"{format_percent(cell.efficiency)} of the ideal"
+    return hover([subject.topic.label(cell), rate, interval_text(cell.throughput), share, subject.file_of(cell.trial)])
+
+
+def _rate(cell: Cell) -> float:
+    return cell.throughput.value if cell.throughput is not None else 0.0

@@ -1,0 +1,32 @@
+"""A collection of records as Markdown, for issues and pull requests."""
+
+from castwise.analyze.answers import answers_of, in_one_sentence
+from castwise.analyze.collection import Collection, Topic
+from castwise.analyze.recommend import recommend
+from castwise.report.grid import markdown_grid, markdown_text
+from castwise.report.html.lists import summary, topic_line
+from castwise.report.run_columns import run_columns, shown
+from castwise.report.tables import to_markdown
+
+
+def markdown_report(collection: Collection) -> str:
+    """Return the answer, and a table for each topic, as Markdown."""
+    answers = answers_of(collection)
+    parts = [
+        f"**{markdown_text(in_one_sentence(collection, answers))}**",
+        markdown_text(summary(collection)),
+        *(_topic(topic) for topic in collection.topics),
+    ]
+    if collection.notes:
+        parts.append("\n".join(f"- {markdown_text(note)}" for note in collection.notes))
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _topic(topic: Topic) -> str:
+    head = f"### {markdown_text(topic.title)}\n\n"
+    if not topic.is_training:
+        return head + to_markdown(topic.rows, recommend(topic.rows))
+    lines = [markdown_text(topic_line(topic)), "", *markdown_grid(shown(run_columns({}), topic.runs), topic.runs)]
+    failed = [run.trial for run in topic.runs if run.trial.status != "ok"]
+    lines += ["", *(f"- {markdown_text(f'{t.spec.label}: {t.status}: {t.message}')}" for t in failed)]
+    return head + "\n".join(lines)

@@ -1,0 +1,185 @@
+"""What a report lists besides charts: answers, trials, machines, warnings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from castwise.analyze import metrics
+from castwise.analyze.answers import Answer
+from castwise.analyze.collection import Collection, Topic, is_search, throughput_of
+from castwise.analyze.warnings import TrialWarning, warnings_of
+from castwise.plan import SYNTHETIC
+from castwise.precisions import BASELINE
+from castwise.record import Environment, Trial
+from castwise.report.grid import Column, Grid
+from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.workloads import unit_of
+
+T = TypeVar("T")
+
+_MOST_BEFALLEN = 6  # cells that a warning names
+
+
+def summary(collection: Collection) -> str:
+    """Return how much was measured where and when."""
+    trials = collection.trials
+    if not trials:
+        return "No records."
+    names = list(dict.fromkeys(trial.environment.device_name for trial in trials))
+    dates = sorted({trial.started_at[:10] for trial in trials})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    count = f"{len(trials):,} trial{'s' if len(trials) > 1 else ''}"
+    where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{count} of {len(collection.cells):,} cells on {where}, {when}"
+
+
+def topic_line(topic: Topic) -> str:
+    """Return what all cells of a topic share, in a line."""
+    spec, environment = topic.first.spec, topic.first.environment
+    software = f"torch {environment.torch}" + (f", driver {environment.driver}" if environment.driver else "")
+    batches = sorted({cell.trial.spec.batch_size for cell in topic.cells})
+    batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+    data = "synthetic data" if spec.data_set == SYNTHETIC else f"data {spec.data_set}"
+    return f"{batch}, {data}, {environment.device_name}, {software}, castwise {environment.castwise}"
+
+
+def gist(answer: Answer) -> str:
+    """Return an answer in a few words, for a topic that is folded."""
+    if answer.precision is None:
+        return "nothing ended well"
+    if answer.gain is None or answer.precision == BASELINE:
+        return f"take {answer.precision}"
+    return f"take {answer.precision}, {format_ratio(answer.gain)}"
+
+
+def answer_grid(answers: Sequence[Answer]) -> Grid[Answer]:
+    """Return a table of what to take where."""
+    return Grid(
+        (
+            _words("workload", lambda a: a.topic.title),
+            _words("setting", lambda a: "–" if a.cell is None else _setting(a)),
+            _words("take", lambda a: a.precision or "nothing"),
+            Column("speedup", "speed-up over fp32", lambda a: a.gain, lambda a: format_ratio(a.gain)),
+            Column("throughput", "throughput", _rate_value, _rate_text),
+            Column(
+                "memory_ratio", "memory beside fp32", lambda a: a.memory_ratio, lambda a: format_ratio(a.memory_ratio)
+            ),
+            _words("rests on", lambda a: "training runs" if a.topic.is_training else "steady state"),
+        ),
+        answers,
+    )
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A trial in the table of all, with the figures that take a while to compute."""
+
+    trial: Trial
+    throughput: float | None
+    step_seconds: float | None
+    peak_bytes: int | None
+
+
+def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> Grid[Any]:
+    """Return a table of all trials."""
+
+    def words(name: str, text: Callable[[Trial], str]) -> Column[_Line]:
+        return _words(name, lambda line: text(line.trial))
+
+    several = len(collection.machines) > 1
+    columns = [
+        words("workload", lambda t: t.spec.workload),
+        words("kind", lambda t: "search" if is_search(t) else t.spec.kind),
+        words("data", lambda t: t.spec.data_set),
+        words("precision", lambda t: t.spec.precision),
+        words("loss scale", lambda t: t.spec.loss_scale),
+        _count("batch_size", "batch", lambda t: t.spec.batch_size),
+        _count("gpus", "GPUs", lambda t: t.spec.world_size),
+        words("techniques", lambda t: " + ".join(t.spec.techniques)),
+        _count("seed", "seed", lambda t: t.spec.seed),
+        _count("repeat", "round", lambda t: t.spec.repeat),
+        Column("throughput", "throughput", lambda line: line.throughput, _throughput_text),
+        Column("step_seconds", "step time", lambda line: line.step_seconds, lambda x: format_seconds(x.step_seconds)),
+        Column(
+            "peak_allocated_bytes", "peak allocated", lambda line: line.peak_bytes, lambda x: format_bytes(x.peak_bytes)
+        ),
+        words("status", lambda t: t.status),
+        words("message", lambda t: t.message),
+        *([words("machine", lambda t: f"{t.environment.device_name} {t.environment.fingerprint}")] if several else []),
+        words("measured", lambda t: t.started_at[:16].replace("T", " ")),
+        words("file", file_of),
+    ]
+    lines = [
+        _Line(trial, throughput_of(trial), metrics.step_seconds(trial), metrics.peak_allocated_bytes(trial))
+        for trial in collection.trials
+    ]
+    kept = [column for column in columns if column.name not in _DULL or len({column.value(line) for line in lines}) > 1]
+    return Grid(kept, lines)
+
+
+# What the table of all trials leaves out where it is the same in all.
+_DULL = ("techniques", "seed", "repeat", "message", "gpus", "loss_scale", "data")
+
+
+def _count(name: str, title: str, value: Callable[[Trial], int]) -> Column[_Line]:
+    return Column(name, title, lambda line: value(line.trial), lambda line: str(value(line.trial)))
+
+
+def machine_grid(collection: Collection) -> Grid[Environment]:
+    """Return a table of the machines and their software."""
+    return Grid(
+        (
+            _words("device", lambda e: e.device_name),
+            _words("memory", lambda e: format_bytes(e.gpu_memory_bytes)),
+            _words("GPUs", lambda e: str(e.num_gpus)),
+            _words("host", lambda e: e.host),
+            _words("CPU", lambda e: e.cpu),
+            _words("system", lambda e: e.system),
+            _words("driver", lambda e: e.driver or "–"),
+            _words("CUDA", lambda e: e.cuda or "–"),
+            _words("cuDNN", lambda e: e.cudnn or "–"),
+            _words("torch", lambda e: e.torch),
+            _words("torchvision", lambda e: e.torchvision or "–"),
+            _words("Python", lambda e: e.python),
+            _words("castwise", lambda e: e.castwise + (f" at {e.commit}" if e.commit else "")),
+            _words("fingerprint", lambda e: e.fingerprint),
+        ),
+        list(collection.machines.values()),
+    )
+
+
+def warnings(collection: Collection) -> list[tuple[TrialWarning, int, str]]:
+    """Return each kind of warning as its first trial has it, with the number of trials and the names of a few."""
+    found: dict[str, tuple[TrialWarning, list[str]]] = {}
+    for trial in collection.trials:
+        for each in warnings_of(trial):
+            found.setdefault(each.name, (each, []))[1].append(f"{trial.spec.label} ({each.seen})")
+    return [(each, len(labels), _few(labels)) for each, labels in found.values()]
+
+
+def _few(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _MOST_BEFALLEN} more" if len(labels) > _MOST_BEFALLEN else ""
+    return "; ".join(labels[:_MOST_BEFALLEN]) + more
+
+
+def _setting(answer: Answer) -> str:
+    spec = answer.cell.trial.spec if answer.cell is not None else answer.topic.first.spec
+    return f"batch {spec.batch_size}" + (f", {spec.spread}" if spec.spread else "")
+
+
+def _rate_value(answer: Answer) -> float | None:
+    return None if answer.cell is None or answer.cell.throughput is None else answer.cell.throughput.value
+
+
+def _rate_text(answer: Answer) -> str:
+    value = _rate_value(answer)
+    return "–" if value is None else f"{format_rate(value)} {answer.topic.unit}/s"
+
+
+def _throughput_text(line: _Line) -> str:
+    value = line.throughput
+    return "–" if value is None else f"{format_rate(value)} {unit_of(line.trial.spec.workload)}/s"
+
+
+def _words(name: str, text: Callable[[T], str]) -> Column[T]:
+    return Column(name.replace(" ", "_"), name, text, text, left=True)

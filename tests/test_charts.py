@@ -1,0 +1,224 @@
+"""Every chart of the registry, on records that have something for it; and what it does where they have not."""
+
+import json
+import math
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
+from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
+
+from castwise.analyze.collection import collect
+from castwise.record import Trial
+from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
+from castwise.report.charts.drawing import MOST_BARS, MOST_LINES, inert, thinned
+from castwise.report.charts.registry import OVERVIEW_CHARTS, TOPIC_CHARTS, charts_of, overview_charts
+from castwise.report.grid import csv_grid
+from castwise.report.palette import LOOKS, THEMES
+
+
+def file_of(trial: Trial) -> str:
+    return f"{trial.spec.key}.json"
+
+
+def charts(*trials: Trial) -> list[Chart]:
+    collection = collect(trials)
+    of_topics = [chart for topic in collection.topics for chart in charts_of(TopicSubject(topic, file_of))]
+    return overview_charts(OverviewSubject(collection, file_of)) + of_topics
+
+
+def chart(name: str, *trials: Trial) -> Chart:
+    return next(each for each in charts(*trials) if each.name == name)
+
+
+def names(*trials: Trial) -> set[str]:
+    return {each.name for each in charts(*trials)}
+
+
+EVERY = charts(*every_kind())
+
+
+def test_every_row_of_the_registry_draws_something() -> None:
+    assert {each.name for each in EVERY} == {kind.name for kind in (*OVERVIEW_CHARTS, *TOPIC_CHARTS)}
+
+
+@pytest.mark.parametrize("drawn", EVERY, ids=lambda each: each.name)
+def test_a_chart_is_valid_for_plotly_and_has_a_table_with_its_figures(drawn: Chart) -> None:
+    figure = go.Figure({"data": themed(drawn.traces), "layout": themed(drawn.layout)})
+    assert len(figure.data) == len(drawn.traces) > 0
+    assert drawn.title
+    assert drawn.says.endswith(".")
+    assert drawn.table.rows
+    assert len(csv_grid(drawn.table.columns, drawn.table.rows).splitlines()) == len(drawn.table.rows) + 1
+    json.dumps([drawn.traces, drawn.layout], allow_nan=False)
+
+
+def themed(value: Any) -> Any:
+    if isinstance(value, str):
+        return THEMES["light"].get(value, value)
+    if isinstance(value, dict):
+        return {key: themed(each) for key, each in value.items()}
+    return [themed(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("drawn", EVERY, ids=lambda each: each.name)
+def test_whatever_can_be_pointed_at_names_its_file(drawn: Chart) -> None:
+    for trace in drawn.traces:
+        said = trace.get("hovertext") or [trace.get("hovertemplate") or ""]
+        if trace.get("hoverinfo") != "skip":
+            assert all(".json" in text for text in said), trace.get("name")
+
+
+def test_bars_are_throughputs_in_their_precision_s_colour_with_intervals() -> None:
+    trials = [steady(precision, repeat) for repeat in range(3) for precision in ("fp32", "bf16-mixed")]
+    (trace,) = chart("throughput", *trials).traces
+    assert trace["x"] == ["fp32", "bf16-mixed"]
+    assert trace["marker"]["color"] == [LOOKS["fp32"].colour, LOOKS["bf16-mixed"].colour]
+    assert trace["y"][1] / trace["y"][0] == pytest.approx(2.5, rel=0.01)
+    above, below = trace["error_y"]["array"][0], trace["error_y"]["arrayminus"][0]
+    assert 0 < below < above < 0.02 * trace["y"][0]
+    assert "95 % interval" in trace["hovertext"][0]
+
+
+def test_without_rounds_there_are_no_intervals() -> None:
+    (trace,) = chart("throughput", steady("fp32"), steady("bf16-mixed")).traces
+    assert trace["error_y"] is None
+    assert "no interval: one process" in trace["hovertext"][0]
+
+
+def test_a_cell_that_failed_keeps_its_place_with_its_status() -> None:
+    failed = fake_trial(steady("bf16-mixed").spec, status="oom", message="CUDA out of memory", step_seconds=())
+    (trace,) = chart("throughput", steady("fp32"), failed).traces
+    assert (trace["y"][1], trace["text"][1]) == (0, "oom")
+    assert "CUDA out of memory" in trace["hovertext"][1]
+    assert trace["marker"]["pattern"]["shape"] == ["", "/"]
+
+
+def test_speed_ups_need_float32() -> None:
+    assert "speedup" not in names(steady("bf16-mixed"), steady("tf32"))
+    drawn = chart("speedup", steady("fp32"), steady("bf16-mixed"))
+    assert drawn.traces[0]["y"] == [1.0, pytest.approx(2.5)]
+    assert drawn.says == "The largest is 2.50×, with bf16-mixed."
+
+
+def test_memory_adds_up_to_the_driver_s_figure() -> None:
+    drawn = chart("memory", steady("fp32"))
+    kinds = {trace["name"]: trace["y"][0] * 2**30 for trace in drawn.traces}
+    assert kinds["weights"] == 4 * 25_000_000
+    assert kinds["batches that lie on the device"] == 2**27
+    assert sum(kinds.values()) == pytest.approx(2**31 + 2**29)
+
+
+def test_memory_of_unknown_dtypes_is_not_split() -> None:
+    strange = steady("fp32").model_copy(update={"facts": fake_facts(param_dtypes={"int4": 100})})
+    drawn = chart("memory", strange)
+    assert "weights" not in [trace["name"] for trace in drawn.traces]
+
+
+def test_a_batch_curve_needs_two_batches_and_marks_what_did_not_fit() -> None:
+    assert "batch" not in names(steady("fp32"), steady("bf16-mixed"))
+    too_large = fake_trial(steady("fp32", batch_size=4096).spec, status="oom", step_seconds=())
+    drawn = chart("batch", steady("fp32"), steady("fp32", batch_size=32), too_large)
+    assert drawn.traces[0]["x"] == [32, 256]
+    assert drawn.traces[-1]["x"] == [4096]
+    assert drawn.traces[-1]["y"] == [16.0]
+    assert drawn.layout["xaxis"]["type"] == "log"
+
+
+def test_scaling_starts_at_the_single_gpu_and_knows_the_ideal() -> None:
+    spread = [steady("fp32", factor=f, world_size=n, parallelism=p) for n, p, f in ((1, "none", 1.0), (2, "ddp", 1.25))]
+    drawn = chart("scaling", *spread)
+    above, below, ideal = drawn.traces
+    assert above["x"] == [1, 2]
+    assert below["y"] == [100.0, pytest.approx(80.0)]
+    assert ideal["y"][1] == pytest.approx(2 * above["y"][0])
+    assert "80.0 % of the ideal with fp32, 2 GPUs, ddp" in drawn.says
+
+
+def test_a_waterfall_is_the_longest_chain_of_techniques() -> None:
+    chain = [steady("fp32", factor=f, techniques=t) for f, t in ((1.0, ()), (0.5, ("a",)), (0.4, ("a", "b")))]
+    astray = steady("fp32", factor=0.9, techniques=("z", "y"))
+    drawn = chart("waterfall", *chain, astray)
+    (trace,) = drawn.traces
+    assert trace["x"] == ["plain loop", "+ a", "+ b", "all together"]
+    assert trace["text"][1:3] == ["2.00×", "1.25×"]
+    assert sum(trace["y"][:3]) == pytest.approx(trace["y"][3])
+    assert "waterfall" not in names(steady("fp32"), astray)
+
+
+def test_curves_are_over_time_and_over_epochs() -> None:
+    accuracy = chart("accuracy", *every_kind())
+    over_time, over_epochs = accuracy.traces[:2]
+    assert over_epochs["x"] == [1, 2, 3, 4]
+    assert over_time["x"] == sorted(over_time["x"])
+    assert over_time["y"] == over_epochs["y"]
+    assert over_epochs["y"][0] == pytest.approx(50.0)
+    assert over_time["line"]["color"] == LOOKS["fp32"].colour
+
+
+def test_telemetry_has_a_panel_each_for_clock_power_and_temperature() -> None:
+    traces = chart("telemetry", steady("fp32")).traces
+    assert [(trace["yaxis"], trace["y"][-1]) for trace in traces] == [("y", 1980.0), ("y2", 500.0), ("y3", 57.0)]
+    assert "telemetry" not in names(fake_trial(step_seconds=(0.1,) * 6))
+
+
+def test_the_overview_needs_two_topics() -> None:
+    assert "overview" not in names(steady("fp32"), steady("tf32"))
+    both = [
+        steady(precision, workload=workload) for workload in ("resnet50", "dpn92") for precision in ("fp32", "tf32")
+    ]
+    (trace,) = chart("overview", *both).traces
+    assert trace["y"] == ["resnet50", "dpn92"]
+    assert [chart("overview", *both, *map(other_machine, both)).table.columns[0].name] == ["topic"]
+
+
+def test_thousands_of_cells_are_drawn_in_part_and_the_table_has_all() -> None:
+    trials = list(many(700))
+    drawn = chart("throughput", *trials)
+    assert sum(len(trace["x"]) for trace in drawn.traces) == MOST_BARS
+    assert len(drawn.table.rows) == 700
+    assert drawn.note == f"The {MOST_BARS} highest of 700 cells are drawn; the table has all."
+    blocks = chart("blocks", *trials)
+    assert len(blocks.traces) == MOST_LINES
+    assert blocks.note == f"{MOST_LINES} of 700 cells; `castwise export` has all."
+
+
+def test_figures_that_are_no_numbers_leave_gaps() -> None:
+    lost = fake_trial(step_seconds=(0.1,) * 6, losses=(1.0, math.nan, math.inf, 1.0, 1.0, math.nan), status="diverged")
+    for drawn in charts(lost):
+        json.dumps([drawn.traces, drawn.layout], allow_nan=False)
+
+
+def test_a_cpu_s_memory_says_what_it_is() -> None:
+    on_cpu = fake_trial(fake_spec(device="cpu"), environment=fake_environment(None))
+    assert "upper bound" in chart("memory", on_cpu).note
+
+
+def test_no_text_reaches_plotly_as_markup() -> None:
+    for drawn in charts(*(poisoned(trial, "precision", "loss_scale") for trial in every_kind())):
+        words = json.dumps([drawn.traces, drawn.layout], ensure_ascii=False)
+        assert "<script" not in words
+        assert "<a href" not in words
+        assert "<img" not in words
+        assert HOSTILE[:9] not in words
+
+
+def test_a_name_is_no_placeholder_of_a_template() -> None:
+    drawn = chart("blocks", *(poisoned(trial, "precision", "loss_scale") for trial in every_kind()))
+    placeholders = [trace["hovertemplate"].count("%{") for trace in drawn.traces]
+    assert set(placeholders) == {2}, "the block and its value, and none from a record"
+
+
+def test_inert_text_is_short() -> None:
+    assert inert("<b>" * 100).count("&lt;b&gt;") <= 40
+    assert inert(7) == "7"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 199, 200, 201, 5000])
+def test_thinning_keeps_first_and_last(count: int) -> None:
+    kept = thinned(count)
+    assert len(kept) == min(count, 200)
+    assert kept == sorted(set(kept))
+    assert kept[:1] == ([0] if count else [])
+    assert kept[-1:] == ([count - 1] if count else [])

@@ -1,0 +1,323 @@
+"""The HTML report in a real browser: headless Chromium, driven as a reader would use the page.
+
+Skipped where there is no Chromium; CASTWISE_REQUIRE_BROWSER makes that a failure, so that CI cannot skip them unseen.
+"""
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import axe_playwright_python
+import pytest
+from fake_engine import STEP_TIME, fake_spec, fake_trial
+from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from castwise.analyze.collection import collect
+from castwise.record import Trial
+from castwise.report.charts.registry import TOPIC_CHARTS
+from castwise.report.html.page import Source, render
+from castwise.report.palette import LOOKS
+
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None and os.environ.get("CASTWISE_REQUIRE_BROWSER"):
+        pytest.fail("there is no Chromium, and CASTWISE_REQUIRE_BROWSER is set: `make browser` installs one")
+    if path is None:
+        pytest.skip("there is no Chromium or Chrome on the PATH; `make browser` installs Debian's")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path)
+        yield launched
+        launched.close()
+
+
+@dataclass
+class Opened:
+    """A page, and what it did that a report must not do."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+    def draw_all(self) -> None:
+        """Scroll until every chart that is to be seen is drawn."""
+        for figure in self.page.locator("figure.chart:visible").all():
+            figure.scroll_into_view_if_needed()
+            figure.locator(".main-svg").first.wait_for()
+
+    def column(self, table: str, title: str) -> list[str]:
+        """Return the texts of a table's column."""
+        place = self.page.locator(f"[data-table={table}]")
+        titles = place.locator("thead th").all_inner_texts()
+        index = [each.rstrip(" ▲▼") for each in titles].index(title)
+        return place.locator(f"tbody td:nth-child({index + 1})").all_inner_texts()
+
+
+Opener = Callable[..., Opened]
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    """Return a function that makes a report of trials and opens it; at the end no page may have complained."""
+    contexts, opened = [], []
+
+    def open_it(trials: list[Trial], viewport: dict[str, int] = WIDE, scheme: str = "light") -> Opened:
+        path = tmp_path / f"report-{len(opened)}.html"
+        path.write_text(render(collect(trials), source_of(trials)), encoding="utf-8")
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, accept_downloads=True)
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        made = Opened(page)
+        page.on("console", lambda message: made.complaints.extend(_complaint(message)))
+        page.on("pageerror", lambda error: made.complaints.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (made.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: made.complaints.extend(_network(request, path)))
+        page.goto(path.as_uri())
+        page.locator("html[data-ready]").wait_for(state="attached")
+        contexts.append(context)
+        opened.append(made)
+        return made
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert [complaint for each in opened for complaint in each.complaints] == []
+
+
+def source_of(trials: list[Trial]) -> Source:
+    names = {id(trial): f"results/{number}.json" for number, trial in enumerate(trials)}
+    return Source(lambda trial: names[id(trial)], [("results/alien.json", "not a record of schema 1")])
+
+
+def _complaint(message: ConsoleMessage) -> list[str]:
+    return [f"console: {message.text}"] if message.type in ("error", "warning") else []
+
+
+def _network(request: Request, page: Path) -> list[str]:
+    quiet = request.url == page.as_uri() or request.url.startswith(("data:", "blob:", page.as_uri() + "#"))
+    return [] if quiet else [f"request: {request.url}"]
+
+
+def test_the_answer_comes_first_and_charts_follow(open_page: Opener) -> None:
+    made = open_page(every_kind())
+    assert "take bf16-mixed for resnet50" in made.page.locator("p.answer").inner_text()
+    made.draw_all()
+    drawn = {
+        name.split("-", 2)[-1] for name in made.page.locator("figure.chart").evaluate_all("all => all.map(e => e.id)")
+    }
+    assert drawn >= {kind.name for kind in TOPIC_CHARTS}
+    assert made.page.locator("figure.chart[data-drawn]").count() == made.page.locator("figure.chart").count()
+
+
+def test_a_table_sorts_by_figures_and_back(open_page: Opener) -> None:
+    made = open_page(every_kind())
+    head = made.page.locator("[data-table=trials] th", has_text="step time")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    descending = made.column("trials", "step time")
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    ascending = made.column("trials", "step time")
+    assert milliseconds(descending) == sorted(milliseconds(descending), reverse=True)
+    assert milliseconds(ascending) == sorted(milliseconds(ascending))
+    assert descending[-1] == ascending[-1] == "–", "what was not measured comes last, whichever way"
+
+
+def milliseconds(texts: list[str]) -> list[float]:
+    """Return the figures among texts; "9.50 ms" would come after "10.0 ms" if words were sorted."""
+    return [float(text.removesuffix(" ms")) for text in texts if text.endswith(" ms")]
+
+
+def test_a_table_filters_by_words_and_by_choice(open_page: Opener) -> None:
+    made = open_page(every_kind())
+    table = made.page.locator("[data-table=trials]")
+    table.get_by_label("Filter").fill("oom memory")
+    table.get_by_text("1 of 43 rows").wait_for()
+    assert made.column("trials", "status") == ["oom"]
+    table.get_by_label("Filter").fill("")
+    table.get_by_label("precision").select_option("fp16-mixed")
+    table.get_by_text("5 of 43 rows").wait_for()
+    assert set(made.column("trials", "precision")) == {"fp16-mixed"}
+
+
+def test_a_long_table_has_pages(open_page: Opener) -> None:
+    made = open_page(list(many(120)))
+    table = made.page.locator("[data-table=trials]")
+    assert len(made.column("trials", "precision")) == 50
+    table.get_by_role("button", name="More").click()
+    table.get_by_role("button", name="More").click()
+    table.get_by_text("page 3 of 3").wait_for()
+    assert len(made.column("trials", "precision")) == 20
+    assert table.get_by_role("button", name="More").is_disabled()
+
+
+def test_hovering_tells_value_interval_and_file(open_page: Opener) -> None:
+    made = open_page(every_kind())
+    figure = made.page.locator("figure.chart[id$=-throughput]").first
+    figure.scroll_into_view_if_needed()
+    figure.locator(".barlayer .point path").last.wait_for()
+    figure.locator(".barlayer .point path").last.hover(force=True)
+    said = figure.locator(".hoverlayer .hovertext")
+    said.wait_for()
+    words = said.text_content() or ""
+    assert "images/s" in words
+    assert "95 % interval" in words or "no interval: one process" in words
+    assert "results/" in words
+
+
+def test_a_click_on_the_legend_hides_a_precision(open_page: Opener) -> None:
+    made = open_page(every_kind())
+    figure = made.page.locator("figure.chart[id$=-batch]").first
+    figure.scroll_into_view_if_needed()
+    figure.locator(".scatterlayer .trace").first.wait_for()
+    lines = figure.locator(".scatterlayer .trace").count()
+    figure.locator(".legendtoggle").first.click(force=True)
+    made.page.wait_for_function(
+        "([id, before]) => document.querySelectorAll(`#${id} .scatterlayer .trace`).length < before",
+        arg=[figure.get_attribute("id"), lines],
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_is_the_reader_s_and_the_button_turns_it(open_page: Opener, scheme: str) -> None:
+    made = open_page([steady(precision) for precision in STEP_TIME], scheme=scheme)
+    other = "dark" if scheme == "light" else "light"
+    figure = made.page.locator("figure.chart").first
+    figure.scroll_into_view_if_needed()
+    made.page.locator(f"figure.chart[data-drawn={scheme}]").first.wait_for()
+    before = made.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    made.page.get_by_role("button", name=f"{other.title()} theme").click()
+    made.page.locator(f"figure.chart[data-drawn={other}]").first.wait_for()
+    after = made.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (before, after) == (PAGES[scheme], PAGES[other])
+
+
+PAGES = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
+
+
+def test_a_precision_has_its_colour_in_every_chart(open_page: Opener) -> None:
+    made = open_page(every_kind())
+    made.draw_all()
+    colours = made.page.evaluate(
+        """() => [...document.querySelectorAll("figure.chart .plot")].flatMap((plot) => plot.data
+            .filter((trace) => trace.name && (trace.line || typeof trace.marker?.color === "string"))
+            .map((trace) => [trace.name.split(",")[0].split(" ")[0], trace.line?.color ?? trace.marker.color]))"""
+    )
+    of_precisions = {(name, colour) for name, colour in colours if name in LOOKS}
+    assert len(of_precisions) >= 7
+    assert of_precisions <= {(name, look.colour) for name, look in LOOKS.items()}
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"])
+def test_no_accessibility_violation_is_serious(open_page: Opener, viewport: dict[str, int], scheme: str) -> None:
+    made = open_page([*every_kind(), other_machine(steady())], viewport, scheme)
+    made.draw_all()
+    made.page.locator("figure.chart details summary").first.click()
+    made.page.evaluate(AXE)
+    result = made.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    serious = [each for each in result["violations"] if each["impact"] in ("serious", "critical")]
+    assert [(each["id"], [node["html"][:120] for node in each["nodes"]][:3]) for each in serious] == []
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_nothing_is_wider_than_the_screen(open_page: Opener, width: int) -> None:
+    made = open_page(every_kind(), {"width": width, "height": 800})
+    made.draw_all()
+    assert made.page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = made.page.evaluate(
+        """() => [...document.querySelectorAll("figure.chart .main-svg")]
+            .map((svg) => [svg.closest("figure"), svg.getBoundingClientRect().right])
+            .filter(([figure, right]) => right > figure.getBoundingClientRect().right + 1)
+            .map(([figure]) => figure.id)"""
+    )
+    assert wide == []
+
+
+@pytest.mark.parametrize("spared", [(), ("precision", "loss_scale")], ids=["every-field", "but-precisions"])
+def test_hostile_words_are_words(open_page: Opener, spared: tuple[str, ...]) -> None:
+    made = open_page([poisoned(trial, *spared) for trial in every_kind()])
+    made.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    made.draw_all()
+    for point in made.page.locator(".barlayer .point path").all()[:5]:
+        point.hover(force=True)
+    assert made.page.evaluate("window.pwned") is None
+    elements = (
+        "[...document.querySelectorAll('img, iframe, object, embed, [onerror], [onload], a')].map((e) => e.outerHTML)"
+    )
+    found = [html for html in made.page.evaluate(elements) if not html.startswith('<a href="#')]
+    assert [html for html in found if 'class="skip"' not in html] == []
+    assert made.page.locator("script").count() == 4, "data, plotly packed and unpacked, and the page's own"
+    assert HOSTILE.split("\u2028")[0] in made.page.locator("[data-table=trials] td").first.inner_text()
+
+
+def test_downloads_are_what_the_chart_shows(open_page: Opener, tmp_path: Path) -> None:
+    made = open_page([steady(precision, repeat) for repeat in range(3) for precision in STEP_TIME])
+    figure = made.page.locator("figure.chart[id$=-speedup]")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".main-svg").first.wait_for()
+    for kind, starts in (("CSV", b"precision,"), ("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with made.page.expect_download() as waiting:
+            figure.get_by_role("button", name=kind).click()
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        assert path.suffix == f".{kind.lower()}"
+        assert path.read_bytes().startswith(starts)
+        if kind == "CSV":
+            rows = list(csv.DictReader(io.StringIO(path.read_text())))
+            assert [row["precision"] for row in rows] == list(STEP_TIME_IN_ORDER)
+            assert float(rows[3]["speedup"]) == pytest.approx(1 / STEP_TIME["bf16-mixed"], rel=0.01)
+
+
+STEP_TIME_IN_ORDER = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-master", "fp16-true", "bf16-true")
+
+
+def test_a_chart_s_table_has_its_figures(open_page: Opener) -> None:
+    made = open_page([steady(precision) for precision in STEP_TIME])
+    figure = made.page.locator("figure.chart[id$=-throughput]")
+    figure.get_by_text("Table").click()
+    assert "bf16-mixed" in figure.locator("tbody tr").nth(3).inner_text()
+    assert "6,394 images/s" in figure.locator("tbody tr").nth(3).inner_text()
+
+
+def test_on_paper_all_charts_are_drawn_in_light_colours(open_page: Opener) -> None:
+    made = open_page(every_kind(), scheme="dark")
+    content = made.page.pdf()
+    assert content.startswith(b"%PDF")
+    charts = made.page.locator("figure.chart")
+    assert charts.count() == made.page.locator("figure.chart[data-drawn]").count()
+
+
+def test_many_topics_are_folded_and_unfold(open_page: Opener) -> None:
+    trials = [steady("bf16-mixed", workload=f"model-{number}") for number in range(12)]
+    made = open_page(trials)
+    assert made.page.locator("details.topic[open]").count() == 0
+    made.page.get_by_role("button", name="Unfold all").click()
+    assert made.page.locator("details.topic[open]").count() == 12
+    made.page.evaluate("location.hash = '#topic-3'")
+    assert made.page.locator("#topic-3").get_attribute("open") is not None
+
+
+def test_one_trial_alone_makes_a_page(open_page: Opener) -> None:
+    made = open_page([fake_trial(fake_spec())])
+    assert "stay with fp32" in made.page.locator("p.answer").inner_text()
+
+
+def test_without_scripts_the_tables_stand(browser: Browser, tmp_path: Path) -> None:
+    trials = [steady(precision) for precision in STEP_TIME]
+    path = tmp_path / "report.html"
+    path.write_text(render(collect(trials), source_of(trials)), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert page.locator("[data-table=trials] tbody tr").count() == len(trials)
+    assert page.locator("noscript").first.is_visible()
+    context.close()

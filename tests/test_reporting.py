@@ -1,0 +1,282 @@
+"""castwise report and castwise export, from the command line: what they read, write and refuse."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import fake_spec, fake_trial
+from fake_records import HOSTILE, every_kind, many, poisoned, steady, stored
+
+from castwise.sweep.store import Store
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return stored(tmp_path / "h200", [steady("fp32"), steady("bf16-mixed")])
+
+
+def test_a_report_is_one_file_that_loads_nothing(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "report.html"
+    outcome = command("report", results, "-o", output)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith(f"{output}: 2 trials, ")
+    page = output.read_text(encoding="utf-8")
+    assert "take bf16-mixed" in page
+    assert "default-src &#39;none&#39;; script-src &#39;sha256-" in page
+    assert "<script src" not in page
+    assert '<link rel="stylesheet' not in page
+    assert [path.name for path in output.parent.iterdir()] == ["report.html"]
+
+
+def test_the_same_records_give_the_same_page(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    for name in ("one.html", "two.html"):
+        assert command("report", results, "-o", tmp_path / name).code == 0
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
+def test_without_names_the_results_folder_becomes_a_page_here(
+    command: CommandLine, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results.rename("castwise-results")
+    assert command("report").code == 0
+    assert Path("castwise-report.html").stat().st_size > 1_000_000
+
+
+def test_markdown_is_for_issues(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.md"
+    assert command("report", results, "-o", output).code == 0
+    text = output.read_text()
+    assert text.startswith("**resnet50, batch 256: take bf16-mixed.")
+    assert "| bf16-mixed | 6,394 images/s | 2.50× |" in text
+
+
+def test_markdown_of_every_kind_of_record_and_of_hostile_ones(command: CommandLine, tmp_path: Path) -> None:
+    folder = stored(tmp_path / "all", [*every_kind(), *(poisoned(trial) for trial in every_kind()[:3])])
+    assert command("report", folder, "-o", tmp_path / "report.md").code == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "### wrn-28-10 on cifar10: training" in text
+    assert "<script" not in text
+    assert "<img" not in text
+
+
+@pytest.mark.parametrize("command_name", ["report", "export"])
+def test_what_is_not_there_is_said_in_a_line(command: CommandLine, tmp_path: Path, command_name: str) -> None:
+    outcome = command(command_name, tmp_path / "nowhere")
+    assert (outcome.code, outcome.error_lines) == (2, [f"castwise: There is no folder or file '{tmp_path}/nowhere'."])
+
+
+def test_an_empty_folder_is_said_in_a_line(command: CommandLine, tmp_path: Path) -> None:
+    outcome = command("report", tmp_path)
+    assert outcome.code == 2
+    assert len(outcome.error_lines) == 1
+    assert "There are no records in" in outcome.err
+
+
+BAD = {
+    "half-written": (lambda record: record[: len(record) // 2], "not a record of schema 1"),
+    "alien": (lambda record: b'{"name": "package"}', "not a record of schema 1"),
+    "newer": (lambda record: record.replace(b'"schema_version": 1', b'"schema_version": 2'), "a record of schema 2"),
+    "endless": (lambda record: record.replace(b'"seconds": 0.1', b'"seconds": Infinity', 1), "finite number"),
+    "negative": (
+        lambda record: record.replace(b'"peak_allocated_bytes": 2', b'"peak_allocated_bytes": -2'),
+        "equal to 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_is_no_record_is_named_and_the_others_count(
+    command: CommandLine, results: Path, tmp_path: Path, name: str
+) -> None:
+    spoil, reason = BAD[name]
+    good = next(iter(results.rglob("*fp32*.json")))
+    spoiled = spoil(good.read_bytes())
+    assert spoiled != good.read_bytes()
+    (results / "bad.json").write_bytes(spoiled)
+    output = tmp_path / "report.html"
+    outcome = command("report", results, "-o", output)
+    assert outcome.code == 0
+    assert f"{output}: 2 trials" in outcome.error_lines[0]
+    assert outcome.error_lines[1].startswith("Left out: h200/bad.json: ")
+    assert reason in outcome.error_lines[1]
+    assert "h200/bad.json" in output.read_text()
+
+
+def test_only_files_that_are_none_are_said_in_a_line(command: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "package.json").write_text("{}")
+    outcome = command("report", tmp_path)
+    assert outcome.code == 2
+    assert len(outcome.error_lines) == 1
+    assert "package.json" in outcome.err
+
+
+def test_a_folder_named_twice_counts_once(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    outcome = command("report", results, results / "..", "-o", output)
+    assert f"{output}: 2 trials" in outcome.err
+    assert "is a copy" not in output.read_text()
+
+
+def test_a_copied_file_is_said(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    shutil.copytree(results, tmp_path / "copy")
+    output = tmp_path / "report.html"
+    assert command("report", results, tmp_path / "copy", "-o", output).code == 0
+    assert "2 records are copies of another, and counted once" in output.read_text()
+
+
+def test_a_single_record_makes_a_report(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    record = next(iter(results.rglob("*.json")))
+    assert command("report", record, "-o", tmp_path / "report.html").code == 0
+
+
+def test_a_report_names_no_folder_above_the_one_named(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    command("report", results, "-o", output)
+    assert str(tmp_path) not in output.read_text()
+
+
+def test_workloads_and_precisions_narrow_it_down(command: CommandLine, tmp_path: Path) -> None:
+    folder = stored(tmp_path / "all", every_kind())
+    output = tmp_path / "report.html"
+    outcome = command("report", folder, "-o", output, "--workload", "resnet50", "--precision", "O0,bf16-mixed")
+    assert f"{output}: 13 trials" in outcome.err
+    outcome = command("report", folder, "-o", output, "--workload", "gru-lm")
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+    outcome = command("report", folder, "-o", output, "--precision", "fp64")
+    assert (outcome.code, "No precision named 'fp64'" in outcome.err) == (2, True)
+
+
+def test_a_name_that_says_no_format_is_refused(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    outcome = command("report", results, "-o", tmp_path / "report.pdf")
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+
+
+def test_where_nothing_can_be_written_the_line_says_so(command: CommandLine, results: Path, unwritable: Path) -> None:
+    outcome = command("report", results, "-o", unwritable / "report.html")
+    assert (outcome.code, len(outcome.error_lines)) == (3, 1)
+    outcome = command("export", results, "--format", "csv", "-o", unwritable / "trials.csv")
+    assert (outcome.code, len(outcome.error_lines)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("plotly", ["report", "-o", "x.html"], "castwise[report]"),
+        ("kaleido", ["report", "--charts", "x"], "castwise[charts]"),
+        ("pyarrow", ["export", "-o", "x.parquet"], "castwise[parquet]"),
+        ("tensorboard", ["export", "--format", "tensorboard", "-o", "x"], "castwise[tensorboard]"),
+        ("mlflow", ["export", "--format", "mlflow", "-o", "x"], "castwise[mlflow]"),
+        ("wandb", ["export", "--format", "wandb", "-o", "x"], "castwise[wandb]"),
+    ],
+)
+def test_a_missing_extra_is_named(  # noqa: PLR0917  a fixture each
+    command: CommandLine,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    arguments: list[str],
+    extra: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    outcome = command(arguments[0], results, *arguments[1:])
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+    assert extra in outcome.err
+
+
+def test_every_chart_becomes_a_picture(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("kaleido")
+    if not any(map(shutil.which, BROWSERS)) and not os.environ.get("CASTWISE_REQUIRE_BROWSER"):
+        pytest.skip("there is no Chromium or Chrome on the PATH; `make browser` installs Debian's")
+    outcome = command("report", results, "--charts", tmp_path / "charts")
+    assert outcome.code == 0, outcome.err
+    names = {path.name for path in (tmp_path / "charts").iterdir()}
+    kinds = ("throughput", "speedup", "memory", "blocks", "telemetry")
+    assert names == {f"resnet50-{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")}
+    assert (tmp_path / "charts" / "resnet50-speedup.png").read_bytes().startswith(b"\x89PNG")
+    drawing = (tmp_path / "charts" / "resnet50-speedup.svg").read_text()
+    assert "2.50×" in drawing
+    assert "theme:" not in drawing
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".html"] == []
+
+
+def test_an_unknown_format_of_pictures_is_refused(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    outcome = command("report", results, "--charts", tmp_path / "charts", "--chart-format", "gif")
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+
+
+def test_export_prints_csv(command: CommandLine, results: Path) -> None:
+    outcome = command("export", results)
+    assert outcome.code == 0
+    rows = list(csv.DictReader(io.StringIO(outcome.out)))
+    assert {row["precision"] for row in rows} == {"fp32", "bf16-mixed"}
+    assert rows[0]["file"].startswith("h200/fake-gpu-")
+
+
+def test_export_knows_the_format_by_the_name(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    output = tmp_path / "blocks.json"
+    outcome = command("export", results, "--level", "blocks", "-o", output)
+    assert outcome.err.startswith(f"{output}: blocks as json, ")
+    assert len(json.loads(output.read_text())) == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--format", "excel"], "No format named 'excel'"),
+        (["--level", "cell"], "Did you mean cells?"),
+        (["-o", "trials.xls"], "--format"),
+        (["--format", "parquet"], "--output"),
+        (["--format", "wandb"], "needs a folder"),
+    ],
+)
+def test_export_refuses_in_a_line(command: CommandLine, results: Path, arguments: list[str], word: str) -> None:
+    outcome = command("export", results, *arguments)
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+    assert word in outcome.err
+
+
+def test_runs_are_never_written_twice_into_a_folder(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    arguments = ("export", results, "--format", "tensorboard", "-o", tmp_path / "runs")
+    assert command(*arguments).code == 0
+    outcome = command(*arguments)
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+
+
+def test_a_thousand_precisions_and_batches_make_a_page(command: CommandLine, tmp_path: Path) -> None:
+    store = Store(tmp_path / "many")
+    machine = store.machine_folder(steady().environment)
+    machine.mkdir(parents=True)
+    for number, trial in enumerate(many(1000)):
+        spec = trial.spec.model_copy(update={"precision": f"int{number}"})
+        (machine / f"{number}.json").write_text(trial.model_copy(update={"spec": spec}).model_dump_json())
+    output = tmp_path / "report.html"
+    outcome = command("report", tmp_path / "many", "-o", output)
+    assert outcome.code == 0
+    assert "1,000 trials" in outcome.err
+    assert output.stat().st_size < 6_000_000
+
+
+def test_hostile_records_are_escaped_in_the_page(command: CommandLine, tmp_path: Path) -> None:
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    (folder / "one.json").write_text(poisoned(fake_trial(fake_spec(), message="oh")).model_dump_json())
+    output = tmp_path / "report.html"
+    assert command("report", folder, "-o", output).code == 0
+    page = output.read_text(encoding="utf-8")
+    assert HOSTILE not in page
+    assert "<img" not in page
+    assert page.count("<script") == 3
