@@ -291,6 +291,27 @@ class Reading(Document):
     missing: dict[str, str] = Field(default_factory=dict)
 
 
+class Metered(Document):
+    """What the driver's energy counter said while steps ran on and on, after the timed blocks.
+
+    The counter ticks ten times a second (H200): over a timed block it says next to nothing. Here the time is taken from
+    tick to tick, so that the mean power is that of running steps and nothing else. Of several GPUs it is the first's.
+
+    Attributes:
+        joules: What the counter went up by from its first tick to its last.
+        seconds: The time between the two, by the host's clock.
+        num_ticks: Ticks, the first not counted.
+        step_seconds: Seconds a step of the stretch.
+        missing: Why joules are 0; empty where they are not.
+    """
+
+    joules: float = 0.0
+    seconds: float = 0.0
+    num_ticks: int = 0
+    step_seconds: float = 0.0
+    missing: str = ""
+
+
 class Trial(Document):
     """One answer: what became of a spec, on which machine, with all raw samples.
 
@@ -306,6 +327,7 @@ class Trial(Document):
         sitting: What trials share whose processes took turns; None for one that ran by itself.
         log: The end of what the process printed, where it failed.
         readings: One for each timed block or epoch, in order; empty in records without telemetry.
+        metered: Its energy; None where it was not measured by a stretch of steps of its own.
         gpu_facts: What the driver says of the GPU; None on a CPU and without telemetry.
         telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.
@@ -322,6 +344,7 @@ class Trial(Document):
     log: str = ""
     sitting: str | None = None
     readings: tuple[Reading, ...] = ()
+    metered: Metered | None = None
     gpu_facts: GpuFacts | None = None
     telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION

@@ -123,6 +123,14 @@ class SteadyCell:
         self._blocks.append(block)
         return block
 
+    def run_stretch(self, seconds: float) -> Block:
+        """Run steps for about so many seconds at a stretch; return them as a block, which is not among the samples."""
+        last = self._blocks[-1]
+        step_seconds = last.seconds / last.num_steps
+        count = self._peers.agree(max(1, round(seconds / step_seconds)))
+        taken, loss = self._time_steps(count)
+        return Block(seconds=taken, num_steps=count, loss=loss.item())
+
     def finish(self) -> RankSamples:
         """Return everything measured and restore the process's numeric state."""
         samples = RankSamples(

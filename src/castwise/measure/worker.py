@@ -1,7 +1,8 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
-Commands: {"command": "open" | "check" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" | "resume" |
-          "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous where there are several.
+Commands: {"command": "open" | "check" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" |
+          "run_stretch" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous where there
+          are several.
 Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
           {"event": "opened" | "checked" | "fetched" | "weights" | "ready" | "warm" | "block" | "resumed" |
           "epoch" | "finished" | "failed", ...}.
@@ -78,6 +79,7 @@ class _Worker:
             "set_up": self._set_up,
             "warm_up": self._warm_up,
             "run_block": self._run_block,
+            "run_stretch": self._run_stretch,
             "resume": self._resume,
             "run_epoch": self._run_epoch,
             "finish": self._finish,
@@ -141,6 +143,10 @@ class _Worker:
 
     def _run_block(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"event": "block", "block": self._running_cell().run_block().model_dump(mode="json")}
+
+    def _run_stretch(self, command: dict[str, Any]) -> dict[str, Any]:
+        block = self._running_cell().run_stretch(float(command["seconds"]))
+        return {"event": "block", "block": block.model_dump(mode="json")}
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
         run = self._training_run()

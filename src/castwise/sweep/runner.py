@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, RankSamples, Reading, Trial
+from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, Metered, RankSamples, Reading, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.readings import note_of, unwatched
 from castwise.sweep.store import Store
 from castwise.sweep.telemetry import Telemetry
+
+# Ten ticks of an H200's energy counter.
+_STRETCH_SECONDS = 1.1
 
 FAILED = ("crashed", "timeout")
 
@@ -138,6 +141,7 @@ class Sweep:
         self.listener.phase("warming up", 0.1)
         attempt.facts = self._known(session, session.warm_up())
         self._time_blocks(session, attempt)
+        self.measure_energy(session, attempt, _STRETCH_SECONDS)
 
     def _time_blocks(self, session: Session, attempt: "Attempt") -> None:
         protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
@@ -150,6 +154,16 @@ class Sweep:
                 blocks.append(session.run_block())
             attempt.readings.append(watch.reading)
             timed += blocks[-1].seconds
+
+    def measure_energy(self, session: Session, attempt: "Attempt", seconds: float) -> None:
+        """Let a trial's steps run at a stretch, after its last block, and note what they took; nothing on a CPU."""
+        if not self.telemetry.has_counter(attempt.environment):
+            return
+        self.listener.phase("metering", 1.0)
+        with self.telemetry.meter(attempt.environment) as meter:
+            stretch = session.run_stretch(seconds)
+        step_seconds = stretch.seconds / stretch.num_steps
+        attempt.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
 
 
 class Attempt:
@@ -165,6 +179,7 @@ class Attempt:
         self.failure: TrialFailedError | None = None
         self.readings: list[Reading] = []
         self.gpu_facts: GpuFacts | None = None
+        self.metered: Metered | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     def record(self, duration_seconds: float) -> Trial:
@@ -182,6 +197,7 @@ class Attempt:
             duration_seconds=duration_seconds,
             readings=tuple(self.readings),
             gpu_facts=self.gpu_facts,
+            metered=self.metered,
             telemetry_note=note_of(self.readings, self.gpu_facts),
         )
         if self.failure is None:
