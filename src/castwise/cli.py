@@ -54,6 +54,8 @@ Examples:
 
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
 
+    castwise run resnet50 --precision bf16-mixed --techniques none,tuned,compiled
+
     castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
 """
 
@@ -87,6 +89,7 @@ class Listing(StrEnum):
 
     WORKLOADS = "workloads"
     PRECISIONS = "precisions"
+    TECHNIQUES = "techniques"
     DEVICES = "devices"
     SUITES = "suites"
 
@@ -117,6 +120,14 @@ def _complete_precisions(incomplete: str) -> list[str]:
     from castwise.precisions import PRECISIONS
 
     return _complete(incomplete, [row.name for row in PRECISIONS])
+
+
+def _complete_techniques(incomplete: str) -> list[str]:
+    from castwise.techniques import NONE, SETS, TECHNIQUES
+
+    names = [NONE, *SETS, *(row.name for row in TECHNIQUES)]
+    before, plus, last = incomplete.rpartition("+")
+    return [before + plus + name for name in _complete(last, names)]
 
 
 def _complete_suites(incomplete: str) -> list[str]:
@@ -176,6 +187,14 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp."),
     ] = None,
+    techniques: Annotated[
+        str | None,
+        typer.Option(
+            help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
+            "channels-last+compile. Without it: the plain loop.",
+            autocompletion=_complete_techniques,
+        ),
+    ] = None,
     device: _Device = None,
     data_set: Annotated[
         str | None, typer.Option(help="synthetic, or a real data set: mnist, cifar10, wikitext-2.")
@@ -225,6 +244,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
             loss_scales=_split("--loss-scale", loss_scale),
             world_sizes=_split_numbers("--gpus", gpus),
             parallelisms=_split("--parallelism", parallelism),
+            techniques=_split("--techniques", techniques),
         ),
         device=device,
         data_set=data_set,
@@ -305,13 +325,14 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
 
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sensitive=False)]) -> None:
-    """List the workloads, the precisions, the GPUs whose datasheets castwise knows, or the suites."""
+    """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.report import listings
     from castwise.report.tables import result_console
 
     makers = {
         Listing.WORKLOADS: listings.workloads,
         Listing.PRECISIONS: listings.precisions,
+        Listing.TECHNIQUES: listings.techniques,
         Listing.DEVICES: listings.devices,
         Listing.SUITES: listings.suites,
     }

@@ -63,6 +63,8 @@ class SteadyCell:
         cell = build_cell(spec, self._stack, self._peers, data_dir)
         self._step = cell.step
         self._batches = own_batches(row, cell.task, spec, row.resident_batches, self._peers)
+        if cell.prepare is not None:
+            self._batches = [cell.prepare(batch) for batch in self._batches]
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def _take_first_step(self) -> None:
@@ -98,7 +100,12 @@ class SteadyCell:
         self._warm_up_peak = self._memory.peak_allocated()
         self._memory.restart()
         self._skipped_before = self._step.scaling.skipped_steps
-        update = {"warm_up_seconds": _since(started), "warm_up_steps": self._warm_up_steps, "settled": settled}
+        update = {
+            "warm_up_seconds": _since(started),
+            "warm_up_steps": self._warm_up_steps,
+            "capture_seconds": self._step.graph.capture_seconds if self._step.graph else None,
+            "settled": settled,
+        }
         self._facts = self._facts.model_copy(update=update)
         return self._facts
 
