@@ -147,6 +147,16 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_Techniques = Annotated[
+    str | None,
+    typer.Option(
+        help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
+        "channels-last+compile. Without it: the plain loop.",
+        autocompletion=_complete_techniques,
+    ),
+]
+
+
 @app.callback()
 def _options(
     version: Annotated[
@@ -187,14 +197,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp."),
     ] = None,
-    techniques: Annotated[
-        str | None,
-        typer.Option(
-            help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
-            "channels-last+compile. Without it: the plain loop.",
-            autocompletion=_complete_techniques,
-        ),
-    ] = None,
+    techniques: _Techniques = None,
     device: _Device = None,
     data_set: Annotated[
         str | None, typer.Option(help="synthetic, or a real data set: mnist, cifar10, wikitext-2.")
@@ -286,6 +289,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
     ] = False,
+    techniques: _Techniques = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
@@ -317,6 +321,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         precisions=_split("--precision", precision),
         world_sizes=_split_numbers("--gpus", gpus),
         synthetic=synthetic,
+        techniques=_split("--techniques", techniques) or ("none",),
     )
     suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)

@@ -13,6 +13,7 @@ _MISSING_KERNEL = (
     "is not currently supported on",
     "not supported for",
     "no kernel image",
+    "could not create a primitive descriptor",  # oneDNN's, for an LSTM in float16
 )
 _OUT_OF_MEMORY = (
     "out of memory",

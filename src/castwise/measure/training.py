@@ -15,6 +15,7 @@ from castwise.measure.parallel import Peers, devices_of
 from castwise.measure.passes import Pass, SignsOfLife, Tell, Waiting, why_diverged
 from castwise.measure.precision import autocast
 from castwise.measure.schedules import make_run_scheduler
+from castwise.measure.techniques.loop import loop_of
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec, stands_in_for
 from castwise.precisions import find_precision
@@ -43,7 +44,8 @@ class TrainingRun:
         """
         assert spec.recipe is not None, "a training trial has a recipe"
         started = time.perf_counter()
-        self._spec, self._recipe, self._checkpoint = spec, spec.recipe, checkpoint
+        self._spec, self._checkpoint = spec, checkpoint
+        self._recipe = loop_of(spec.techniques).recipe(spec.recipe)
         self._peers = peers or Peers()
         self._device = torch.device(spec.device)
         self._epochs: list[Epoch] = []
@@ -58,7 +60,9 @@ class TrainingRun:
         cell = build_cell(spec, stack, self._peers)
         self._task, self._step = cell.task, cell.step
         self._autocast = autocast(find_precision(spec.precision), self._device.type)
-        self._feeds = make_feeds(find_workload(spec.workload), self._task, spec, data_dir, self._peers)
+        as_run = spec.model_copy(update={"recipe": recipe})
+        feeds = make_feeds(find_workload(spec.workload), self._task, as_run, data_dir, self._peers)
+        self._feeds = feeds.prepared(cell.prepare)
         whole = self._feeds.training.num_batches
         self._steps_per_epoch = min(whole, recipe.max_steps or whole)
         self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)

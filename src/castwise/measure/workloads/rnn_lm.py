@@ -124,6 +124,7 @@ class CarriedLoss:
     def write(self, tensors: tuple[Tensor, ...]) -> None:
         """Start the next batch from these tensors."""
         self.hidden = tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
+        self._batch_size = tensors[0].shape[1]
 
     def forget(self) -> None:
         """Start from zeros at the next batch."""
