@@ -109,7 +109,7 @@ def undone(found: Tensor) -> Tensor:
 
 def test_crops_are_torchvision_s_of_the_padded_image_mirrored_or_not() -> None:
     """Every image is one of the 9 × 9 crops, or its mirror image; all of them come, about equally often."""
-    images, labels = make_images(4)
+    images, labels = make_images(4, side=8)
     data = DeviceImages((images, labels), "cifar10", CIFAR, Epochs(4, shuffle=False), CPU)
     padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
     seen: dict[tuple[int, int, bool], int] = {}
@@ -128,7 +128,7 @@ def test_crops_are_torchvision_s_of_the_padded_image_mirrored_or_not() -> None:
 def place_of(image: Tensor, padded: Tensor) -> tuple[int, int, bool]:
     for flipped in (False, True):
         wanted = image.flip(2) if flipped else image
-        windows = padded.unfold(1, 32, 1).unfold(2, 32, 1).permute(1, 2, 0, 3, 4)
+        windows = padded.unfold(1, 8, 1).unfold(2, 8, 1).permute(1, 2, 0, 3, 4)
         hits = (windows == wanted).flatten(2).all(2).nonzero()
         if len(hits):
             return int(hits[0, 0]), int(hits[0, 1]), flipped

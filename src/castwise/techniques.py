@@ -243,6 +243,22 @@ def resolve(names: Sequence[str], spec: "TrialSpec") -> "TrialSpec":
     return spec.model_copy(update={"techniques": _in_order(taken)})
 
 
+def needs_of(row: Technique) -> str:
+    """Return in words what a technique needs of device, workload and optimizer; "–" where it needs nothing."""
+    needs = [row.needs] if row.needs else []
+    if row.devices == ("cuda",):
+        needs.append("a CUDA device")
+    if row.optimizers:
+        needs.append(f"one of the optimizers {', '.join(row.optimizers)}")
+    if row.families:
+        needs.append("a recurrent language model")
+    if not row.several_gpus:
+        needs.append("one GPU")
+    if row.excludes:
+        needs.append(f"not beside {', '.join(row.excludes)}")
+    return "; ".join(needs) or "–"
+
+
 def join(names: Sequence[str]) -> str:
     """Return techniques as users write them: `channels-last+compile`, or `none`."""
     return _JOIN.join(names) or NONE

@@ -6,7 +6,7 @@ from castwise.devices import DEVICES, PEAK_DTYPES, peak
 from castwise.plan import SYNTHETIC
 from castwise.precisions import PRECISIONS
 from castwise.suite import SUITE_NAMES, find_suite, specs_of
-from castwise.techniques import SETS, TECHNIQUES, join
+from castwise.techniques import SETS, TECHNIQUES, join, needs_of
 from castwise.workloads import WORKLOADS
 
 
@@ -37,13 +37,13 @@ NUMERICS = {"bits": "the same", "rounding": "rounding", "draws": "other random d
 
 
 def techniques() -> Table:
-    """Return the techniques: name, what it does, what it costs, what it does to the numbers."""
-    table = Table("technique", "what it does", "costs", "numbers", "in", box=None, pad_edge=False)
+    """Return the techniques: name, what it does, needs and costs, what it does to the numbers."""
+    table = Table("technique", "what it does", "needs", "costs", "numbers", "in", box=None, pad_edge=False)
     for row in TECHNIQUES:
         kinds = "run, suite" if "steady" in row.kinds else "suite"
-        table.add_row(row.name, row.summary, row.cost, NUMERICS[row.numerics], kinds)
+        table.add_row(row.name, row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds)
     for name, members in SETS.items():
-        table.add_row(name, f"those of {join(members)} that apply", "", "", "run, suite")
+        table.add_row(name, f"those of {join(members)} that apply", "", "", "", "run, suite")
     return table
 
 
