@@ -124,6 +124,20 @@ def test_a_new_epoch_starts_from_zeros_in_a_graph_too() -> None:
     assert found[0] == pytest.approx(found[1], rel=BOUNDS["fp32"])
 
 
+def test_a_graph_s_memory_is_seen() -> None:
+    """The allocator takes what a replay uses for free; the plain loop's peak says what it must be about."""
+    peaks = []
+    for names in ((), ("cuda-graph",)):
+        torch.cuda.empty_cache()
+        spec = spec_of(IMAGES, "fp32", *names, device=DEVICE).model_copy(update={"batch_size": 256})
+        cell = SteadyCell(spec.model_copy(update={"protocol": Protocol(warm_up_seconds=0.5, block_seconds=0.01)}), None)
+        cell.warm_up()
+        cell.run_block()
+        peaks.append(cell.finish().peak_allocated_bytes or 0)
+        del cell
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.3)
+
+
 def test_a_graph_s_steady_cell_is_timed_and_recorded() -> None:
     spec = TrialSpec(
         workload="mnist-cnn",

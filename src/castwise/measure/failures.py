@@ -37,6 +37,10 @@ def classify(error: BaseException) -> tuple[Status, str]:
         `oom` for memory on the device or the host; `unsupported` for a kernel PyTorch lacks or a request that
         castwise itself refuses; else `crashed`.
     """
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, Exception):  # torch._dynamo's and torch._inductor's, round what a compiler raised
+        status, what = classify(inner)
+        return status, f"torch.compile failed: {what}"
     text = _first_line(error)
     if isinstance(error, CastwiseError):
         return "unsupported", text

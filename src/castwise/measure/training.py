@@ -54,6 +54,10 @@ class TrainingRun:
             self._stack = stack.pop_all()
         self.facts = facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
 
+    def _peak_allocated(self) -> int | None:
+        peak, graph = self._step.peak_allocated(self._memory.peak_allocated()), self._step.graph
+        return peak if graph is None or peak is None else max(peak, graph.earlier_peak_bytes)
+
     def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
         spec, recipe = self._spec, self._recipe
         self._memory = memory_of(*devices_of(spec))
@@ -102,7 +106,7 @@ class TrainingRun:
             checkpoints.drop(self._checkpoint)
         return RankSamples(
             epochs=self.epochs,
-            peak_allocated_bytes=self._memory.peak_allocated(),
+            peak_allocated_bytes=self._peak_allocated(),
             peak_reserved_bytes=self._memory.peak_reserved(),
             driver_used_bytes=self._memory.driver_used(),
         )

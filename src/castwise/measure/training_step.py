@@ -84,6 +84,10 @@ class TrainingStep:
         self._weights.publish()
         return loss
 
+    def peak_allocated(self, seen: int | None) -> int | None:
+        """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
+        return seen if self.graph is None or seen is None else max(seen, self.graph.peak_bytes)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
         return {

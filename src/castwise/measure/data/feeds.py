@@ -82,7 +82,7 @@ def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None
             recipe.samples_per_epoch or _SYNTHETIC_SAMPLES, row.input_shape[-1], task.num_classes or 1000
         )
         loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
-        return Feeds(_loaded(loader, device, recipe.loader), None)
+        return Feeds(_loaded(loader, device, recipe.loader.non_blocking), None)
     return _image_feeds(spec, recipe, data_dir, peers)
 
 
@@ -97,11 +97,11 @@ def _image_feeds(spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: 
     samples = ImageSamples(*training, transform)
     loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
     if not recipe.validate_each_epoch:
-        return Feeds(_loaded(loader, device, recipe.loader), None)
+        return Feeds(_loaded(loader, device, recipe.loader.non_blocking), None)
     plain = _validation_loader(recipe)
     judged_samples = ImageSamples(*validation, validation_transform)
     judged = make_loader(judged_samples, plain, recipe.validation_batch_size, spec.seed)
-    return Feeds(_loaded(loader, device, recipe.loader), _loaded(judged, device, plain))
+    return Feeds(_loaded(loader, device, recipe.loader.non_blocking), _loaded(judged, device, plain.non_blocking))
 
 
 def _validation_loader(recipe: Recipe) -> Loader:
@@ -159,7 +159,7 @@ def _resident(batches: Sequence[Batch]) -> Feed:
     return Feed(len(batches), lambda _: iter(batches))
 
 
-def _loaded(loader: DataLoader[Batch], device: torch.device, how: Loader) -> Feed:
+def _loaded(loader: DataLoader[Batch], device: torch.device, non_blocking: bool = False) -> Feed:
     seed = loader.generator.initial_seed()
 
     def start(epoch: int) -> Iterator[Batch]:
@@ -168,6 +168,6 @@ def _loaded(loader: DataLoader[Batch], device: torch.device, how: Loader) -> Fee
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for batch in loader:
-            yield tuple(part.to(device, non_blocking=how.non_blocking) for part in batch)
+            yield tuple(part.to(device, non_blocking=non_blocking) for part in batch)
 
     return Feed(len(loader), start)

@@ -24,6 +24,9 @@ class StepGraph:
 
     Attributes:
         capture_seconds: What capturing took; None before.
+        peak_bytes: The most memory that tensors held while it was captured, which every replay uses again though the
+            allocator counts it as free; 0 before.
+        earlier_peak_bytes: The most that they held before, which capturing makes the allocator forget; 0 before.
     """
 
     def __init__(self, step: Callable[[Batch], Tensor], device: torch.device, carried: Carried | None) -> None:
@@ -34,7 +37,7 @@ class StepGraph:
             device: The GPU.
             carried: What the task carries from step to step, if anything.
         """
-        self._step, self._carried = step, carried
+        self._step, self._carried, self._device = step, carried, device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graph = torch.cuda.CUDAGraph()
         self._shapes: Shapes | None = None
@@ -43,6 +46,7 @@ class StepGraph:
         self._loss: Tensor | None = None
         self._state: tuple[Tensor, ...] = ()
         self.capture_seconds: float | None = None
+        self.peak_bytes = self.earlier_peak_bytes = 0
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on a batch and return its loss; a batch of another shape than the first runs uncaptured."""
@@ -52,18 +56,22 @@ class StepGraph:
         if shapes != self._shapes:
             return self._step(batch)
         if self._loss is None:
-            if self._num_steps < _WARM_UP_STEPS:
+            if not self._is_ready():
                 return self._step_aside(batch)
             self._capture(batch)
         return self._replay(batch)
 
+    def _is_ready(self) -> bool:
+        """Return whether there has been a warm-up, and what is carried has a form to be given a place."""
+        return self._num_steps >= _WARM_UP_STEPS and (self._carried is None or bool(self._carried.read()))
+
     def _step_aside(self, batch: Batch) -> Tensor:
         """Step on the stream of the capture: backward runs where forward first ran."""
         self._num_steps += 1
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             loss = self._step(batch)
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return loss
 
     def _capture(self, batch: Batch) -> None:
@@ -72,10 +80,13 @@ class StepGraph:
         if self._carried is not None:
             self._state = tuple(part.clone() for part in self._carried.read())
             self._carried.write(self._state)
-        torch.cuda.synchronize(self._stream.device)
+        torch.cuda.synchronize(self._device)
+        self.earlier_peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
         try:
-            with torch.cuda.graph(self._graph, stream=self._stream):
-                self._loss = self._step(self._inputs)
+            # A loader's thread may pin memory meanwhile: what other threads do is not the capture's.
+            with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._loss = self._step(self._inputs).detach()
                 if self._carried is not None:
                     for place, value in zip(self._state, self._carried.read(), strict=True):
                         place.copy_(value)
@@ -86,7 +97,8 @@ class StepGraph:
             raise UsageError(f"cuda-graph cannot capture this step: {first_line}") from error
         if self._carried is not None:
             self._carried.write(self._state)
-        torch.cuda.synchronize(self._stream.device)
+        torch.cuda.synchronize(self._device)
+        self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
         self.capture_seconds = time.perf_counter() - started
 
     def _replay(self, batch: Batch) -> Tensor:
