@@ -21,7 +21,8 @@ from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, s
 from castwise.report.costs import cost_lines
 
 CSV_HEADER = (
-    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,throughput_per_second,speedup,verdict,"
+    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,speedup,"
+    "verdict,loop_speedup,"
     "scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,joules_per_unit,power_watts,"
     "final_loss,status,unit,processes,"
     "throughput_low,throughput_high,speedup_low,speedup_high,memory_low,memory_high,verdict_reason,"

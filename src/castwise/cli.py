@@ -54,6 +54,8 @@ Examples:
 
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
 
+    castwise run resnet50 --precision bf16-mixed --techniques none,tuned,compiled
+
     castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
 """
 
@@ -87,6 +89,7 @@ class Listing(StrEnum):
 
     WORKLOADS = "workloads"
     PRECISIONS = "precisions"
+    TECHNIQUES = "techniques"
     DEVICES = "devices"
     SUITES = "suites"
 
@@ -119,6 +122,14 @@ def _complete_precisions(incomplete: str) -> list[str]:
     return _complete(incomplete, [row.name for row in PRECISIONS])
 
 
+def _complete_techniques(incomplete: str) -> list[str]:
+    from castwise.techniques import NONE, SETS, TECHNIQUES
+
+    names = [NONE, *SETS, *(row.name for row in TECHNIQUES)]
+    before, plus, last = incomplete.rpartition("+")
+    return [before + plus + name for name in _complete(last, names)]
+
+
 def _complete_suites(incomplete: str) -> list[str]:
     from castwise.suite import SUITE_NAMES
 
@@ -134,6 +145,16 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"castwise {castwise.__version__}")
         raise typer.Exit
+
+
+_Techniques = Annotated[
+    str | None,
+    typer.Option(
+        help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
+        "channels-last+compile. Without it: the plain loop.",
+        autocompletion=_complete_techniques,
+    ),
+]
 
 
 @app.callback()
@@ -176,6 +197,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp."),
     ] = None,
+    techniques: _Techniques = None,
     device: _Device = None,
     data_set: Annotated[
         str | None, typer.Option(help="synthetic, or a real data set: mnist, cifar10, wikitext-2.")
@@ -225,6 +247,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
             loss_scales=_split("--loss-scale", loss_scale),
             world_sizes=_split_numbers("--gpus", gpus),
             parallelisms=_split("--parallelism", parallelism),
+            techniques=_split("--techniques", techniques),
         ),
         device=device,
         data_set=data_set,
@@ -266,6 +289,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
     ] = False,
+    techniques: _Techniques = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
@@ -297,6 +321,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         precisions=_split("--precision", precision),
         world_sizes=_split_numbers("--gpus", gpus),
         synthetic=synthetic,
+        techniques=_split("--techniques", techniques) or ("none",),
     )
     suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
@@ -305,13 +330,14 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
 
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sensitive=False)]) -> None:
-    """List the workloads, the precisions, the GPUs whose datasheets castwise knows, or the suites."""
+    """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.report import listings
     from castwise.report.tables import result_console
 
     makers = {
         Listing.WORKLOADS: listings.workloads,
         Listing.PRECISIONS: listings.precisions,
+        Listing.TECHNIQUES: listings.techniques,
         Listing.DEVICES: listings.devices,
         Listing.SUITES: listings.suites,
     }

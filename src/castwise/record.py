@@ -112,6 +112,7 @@ class Facts(Document):
             from before it was told apart from the warm-up.
         warm_up_seconds: From the second step until the step time had settled.
         warm_up_steps: Steps until then, the first one counted.
+        capture_seconds: Of the warm-up, capturing the step as a CUDA graph; None where it is none.
         settled: Whether warm-up ended because the step time had settled (else: because its time was up).
     """
 
@@ -127,6 +128,7 @@ class Facts(Document):
     first_step_seconds: float = 0.0
     warm_up_seconds: float = 0.0
     warm_up_steps: int = 0
+    capture_seconds: float | None = None
     settled: bool = True
 
 

@@ -9,6 +9,10 @@ import torch
 
 from castwise.measure.parallel import Peers, spread
 from castwise.measure.precision import numeric_state
+from castwise.measure.techniques.batches import Prepare, preparation
+from castwise.measure.techniques.loop import loop_of
+from castwise.measure.techniques.models import change_model
+from castwise.measure.techniques.optimizers import keep_rates_on_device, optimizer_for
 from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
 from castwise.measure.workloads.task import Task
@@ -26,11 +30,13 @@ class Cell:
         task: The model with its data and its loss.
         step: The training step.
         facts: What is known once the precision is applied.
+        prepare: What is done to every batch on the device; None where nothing is.
     """
 
     task: Task
     step: TrainingStep
     facts: Facts
+    prepare: Prepare | None
 
 
 def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path | None = None) -> Cell:
@@ -44,13 +50,16 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
     stack.enter_context(numeric_state(precision))
-    stack.enter_context(_cudnn_search(spec.recipe is not None and spec.recipe.cudnn_benchmark))
+    loop = loop_of(spec.techniques)
+    recipe_searches = spec.recipe is not None and spec.recipe.cudnn_benchmark
+    stack.enter_context(_cudnn_search(loop.cudnn_search or recipe_searches))
     torch.manual_seed(spec.seed)
     # A training run reads its real data through feeds.
     task = build_task(row, data_set=spec.data_set, data_dir=data_dir) if spec.recipe is None else build_task(row)
     if spec.weights is not None and task.load_weights is not None:
         task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
-    optimizer = _optimizer(spec, row.optimizer)
+    change_model(task, loop)
+    optimizer = optimizer_for(loop, _optimizer(spec, row.optimizer), torch.device(spec.device))
     step = TrainingStep(
         task,
         precision,
@@ -58,11 +67,15 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
         loss_scale=spec.loss_scale,
         clip_grad_norm=row.clip_grad_norm,
         device=torch.device(spec.device),
+        loop=loop,
     )
+    if loop.cuda_graph and spec.recipe is not None and spec.recipe.schedule.kind != "constant":
+        keep_rates_on_device(step.optimizer, torch.device(spec.device))
     step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
         torch.manual_seed(spec.seed + peers.rank)  # the same weights, but dropout of one's own
-    return Cell(task, step, describe(step.model, optimizer, task.units_per_sample))
+    facts = describe(step.model, optimizer, task.units_per_sample)
+    return Cell(task, step, facts, preparation(loop))
 
 
 def _optimizer(spec: TrialSpec, own: OptimizerSpec) -> OptimizerSpec:

@@ -8,8 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from castwise.errors import UsageError
+from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
 from castwise.measure.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
+from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
+from castwise.measure.techniques.graph import StepGraph
+from castwise.measure.techniques.loop import PLAIN, Loop
 from castwise.measure.workloads.task import Batch, Task
 from castwise.precisions import Precision
 from castwise.record import Facts
@@ -23,9 +28,10 @@ class TrainingStep:
         model: The model, converted and on the device.
         optimizer: The optimizer, over the weights or their masters.
         scaling: The loss scaling.
+        graph: The step as a CUDA graph, None where it is not one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  a setting each, by keyword
         self,
         task: Task,
         precision: Precision,
@@ -34,18 +40,27 @@ class TrainingStep:
         loss_scale: str,
         clip_grad_norm: float | None,
         device: torch.device,
+        loop: Loop = PLAIN,
     ) -> None:
         self.model: nn.Module = task.model.to(device)
         self._called = self.model
         convert_weights(self.model, precision)
+        if loop.channels_last:
+            self.model.to(memory_format=torch.channels_last)
         self.model.train()
         self._weights = make_weights(self.model, precision)
-        self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
-        self.scaling: NoScaling = make_loss_scaling(loss_scale, device.type, self.optimizer)
+        groups = layer_groups(task, optimizer.group_rates, self._weights.stepped)
+        self.optimizer = make_optimizer(optimizer, groups)
+        self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)
         # Masters keep their gradients' memory; all else does what a loop written by hand does.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
         self._autocast = autocast_maker(precision, device.type)
         self._compute_loss = task.compute_loss
+        if loop.compile_mode is not None:
+            check_compiler(device)
+            self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
+        self.graph = StepGraph(self._train, device, task.carried) if loop.cuda_graph else None
+        self._run = self.graph or self._train
         self._clip_grad_norm = clip_grad_norm
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
@@ -57,6 +72,9 @@ class TrainingStep:
 
         It is not detached: that would cost the host some microseconds a step. Whoever keeps it for long detaches it.
         """
+        return self._run(batch)
+
+    def _train(self, batch: Batch) -> Tensor:
         self._zero_grad()
         with self._autocast():
             loss = self._compute_loss(self._called, batch)
@@ -65,6 +83,10 @@ class TrainingStep:
         self.scaling.step(self.optimizer, self._clip_grad_norm)
         self._weights.publish()
         return loss
+
+    def peak_allocated(self, seen: int | None) -> int | None:
+        """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
+        return seen if self.graph is None or seen is None else max(seen, self.graph.peak_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
@@ -83,6 +105,14 @@ class TrainingStep:
             tensor.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaling.load_state_dict(state["scaling"])
+
+
+def scaling_of(loop: Loop, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:
+    """Return the scaling for a canonical loss scale name: torch's own, or one that decides on the device."""
+    row = next((row for row in DYNAMIC_SCALES if row.name == name), None)
+    if row is not None and loop.scales_on_device:
+        return DeviceScaling(row, device, optimizer)
+    return make_loss_scaling(name, device.type, optimizer)
 
 
 def layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:

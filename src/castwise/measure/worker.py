@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-import castwise
 from castwise.errors import CastwiseError, UsageError
 from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
@@ -30,6 +29,7 @@ from castwise.measure.weights import find_weights
 from castwise.measure.workloads import check_workload
 from castwise.plan import TrialSpec
 from castwise.record import Resumed
+from castwise.techniques import why_unsupported
 from castwise.workloads import find_workload
 
 
@@ -51,8 +51,9 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
     Raises:
         UsageError: It cannot.
     """
-    if spec.techniques:
-        raise UsageError(f"The technique '{spec.techniques[0]}' does not exist in castwise {castwise.__version__}.")
+    reason = why_unsupported(spec)
+    if reason is not None:
+        raise UsageError(reason)
     if (spec.world_size == 1) != (spec.parallelism == "none"):
         raise UsageError(f"World size {spec.world_size} with parallelism '{spec.parallelism}' is impossible.")
     if spec.parallelism == "dp" and spec.device_type != "cuda":

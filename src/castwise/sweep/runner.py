@@ -14,6 +14,7 @@ from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.readings import note_of, unwatched
 from castwise.sweep.store import Store
 from castwise.sweep.telemetry import Telemetry
+from castwise.techniques import why_unsupported
 
 # Ten ticks of an H200's energy counter.
 _STRETCH_SECONDS = 1.1
@@ -212,7 +213,11 @@ class Attempt:
 
 
 def why_lacking(spec: TrialSpec, environment: Environment) -> str | None:
-    """Return why a machine has too few GPUs for a spec; None where it has enough, and for processes on a CPU."""
+    """Return why a machine cannot run a spec: a technique does not apply, or GPUs are too few; else None."""
+    return why_unsupported(spec, environment.capability) or _why_too_few(spec, environment)
+
+
+def _why_too_few(spec: TrialSpec, environment: Environment) -> str | None:
     first = spec.device.partition(":")[2]
     if spec.device_type == "cpu" or spec.world_size == 1:
         return None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,16 @@ Judged = tuple[Tensor, Tensor | None, int]
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+class Carried(Protocol):
+    """What a task carries from step to step, for those who must know where it lies."""
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Return the tensors that the next step starts from; none where it starts from zeros."""
+
+    def write(self, tensors: tuple[Tensor, ...]) -> None:
+        """Let the next step start from these tensors, as many as `read` returned."""
 
 
 @dataclass
@@ -30,11 +41,14 @@ class Task:
         judge: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the number
             of targets predicted right, or None where that says nothing; the number of targets. None without
             validation data.
+        carried: What is carried from step to step; None where nothing is.
         begin_epoch: Forgets what is carried from step to step (a language model's hidden state).
         group_of: Returns the layer group of a parameter of the model, by the parameter's name; groups count from 0
             and can have learning rates of their own. None where the model has no layer groups.
         load_weights: Fills the model with the pretrained weights of a file, before a precision is applied to it;
             raises DataError where the file is not theirs. None where the workload takes none.
+        chunk_loss: Has the loss computed in this many parts, whose logits are computed again in backward; None where
+            the loss is small beside the model.
     """
 
     model: nn.Module
@@ -43,6 +57,8 @@ class Task:
     judge: Callable[[nn.Module, Batch], Judged] | None = None
     num_classes: int | None = None
     units_per_sample: int = 1
+    carried: Carried | None = None
     begin_epoch: Callable[[], None] = _nothing
     group_of: Callable[[str], int] | None = None
     load_weights: Callable[[Path], None] | None = None
+    chunk_loss: Callable[[int], None] | None = None
