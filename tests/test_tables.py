@@ -338,7 +338,7 @@ def test_a_piped_table_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -
 
 def watched(precision: str, joules: float, **changes: object) -> Trial:
     """Return a trial of 256 samples and 0.1 s a block, with readings."""
-    readings = (fake_reading(energy_joules=joules, sm_clock_hertz=1e9),) * 6
+    readings = (fake_reading(energy_joules=joules, sm_clock_hertz=1e9, seconds=0.1),) * 6
     update = {"readings": readings, "gpu_facts": fake_gpu_facts()}
     return trial(precision, 0.1, **changes).model_copy(update=update)
 
