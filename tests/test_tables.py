@@ -26,7 +26,7 @@ CSV_HEADER = (
     "scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,joules_per_unit,power_watts,"
     "final_loss,status,unit,processes,"
     "throughput_low,throughput_high,speedup_low,speedup_high,memory_low,memory_high,verdict_reason,"
-    "memory_ratio,final_step,skipped_steps,joules_per_unit_low,joules_per_unit_high,energy_source,warnings,telemetry_note,"
+    "memory_ratio,final_step,skipped_steps,joules_per_unit_low,joules_per_unit_high,energy_source,cold_start_seconds,ready_seconds,set_up_seconds,first_step_seconds,warm_up_seconds,warnings,telemetry_note,"
     "message,device,torch,key"
 )
 
@@ -400,3 +400,13 @@ def test_costs_stand_in_every_format_where_prices_are_given() -> None:
     stream = io.StringIO()
     tables.print_table(rows, [], Console(file=stream, width=300, highlight=False), PRICES)
     assert "a million samples cost" in stream.getvalue()
+
+
+def test_what_a_cell_takes_before_its_first_timed_step_is_said() -> None:
+    """Users pay for processes, libraries, searches and compilation too."""
+    facts = fake_facts(ready_seconds=0.5, set_up_seconds=0.25, first_step_seconds=1.0, warm_up_seconds=0.75)
+    quick, slow = fake_trial(), fake_trial(fake_spec("bf16-mixed"), facts=facts)
+    lines = remarks(compare([quick.model_copy(update={"facts": facts}), slow]))
+    assert "cold start, from the request for a process to the first timed step: 2.50 s" in "\n".join(lines)
+    (row, _) = as_csv([slow, quick])
+    assert (row["cold_start_seconds"], row["first_step_seconds"]) == ("2.5", "1.0")

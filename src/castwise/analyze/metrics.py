@@ -19,6 +19,14 @@ def step_seconds(trial: Trial) -> float | None:
     return pseudomedian(per_step) if per_step else None
 
 
+def cold_start_seconds(trial: Trial) -> float | None:
+    """Return the seconds from the request for a process to its first timed step; None where it did not get there."""
+    facts = trial.facts
+    if facts is None or not _blocks(trial):
+        return None
+    return facts.ready_seconds + facts.set_up_seconds + facts.first_step_seconds + facts.warm_up_seconds
+
+
 def throughput(trial: Trial) -> float | None:
     """Return units (images, tokens, samples) per second of all processes together, None where nothing was timed.
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from castwise.analyze import metrics
 from castwise.analyze.compare import Row
 from castwise.analyze.energy import energy_of, joules_per_unit, power_watts
 from castwise.analyze.estimates import Estimate
@@ -96,6 +97,32 @@ def _energy_source(row: Row) -> str | None:
     return energy.source if energy is not None else None
 
 
+def _cold_start(row: Row) -> float | None:
+    return metrics.cold_start_seconds(row.trials[0])
+
+
+def _start_part(name: str) -> Column[Row]:
+    """Return the column of one part of what a cell's first process took until its first timed step."""
+
+    def value(row: Row) -> float | None:
+        facts = row.trials[0].facts
+        return None if facts is None else float(getattr(facts, name))
+
+    return Column(name, name.replace("_", " "), value, lambda row: _number(value(row)))
+
+
+def _cold_starts(rows: Sequence[Row]) -> list[str]:
+    """Return what users pay before the first timed step, in a line: processes, libraries, searches, compilation."""
+    told = [(seconds, row) for row in rows if (seconds := _cold_start(row))]
+    if not told:
+        return []
+    least, most = min(told, key=lambda pair: pair[0]), max(told, key=lambda pair: pair[0])
+    words = format_seconds(least[0])
+    if least is not most:
+        words += f" ({least[1].trial.spec.label}) to {format_seconds(most[0])} ({most[1].trial.spec.label})"
+    return [f"cold start, from the request for a process to the first timed step: {words}"]
+
+
 def _warning_names(row: Row) -> str:
     return " ".join(warning.name for warning in warnings_of_all(row.trials))
 
@@ -166,6 +193,8 @@ EXTRA_COLUMNS: tuple[Column[Row], ...] = (
     Column("joules_per_unit_low", "energy, low", lambda r: _interval(r)[0], lambda r: str(_interval(r)[0] or "–")),
     Column("joules_per_unit_high", "energy, high", lambda r: _interval(r)[1], lambda r: str(_interval(r)[1] or "–")),
     Column("energy_source", "energy by", _energy_source, lambda r: _energy_source(r) or "–"),
+    Column("cold_start_seconds", "cold start", _cold_start, lambda r: format_seconds(_cold_start(r))),
+    *(_start_part(name) for name in ("ready_seconds", "set_up_seconds", "first_step_seconds", "warm_up_seconds")),
     Column("warnings", "warnings", _warning_names, _warning_names),
     Column("telemetry_note", "telemetry", lambda r: r.trial.telemetry_note, lambda r: r.trial.telemetry_note),
     Column("message", "message", lambda r: r.trial.message, lambda r: r.trial.message),
@@ -252,6 +281,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += _undecided(rows)
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
+    lines += _cold_starts(rows)
     lines += dict.fromkeys(f"telemetry {row.trial.telemetry_note}" for row in rows if row.trial.telemetry_note)
     return lines
 
