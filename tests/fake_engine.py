@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from castwise.own_models import OwnModel, OwnWorkload
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
@@ -30,6 +31,7 @@ from castwise.sweep.engine import Tell, TrialFailedError
 
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"
+FAKE_DIGEST = "0123456789ab"
 
 # Made up: step time and memory relative to fp32's.
 STEP_TIME = {
@@ -274,6 +276,12 @@ class FakeSession:
         for name in workloads:
             if name not in self._engine.models:
                 raise TrialFailedError("unsupported", f"No model '{name}' (fake).", refused=True)
+
+    def look_at(self, model: OwnModel) -> OwnWorkload:
+        self._enter("look_at", after="open")
+        if isinstance(self._engine.own, TrialFailedError):
+            raise self._engine.own
+        return OwnWorkload(model=model.model_copy(update={"digest": FAKE_DIGEST}), batch_size=self._engine.own)
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         self._enter("fetch", after="")

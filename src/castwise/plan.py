@@ -2,7 +2,9 @@
 
 import hashlib
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -11,6 +13,7 @@ from castwise.data_sets import STAND_IN
 from castwise.document import Document
 from castwise.errors import UsageError, unknown_name
 from castwise.loss_scales import parse_loss_scale
+from castwise.own_models import OwnModel, OwnWorkload
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.recipe import Recipe
 from castwise.workloads import Workload, find_workload
@@ -64,7 +67,7 @@ class TrialSpec(Document):
     """One question: this workload, in this precision, with these techniques, on this device.
 
     Attributes:
-        workload: A name of the workload registry, or `torchvision:NAME` / `timm:NAME`.
+        workload: A name of the workload registry, `torchvision:NAME` / `timm:NAME`, or that of the user's own model.
         precision: A name of the precision registry (aliases are resolved before a spec is made).
         loss_scale: `none`, `dynamic`, `dynamic-apex` or a number.
         batch_size: Samples per GPU and optimizer step.
@@ -76,6 +79,7 @@ class TrialSpec(Document):
         kind: What is measured.
         recipe: How the training run of a `training` trial goes; None for the other kinds.
         weights: The file of pretrained weights to start from; None starts from random ones.
+        own: Where the user's own model comes from; None for the workloads castwise has.
         protocol: How long and how often.
         seed: Seeds weights, data and dropout.
         repeat: Tells apart trials that ask the same question again.
@@ -93,6 +97,7 @@ class TrialSpec(Document):
     kind: TrialKind = "steady"
     recipe: Recipe | None = None
     weights: str | None = None
+    own: OwnModel | None = None
     protocol: Protocol = Protocol()
     seed: int = 0
     repeat: int = 0
@@ -182,7 +187,13 @@ class Axes:
 
 
 def build_plan(
-    axes: Axes, *, device: str, data_set: str = SYNTHETIC, protocol: Protocol | None = None, seed: int = 0
+    axes: Axes,
+    *,
+    device: str,
+    data_set: str = SYNTHETIC,
+    protocol: Protocol | None = None,
+    seed: int = 0,
+    own: Mapping[str, OwnWorkload] = MappingProxyType({}),
 ) -> Plan:
     """Return the product of the axes as a plan, each cell once.
 
@@ -196,6 +207,7 @@ def build_plan(
         data_set: `synthetic` or the name of a real data set that every workload named accepts.
         protocol: How long to measure; None takes the device type's default.
         seed: Seeds weights, data and dropout.
+        own: What is known of the user's own models among the workloads, by their names as the axes have them.
 
     Raises:
         UsageError: A name is unknown, a batch size or a number of GPUs is under 1, or a workload cannot take the
@@ -208,9 +220,11 @@ def build_plan(
     all_unscaled = all(row.loss_scale == "none" for row in precisions)
     spreads = _spreads(axes)
     specs: dict[str, TrialSpec] = {}
-    for workload in [find_workload(name) for name in axes.workloads or ()]:
+    for name in axes.workloads or ():
+        workload, known = find_workload(name), own.get(name)
         check_data_set(workload, data_set)
-        batch_sizes = axes.batch_sizes or (workload.cpu_batch_size if is_cpu else workload.batch_size,)
+        own_size = known.batch_size if known is not None else None
+        batch_sizes = axes.batch_sizes or (own_size or (workload.cpu_batch_size if is_cpu else workload.batch_size),)
         for batch_size, spread, precision in itertools.product(batch_sizes, spreads, precisions):
             _check_batch_size(batch_size)
             takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
@@ -224,6 +238,7 @@ def build_plan(
                     data_set=data_set,
                     world_size=spread[0],
                     parallelism=spread[1],
+                    own=known.model if known is not None else None,
                     protocol=protocol,
                     seed=seed,
                 )

@@ -11,11 +11,12 @@ from castwise.measure.parallel import Peers, spread
 from castwise.measure.precision import numeric_state
 from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
+from castwise.measure.workloads.own import build_own
 from castwise.measure.workloads.task import Task
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Facts
-from castwise.workloads import OptimizerSpec, find_workload
+from castwise.workloads import OptimizerSpec, Workload, find_workload
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,12 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
         data_dir: Where the real data of a task's own batches lies; a training run reads its data through feeds.
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
-    stack.enter_context(numeric_state(precision))
-    stack.enter_context(_cudnn_search(spec.recipe is not None and spec.recipe.cudnn_benchmark))
     torch.manual_seed(spec.seed)
-    # A training run reads its real data through feeds.
-    task = build_task(row, data_set=spec.data_set, data_dir=data_dir) if spec.recipe is None else build_task(row)
+    own = build_own(spec.own) if spec.own is not None else None  # first: what it sets globally is the trial's to decide
+    stack.enter_context(numeric_state(precision))
+    if own is None:
+        stack.enter_context(_cudnn_search(spec.recipe is not None and spec.recipe.cudnn_benchmark))
+    task = own or _build_task(spec, row, data_dir)
     if spec.weights is not None and task.load_weights is not None:
         task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
     optimizer = _optimizer(spec, row.optimizer)
@@ -56,13 +58,19 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
         precision,
         optimizer,
         loss_scale=spec.loss_scale,
-        clip_grad_norm=row.clip_grad_norm,
+        clip_grad_norm=row.clip_grad_norm if task.loop is None else task.loop.clip_grad_norm,
         device=torch.device(spec.device),
     )
     step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
         torch.manual_seed(spec.seed + peers.rank)  # the same weights, but dropout of one's own
-    return Cell(task, step, describe(step.model, optimizer, task.units_per_sample))
+    return Cell(task, step, describe(step, task, optimizer))
+
+
+def _build_task(spec: TrialSpec, row: Workload, data_dir: Path | None) -> Task:
+    if spec.recipe is not None:
+        return build_task(row)  # a training run reads its real data through feeds
+    return build_task(row, data_set=spec.data_set, data_dir=data_dir)
 
 
 def _optimizer(spec: TrialSpec, own: OptimizerSpec) -> OptimizerSpec:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from castwise.analyze import metrics
 from castwise.analyze.compare import Row
 from castwise.analyze.energy import energy_of, joules_per_unit, power_watts
 from castwise.analyze.estimates import Estimate
@@ -13,11 +14,10 @@ from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.report.warning_lines import warning_lines
-from castwise.workloads import unit_of
 
 
 def _unit(row: Row) -> str:
-    return unit_of(row.trial.spec.workload)
+    return metrics.unit_of(row.trial)
 
 
 def _rate(row: Row) -> str:
@@ -225,6 +225,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     ]
     facts = [row.trial.facts for row in rows if row.trial.facts is not None]
     lines += dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
+    lines += dict.fromkeys(note for fact in facts for note in fact.notes)
+    lines += _seen_while_timed(rows)
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
     lines += warning_lines(rows)
@@ -240,6 +242,15 @@ def _whose(row: Row) -> str:
     """Return what of a row is all devices' and what is one's."""
     units, unit = ("CPU processes", "process") if row.trial.spec.device_type == "cpu" else ("GPUs", "GPU")
     return f"throughput is that of all {units} together; batch and peak memory are those of one {unit}"
+
+
+def _seen_while_timed(rows: Sequence[Row]) -> list[str]:
+    """Return what the user's own code was seen to do, each with the precisions in which it was."""
+    precisions: dict[str, list[str]] = {}
+    for row in rows:
+        for note in dict.fromkeys(note for trial in row.trials for rank in trial.ranks for note in rank.notes):
+            precisions.setdefault(note, []).append(row.trial.spec.precision)
+    return [f"{note} ({', '.join(names)})" for note, names in precisions.items()]
 
 
 def _undecided(rows: Sequence[Row]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from castwise.data_sets import MNIST, find_data_set
 from castwise.errors import MissingDataError, UsageError
+from castwise.own_models import locate
 from castwise.plan import (
     CPU_PROTOCOL,
     CPU_ROUND,
@@ -23,7 +24,7 @@ from castwise.plan import (
 )
 from castwise.precisions import find_precision, why_unsupported
 from castwise.record import Environment, Trial
-from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, provide
+from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, look_at_own, provide
 from castwise.sweep.engine import Engine
 from castwise.sweep.rounds import Rounds, Rule
 from castwise.sweep.runner import FAILED, Listener, Silent, Sweep, why_lacking
@@ -295,12 +296,19 @@ def _check_names(request: Request) -> None:
     if not 0 <= request.seed < _SEED_LIMIT:
         raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1; {request.seed} is none.")
     check_device_name(request.device)
+    for reference in _own_models(request):
+        locate(reference)
     axes = replace(request.axes, workloads=request.axes.workloads or (_BARE_CPU[0],))
     build_plan(axes, device="cpu", data_set=request.data_set or SYNTHETIC)
 
 
 def _zoo_models(request: Request) -> tuple[str, ...]:
-    return tuple(name for name in request.axes.workloads or () if ":" in name)
+    names = [name for name in request.axes.workloads or () if ":" in name]
+    return tuple(name for name in names if find_workload(name).family != "own")
+
+
+def _own_models(request: Request) -> tuple[str, ...]:
+    return tuple(name for name in request.axes.workloads or () if find_workload(name).family == "own")
 
 
 def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
@@ -314,7 +322,8 @@ def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tu
             data_set, note = _mnist_or_synthetic(bench.engine, bench.data_dir)
             notes += [note] if note else []
     protocol = _protocol(request, is_cpu)
-    plan = build_plan(axes, device=bench.device, data_set=data_set, protocol=protocol, seed=request.seed)
+    own = look_at_own(bench, _own_models(request))
+    plan = build_plan(axes, device=bench.device, data_set=data_set, protocol=protocol, seed=request.seed, own=own)
     if data_set != SYNTHETIC:
         provide(bench.engine, find_data_set(data_set), bench.data_dir)
     return plan.specs, tuple(notes)

@@ -3,9 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from castwise.workloads import Unit
+
+if TYPE_CHECKING:
+    from castwise.measure.precision import Weights
 
 Batch = tuple[Tensor, ...]
 Judged = tuple[Tensor, Tensor | None, int]
@@ -13,6 +20,24 @@ Judged = tuple[Tensor, Tensor | None, int]
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What of the training loop is the user's own.
+
+    Attributes:
+        make_optimizer: Returns the optimizer, over what is stepped in the place of the model's weights.
+        make_scheduler: Returns what is called after each step that the optimizer took.
+        accumulate: Batches whose gradients are added up for one optimizer step; more than 1 means that what
+            `make_batches` returns are tuples of so many.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+    """
+
+    make_optimizer: "Callable[[Weights], Optimizer]"
+    make_scheduler: Callable[[Optimizer], Callable[[], None]]
+    accumulate: int = 1
+    clip_grad_norm: float | None = None
 
 
 @dataclass
@@ -27,6 +52,7 @@ class Task:
             and outputs are cast by the precision, so it calls `model(...)` and takes a float32 loss of what comes.
         num_classes: Classes of a classifier, for telling what chance gives; None for other workloads.
         units_per_sample: Units of throughput in one sample.
+        unit: What throughput counts, where it is not what the workload's row says.
         judge: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the number
             of targets predicted right, or None where that says nothing; the number of targets. None without
             validation data.
@@ -35,6 +61,8 @@ class Task:
             and can have learning rates of their own. None where the model has no layer groups.
         load_weights: Fills the model with the pretrained weights of a file, before a precision is applied to it;
             raises DataError where the file is not theirs. None where the workload takes none.
+        loop: What of the loop is the user's own; None for the workloads castwise has.
+        notes: What a reader of the figures must know of the user's code.
     """
 
     model: nn.Module
@@ -43,6 +71,9 @@ class Task:
     judge: Callable[[nn.Module, Batch], Judged] | None = None
     num_classes: int | None = None
     units_per_sample: int = 1
+    unit: Unit | None = None
     begin_epoch: Callable[[], None] = _nothing
     group_of: Callable[[str], int] | None = None
     load_weights: Callable[[Path], None] | None = None
+    loop: Loop | None = None
+    notes: tuple[str, ...] = ()
