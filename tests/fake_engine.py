@@ -212,6 +212,7 @@ class FakeEngine:
         exclusive: Whether two trials must not be open at once: True but for rounds.
         devices: What `open` accepts besides "auto".
         models: The models that its zoos have.
+        own: The batch size that users' own models have, None where they do not tell; or why they cannot be run.
         on_hang: Is called when a trial starts to hang.
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         measured: The specs that were set up, in order.
@@ -225,6 +226,7 @@ class FakeEngine:
     exclusive: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")
+    own: int | TrialFailedError | None = 16
     on_hang: Callable[[], None] = lambda: None
     load_seconds: float = 0.0
     measured: list[TrialSpec] = field(default_factory=list)

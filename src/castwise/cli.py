@@ -55,6 +55,8 @@ Examples:
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
 
     castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
+
+    castwise run train_me.py:build                  a model of your own; `castwise init FILE` writes one to start from
 """
 
 
@@ -151,8 +153,9 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     workload: Annotated[
         str | None,
         typer.Argument(
-            help="Workload names, comma-separated (`castwise list workloads`), or torchvision:NAME, timm:NAME. "
-            "Without one: a short job that suits this machine.",
+            help="Workload names, comma-separated (`castwise list workloads`), or torchvision:NAME, timm:NAME, "
+            "transformers:CONFIG, FILE.py:FUNCTION, module.path:FUNCTION. Without one: a short job that suits this "
+            "machine.",
             autocompletion=_complete_workloads,
         ),
     ] = None,
@@ -210,6 +213,9 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     price_gpu_hour: Annotated[
         float | None, typer.Option(help="What an hour of a GPU costs you; prints what an epoch does.", metavar="Y")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print what failed trials printed, tracebacks of your code included.")
+    ] = False,
 ) -> None:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
     from castwise.commands import measure
@@ -237,7 +243,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         retry=retry,
         again=again,
     )
-    raise typer.Exit(measure(request, output.value, prices=Prices(price_kwh, price_gpu_hour)))
+    raise typer.Exit(measure(request, output.value, prices=Prices(price_kwh, price_gpu_hour), verbose=verbose))
 
 
 @app.command(epilog=_SUITE_EXAMPLES)
@@ -301,6 +307,15 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
     raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value))
+
+
+@app.command()
+def init(file: Annotated[Path, typer.Argument(help="The file to write, such as my_bench.py.")]) -> None:
+    """Write a commented file that measures a model of your own, to start from; it runs as it is."""
+    from castwise.starter import write_starter
+
+    write_starter(file)
+    print(f"Wrote {file}. It runs as it is: castwise run {file}")
 
 
 @app.command("list")

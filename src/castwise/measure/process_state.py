@@ -10,8 +10,20 @@ import torch
 
 from castwise.measure.precision import read_fp32_precision, restore_fp32_precision
 
-# Variables that torch, its libraries or the driver read; others are the user's business.
-_PREFIXES = ("CUBLAS", "CUDA", "CUDNN", "KMP_", "MKL_", "NCCL", "NVIDIA_", "OMP_", "ONEDNN", "PYTORCH", "TORCH")
+# Variables that override what float32 products compute in, whatever torch's switches say.
+# Source: cuBLAS and cuDNN documentation (NVIDIA_TF32_OVERRIDE); torch, aten/src/ATen/Context.cpp.
+_PRECISION_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+# Variables that change times or memory; others are the user's, or their libraries', business.
+_OTHER_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,7 @@ class ProcessState:
 
     values: tuple[Any, ...]
     fp32_precision: dict[str, str]
-    variables: dict[str, str]
+    variables: dict[str, str | None]
     folder: str
     seed: int
 
@@ -100,7 +112,7 @@ def read_process_state() -> ProcessState:
     return ProcessState(
         values=tuple(setting.read() for setting in _SETTINGS),
         fp32_precision=read_fp32_precision(),
-        variables={name: value for name, value in os.environ.items() if name.startswith(_PREFIXES)},
+        variables={name: os.environ.get(name) for name in (*_PRECISION_VARIABLES, *_OTHER_VARIABLES)},
         folder=os.getcwd(),
         seed=torch.initial_seed(),
     )
@@ -148,9 +160,10 @@ def _changes(before: ProcessState, after: ProcessState) -> list[str]:
             f"your code sets what float32 products compute in ({', '.join(switched)}): "
             "each trial's own precision was restored"
         )
-    for name in sorted(before.variables.keys() | after.variables.keys()):
-        if before.variables.get(name) != after.variables.get(name):
-            notes.append(f"your code sets {name}={after.variables.get(name, '')} in the environment: kept")
+    for name, value in after.variables.items():
+        if before.variables[name] != value:
+            fate = "taken back, the precision decides that" if name in _PRECISION_VARIABLES else "kept"
+            notes.append(f"your code sets {name}={value or ''} in the environment: {fate}")
     if before.seed != after.seed:
         notes.append(f"your code seeds torch with {after.seed}: the weights are those of that seed")
     return notes
@@ -166,5 +179,14 @@ def _put_back(before: ProcessState, after: ProcessState) -> None:
         if old != new and not setting.is_kept:
             setting.write(old)
     restore_fp32_precision(before.fp32_precision)  # only those that changed are written
+    for name in _PRECISION_VARIABLES:
+        _set_variable(name, before.variables[name])
     if before.folder != after.folder:
         os.chdir(before.folder)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
