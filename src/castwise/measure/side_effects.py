@@ -83,7 +83,8 @@ def note_on_helpers(before: int) -> list[str]:
     count = helpers() - before
     if count <= 0:
         return []
-    return [f"your code has started {count} process{'es' if count > 1 else ''} or threads that run beside the steps"]
+    what = "processes or threads" if count > 1 else "process or thread"
+    return [f"your code has started {count} {what} that run{'s' if count == 1 else ''} beside the steps"]
 
 
 def _note_on_leak(held_bytes: Sequence[int | None], num_steps: int) -> list[str]:

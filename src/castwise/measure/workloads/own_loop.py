@@ -65,7 +65,7 @@ def _scheduler(contract: Contract, optimizer: Optimizer, whose: str) -> Callable
     given = contract.scheduler
     if given is None:
         return _nothing
-    if not hasattr(given, "step"):
+    if isinstance(given, type) or not hasattr(given, "step"):
         given = given(optimizer)
     if not hasattr(given, "step"):
         raise UsageError(f"The scheduler function of {whose} returned {type(given).__name__}, not a scheduler.")

@@ -13,6 +13,7 @@ _MOST_TOKENS = 512
 
 # What a configuration's model is trained on, in this order: a model may have several heads.
 _TEXT_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+_CLASS_HEADS = ("AutoModelForSequenceClassification",)
 _IMAGE_HEADS = ("AutoModelForImageClassification",)
 
 
@@ -28,15 +29,17 @@ def build(model: OwnModel) -> dict[str, Any]:
     transformers = _import(model.name)
     config = _read_config(transformers, model)
     made = _make_model(transformers, config, model.name)
-    if any(isinstance(made, _classes(transformers, head)) for head in _IMAGE_HEADS):
+    if _is_one_of(transformers, made, _IMAGE_HEADS):
         return {"model": made, "batch": _images(config), "unit": "images"}
-    if not hasattr(config, "vocab_size"):
+    of_classes = _is_one_of(transformers, made, _CLASS_HEADS)
+    if not of_classes and not _is_one_of(transformers, made, _TEXT_HEADS):
         raise UsageError(
-            f"castwise knows no inputs for transformers:{model.name}: it takes text and image models. Write a function "
-            "that returns the model and a batch: castwise init FILE."
+            f"castwise knows no inputs for {type(made).__name__} of transformers:{model.name}. Write a function that "
+            "returns the model and a batch: castwise init FILE."
         )
     num_tokens = min(_MOST_TOKENS, getattr(config, "max_position_embeddings", None) or _MOST_TOKENS)
-    return {"model": made, "batch": _tokens(config, num_tokens), "unit": "tokens", "units_per_sample": num_tokens}
+    batch = _tokens(config, num_tokens, of_classes=of_classes)
+    return {"model": made, "batch": batch, "unit": "tokens", "units_per_sample": num_tokens}
 
 
 def _import(name: str) -> Any:
@@ -81,14 +84,16 @@ def _make_model(transformers: Any, config: Any, name: str) -> Any:
     )
 
 
-def _classes(transformers: Any, head: str) -> tuple[type, ...]:
-    return tuple(getattr(transformers, head)._model_mapping.values())
+def _is_one_of(transformers: Any, model: Any, heads: tuple[str, ...]) -> bool:
+    mappings = (getattr(transformers, head)._model_mapping for head in heads)
+    return any(type(model.config) in mapping and isinstance(model, mapping[type(model.config)]) for mapping in mappings)
 
 
-def _tokens(config: Any, num_tokens: int) -> Callable[[int], dict[str, torch.Tensor]]:
+def _tokens(config: Any, num_tokens: int, *, of_classes: bool) -> Callable[[int], dict[str, torch.Tensor]]:
     def batch(batch_size: int) -> dict[str, torch.Tensor]:
         tokens = torch.randint(config.vocab_size, (batch_size, num_tokens))
-        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
+        labels = torch.randint(config.num_labels, (batch_size,)) if of_classes else tokens.clone()
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
 
     return batch
 
