@@ -66,7 +66,7 @@ def test_a_function_is_called_without_arguments() -> None:
     assert call_without_arguments(lambda size=3, *rest, **more: size, "x.py:build") == 3
     with pytest.raises(UsageError, match=r"x.py:build needs arguments \(size, depth\)"):
         call_without_arguments(lambda size, *, depth: None, "x.py:build")
-    with pytest.raises(UsageError, match="x.py:build is no function but a str"):
+    with pytest.raises(UsageError, match=r"x\.py:build is no function but a str"):
         call_without_arguments("text", "x.py:build")
 
 

@@ -44,7 +44,7 @@ def adapted(module: nn.Module, batch: Any = BATCH, **parts: Any) -> Contract:
 
 def configured(returned: Any) -> Module:
     module = Module()
-    module.configure_optimizers = lambda: returned(module)  # type: ignore[method-assign]
+    module.configure_optimizers = lambda: returned(*_stepwise(module))  # type: ignore[method-assign]
     return module
 
 
@@ -86,17 +86,14 @@ def _stepwise(module: Module) -> tuple[SGD, Any]:
 
 
 FORMS: list[tuple[Any, float]] = [
-    (lambda m: _stepwise(m)[0], 1.0),
-    (lambda m: [_stepwise(m)[0]], 1.0),
-    (lambda m: {"optimizer": _stepwise(m)[0]}, 1.0),
+    (lambda o, s: o, 1.0),
+    (lambda o, s: [o], 1.0),
+    (lambda o, s: {"optimizer": o}, 1.0),
     # Without a word schedulers go by epochs, of which there are none here.
-    (lambda m: (lambda o, s: ([o], [s]))(*_stepwise(m)), 1.0),
-    (lambda m: (lambda o, s: {"optimizer": o, "lr_scheduler": s})(*_stepwise(m)), 1.0),
-    (lambda m: (lambda o, s: ([o], [{"scheduler": s, "interval": "step"}]))(*_stepwise(m)), 0.25),
-    (
-        lambda m: (lambda o, s: {"optimizer": o, "lr_scheduler": {"scheduler": s, "interval": "step"}})(*_stepwise(m)),
-        0.25,
-    ),
+    (lambda o, s: ([o], [s]), 1.0),
+    (lambda o, s: {"optimizer": o, "lr_scheduler": s}, 1.0),
+    (lambda o, s: ([o], [{"scheduler": s, "interval": "step"}]), 0.25),
+    (lambda o, s: {"optimizer": o, "lr_scheduler": {"scheduler": s, "interval": "step"}}, 0.25),
 ]
 
 
@@ -114,9 +111,9 @@ def test_every_form_of_configure_optimizers_is_understood(returned: Any, rate: f
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (lambda m: [_stepwise(m)[0], _stepwise(m)[0]], "has 2 optimizers, and castwise steps one"),
-        (lambda m: None, "configure_optimizers of x.py:build returned NoneType"),
-        (lambda m: ([], []), "has 0 optimizers"),
+        (lambda o, s: [o, o], "has 2 optimizers, and castwise steps one"),
+        (lambda o, s: None, "configure_optimizers of x.py:build returned NoneType"),
+        (lambda o, s: ([], []), "has 0 optimizers"),
     ],
 )
 def test_other_forms_are_refused(returned: Any, words: str) -> None:

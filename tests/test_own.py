@@ -127,7 +127,7 @@ def test_an_edited_file_is_another_model(write: Callable[..., str]) -> None:
     assert look_at(locate(reference)).model == before
     write(GOOD + "# edited\n")
     assert look_at(locate(reference)).model.digest != before.digest
-    with pytest.raises(UsageError, match="train_me.py:build was changed while it was being measured"):
+    with pytest.raises(UsageError, match=r"train_me\.py:build was changed while it was being measured"):
         build_own(before)
 
 

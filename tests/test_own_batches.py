@@ -95,16 +95,16 @@ def test_a_loaders_first_batch_is_the_example() -> None:
     loader = DataLoader(TensorDataset(torch.arange(10), torch.arange(10)), batch_size=4)
     (batch,) = make(loader, 6)
     assert [part.tolist() for part in batch] == [[0, 1, 2, 3, 0, 1]] * 2
-    with pytest.raises(UsageError, match="loader of train_me.py:build is empty"):
+    with pytest.raises(UsageError, match=r"loader of train_me\.py:build is empty"):
         make(DataLoader(TensorDataset(torch.zeros(0))), 1)
 
 
 def test_an_optimizer_steps_parts_are_batches_of_their_own() -> None:
-    batches = make(lambda size: torch.rand(size), 12, accumulate=3, count=2)
+    batches = make(torch.rand, 12, accumulate=3, count=2)
     assert [[part.shape for part in parts] for parts in batches] == [[(4,)] * 3] * 2
     assert not torch.equal(batches[0][0], batches[0][1])
     with pytest.raises(UsageError, match="A batch of 10 cannot be accumulated from 3 equal parts"):
-        make(lambda size: torch.rand(size), 10, accumulate=3)
+        make(torch.rand, 10, accumulate=3)
 
 
 def test_floating_point_parts_are_float32_and_others_as_they_come() -> None:

@@ -90,9 +90,9 @@ def test_an_optimizers_state_moves_with_its_weights() -> None:
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
-    with pytest.raises(UsageError, match="optimizer function of x.py:build returned NoneType"):
+    with pytest.raises(UsageError, match=r"optimizer function of x\.py:build returned NoneType"):
         make_step("fp32", make_net(), optimizer=lambda tensors: None)
-    with pytest.raises(UsageError, match="scheduler function of x.py:build returned NoneType"):
+    with pytest.raises(UsageError, match=r"scheduler function of x\.py:build returned NoneType"):
         make_step("fp32", make_net(), scheduler=lambda optimizer: None)
     other = SGD(make_net().parameters(), lr=1)
     with pytest.raises(UsageError, match="steps no weight of its model"):
