@@ -1,5 +1,6 @@
 """`castwise.compare`, on the fake engine and for real."""
 
+import io
 import os
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pyt
 def test_rich_shows_it_in_colour_where_there_is_colour(engine: FakeEngine) -> None:
     found = castwise.compare(MODEL, BATCH, progress=False)
     for color in ("truecolor", None):
-        console = Console(width=100, color_system=color, force_terminal=True, record=True, file=open(os.devnull, "w"))
+        console = Console(width=100, color_system=color, force_terminal=True, record=True, file=io.StringIO())
         console.print(found)
         assert ("\x1b[" in console.export_text(styles=True)) == (color is not None)
 
@@ -74,7 +75,7 @@ def test_with_records_the_same_objects_are_measured_once(engine: FakeEngine, tmp
 
 def test_a_name_is_measured_as_it_is(engine: FakeEngine) -> None:
     assert castwise.compare("resnet50", precision="fp32", progress=False).trials[0].spec.own is None
-    with pytest.raises(UsageError, match="The workload 'resnet50' has its own batch. Leave it out"):
+    with pytest.raises(UsageError, match=r"The workload 'resnet50' has its own batch\. Leave it out"):
         castwise.compare("resnet50", BATCH)
 
 

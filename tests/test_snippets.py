@@ -73,10 +73,9 @@ def pasted(row: Precision, clip: float | None, accumulate: int) -> list[Tensor]:
         "batches": parts(accumulate),
     }
     lines = pytorch_code(row, "cpu", facts(clip, accumulate)).splitlines()
-    starts = [
-        index for index, line in enumerate(lines) if line.startswith(("for x, y", "with torch.autocast", "loss ="))
-    ]
-    exec("\n".join(lines[: starts[0]]), names)
+    each_step = ("for x, y", "with torch.autocast", "loss =")
+    start = next(index for index, line in enumerate(lines) if line.startswith(each_step))
+    exec("\n".join(lines[:start]), names)
     for _ in range(2):
         names["optimizer"].zero_grad()
         exec("\n".join(lines[start:]), names)
@@ -167,10 +166,8 @@ def _arguments(transformers: Any, folder: str) -> Callable[..., Any]:
 
 
 def test_advice_comes_with_all_of_them() -> None:
-    trials = [
-        fake_trial(fake_spec("fp32"), step_seconds=(0.3,)),
-        fake_trial(fake_spec("bf16-mixed"), step_seconds=(0.1,)),
-    ]
+    times = {"fp32": 0.3, "bf16-mixed": 0.1}
+    trials = [fake_trial(fake_spec(name), step_seconds=(seconds,)) for name, seconds in times.items()]
     (advice,) = recommend(compare(trials))
     assert advice.precision == "bf16-mixed"
     assert snippet_lines(advice) == [

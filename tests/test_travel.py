@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_written_is_said(unwritable: Path) -> None:
 
 def test_without_cloudpickle_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cloudpickle", None)
-    with pytest.raises(UsageError, match="castwise.compare needs cloudpickle"):
+    with pytest.raises(UsageError, match=r"castwise\.compare needs cloudpickle"):
         send({"model": nn.Linear(1, 1)}, tmp_path)
 
 
