@@ -69,6 +69,7 @@ _FAILURES: dict[str, tuple[Status, str, str]] = {
     "oom": ("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", "set_up"),
     "crash": ("crashed", "RuntimeError: an illegal memory access was encountered (fake)", "run_block"),
     "timeout": ("timeout", "'warm up' took longer than 1 s (fake)", "warm_up"),
+    "refused": ("unsupported", "The loss has shape (4,): it must be a scalar (fake)", "warm_up"),
     "unsupported": ("unsupported", "\"fake_kernel\" not implemented for 'Half'", "set_up"),
 }
 
@@ -78,7 +79,7 @@ class Fault:
     """What goes wrong with a trial, and when.
 
     Attributes:
-        kind: oom, crash, timeout or unsupported; nan or inf (the loss); interrupt (as Ctrl-C would); hang.
+        kind: oom, crash, timeout, unsupported or refused; nan or inf (the loss); interrupt (as Ctrl-C would); hang.
         phase: One of PHASES; empty takes the kind's own.
         block: The timed block in which it strikes, where the phase is run_block.
     """
@@ -401,7 +402,7 @@ class FakeSession:
             time.sleep(60)
         if fault.kind in _FAILURES:
             status, message, _ = _FAILURES[fault.kind]
-            raise TrialFailedError(status, message, log="Traceback (fake)\n")
+            raise TrialFailedError(status, message, log="Traceback (fake)\n", refused=fault.kind == "refused")
 
 
 def step_seconds(spec: TrialSpec) -> float:

@@ -18,9 +18,10 @@ from castwise.measure.cell import Cell, build_cell
 from castwise.measure.data.shares import own_batches
 from castwise.measure.parallel import Peers
 from castwise.measure.precision import read_fp32_precision
+from castwise.measure.steady import SteadyCell
 from castwise.measure.workloads.own import build_own, look_at
 from castwise.own_models import locate, pickle_reference
-from castwise.plan import TrialSpec
+from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.workloads import find_workload
 
@@ -34,6 +35,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give back what user code does to this process, which is otherwise a trial's own."""
     modules, folder = dict(sys.modules), os.getcwd()
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
     yield
     for name in set(sys.modules) - set(modules):
         if getattr(sys.modules[name], "__file__", None) and "pytest-of" in str(sys.modules[name].__file__):
@@ -211,3 +213,59 @@ def test_random_weights_come_from_the_trials_seed(write: Callable[..., str]) -> 
     spec = spec_of(write(GOOD))
     assert train(spec)[1] == train(spec)[1]
     assert train(spec)[1] != train(spec.model_copy(update={"seed": 1}))[1]
+
+
+@pytest.mark.parametrize(
+    "code", ["import sys\nsys.exit('no data')\n", "import argparse\nargparse.ArgumentParser().parse_args(['--nope'])\n"]
+)
+def test_a_script_that_ends_the_process_is_told_of_its_guard(code: str, write: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match=r"train_me\.py:build ends the process .*\(train_me\.py:2.*SystemExit"):
+        look_at(locate(write(code)))
+
+
+def test_a_script_sees_no_arguments_of_castwises(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["castwise", "run", "--seconds", "3"])
+    code = "import argparse\nargparse.ArgumentParser().parse_args()\n" + GOOD
+    assert look_at(locate(write(code))).batch_size == 6
+
+
+MISBEHAVING = (
+    HEAD
+    + """
+kept = []
+
+class Net(nn.Linear):
+    def forward(self, x):
+        {line}
+        return super().forward(x)
+
+def build():
+    return Net(3, 2), torch.ones(4, 3)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("pass", None),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "float32 products of cuda.matmul: tf32 while it trains"),
+        ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark (False → True) while it trains"),
+        ("kept.append(torch.ones(2**18))", "something keeps tensors of past steps"),
+    ],
+)
+def test_what_a_model_does_in_its_steps_is_in_the_record(
+    line: str, words: str | None, write: Callable[..., str]
+) -> None:
+    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.001, num_blocks=6)
+    spec = spec_of(write(MISBEHAVING.format(line=line))).model_copy(update={"protocol": protocol})
+    before = read_fp32_precision()
+    cell = SteadyCell(spec, None)
+    cell.warm_up()
+    cell._steps_per_block = 5
+    for _ in range(protocol.num_blocks):
+        cell.run_block()
+    notes = cell.finish().notes
+    torch.backends.cudnn.benchmark = False
+    assert read_fp32_precision() == before
+    assert [words in note for note in notes] == ([] if words is None else [True]), notes

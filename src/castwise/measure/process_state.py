@@ -62,10 +62,21 @@ def _autocast(device_type: str) -> _Setting:
     )
 
 
+def _current_device() -> int | None:
+    """Return the number of the process's present GPU; None where CUDA is not open, which this does not change."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def _set_device(number: int | None) -> None:
+    if number is not None:
+        torch.cuda.set_device(number)
+
+
 _CUDA = torch.backends.cuda
 _SETTINGS: tuple[_Setting, ...] = (
     _Setting("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype, is_kept=False),
     _Setting("torch.set_default_device", torch.get_default_device, torch.set_default_device, is_kept=False),
+    _Setting("torch.cuda.set_device", _current_device, _set_device, is_kept=False),
     _Setting("torch.set_grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled, is_kept=False),
     _autocast("cuda"),
     _autocast("cpu"),
@@ -151,7 +162,7 @@ def changes_while_training(before: ProcessState) -> list[str]:
 def _changes(before: ProcessState, after: ProcessState) -> list[str]:
     notes = []
     for setting, old, new in zip(_SETTINGS, before.values, after.values, strict=True):
-        if old != new:
+        if old != new and old is not None:
             fate = "kept, as your own training has it" if setting.is_kept else f"{old} was restored for this trial"
             notes.append(f"your code sets {setting.name} to {new}: {fate}")
     switched = _fp32_changes(before, after)

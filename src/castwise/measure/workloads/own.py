@@ -15,7 +15,7 @@ from torch import nn
 from castwise.errors import UsageError, unknown_name
 from castwise.measure.process_state import user_code
 from castwise.measure.side_effects import helpers, note_on_helpers
-from castwise.measure.user_code import digest
+from castwise.measure.user_code import digest, where
 from castwise.measure.workloads import transformers_model
 from castwise.measure.workloads.contract import NAMES, Contract, call_without_arguments, read_contract
 from castwise.measure.workloads.lightning_module import adapt, is_lightning_module
@@ -82,7 +82,7 @@ def _load(model: OwnModel) -> _Loaded:
     whose, notes = _whose(model), list[str]()
     modules, beside = set(sys.modules), helpers()
     with user_code(notes):
-        returned = _LOADERS[model.kind](model)
+        returned = _run(model, whose)
         contract = read_contract(returned, whose)
         if is_lightning_module(contract.model):
             contract = adapt(contract, whose)
@@ -95,6 +95,23 @@ def _load(model: OwnModel) -> _Loaded:
     notes += note_on_helpers(beside) + _in_float32(contract.model)
     files = [Path(model.path)] if model.path and model.kind != "module" else []
     return _Loaded(contract, batches, digest(files, modules), tuple(notes))
+
+
+def _run(model: OwnModel, whose: str) -> Any:
+    """Run the user's code and return what their function returns.
+
+    Raises:
+        UsageError: It ends the process, as argparse does where it finds arguments that are castwise's.
+    """
+    sys.argv = [model.path or model.name]
+    try:
+        return _LOADERS[model.kind](model)
+    except SystemExit as error:
+        place = where(error)
+        raise UsageError(
+            f"{whose} ends the process when it is imported or called{f' ({place})' if place else ''}: "
+            f'SystemExit({error.code!r}). Put what a script does under `if __name__ == "__main__":`.'
+        ) from None
 
 
 def _whose(model: OwnModel) -> str:
@@ -142,15 +159,15 @@ def _from_module(model: OwnModel) -> Any:
     return _call(module, function, name)
 
 
-def _call(module: Any, name: str, where: str) -> Any:
+def _call(module: Any, name: str, whose: str) -> Any:
     function = getattr(module, name, None)
     if function is None:
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         hint = "It defines no function." if not known else ""
-        raise unknown_name(f"function of {where}", name, known, hint)
+        raise unknown_name(f"function of {whose}", name, known, hint)
     if isinstance(function, nn.Module | dict | tuple):
         return function
-    return call_without_arguments(function, f"{where}:{name}")
+    return call_without_arguments(function, f"{whose}:{name}")
 
 
 def _from_pickle(model: OwnModel) -> Any:
