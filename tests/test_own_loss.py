@@ -108,3 +108,12 @@ def test_a_loss_that_nothing_can_be_trained_by_is_refused(loss: Any, words: str)
 def test_a_loss_is_a_float32_scalar() -> None:
     value, _ = compute((X, Y), loss=lambda output, _: output.mean().to(torch.bfloat16).reshape(1))
     assert (value.dtype, value.shape) == (torch.float32, ())
+
+
+def test_a_losss_own_tensors_come_to_the_outputs() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    output = nn.Parameter(torch.ones(4, 3, device="meta"))
+    model = Recording(lambda _: output)
+    compute((X, Y.to("meta")), model, loss=loss)
+    assert loss.weight is not None
+    assert loss.weight.device.type == "meta"

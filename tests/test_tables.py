@@ -399,3 +399,12 @@ def test_costs_stand_in_every_format_where_prices_are_given() -> None:
     stream = io.StringIO()
     tables.print_table(rows, [], Console(file=stream, width=300, highlight=False), PRICES)
     assert "a million samples cost" in stream.getvalue()
+
+
+def test_what_befell_all_trials_alike_is_said_once() -> None:
+    message = "ValueError: wrong (train_me.py:3, in forward)"
+    both = [failed("fp32", "crashed", message), failed("tf32", "crashed", message)]
+    assert remarks(compare(both))[0] == f"all 2 trials: crashed: {message}"
+    other = remarks(compare([both[0], failed("tf32", "crashed", "ValueError: other")]))
+    assert other[0] == f"{both[0].spec.label}: crashed: {message}"
+    assert remarks(compare(both[:1]))[0] == f"{both[0].spec.label}: crashed: {message}"
