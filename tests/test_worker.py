@@ -380,8 +380,7 @@ def test_what_the_users_model_raises_in_a_step_says_where(talk: Conversation, tm
     file = tmp_path / "train_me.py"
     lines = ["import torch", "class Net(torch.nn.Linear):", "    def forward(self, x):", "        return x @ x"]
     file.write_text("\n".join([*lines, "build = (Net(3, 2), torch.ones(6, 3))"]))
-    assert talk.ask(SET_UP | {"spec": own_spec(file)}) == {"event": "ready"}
-    answer = talk.ask({"command": "warm_up"})
+    answer = talk.ask(SET_UP | {"spec": own_spec(file)})
     assert (answer["status"], answer["usage"]) == ("crashed", False)
     assert answer["message"].endswith("(train_me.py:4, in forward)")
 

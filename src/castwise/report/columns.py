@@ -220,9 +220,7 @@ def software_of(trial: Trial) -> str:
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """Return what a reader of the table must know besides its figures, a line each."""
-    lines = [
-        f"{row.trial.spec.label}: {row.trial.status}: {row.trial.message}" for row in rows if row.trial.status != "ok"
-    ]
+    lines = _failures(rows)
     facts = [row.trial.facts for row in rows if row.trial.facts is not None]
     lines += dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
     lines += dict.fromkeys(note for fact in facts for note in fact.notes)
@@ -236,6 +234,16 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
     lines += dict.fromkeys(f"telemetry {row.trial.telemetry_note}" for row in rows if row.trial.telemetry_note)
     return lines
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """Return how each trial failed; where all did in one way, which is then no precision's fault, that once."""
+    failures = [(row.trial.status, row.trial.message) for row in rows if row.trial.status != "ok"]
+    if len(failures) == len(rows) > 1 and len(set(failures)) == 1:
+        return [f"all {len(rows)} trials: {failures[0][0]}: {failures[0][1]}"]
+    return [
+        f"{row.trial.spec.label}: {row.trial.status}: {row.trial.message}" for row in rows if row.trial.status != "ok"
+    ]
 
 
 def _whose(row: Row) -> str:

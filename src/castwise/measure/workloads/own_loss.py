@@ -27,9 +27,9 @@ def make_compute_loss(contract: Contract, whose: str) -> ComputeLoss:
     step = contract.training_step
     if step is not None:
         return lambda model, batch: _scalar(step(model, batch), whose)
-    loss = contract.loss
-    if loss is None:
+    if contract.loss is None:
         return lambda model, batch: loss_of_output(_call(model, batch), whose)
+    loss = _WhereOutputsAre(contract.loss)
     return lambda model, batch: _loss_on_target(loss, model, batch, whose)
 
 
@@ -56,6 +56,22 @@ def loss_of_output(output: Any, whose: str) -> Tensor:
             "no loss. Give a loss, or a training_step."
         )
     return sum(parts[1:], parts[0])
+
+
+class _WhereOutputsAre:
+    """A loss that is a module moves to the outputs' device with its first: it may hold tensors, as class weights."""
+
+    def __init__(self, loss: Callable[..., Any]) -> None:
+        self._loss = loss
+        self._is_to_move = isinstance(loss, nn.Module)
+
+    def __call__(self, output: Any, *target: Any) -> Any:
+        if self._is_to_move and isinstance(self._loss, nn.Module):
+            self._is_to_move = False
+            devices = [tensor.device for tensor in tensors_of(output)]
+            if devices:
+                self._loss.to(devices[0])
+        return self._loss(output, *target)
 
 
 def _loss_on_target(loss: Callable[..., Any], model: nn.Module, batch: Any, whose: str) -> Tensor:
