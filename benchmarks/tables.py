@@ -19,11 +19,13 @@ from castwise.analyze.recommend import recommend
 from castwise.analyze.suite_result import SuiteResult
 from castwise.plan import TrialSpec
 from castwise.record import Trial
+from castwise.report.listings import NUMERICS
 from castwise.report.suites import markdown_suite
 from castwise.report.tables import markdown_table
 from castwise.report.units import format_rate, format_seconds
 from castwise.suite import LIMIT_STEPS, Suite, find_suite, specs_of
 from castwise.sweep.store import load_folder
+from castwise.techniques import TECHNIQUES, needs_of
 from castwise.workloads import find_workload
 
 HERE = Path(__file__).resolve().parent
@@ -171,6 +173,16 @@ def coverage(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def techniques(_: str) -> str:
+    """Return the registry of techniques."""
+    lines = ["| technique | what it does | needs | costs | numbers | in |", "|---|---|---|---|---|---|"]
+    for row in TECHNIQUES:
+        kinds = "run, suite" if "steady" in row.kinds else "suite"
+        cells = (f"`{row.name}`", row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "scaling": scaling,
@@ -180,6 +192,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "coverage": coverage,
     "suite": suite,
     "suite_loops": suite_loops,
+    "techniques": techniques,
 }
 
 

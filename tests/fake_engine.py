@@ -325,6 +325,13 @@ class FakeSession:
         self._blocks.append(block)
         return block
 
+    def run_stretch(self, seconds: float) -> Block:
+        assert seconds > 0
+        self._enter("run_stretch", after="run_block")
+        step = step_seconds(self.spec)
+        num_steps = max(1, round(seconds / step))
+        return Block(seconds=num_steps * step, num_steps=num_steps, loss=1.0)
+
     def resume(self) -> Resumed:
         self._enter("resume", after="set_up")
         self._epochs += self._engine.checkpoints.get(self.spec.key, [])
@@ -389,7 +396,7 @@ class FakeSession:
 
     def _enter(self, phase: str, after: str) -> None:
         assert not self.closed, f"{phase} after close"
-        before = self.calls[-1] if self.calls else ""
+        before = next((call for call in reversed(self.calls) if call != "run_stretch"), "")
         assert before in (after, phase if phase in _REPEATED else after), f"{phase} after {before or 'nothing'}"
         self.calls.append(phase)
         fault = self._fault()

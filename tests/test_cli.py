@@ -15,6 +15,7 @@ import castwise
 from castwise import cli
 from castwise.devices import DEVICES
 from castwise.precisions import PRECISIONS
+from castwise.techniques import SETS, TECHNIQUES
 from castwise.workloads import WORKLOADS
 
 ALL = [row.name for row in PRECISIONS]
@@ -42,6 +43,7 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         (("list", "workloads"), "wrn-28-10"),
         (("list", "precisions"), "bf16-mixed"),
         (("list", "devices"), "NVIDIA H200"),
+        (("list", "techniques"), "channels-last"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -82,6 +84,7 @@ def test_without_a_command_help_is_shown(command: CommandLine) -> None:
         ("workloads", [row.name for row in WORKLOADS]),
         ("precisions", ALL),
         ("devices", [row.names[0] for row in DEVICES]),
+        ("techniques", [*(row.name for row in TECHNIQUES), *SETS]),
     ],
 )
 def test_a_list_has_every_row_whole(command: CommandLine, what: str, names: list[str]) -> None:
@@ -101,6 +104,52 @@ def test_comma_lists_are_axes(command: CommandLine) -> None:
         for batch_size in (4, 8)
         for precision in ("fp32", "bf16-mixed")
     ]
+
+
+def test_techniques_are_an_axis(command: CommandLine) -> None:
+    loops = "none,channels-last+compile,tuned"
+    done = command.run("resnet50", "--precision", "fp32,bf16-mixed", "--techniques", loops, "--format", "json")
+    assert done.code == 0
+    assert [(spec.techniques, spec.precision) for spec in done.engine.measured] == [
+        (names, precision)
+        for names in ((), ("channels-last", "compile"), ("channels-last", "cudnn-search", "fused-optimizer"))
+        for precision in ("fp32", "bf16-mixed")
+    ]
+    rows = json.loads(done.out)["rows"]
+    assert [row["techniques"] for row in rows[::2]] == [
+        "none",
+        "channels-last+compile",
+        "channels-last+cudnn-search+fused-optimizer",
+    ]
+    assert [row["loop_speedup"] for row in rows[:2]] == [None, None]
+    assert all(row["loop_speedup"] for row in rows[2:])
+
+
+def test_a_technique_that_does_not_apply_is_unsupported_and_the_others_go_on(command: CommandLine) -> None:
+    arguments = ("lstm-lm,resnet50", "--precision", "bf16-mixed", "--techniques", "none,channels-last")
+    done = command.run(*arguments, "--format", "csv")
+    assert done.code == 0
+    assert [row["status"] for row in csv.DictReader(io.StringIO(done.out))] == ["ok", "unsupported", "ok", "ok"]
+    assert "channels-last is for images; lstm-lm has tokens" in done.out
+    assert len(done.engine.measured) == 3
+
+
+@pytest.mark.parametrize(
+    ("techniques", "words"),
+    [
+        ("chanels-last", "No technique named 'chanels-last'. Did you mean channels-last,"),
+        ("compile+compile-max-autotune", "exclude each other"),
+        ("compile+", "is no list of techniques"),
+        ("resident-data", "here only steps are timed"),
+        ("set-to-none", "gradients are set to None, as torch does since 2.0"),
+    ],
+)
+def test_a_mistaken_technique_is_one_line(command: CommandLine, techniques: str, words: str) -> None:
+    done = command.run("resnet50", "--techniques", techniques)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert done.engine.sessions == []
 
 
 def test_gpus_and_how_they_share_a_step_are_axes(command: CommandLine) -> None:

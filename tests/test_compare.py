@@ -145,5 +145,20 @@ def test_only_the_same_cell_on_one_gpu_says_how_well_it_scales(change: dict[str,
     assert compare([alone, spread])[1].scaling_efficiency is None
 
 
+def test_what_techniques_bought_is_over_the_same_cell_in_the_plain_loop() -> None:
+    graph = {"techniques": ("cuda-graph",)}
+    rows = compare(
+        [
+            trial("bf16-mixed", 0.2),
+            trial("bf16-mixed", 0.1, **graph),
+            trial("fp32", 0.6),
+            trial("fp32", 0.4, **graph),
+            trial("tf32", 0.3, **graph),
+        ]
+    )
+    assert [row.loop_speedup for row in rows] == [None, pytest.approx(2), None, pytest.approx(1.5), None]
+    assert [row.speedup for row in rows] == [pytest.approx(ratio) for ratio in (3, 4, 1, 1, 4 / 3)]
+
+
 def test_nothing_comes_to_nothing() -> None:
     assert compare([]) == []

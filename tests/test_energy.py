@@ -8,7 +8,7 @@ from fake_gpu import fake_reading
 from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, joules_per_unit, power_watts
 from castwise.errors import UsageError
 from castwise.prices import Prices
-from castwise.record import Epoch, RankSamples, Reading, Trial
+from castwise.record import Epoch, Metered, RankSamples, Reading, Trial
 
 
 def watched(*readings: Reading, units_per_sample: int = 1, **changes: object) -> Trial:
@@ -20,7 +20,7 @@ def watched(*readings: Reading, units_per_sample: int = 1, **changes: object) ->
 
 
 def counted(*joules: float | None) -> Trial:
-    return watched(*(fake_reading(energy_joules=each, power_watts=100.0, seconds=0.5) for each in joules))
+    return watched(*(fake_reading(energy_joules=each, power_watts=500.0, seconds=0.1) for each in joules))
 
 
 def test_the_counter_s_energy_over_all_units() -> None:
@@ -28,12 +28,12 @@ def test_the_counter_s_energy_over_all_units() -> None:
     assert energy is not None
     assert (energy.joules_per_unit, energy.source) == (1.5, "counter")
     assert energy.blocks == (BlockEnergy(256.0, 256), BlockEnergy(512.0, 256))
-    assert energy.power_watts == 768.0
+    assert energy.power_watts == pytest.approx(3840.0)
     assert (energy.low, energy.high) == (None, None)
 
 
 def test_units_are_those_of_throughput() -> None:
-    trial = watched(fake_reading(energy_joules=256.0), units_per_sample=35)
+    trial = watched(fake_reading(energy_joules=256.0, seconds=0.1), units_per_sample=35)
     assert joules_per_unit(trial) == pytest.approx(1 / 35)
 
 
@@ -129,7 +129,7 @@ def test_an_epoch_s_cost_by_energy_and_by_time() -> None:
 
 def test_of_several_gpus_all_are_paid_for() -> None:
     one = counted(256.0)
-    two = watched(fake_reading(energy_joules=256.0), world_size=2, parallelism="ddp")
+    two = watched(fake_reading(energy_joules=256.0, seconds=0.1), world_size=2, parallelism="ddp")
     prices = Prices(per_kwh=0.3, per_gpu_hour=2.0)
     alone, both = cost_of(one, 10_000, prices), cost_of(two, 10_000, prices)
     assert alone is not None
@@ -169,5 +169,40 @@ def test_short_turns_among_others_tell_no_energy() -> None:
     alone = counted(256.0, 512.0)
     assert joules_per_unit(alone.model_copy(update={"sitting": "s"})) is None
     assert power_watts(alone.model_copy(update={"sitting": "s"})) is None
-    long = tuple(reading.model_copy(update={"seconds": 2.0}) for reading in alone.readings)
-    assert joules_per_unit(alone.model_copy(update={"sitting": "s", "readings": long})) == 1.5
+    long = tuple(fake_reading(seconds=2.0, energy_joules=20 * joules) for joules in (256.0, 512.0))
+    assert joules_per_unit(alone.model_copy(update={"sitting": "s", "readings": long})) == pytest.approx(1.5)
+
+
+def test_of_a_block_s_reading_only_the_share_of_its_steps_counts() -> None:
+    """The counter ticks ten times a second: a block of 0.1 s has the ticks of the time that it was watched for."""
+    energy = energy_of(watched(*[fake_reading(energy_joules=320.0, seconds=0.125)] * 3))
+    assert energy is not None
+    assert energy.joules_per_unit == pytest.approx(1.0)
+    assert energy.power_watts == pytest.approx(2560.0)
+
+
+def metered(**changes: object) -> Trial:
+    fields = {"joules": 500.0, "seconds": 1.0, "num_ticks": 10, "step_seconds": 0.2}
+    return counted(256.0, 512.0).model_copy(update={"metered": Metered.model_validate(fields | changes)})
+
+
+def test_a_stretch_of_steps_tells_more_than_blocks() -> None:
+    energy = energy_of(metered())
+    assert energy is not None
+    assert energy.source == "counter at a stretch"
+    assert energy.power_watts == power_watts(metered()) == 500.0
+    assert energy.joules_per_unit == joules_per_unit(metered()) == pytest.approx(500.0 * 0.1 / 256)
+    assert energy.low == pytest.approx(energy.joules_per_unit * (1 - 0.0155))
+    assert energy.high == pytest.approx(energy.joules_per_unit * (1 + 0.0155))
+
+
+def test_a_stretch_without_ticks_tells_nothing() -> None:
+    energy = energy_of(metered(joules=0.0, seconds=0.0, missing="the driver's counter ticked 1 times in 0.1 s"))
+    assert energy is not None
+    assert energy.source == "counter"
+
+
+def test_gpus_of_one_step_are_taken_to_be_like_the_first() -> None:
+    one = metered()
+    four = one.model_copy(update={"spec": fake_spec(world_size=4, parallelism="ddp")})
+    assert joules_per_unit(four) == joules_per_unit(one)

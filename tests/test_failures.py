@@ -101,3 +101,18 @@ def test_of_torch_s_words_on_memory_the_figures_are_kept() -> None:
     figures = "CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has 139.80 GiB of which 7.12 MiB is free."
     advice = " Including non-PyTorch memory, this process has 139.79 GiB memory in use. If reserved but unallocated ..."
     assert classify(torch.OutOfMemoryError(figures + advice)) == ("oom", figures)
+
+
+class CompilerError(RuntimeError):
+    """As torch._dynamo's: the cause is an attribute, and the first line says nothing."""
+
+    def __init__(self, inner: Exception) -> None:
+        super().__init__(f"backend='inductor' raised:\n{type(inner).__name__}: {inner}")
+        self.inner_exception = inner
+
+
+def test_a_failed_compilation_is_told_by_its_cause() -> None:
+    broken = CompilerError(RuntimeError("C++ compile error\n\nCommand:\ng++ main.cpp"))
+    assert classify(broken) == ("crashed", "torch.compile failed: RuntimeError: C++ compile error")
+    status, message = classify(CompilerError(torch.OutOfMemoryError("CUDA out of memory.")))
+    assert (status, message) == ("oom", "torch.compile failed: CUDA out of memory.")

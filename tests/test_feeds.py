@@ -21,7 +21,9 @@ from castwise.workloads import find_workload
 PLAIN = Loader(num_workers=0, drop_last=True)
 
 
-def feeds_of(workload: str, data_set: str, data_dir: Path | None, **recipe: Any) -> Feeds:
+def feeds_of(
+    workload: str, data_set: str, data_dir: Path | None, techniques: tuple[str, ...] = (), **recipe: Any
+) -> Feeds:
     row = find_workload(workload)
     fields = {"epochs": 1, "loader": PLAIN, "validate_each_epoch": True, "validation_workers": 0} | recipe
     spec = TrialSpec(
@@ -33,6 +35,7 @@ def feeds_of(workload: str, data_set: str, data_dir: Path | None, **recipe: Any)
         data_set=data_set,
         kind="training",
         recipe=Recipe(**fields),
+        techniques=techniques,
     )
     with torch.device("meta"):
         task = build_task(row)
@@ -135,3 +138,44 @@ def test_synthetic_samples_have_the_workload_s_classes() -> None:
     feeds = feeds_of("fastai-resnet18", "synthetic", None, samples_per_epoch=400)
     labels = torch.cat([labels for _, labels in (next(feeds.training.start(0)) for _ in range(10))])
     assert labels.max() < 100
+
+
+# Techniques
+
+
+def test_resident_data_has_the_same_samples_and_the_same_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(resident._NUM_IMAGES, "mnist", (50, 10))
+    loaded = feeds_of("mnist-cnn", "synthetic:mnist", None, loader=Loader(num_workers=0))
+    on_device = feeds_of("mnist-cnn", "synthetic:mnist", None, ("resident-data",), loader=Loader(num_workers=0))
+    assert on_device.training.num_batches == loaded.training.num_batches == 13
+    sums = [
+        sorted(images.sum((1, 2, 3)).tolist())
+        for feeds in (loaded, on_device)
+        for images in [torch.cat([batch[0] for batch in feeds.training.start(0)])]
+    ]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-4)
+    assert loaded.validation is not None
+    assert on_device.validation is not None
+    for (images, labels), (others, other_labels) in zip(
+        loaded.validation.start(0), on_device.validation.start(0), strict=True
+    ):
+        torch.testing.assert_close(images, others, rtol=1e-5, atol=1e-5)
+        assert labels.equal(other_labels)
+
+
+def test_synthetic_images_are_drawn_on_the_device() -> None:
+    feeds = feeds_of("resnet18", "synthetic", None, ("resident-data",), samples_per_epoch=10, validate_each_epoch=False)
+    assert feeds.training.num_batches == 2  # the recipe drops the last
+    images, labels = next(feeds.training.start(0))
+    assert images.shape == (4, 3, 224, 224)
+    assert labels.max() < 1000
+
+
+def test_every_batch_is_prepared() -> None:
+    feeds = feeds_of("lstm-lm", "synthetic:wikitext-2", None, validation_batch_size=10)
+    assert feeds.prepared(None) is feeds
+    prepared = feeds.prepared(lambda batch: batch[:1])
+    assert len(next(prepared.training.start(0))) == 1
+    assert prepared.training.num_batches == feeds.training.num_batches
+    assert prepared.validation is not None
+    assert len(next(prepared.validation.start(0))) == 1

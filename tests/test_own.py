@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -23,6 +24,7 @@ from castwise.measure.workloads.own import build_own, look_at
 from castwise.own_models import locate, pickle_reference
 from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
+from castwise.techniques import TECHNIQUES, why_unsupported
 from castwise.workloads import find_workload
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -269,3 +271,64 @@ def test_what_a_model_does_in_its_steps_is_in_the_record(
     torch.backends.cudnn.benchmark = False
     assert read_fp32_precision() == before
     assert [words in note for note in notes] == ([] if words is None else [True]), notes
+
+
+IMAGES = (
+    HEAD
+    + """
+layouts = []
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, pixels, scale):
+        layouts.append(pixels.is_contiguous(memory_format=torch.channels_last))
+        return {"out": self.conv(pixels) * scale}
+
+def build():
+    return Net(), lambda size: {"pixels": torch.rand(size, 3, 8, 8), "scale": torch.ones(size, 1, 1, 1)}
+"""
+)
+
+
+def test_channels_last_reaches_the_images_of_a_dict(write: Callable[..., str]) -> None:
+    spec = spec_of(write(IMAGES)).model_copy(update={"techniques": ("channels-last",)})
+    assert why_unsupported(spec) is None
+    with ExitStack() as stack:
+        cell = build_cell(spec, stack, Peers())
+        assert cell.prepare is not None
+        (batch, *_) = own_batches(find_workload(spec.workload), cell.task, spec, 1, Peers())
+        prepared: Any = cell.prepare(batch)
+        assert prepared["pixels"].is_contiguous(memory_format=torch.channels_last)
+        assert cell.step.model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        assert torch.isfinite(cell.step(prepared))
+
+
+def test_techniques_that_change_what_is_the_users_are_refused(write: Callable[..., str]) -> None:
+    spec = spec_of(write(GOOD)).model_copy(update={"device": "cuda:0"})
+    fit = [row.name for row in TECHNIQUES if row.kinds != ("training",)]
+    reasons = {name: why_unsupported(spec.model_copy(update={"techniques": (name,)})) for name in fit}
+    assert {name for name, reason in reasons.items() if reason is None} == {
+        "channels-last",
+        "cudnn-search",
+        "compile",
+        "compile-max-autotune",
+    }
+    assert reasons["fused-optimizer"] == ("fused-optimizer is for castwise's own workloads; put it into your own code")
+
+
+def test_cudnns_search_is_the_users_unless_it_is_asked_for(write: Callable[..., str]) -> None:
+    for line, techniques, wanted in (
+        ("torch.backends.cudnn.benchmark = True", (), True),
+        ("pass", (), False),
+        ("pass", ("cudnn-search",), True),
+    ):
+        torch.backends.cudnn.benchmark = False
+        spec = spec_of(write(GOOD.replace("def build", f"{line}\ndef build")))
+        torch.backends.cudnn.benchmark = False
+        with ExitStack() as stack:
+            build_cell(spec.model_copy(update={"techniques": techniques}), stack, Peers())
+            assert torch.backends.cudnn.benchmark is wanted
+    torch.backends.cudnn.benchmark = False

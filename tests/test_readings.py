@@ -9,8 +9,8 @@ from fake_gpu import fake_gpu_facts, fake_reading, fake_sample
 
 from castwise.gpu import Sample
 from castwise.host import HostSample
-from castwise.record import Reading
-from castwise.sweep.readings import Processes, make_reading, note_of, unwatched
+from castwise.record import Metered, Reading
+from castwise.sweep.readings import Processes, make_reading, metered, note_of, unwatched
 
 QUIET = HostSample(pressure_seconds=None, steal_ticks=None, total_ticks=None, load=None)
 OWN = os.getpid()
@@ -143,3 +143,27 @@ def test_a_note_gives_each_reason_once() -> None:
 
 def test_epochs_of_an_earlier_process_have_empty_readings() -> None:
     assert [reading.seconds for reading in unwatched(2)] == [0.0, 0.0]
+
+
+def ticking(*joules: float | None, period: float = 0.02) -> list[tuple[float, Sample]]:
+    return [(index * period, fake_sample(energy_joules=each)) for index, each in enumerate(joules)]
+
+
+def test_energy_is_taken_from_tick_to_tick() -> None:
+    samples = ticking(7.0, 7.0, 50.0, 50.0, 50.0, 100.0, 100.0, 150.0, 150.0, 200.0, 200.0)
+    found = metered(samples)
+    assert (found.joules, found.num_ticks, found.missing) == (150.0, 3, "")
+    assert found.seconds == pytest.approx(0.14)
+
+
+@pytest.mark.parametrize(
+    ("samples", "why"),
+    [
+        (ticking(1.0, 1.0, 2.0, 3.0, 4.0), "the driver's counter ticked 3 times in 0.08 s"),
+        ([(0.0, fake_sample(energy_joules=None, missing={"energy_joules": "Not Supported"}))], "Not Supported"),
+        ([(0.0, fake_sample(energy_joules=None))], "nothing was read"),
+        ([], "nothing was read"),
+    ],
+)
+def test_where_too_little_was_read_it_says_so(samples: list[tuple[float, Sample]], why: str) -> None:
+    assert metered(samples) == Metered(missing=why)

@@ -387,3 +387,12 @@ def test_the_host_s_stopwatch_times_the_work(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("device", "kind"), [("cpu", HostStopwatch), ("cuda:0", CudaStopwatch)])
 def test_each_device_has_its_stopwatch(device: str, kind: type) -> None:
     assert type(stopwatch_of(torch.device(device))) is kind
+
+
+def test_a_stretch_is_as_long_as_asked_and_not_among_the_samples(script: Script) -> None:
+    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.2)), itertools.repeat(0.05))
+    cell.warm_up()
+    cell.run_block()
+    stretch = cell.run_stretch(1.1)
+    assert (stretch.num_steps, stretch.seconds) == (22, pytest.approx(1.1))
+    assert len(cell.finish().blocks) == 1

@@ -189,3 +189,19 @@ def test_a_suite_that_is_not_there() -> None:
         find_suite("tensorcor")
     with pytest.raises(UsageError, match="cannot be read"):
         find_suite("nowhere/mine.toml")
+
+
+def test_every_cell_is_run_in_every_loop() -> None:
+    suite = parse_suite(SMALL, "mine.toml")
+    plain = specs_of(suite, device="cuda:0")
+    choice = Choice(techniques=("none", "resident-data+cuda-graph", "tuned"))
+    specs = specs_of(suite, device="cuda:0", choice=choice)
+    assert [spec for spec in specs if not spec.techniques] == plain
+    assert [spec.techniques for spec in specs[:3]] == [
+        (),
+        ("resident-data", "cuda-graph"),
+        ("channels-last", "cudnn-search"),
+    ]
+    assert len(specs) == 3 * len(plain)
+    with pytest.raises(UsageError, match="No technique named 'fast'"):
+        specs_of(suite, device="cuda:0", choice=Choice(techniques=("fast",)))

@@ -22,7 +22,8 @@ from castwise.report.costs import cost_lines
 from castwise.report.snippets import snippet_lines
 
 CSV_HEADER = (
-    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,throughput_per_second,speedup,verdict,"
+    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,speedup,"
+    "verdict,loop_speedup,"
     "scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,joules_per_unit,power_watts,"
     "final_loss,status,unit,processes,"
     "throughput_low,throughput_high,speedup_low,speedup_high,memory_low,memory_high,verdict_reason,"
@@ -343,7 +344,7 @@ def test_a_piped_table_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -
 
 def watched(precision: str, joules: float, **changes: object) -> Trial:
     """Return a trial of 256 samples and 0.1 s a block, with readings."""
-    readings = (fake_reading(energy_joules=joules, sm_clock_hertz=1e9),) * 6
+    readings = (fake_reading(energy_joules=joules, sm_clock_hertz=1e9, seconds=0.1),) * 6
     update = {"readings": readings, "gpu_facts": fake_gpu_facts()}
     return trial(precision, 0.1, **changes).model_copy(update=update)
 

@@ -1,16 +1,18 @@
 """Telemetry of a job: what is watched when, what becomes of failures, and that no thread is left over."""
 
 import threading
+import time
 from collections.abc import Iterator
 
+import fake_engine
 import pytest
-from fake_engine import FakeEngine, Fault, fake_environment, fake_spec
+from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
 from fake_gpu import UUID, FakeMonitor, fake_sample
 
 from castwise.gpu import GpuUnreadableError, Monitor, Sample
 from castwise.plan import Protocol, TrialSpec
 from castwise.recipe import Recipe
-from castwise.record import Environment, Trial
+from castwise.record import Block, Environment, Trial
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.telemetry import Telemetry, Watch
@@ -250,3 +252,38 @@ def test_a_block_that_fails_has_been_watched_all_the_same() -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         fail()
     assert watches[0].reading.num_samples == 2
+
+
+class Stretching(FakeSession):
+    """Runs its stretch until the driver has been asked often enough."""
+
+    monitor: FakeMonitor
+
+    def run_stretch(self, seconds: float) -> Block:
+        block, enough = super().run_stretch(seconds), self.monitor.num_reads + 8
+        deadline = time.monotonic() + 20.0
+        while self.monitor.num_reads < enough and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return block
+
+
+def test_energy_is_metered_over_a_stretch_of_steps_after_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeMonitor(sample=lambda index: fake_sample(energy_joules=1000.0 + 50.0 * index))
+    monkeypatch.setattr(Stretching, "monitor", monitor, raising=False)
+    monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
+    trial = run(watching(monitor, period_seconds=0.001))
+    assert trial.metered is not None
+    assert trial.metered.num_ticks >= 3
+    assert trial.metered.joules == 50.0 * trial.metered.num_ticks
+    assert trial.metered.seconds > 0
+    assert trial.metered.step_seconds > 0
+    assert not trial.metered.missing
+
+
+@pytest.mark.parametrize("environment", [fake_environment(None), ON_GPU])
+def test_without_a_counter_no_stretch_is_run(environment: Environment) -> None:
+    monitor = FakeMonitor(sample=lambda _: fake_sample(energy_joules=None))
+    engine = FakeEngine(environment=environment)
+    (trial,) = sweep_with(watching(monitor), engine).run([fake_spec(protocol=Protocol(num_blocks=4))])
+    assert trial.metered is None
+    assert "run_stretch" not in engine.sessions[0].calls

@@ -207,3 +207,49 @@ def test_a_language_model_trains_on_text(tmp_path: Path) -> None:
     assert first.accuracy is None
     assert second.validation_loss is not None
     assert second.validation_loss < math.log(33_278) / 2, "eleven words are soon known"
+
+
+# Techniques
+
+
+@pytest.mark.parametrize(
+    "techniques",
+    [
+        ("resident-data",),
+        ("resident-data", "channels-last", "foreach-optimizer", "pad-channels-4"),
+        ("loader-workers",),
+    ],
+    ids="+".join,
+)
+def test_a_run_with_techniques_learns_as_the_plain_one(techniques: tuple[str, ...], tmp_path: Path) -> None:
+    plain = run(spec(epochs=3), tmp_path).finish().epochs[-1]
+    changed = run(spec(epochs=3).model_copy(update={"techniques": techniques}), tmp_path).finish().epochs[-1]
+    assert (changed.num_steps, changed.num_samples) == (plain.num_steps, plain.num_samples)
+    assert changed.accuracy is not None
+    assert changed.accuracy > 0.3
+    assert changed.accuracy == pytest.approx(plain.accuracy, abs=0.2)
+
+
+def test_without_step_sync_the_losses_are_the_same_and_not_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Tensor] = []
+    item = Tensor.item
+    monkeypatch.setattr(Tensor, "item", lambda self: reads.append(self) or item(self))
+    reading = spec("fp32", loss_scale="dynamic", read_loss_every_step=True, validate_each_epoch=False, epochs=1)
+    plain = run(reading, tmp_path).finish().epochs
+    with_reads = len(reads)
+    reads.clear()
+    quiet = run(reading.model_copy(update={"techniques": ("no-step-sync",)}), tmp_path).finish().epochs
+    assert with_reads >= 5
+    assert len(reads) < with_reads - 4
+    assert [loss for _, loss in quiet[0].losses] == pytest.approx([loss for _, loss in plain[0].losses], rel=1e-5)
+
+
+def test_a_run_on_resident_data_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:
+    resident_run = spec(epochs=3).model_copy(update={"techniques": ("resident-data",)})
+    whole = run(resident_run, tmp_path).finish().epochs
+    path = tmp_path / "checkpoint.pt"
+    run(resident_run, tmp_path, epochs=1, checkpoint=path)
+    resumed = run(resident_run, tmp_path, epochs=2, checkpoint=path).finish().epochs
+    assert [epoch.losses for epoch in resumed] == [epoch.losses for epoch in whole]

@@ -10,6 +10,7 @@ import typer
 import castwise
 from castwise import cli_reporting
 from castwise.errors import CastwiseError, UsageError
+from castwise.quantities import parse_list, parse_numbers
 
 if TYPE_CHECKING:
     from castwise.sweep.rounds import Rule
@@ -37,8 +38,6 @@ app = typer.Typer(
     epilog=_EXAMPLES,
 )
 
-_MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
-
 _RUN_EXAMPLES = """\
 Examples:
 
@@ -53,6 +52,8 @@ Examples:
     castwise run resnet50 --precision bf16-mixed --gpus 1,2,4
 
     castwise run mnist-cnn --data-set mnist --data DIR --format markdown
+
+    castwise run resnet50 --precision bf16-mixed --techniques none,tuned,compiled
 
     castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
 
@@ -89,6 +90,7 @@ class Listing(StrEnum):
 
     WORKLOADS = "workloads"
     PRECISIONS = "precisions"
+    TECHNIQUES = "techniques"
     DEVICES = "devices"
     SUITES = "suites"
 
@@ -121,6 +123,14 @@ def _complete_precisions(incomplete: str) -> list[str]:
     return _complete(incomplete, [row.name for row in PRECISIONS])
 
 
+def _complete_techniques(incomplete: str) -> list[str]:
+    from castwise.techniques import NONE, SETS, TECHNIQUES
+
+    names = [NONE, *SETS, *(row.name for row in TECHNIQUES)]
+    before, plus, last = incomplete.rpartition("+")
+    return [before + plus + name for name in _complete(last, names)]
+
+
 def _complete_suites(incomplete: str) -> list[str]:
     from castwise.suite import SUITE_NAMES
 
@@ -136,6 +146,16 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"castwise {castwise.__version__}")
         raise typer.Exit
+
+
+_Techniques = Annotated[
+    str | None,
+    typer.Option(
+        help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
+        "channels-last+compile. Without it: the plain loop.",
+        autocompletion=_complete_techniques,
+    ),
+]
 
 
 @app.callback()
@@ -179,6 +199,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp."),
     ] = None,
+    techniques: _Techniques = None,
     device: _Device = None,
     data_set: Annotated[
         str | None, typer.Option(help="synthetic, or a real data set: mnist, cifar10, wikitext-2.")
@@ -225,12 +246,13 @@ def run(  # noqa: PLR0913, PLR0917  an option each
 
     request = Request(
         axes=Axes(
-            workloads=_split("WORKLOAD", workload),
-            precisions=_split("--precision", precision),
-            batch_sizes=_split_numbers("--batch-size", batch_size),
-            loss_scales=_split("--loss-scale", loss_scale),
-            world_sizes=_split_numbers("--gpus", gpus),
-            parallelisms=_split("--parallelism", parallelism),
+            workloads=parse_list("WORKLOAD", workload),
+            precisions=parse_list("--precision", precision),
+            batch_sizes=parse_numbers("--batch-size", batch_size),
+            loss_scales=parse_list("--loss-scale", loss_scale),
+            world_sizes=parse_numbers("--gpus", gpus),
+            parallelisms=parse_list("--parallelism", parallelism),
+            techniques=parse_list("--techniques", techniques),
         ),
         device=device,
         data_set=data_set,
@@ -272,6 +294,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
     ] = False,
+    techniques: _Techniques = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
@@ -291,7 +314,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     from castwise.suite import SUITE_NAMES, Choice, find_suite
     from castwise.sweep.suite_job import SuiteRequest, SuitesRequest
 
-    names = _split("SUITE", name)
+    names = parse_list("SUITE", name)
     if (names is None) != all_:
         raise UsageError("Name the suites to run, or say --all. `castwise list suites` shows them.")
     choice = Choice(
@@ -299,10 +322,11 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         epochs=epochs,
         max_steps=max_steps,
         seeds=seeds,
-        workloads=_split("--workload", workload),
-        precisions=_split("--precision", precision),
-        world_sizes=_split_numbers("--gpus", gpus),
+        workloads=parse_list("--workload", workload),
+        precisions=parse_list("--precision", precision),
+        world_sizes=parse_numbers("--gpus", gpus),
         synthetic=synthetic,
+        techniques=parse_list("--techniques", techniques) or ("none",),
     )
     suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
@@ -320,13 +344,14 @@ def init(file: Annotated[Path, typer.Argument(help="The file to write, such as m
 
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="What to list.", case_sensitive=False)]) -> None:
-    """List the workloads, the precisions, the GPUs whose datasheets castwise knows, or the suites."""
+    """List the workloads, the precisions, the techniques, the GPUs whose datasheets castwise knows, or the suites."""
     from castwise.report import listings
     from castwise.report.tables import result_console
 
     makers = {
         Listing.WORKLOADS: listings.workloads,
         Listing.PRECISIONS: listings.precisions,
+        Listing.TECHNIQUES: listings.techniques,
         Listing.DEVICES: listings.devices,
         Listing.SUITES: listings.suites,
     }
@@ -368,22 +393,3 @@ def _rule(within: str | None, budget: str | None, rounds: int | None) -> "Rule |
         max_rounds=most,
         budget_seconds=None if budget is None else parse_duration("--budget", budget),
     )
-
-
-def _split(option: str, text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    parts = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not parts:
-        raise UsageError(f"{option} is empty: '{text}'. Name at least one, or leave it out.")
-    return parts
-
-
-def _split_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    parts = _split(option, text)
-    if parts is None:
-        return None
-    for part in parts:
-        if not part.isdecimal() or len(part) > _MOST_DIGITS or int(part) < 1:
-            raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
-    return tuple(int(part) for part in parts)

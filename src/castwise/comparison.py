@@ -92,6 +92,7 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
     precision: str | Sequence[str] | None = None,
     loss_scale: str | float | Sequence[str | float] | None = None,
     gpus: int | Sequence[int] | None = None,
+    techniques: str | Sequence[str] | None = None,
     device: str | None = None,
     seconds: float | None = None,
     timeout_seconds: float | None = None,
@@ -120,6 +121,7 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
         precision: One name or several; None takes all that the GPU has, or the four that are worth it on a CPU.
         loss_scale: `none`, `dynamic`, `dynamic-apex` or numbers, for the precisions that scale their loss.
         gpus: Numbers of GPUs, each of which trains on `batch_size` samples; None takes one.
+        techniques: Changes to the loop that fit any model: "channels-last", "cudnn-search", "compile", joined by "+".
         device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
         seconds: Seconds to time each trial for; None takes 4 on a GPU and 0.6 on a CPU.
         timeout_seconds: Seconds one phase may take before a trial is given up.
@@ -146,6 +148,7 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
                 batch_sizes=listed(batch_size),
                 loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
                 world_sizes=listed(gpus),
+                techniques=named(techniques),
             ),
             device=device,
             results=folder,

@@ -16,6 +16,8 @@ from castwise.loss_scales import parse_loss_scale
 from castwise.own_models import OwnModel, OwnWorkload
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.recipe import Recipe
+from castwise.techniques import NONE, find_technique, join, parse_techniques, resolve
+from castwise.techniques import SETS as TECHNIQUE_SETS
 from castwise.workloads import Workload, find_workload
 
 SYNTHETIC = "synthetic"
@@ -75,7 +77,7 @@ class TrialSpec(Document):
         batch_size: Samples per GPU and optimizer step.
         device: "cpu" or "cuda:N"; the first one, where there are several.
         data_set: `synthetic`, or the name of a real data set.
-        techniques: Changes to the loop that leave its result alone, in the order they are applied.
+        techniques: Names of the technique registry, in its order; empty is the plain loop.
         world_size: Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
         parallelism: How the GPUs share a step.
         kind: What is measured.
@@ -152,7 +154,8 @@ class TrialSpec(Document):
         scale = "" if self.loss_scale == own_scale else f" loss scale {self.loss_scale}"
         spread = f" on {self.spread}" if self.spread else ""
         seed = f" seed {self.seed}" if self.kind == "training" and self.seed else ""
-        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{seed}"
+        techniques = f" {join(self.techniques)}" if self.techniques else ""
+        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{techniques}{seed}"
 
     @property
     def spread(self) -> str:
@@ -178,6 +181,7 @@ class Axes:
         loss_scales: Loss scales; None takes each precision's own.
         world_sizes: Numbers of GPUs; None takes one.
         parallelisms: How more than one GPU share a step; None takes `ddp`.
+        techniques: Techniques, those of one trial joined by "+"; `none` and None are the plain loop.
     """
 
     workloads: tuple[str, ...] | None = None
@@ -186,6 +190,7 @@ class Axes:
     loss_scales: tuple[str, ...] | None = None
     world_sizes: tuple[int, ...] | None = None
     parallelisms: tuple[str, ...] | None = None
+    techniques: tuple[str, ...] | None = None
 
 
 def build_plan(
@@ -212,8 +217,8 @@ def build_plan(
         own: What is known of the user's own models among the workloads, by their names as the axes have them.
 
     Raises:
-        UsageError: A name is unknown, a batch size or a number of GPUs is under 1, or a workload cannot take the
-            data set.
+        UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
+            or a workload cannot take the data set.
     """
     is_cpu = device.startswith("cpu")
     protocol = protocol or (CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL)
@@ -221,13 +226,14 @@ def build_plan(
     loss_scales = [parse_loss_scale(text) for text in axes.loss_scales or ()]
     all_unscaled = all(row.loss_scale == "none" for row in precisions)
     spreads = _spreads(axes)
+    loops = [_steady_techniques(text) for text in axes.techniques or (NONE,)]
     specs: dict[str, TrialSpec] = {}
     for name in axes.workloads or ():
         workload, known = find_workload(name), own.get(name)
         check_data_set(workload, data_set)
         own_size = known.batch_size if known is not None else None
         batch_sizes = axes.batch_sizes or (own_size or (workload.cpu_batch_size if is_cpu else workload.batch_size),)
-        for batch_size, spread, precision in itertools.product(batch_sizes, spreads, precisions):
+        for batch_size, spread, techniques, precision in itertools.product(batch_sizes, spreads, loops, precisions):
             _check_batch_size(batch_size)
             takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
             for loss_scale in loss_scales if takes_scales else (precision.loss_scale,):
@@ -244,6 +250,7 @@ def build_plan(
                     protocol=protocol,
                     seed=seed,
                 )
+                spec = resolve(techniques, spec)
                 specs.setdefault(spec.key, spec)
     return Plan(specs=tuple(specs.values()))
 
@@ -289,6 +296,17 @@ def _spreads(axes: Axes) -> list[tuple[int, Parallelism]]:
             raise UsageError(f"A trial runs on one GPU at least; {world_size} GPUs are impossible.")
         spreads += [(world_size, way) for way in ways] if world_size > 1 else [(1, "none")]
     return spreads
+
+
+def _steady_techniques(text: str) -> tuple[str, ...]:
+    names = parse_techniques(text)
+    for name in names:
+        if name not in TECHNIQUE_SETS and "steady" not in find_technique(name).kinds:
+            raise UsageError(
+                f"{name} changes how a training run reads its data; here only steps are timed, "
+                "on data that lies on the device. Leave it out."
+            )
+    return names
 
 
 def _parallelism(name: str) -> Parallelism:

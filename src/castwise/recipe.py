@@ -19,6 +19,9 @@ class Loader(Document):
         drop_last: Whether an incomplete last batch is left out.
         shuffle: Whether samples are drawn in a new order each epoch.
         resident: Whether the batches lie on the device from the start instead, without a loader.
+        persistent: Whether the processes are kept from epoch to epoch.
+        prefetch_batches: Batches that each process makes ahead; None takes torch's own number.
+        non_blocking: Whether the host goes on while a batch is copied to the device.
     """
 
     num_workers: int = Field(default=2, ge=0)
@@ -26,6 +29,9 @@ class Loader(Document):
     drop_last: bool = False
     shuffle: bool = True
     resident: bool = False
+    persistent: bool = False
+    prefetch_batches: int | None = Field(default=None, ge=1)
+    non_blocking: bool = False
 
 
 class Schedule(Document):

@@ -118,6 +118,7 @@ class Facts(Document):
             from before it was told apart from the warm-up.
         warm_up_seconds: From the second step until the step time had settled.
         warm_up_steps: Steps until then, the first one counted.
+        capture_seconds: Of the warm-up, capturing the step as a CUDA graph; None where it is none.
         settled: Whether warm-up ended because the step time had settled (else: because its time was up).
     """
 
@@ -137,6 +138,7 @@ class Facts(Document):
     first_step_seconds: float = 0.0
     warm_up_seconds: float = 0.0
     warm_up_steps: int = 0
+    capture_seconds: float | None = None
     settled: bool = True
 
 
@@ -303,6 +305,27 @@ class Reading(Document):
     missing: dict[str, str] = Field(default_factory=dict)
 
 
+class Metered(Document):
+    """What the driver's energy counter said while steps ran on and on, after the timed blocks.
+
+    The counter ticks ten times a second (H200): over a timed block it says next to nothing. Here the time is taken from
+    tick to tick, so that the mean power is that of running steps and nothing else. Of several GPUs it is the first's.
+
+    Attributes:
+        joules: What the counter went up by from its first tick to its last.
+        seconds: The time between the two, by the host's clock.
+        num_ticks: Ticks, the first not counted.
+        step_seconds: Seconds a step of the stretch.
+        missing: Why joules are 0; empty where they are not.
+    """
+
+    joules: float = 0.0
+    seconds: float = 0.0
+    num_ticks: int = 0
+    step_seconds: float = 0.0
+    missing: str = ""
+
+
 class Trial(Document):
     """One answer: what became of a spec, on which machine, with all raw samples.
 
@@ -318,6 +341,7 @@ class Trial(Document):
         sitting: What trials share whose processes took turns; None for one that ran by itself.
         log: The end of what the process printed, where it failed.
         readings: One for each timed block or epoch, in order; empty in records without telemetry.
+        metered: Its energy; None where it was not measured by a stretch of steps of its own.
         gpu_facts: What the driver says of the GPU; None on a CPU and without telemetry.
         telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.
@@ -334,6 +358,7 @@ class Trial(Document):
     log: str = ""
     sitting: str | None = None
     readings: tuple[Reading, ...] = ()
+    metered: Metered | None = None
     gpu_facts: GpuFacts | None = None
     telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION

@@ -16,6 +16,7 @@ from castwise.loss_scales import parse_loss_scale
 from castwise.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, stand_in
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
+from castwise.techniques import NONE, parse_techniques, resolve
 from castwise.workloads import find_workload
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
@@ -172,6 +173,7 @@ class Choice:
         precisions: Precision names.
         world_sizes: Numbers of GPUs.
         synthetic: Whether random samples of the same shape stand in for real data.
+        techniques: Loops that every cell is run in, as `castwise run --techniques` takes them.
     """
 
     quick: bool = False
@@ -182,6 +184,7 @@ class Choice:
     precisions: tuple[str, ...] | None = None
     world_sizes: tuple[int, ...] | None = None
     synthetic: bool = False
+    techniques: tuple[str, ...] = (NONE,)
 
     def takes(self, workload: str, precision: str, world_size: int = 1) -> bool:
         """Return whether a cell is among those chosen."""
@@ -246,18 +249,19 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
         choice: What of it is run; None takes all of it as published.
 
     Raises:
-        UsageError: None of its cells is chosen.
+        UsageError: None of its cells is chosen, or a technique is unknown.
     """
     choice = choice or Choice()
     recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
+    loops = [parse_techniques(text) for text in choice.techniques]
     specs: dict[str, TrialSpec] = {}
     for cells in suite.cells:
         for values in _cells(cells):
             if not choice.takes(values["workload"], values["precision"], values["world_size"]):
                 continue
-            for seed in range(choice.seeds):
+            for seed, techniques in itertools.product(range(choice.seeds), loops):
                 spec = _training_spec(values, cells, recipes[cells.recipe], device, choice)
-                spec = spec.model_copy(update={"seed": seed})
+                spec = resolve(techniques, spec.model_copy(update={"seed": seed}))
                 specs.setdefault(spec.key, spec)
     if not specs:
         raise UsageError(f"The suite '{suite.name}' has no such cell; leave out some of what narrows it down.")

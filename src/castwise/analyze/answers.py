@@ -8,6 +8,7 @@ from castwise.analyze.recommend import SIMPLEST_FIRST, WORTHWHILE, recommend
 from castwise.analyze.runs import epochs_of, perplexity
 from castwise.plan import stands_in_for
 from castwise.precisions import BASELINE
+from castwise.techniques import join
 
 _MOST_NAMED = 4  # workloads in the one sentence for all
 
@@ -105,7 +106,9 @@ def _of_runs(topic: Topic) -> list[Answer]:
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in () if is_search(topic.first) else topic.cells:
         spec = cell.trial.spec
-        groups.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.seed), []).append(cell)
+        groups.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.techniques, spec.seed), []).append(
+            cell
+        )
     found = (_of_cells(topic, cells) for cells in groups.values())
     return [answer for answer in found if answer is not None]
 
@@ -117,9 +120,9 @@ def _of_cells(topic: Topic, cells: Sequence[Cell]) -> Answer | None:
     if baseline is None or not others:
         return None  # runs of one precision, or without float32 beside them, say nothing about precision
     best = max(others, key=_gain)
-    setting = f"batch {best.trial.spec.batch_size}" + (
-        f" on {best.trial.spec.spread}" if best.trial.spec.spread else ""
-    )
+    spec = best.trial.spec
+    spread = f" on {spec.spread}" if spec.spread else ""
+    setting = f"batch {spec.batch_size}{spread}" + (f", {join(spec.techniques)}" if spec.techniques else "")
     where = f"{topic.title}, {setting}"
     if _gain(best) < WORTHWHILE:
         sentence = f"{where}: stay with fp32. {best.precision} comes closest, at {_gain(best):.2f} times its speed."

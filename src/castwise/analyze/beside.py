@@ -100,7 +100,8 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
 def _matches(figure: Published, trial: Trial) -> bool:
     spec = trial.spec
     return (
-        figure.workload == spec.workload
+        not spec.techniques  # the source's is the plain loop
+        and figure.workload == spec.workload
         and figure.precision == spec.precision
         and figure.batch_size == spec.batch_size
         and figure.world_size == spec.world_size

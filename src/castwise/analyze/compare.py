@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from castwise.analyze import metrics
@@ -30,6 +30,8 @@ class Row:
         speedup_estimate: The same with its interval.
         verdict: Whether it is faster, slower or the same as the baseline; None for the baseline itself, and where
             nothing was measured.
+        loop_speedup: The same cell's step time in the plain loop over this one's: what the techniques bought. None in
+            the plain loop, and where that is not among the trials.
         scaling_efficiency: Throughput over world size times the throughput of the same cell on one GPU; 1 is ideal.
             None on one GPU, and where that cell is not among the trials.
         peak_allocated_bytes: Peak of what tensors held.
@@ -50,6 +52,7 @@ class Row:
     speedup: float | None
     speedup_estimate: Estimate | None
     verdict: Verdict | None
+    loop_speedup: float | None
     scaling_efficiency: float | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
@@ -74,6 +77,12 @@ def _cell_of(trial: Trial) -> tuple[object, ...]:
     return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
 
 
+def _loop_of(trial: Trial) -> tuple[object, ...]:
+    """Return what trials must share for a gain by techniques to mean something: all but the techniques."""
+    spec = trial.spec.model_dump(exclude={"techniques", "repeat"})
+    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
+
+
 def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """Return a row for each cell, in the order of their first trials, relative to the fp32 cell of its group.
 
@@ -86,19 +95,26 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     cells: dict[tuple[object, ...], list[Trial]] = {}
     groups: dict[tuple[object, ...], list[Trial]] = {}
     alone: dict[tuple[object, ...], list[Trial]] = {}
+    plain: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         cells.setdefault((trial.environment.fingerprint, trial.spec.cell), []).append(trial)
         groups.setdefault(group_of(trial), []).append(trial)
         if trial.spec.world_size == 1 and trial.status == "ok":
             alone.setdefault(_cell_of(trial), []).append(trial)
+        if not trial.spec.techniques and trial.status == "ok":
+            plain.setdefault(_loop_of(trial), []).append(trial)
     elsewhere = _Elsewhere(groups.values())
     return [
-        _row(cell, groups[group_of(cell[0])], alone.get(_cell_of(cell[0]), []), elsewhere, margin)
+        replace(
+            _row(cell, groups[group_of(cell[0])], elsewhere, margin),
+            loop_speedup=_loop_speedup(cell, plain.get(_loop_of(cell[0]), [])),
+            scaling_efficiency=_scaling_efficiency(cell, alone.get(_cell_of(cell[0]), [])),
+        )
         for cell in cells.values()
     ]
 
 
-def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], elsewhere: "_Elsewhere", margin: float) -> Row:
+def _row(cell: list[Trial], group: list[Trial], elsewhere: "_Elsewhere", margin: float) -> Row:
     shown = next((trial for trial in cell if trial.status not in ("ok", "diverged")), cell[0])
     loss = metrics.final_loss(shown)
     step = step_estimate(cell)
@@ -117,7 +133,8 @@ def _row(cell: list[Trial], group: list[Trial], alone: list[Trial], elsewhere: "
         speedup=speedup.value if speedup else None,
         speedup_estimate=speedup,
         verdict=None if step is None else _verdict(cell[0], speedup, elsewhere, margin),
-        scaling_efficiency=_scaling_efficiency(cell, rate, alone),
+        loop_speedup=None,
+        scaling_efficiency=None,
         peak_allocated_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in cell),
         peak_reserved_bytes=metrics.largest(metrics.peak_reserved_bytes(trial) for trial in cell),
         memory_ratio=memory.value if memory else None,
@@ -194,7 +211,13 @@ def _differences(trial: Trial, spec: dict[str, Any], other: Trial, theirs: dict[
 _MACHINE = ("device_name", "driver", "torch", "torchvision", "cuda", "cudnn", "castwise", "host", "num_threads")
 
 
-def _scaling_efficiency(cell: list[Trial], rate: Estimate | None, alone: list[Trial]) -> float | None:
+def _loop_speedup(cell: list[Trial], plain: list[Trial]) -> float | None:
+    found = speedup_estimate(plain, cell) if cell[0].spec.techniques else None
+    return found.value if found else None
+
+
+def _scaling_efficiency(cell: list[Trial], alone: list[Trial]) -> float | None:
+    rate = _rate(cell, step_estimate(cell))
     if cell[0].spec.world_size == 1 or rate is None:
         return None
     single = _rate(alone, step_estimate(alone)) if alone else None

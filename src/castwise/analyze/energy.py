@@ -14,9 +14,11 @@ from castwise.analyze.estimates import student_quantile
 from castwise.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
 from castwise.record import Reading, Trial
 
-Source = Literal["counter", "power × time"]
+Source = Literal["counter at a stretch", "counter", "power × time"]
 
 _FEWEST_FOR_INTERVAL = 3
+# How late a tick is seen, of 0 to 20 ms each alike (sweep/telemetry.py): the difference of two such, 95 % of the time.
+_TICK_SECONDS = 0.0155
 # Where cells take turns, a shorter turn's power is a mean over its neighbours' too (NVML: over the last second), and
 # the counter ticks too seldom to tell them apart.
 _LONG_ENOUGH_SECONDS = 1.0
@@ -40,12 +42,15 @@ class Energy:
     """The energy of a trial.
 
     Attributes:
-        joules_per_unit: Energy of all blocks over units of all blocks.
-        low: The lower end of its 95 % interval, by Student's t over blocks; None with too few of them.
+        joules_per_unit: Mean power over a stretch of steps × the time of a step; without such a stretch, energy of all
+            blocks over units of all blocks.
+        low: The lower end of its 95 % interval: how late a counter's tick may be seen; without a stretch by Student's t
+            over blocks, None with too few of them.
         high: The upper end.
-        source: The driver's counter, or mean power × time where not every block has the counter's word.
-        power_watts: Mean power over the timed blocks.
-        blocks: The values it comes from.
+        source: The driver's counter, read over a stretch of steps or over each block; or mean power × time where not
+            every block has the counter's word.
+        power_watts: Mean power.
+        blocks: The values it comes from; one for a stretch.
     """
 
     joules_per_unit: float
@@ -77,17 +82,28 @@ class EpochCost:
 
 def energy_of(trial: Trial) -> Energy | None:
     """Return a trial's energy with its interval; None where no reading tells it."""
+    at_a_stretch = _at_a_stretch(trial)
+    if at_a_stretch is not None:
+        return at_a_stretch
     return _with_interval(found, trial) if (found := _blocks(trial)) is not None else None
 
 
 def joules_per_unit(trial: Trial) -> float | None:
     """Return joules per image, token or sample of a trial without the interval; None where no reading tells it."""
+    at_a_stretch = _at_a_stretch(trial)
+    if at_a_stretch is not None:
+        return at_a_stretch.joules_per_unit
     found = _blocks(trial)
     return None if found is None else _ratio(found[0])
 
 
 def power_watts(trial: Trial) -> float | None:
-    """Return one GPU's mean power over the timed blocks, each weighed by its time; None where it is not known."""
+    """Return one GPU's mean power over a stretch of steps, else over the timed blocks, each weighed by its time.
+
+    None where it is not known.
+    """
+    if trial.metered is not None and trial.metered.seconds:
+        return trial.metered.joules / trial.metered.seconds
     if _is_mixed(trial):
         return None
     watched = [(each.power_watts, each.seconds) for each in trial.readings if each.power_watts is not None]
@@ -122,6 +138,25 @@ def cost_of(trial: Trial, samples: int, prices: Prices) -> EpochCost | None:
     )
 
 
+def _at_a_stretch(trial: Trial) -> Energy | None:
+    """Return the energy of a step at the mean power of a stretch of them; None where that was not measured."""
+    found, step_seconds = trial.metered, metrics.step_seconds(trial)
+    if found is None or not found.seconds or not step_seconds or trial.facts is None:
+        return None
+    watts = found.joules / found.seconds
+    block = BlockEnergy(joules=watts * step_seconds, units=metrics.units_per_step(trial.spec, trial.facts))
+    block = BlockEnergy(joules=block.joules * trial.spec.world_size, units=block.units)
+    share = _TICK_SECONDS / found.seconds
+    return Energy(
+        joules_per_unit=_ratio([block]),
+        low=_ratio([block]) * (1 - share),
+        high=_ratio([block]) * (1 + share),
+        source="counter at a stretch",
+        power_watts=watts,
+        blocks=(block,),
+    )
+
+
 def _is_mixed(trial: Trial) -> bool:
     """Return whether other cells' power is in a trial's readings."""
     return trial.sitting is not None and any(each.seconds < _LONG_ENOUGH_SECONDS for each in trial.readings)
@@ -134,12 +169,13 @@ def _blocks(trial: Trial) -> tuple[tuple[BlockEnergy, ...], Source] | None:
     watched = [(reading, count) for reading, count in zip(readings, units, strict=False) if reading.seconds and count]
     if not watched:
         return None
-    counted = _each(watched, [reading.energy_joules for reading, _ in watched])
+    share = _running_share(trial)
+    counted = _each(watched, [_times(share, reading.energy_joules) for reading, _ in watched])
     if counted is not None:
         return counted, "counter"
     # A counter that stands still in some blocks (it ticks at a pace of its own) has their energy in the next one's:
     # without those blocks the mean would be too high, so that all or none are taken.
-    powered = _each(watched, [_power_energy(reading) for reading, _ in watched])
+    powered = _each(watched, [_times(share, _power_energy(reading)) for reading, _ in watched])
     return None if powered is None else (powered, "power × time")
 
 
@@ -148,6 +184,21 @@ def _each(watched: Sequence[tuple[Reading, int]], joules: Sequence[float | None]
         return None
     pairs = zip(watched, joules, strict=True)
     return tuple(BlockEnergy(joules=value or 0.0, units=units) for (_, units), value in pairs)
+
+
+def _running_share(trial: Trial) -> float:
+    """Return which share of the time that readings are of went into steps; the rest is starting and asking.
+
+    The counter ticks seldom: what it says of a block is that of as long a time, wherever it lies.
+    """
+    if not trial.ranks or not trial.ranks[0].blocks:
+        return 1.0
+    watched = sum(reading.seconds for reading in trial.readings)
+    return min(1.0, sum(block.seconds for block in trial.ranks[0].blocks) / watched) if watched else 1.0
+
+
+def _times(share: float, joules: float | None) -> float | None:
+    return None if joules is None else share * joules
 
 
 def _power_energy(reading: Reading) -> float | None:
@@ -169,7 +220,7 @@ def _units(trial: Trial) -> list[int]:
 def _with_interval(found: tuple[tuple[BlockEnergy, ...], Source], trial: Trial) -> Energy:
     blocks, source = found
     low, high = _interval(blocks)
-    seconds = sum(reading.seconds for reading in trial.readings)
+    seconds = _running_share(trial) * sum(reading.seconds for reading in trial.readings)
     return Energy(
         joules_per_unit=_ratio(blocks),
         low=low,

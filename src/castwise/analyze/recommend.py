@@ -8,6 +8,7 @@ from castwise.analyze.compare import Row
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.snippets import Snippet, framework_snippets, pytorch_code
 from castwise.precisions import BASELINE, known_precision
+from castwise.techniques import join
 
 # A gain smaller than this is not worth a change of numerics. The figure is a choice, not a measurement:
 # processes of the same cell were seen to differ by 0.1 % on an H200, and by some per cent on a busy CPU.
@@ -47,15 +48,20 @@ class Advice:
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
-    """Return one piece of advice for each workload, batch size and spread over GPUs among the rows, in order."""
-    groups: dict[tuple[str, int, str], list[Row]] = {}
+    """Return one piece of advice for each workload, batch size, spread over GPUs and loop among the rows, in order."""
+    groups: dict[tuple[str, int, str, tuple[str, ...]], list[Row]] = {}
     for row in rows:
         spec = row.trial.spec
-        groups.setdefault((spec.workload, spec.batch_size, spec.spread), []).append(row)
-    return [
-        _advise(name, f"{name}, batch {batch}" + (f" on {spread}" if spread else ""), group)
-        for (name, batch, spread), group in groups.items()
-    ]
+        groups.setdefault((spec.workload, spec.batch_size, spec.spread, spec.techniques), []).append(row)
+    return [_advise(name, _where(group[0]), group) for (name, *_), group in groups.items()]
+
+
+def _where(row: Row) -> str:
+    spec = row.trial.spec
+    spread = f" on {spec.spread}" if spec.spread else ""
+    return f"{spec.workload}, batch {spec.batch_size}{spread}" + (
+        f", {join(spec.techniques)}" if spec.techniques else ""
+    )
 
 
 def _advise(name: str, where: str, rows: list[Row]) -> Advice:

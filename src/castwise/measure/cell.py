@@ -9,6 +9,10 @@ import torch
 
 from castwise.measure.parallel import Peers, spread
 from castwise.measure.precision import numeric_state
+from castwise.measure.techniques.batches import Prepare, preparation
+from castwise.measure.techniques.loop import loop_of
+from castwise.measure.techniques.models import change_model
+from castwise.measure.techniques.optimizers import keep_rates_on_device, optimizer_for
 from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
 from castwise.measure.workloads.own import build_own
@@ -27,11 +31,13 @@ class Cell:
         task: The model with its data and its loss.
         step: The training step.
         facts: What is known once the precision is applied.
+        prepare: What is done to every batch on the device; None where nothing is.
     """
 
     task: Task
     step: TrainingStep
     facts: Facts
+    prepare: Prepare | None
 
 
 def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path | None = None) -> Cell:
@@ -47,24 +53,30 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
     torch.manual_seed(spec.seed)
     own = build_own(spec.own) if spec.own is not None else None  # first: what it sets globally is the trial's to decide
     stack.enter_context(numeric_state(precision))
-    if own is None:
-        stack.enter_context(_cudnn_search(spec.recipe is not None and spec.recipe.cudnn_benchmark))
+    loop = loop_of(spec.techniques)
+    recipe_searches = spec.recipe is not None and spec.recipe.cudnn_benchmark
+    if own is None or loop.cudnn_search:  # the user's own setting is kept
+        stack.enter_context(_cudnn_search(loop.cudnn_search or recipe_searches))
     task = own or _build_task(spec, row, data_dir)
     if spec.weights is not None and task.load_weights is not None:
         task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
-    optimizer = _optimizer(spec, row.optimizer)
+    change_model(task, loop)
+    optimizer = optimizer_for(loop, _optimizer(spec, row.optimizer), torch.device(spec.device))
     step = TrainingStep(
         task,
         precision,
         optimizer,
         loss_scale=spec.loss_scale,
-        clip_grad_norm=row.clip_grad_norm if task.loop is None else task.loop.clip_grad_norm,
+        clip_grad_norm=row.clip_grad_norm if task.own_loop is None else task.own_loop.clip_grad_norm,
         device=torch.device(spec.device),
+        loop=loop,
     )
+    if loop.cuda_graph and spec.recipe is not None and spec.recipe.schedule.kind != "constant":
+        keep_rates_on_device(step.optimizer, torch.device(spec.device))
     step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
         torch.manual_seed(spec.seed + peers.rank)  # the same weights, but dropout of one's own
-    return Cell(task, step, describe(step, task, optimizer))
+    return Cell(task, step, describe(step, task, optimizer), preparation(loop))
 
 
 def _build_task(spec: TrialSpec, row: Workload, data_dir: Path | None) -> Task:

@@ -13,6 +13,7 @@ _MISSING_KERNEL = (
     "is not currently supported on",
     "not supported for",
     "no kernel image",
+    "could not create a primitive descriptor",  # oneDNN's, for an LSTM in float16
 )
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -36,6 +37,10 @@ def classify(error: BaseException) -> tuple[Status, str]:
         `oom` for memory on the device or the host; `unsupported` for a kernel PyTorch lacks or a request that
         castwise itself refuses; else `crashed`.
     """
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, Exception):  # torch._dynamo's and torch._inductor's, round what a compiler raised
+        status, what = classify(inner)
+        return status, f"torch.compile failed: {what}"
     text = _first_line(error)
     if isinstance(error, CastwiseError):
         return "unsupported", text

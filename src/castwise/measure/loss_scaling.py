@@ -22,7 +22,7 @@ class NoScaling:
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
         """Unscale the gradients of the optimizer's tensors, clip them, and step unless the step is to be skipped."""
         if clip_grad_norm is not None:
-            _clip(optimizer, clip_grad_norm)
+            clip(optimizer, clip_grad_norm)
         optimizer.step()
 
     def read_scale(self) -> float | None:
@@ -52,7 +52,7 @@ class StaticScaling(NoScaling):
 
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
         """Multiply the gradients by the scale's inverse, clip, step."""
-        torch._foreach_mul_([p.grad for p in _stepped(optimizer) if p.grad is not None], 1.0 / self._scale)
+        torch._foreach_mul_([p.grad for p in stepped_by(optimizer) if p.grad is not None], 1.0 / self._scale)
         super().step(optimizer, clip_grad_norm)
 
     def read_scale(self) -> float | None:
@@ -92,7 +92,7 @@ class DynamicScaling(NoScaling):
         """Unscale and clip; step unless a gradient overflowed; update the scale."""
         if clip_grad_norm is not None:
             self._scaler.unscale_(optimizer)
-            _clip(optimizer, clip_grad_norm)
+            clip(optimizer, clip_grad_norm)
         self._asked += 1
         self._scaler.step(optimizer)
         self._scaler.update()
@@ -139,10 +139,12 @@ def make_loss_scaling(name: str, device_type: str, optimizer: Optimizer) -> NoSc
     return StaticScaling(float(name))
 
 
-def _stepped(optimizer: Optimizer) -> Iterable[Any]:
+def stepped_by(optimizer: Optimizer) -> Iterable[Any]:
+    """Return the tensors that an optimizer steps."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
-def _clip(optimizer: Optimizer, norm: float) -> None:
-    torch.nn.utils.clip_grad_norm_(list(_stepped(optimizer)), norm)
+def clip(optimizer: Optimizer, norm: float) -> None:
+    """Scale an optimizer's gradients so that their common norm is no larger than this."""
+    torch.nn.utils.clip_grad_norm_(list(stepped_by(optimizer)), norm)

@@ -65,6 +65,8 @@ class SteadyCell:
         cell = build_cell(spec, self._stack, self._peers, data_dir)
         self._step = cell.step
         self._batches = own_batches(row, cell.task, spec, row.resident_batches, self._peers)
+        if cell.prepare is not None:
+            self._batches = [cell.prepare(batch) for batch in self._batches]
         self._watch = Watch(self._memory) if spec.own is not None else None
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
@@ -98,10 +100,18 @@ class SteadyCell:
                 break
             self._run_window(window_steps)
         self._steps_per_block = self._peers.agree(max(1, round(protocol.block_seconds / self._windows[-1])))
-        self._warm_up_peak = self._memory.peak_allocated()
+        graph = self._step.graph
+        self._warm_up_peak = self._step.peak_allocated(self._memory.peak_allocated())
+        if graph is not None and self._warm_up_peak is not None:
+            self._warm_up_peak = max(self._warm_up_peak, graph.earlier_peak_bytes)
         self._memory.restart()
         self._skipped_before = self._step.scaling.skipped_steps
-        update = {"warm_up_seconds": _since(started), "warm_up_steps": self._warm_up_steps, "settled": settled}
+        update = {
+            "warm_up_seconds": _since(started),
+            "warm_up_steps": self._warm_up_steps,
+            "capture_seconds": graph.capture_seconds if graph else None,
+            "settled": settled,
+        }
         if self._watch is not None:
             self._watch.start()
         self._facts = self._facts.model_copy(update=update)
@@ -130,11 +140,19 @@ class SteadyCell:
             self._watch.saw(block)
         return block
 
+    def run_stretch(self, seconds: float) -> Block:
+        """Run steps for about so many seconds at a stretch; return them as a block, which is not among the samples."""
+        last = self._blocks[-1]
+        step_seconds = last.seconds / last.num_steps
+        count = self._peers.agree(max(1, round(seconds / step_seconds)))
+        taken, loss = self._time_steps(count)
+        return Block(seconds=taken, num_steps=count, loss=loss.item())
+
     def finish(self) -> RankSamples:
         """Return everything measured and restore the process's numeric state."""
         samples = RankSamples(
             blocks=tuple(self._blocks),
-            peak_allocated_bytes=self._memory.peak_allocated(),
+            peak_allocated_bytes=self._step.peak_allocated(self._memory.peak_allocated()),
             peak_reserved_bytes=self._memory.peak_reserved(),
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=() if self._watch is None else self._watch.notes(),

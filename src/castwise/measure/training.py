@@ -15,6 +15,7 @@ from castwise.measure.parallel import Peers, devices_of
 from castwise.measure.passes import Pass, SignsOfLife, Tell, Waiting, why_diverged
 from castwise.measure.precision import autocast
 from castwise.measure.schedules import make_run_scheduler
+from castwise.measure.techniques.loop import loop_of
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec, stands_in_for
 from castwise.precisions import find_precision
@@ -43,7 +44,8 @@ class TrainingRun:
         """
         assert spec.recipe is not None, "a training trial has a recipe"
         started = time.perf_counter()
-        self._spec, self._recipe, self._checkpoint = spec, spec.recipe, checkpoint
+        self._spec, self._checkpoint = spec, checkpoint
+        self._recipe = loop_of(spec.techniques).recipe(spec.recipe)
         self._peers = peers or Peers()
         self._device = torch.device(spec.device)
         self._epochs: list[Epoch] = []
@@ -52,13 +54,19 @@ class TrainingRun:
             self._stack = stack.pop_all()
         self.facts = facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
 
+    def _peak_allocated(self) -> int | None:
+        peak, graph = self._step.peak_allocated(self._memory.peak_allocated()), self._step.graph
+        return peak if graph is None or peak is None else max(peak, graph.earlier_peak_bytes)
+
     def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
         spec, recipe = self._spec, self._recipe
         self._memory = memory_of(*devices_of(spec))
         cell = build_cell(spec, stack, self._peers)
         self._task, self._step = cell.task, cell.step
         self._autocast = autocast(find_precision(spec.precision), self._device.type)
-        self._feeds = make_feeds(find_workload(spec.workload), self._task, spec, data_dir, self._peers)
+        as_run = spec.model_copy(update={"recipe": recipe})
+        feeds = make_feeds(find_workload(spec.workload), self._task, as_run, data_dir, self._peers)
+        self._feeds = feeds.prepared(cell.prepare)
         whole = self._feeds.training.num_batches
         self._steps_per_epoch = min(whole, recipe.max_steps or whole)
         self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
@@ -98,7 +106,7 @@ class TrainingRun:
             checkpoints.drop(self._checkpoint)
         return RankSamples(
             epochs=self.epochs,
-            peak_allocated_bytes=self._memory.peak_allocated(),
+            peak_allocated_bytes=self._peak_allocated(),
             peak_reserved_bytes=self._memory.peak_reserved(),
             driver_used_bytes=self._memory.driver_used(),
         )

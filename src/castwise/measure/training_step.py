@@ -10,8 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from castwise.errors import UsageError
+from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
 from castwise.measure.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
+from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
+from castwise.measure.techniques.graph import StepGraph
+from castwise.measure.techniques.loop import PLAIN, Loop
 from castwise.measure.workloads.task import Batch, Task
 from castwise.precisions import Precision
 from castwise.record import Facts
@@ -25,11 +30,12 @@ class TrainingStep:
         model: The model, converted and on the device.
         optimizer: The optimizer, over the weights or their masters.
         scaling: The loss scaling.
+        graph: The step as a CUDA graph, None where it is not one.
         clip_grad_norm: The norm that gradients are clipped to, or None.
         accumulate: Batches whose gradients are added up for one optimizer step.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  a setting each, by keyword
         self,
         task: Task,
         precision: Precision,
@@ -38,26 +44,34 @@ class TrainingStep:
         loss_scale: str,
         clip_grad_norm: float | None,
         device: torch.device,
+        loop: Loop = PLAIN,
     ) -> None:
         self.model: nn.Module = task.model.to(device)
         self._called = self.model
         convert_weights(self.model, precision)
+        if loop.channels_last:
+            self.model.to(memory_format=torch.channels_last)
         self.model.train()
         self._weights = make_weights(self.model, precision)
-        loop = task.loop
-        if loop is not None:
-            self.optimizer = loop.make_optimizer(self._weights)
+        own = task.own_loop
+        if own is not None:
+            self.optimizer = own.make_optimizer(self._weights)
         else:
             self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
-        self.scaling: NoScaling = make_loss_scaling(loss_scale, device.type, self.optimizer)
+        self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)
         # Masters keep their gradients' memory; all else does what a loop written by hand does.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
         self._autocast = autocast_maker(precision, device.type)
         self._compute_loss = task.compute_loss
+        if loop.compile_mode is not None:
+            check_compiler(device)
+            self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
+        self.graph = StepGraph(self._train, device, task.carried) if loop.cuda_graph else None
+        self._run = self.graph or self._train
         self.clip_grad_norm = clip_grad_norm
-        self.accumulate = loop.accumulate if loop is not None else 1
+        self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
-        self._after_step = _AfterStep(self.scaling, loop.make_scheduler(self.optimizer)) if loop is not None else None
+        self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer)) if own is not None else None
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
@@ -68,6 +82,9 @@ class TrainingStep:
 
         It is not detached: that would cost the host some microseconds a step. Whoever keeps it for long detaches it.
         """
+        return self._run(batch)
+
+    def _train(self, batch: Batch) -> Tensor:
         self._zero_grad()
         loss = self._run_backward(batch)
         self._weights.collect_gradients()
@@ -102,6 +119,10 @@ class TrainingStep:
         called = self._called
         return called.no_sync() if wanted and isinstance(called, DistributedDataParallel) else nullcontext()
 
+    def peak_allocated(self, seen: int | None) -> int | None:
+        """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
+        return seen if self.graph is None or seen is None else max(seen, self.graph.peak_bytes)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
         return {
@@ -133,6 +154,14 @@ class _AfterStep:
         if skipped == self._skipped:
             self._step_scheduler()
         self._skipped = skipped
+
+
+def scaling_of(loop: Loop, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:
+    """Return the scaling for a canonical loss scale name: torch's own, or one that decides on the device."""
+    row = next((row for row in DYNAMIC_SCALES if row.name == name), None)
+    if row is not None and loop.scales_on_device:
+        return DeviceScaling(row, device, optimizer)
+    return make_loss_scaling(name, device.type, optimizer)
 
 
 def layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
@@ -201,7 +230,7 @@ def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
         units_per_sample=task.units_per_sample,
         unit=task.unit,
         param_dtypes=dtypes,
-        optimizer=describe_optimizer(optimizer) if task.loop is None else describe_own_optimizer(step.optimizer),
+        optimizer=describe_optimizer(optimizer) if task.own_loop is None else describe_own_optimizer(step.optimizer),
         clip_grad_norm=step.clip_grad_norm,
         accumulate=step.accumulate,
         fp32_precision=read_fp32_precision(),

@@ -1,7 +1,8 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
 Commands: {"command": "open" | "check" | "look_at" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" |
-          "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous where there are several.
+          "run_stretch" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous where there
+          are several.
 Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
           {"event": "opened" | "checked" | "looked_at" | "fetched" | "weights" | "ready" | "warm" | "block" |
           "resumed" | "epoch" | "finished" | "failed", ...}.
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 
-import castwise
 from castwise.errors import CastwiseError, UsageError
 from castwise.measure import user_code
 from castwise.measure.data import fetch
@@ -32,6 +32,7 @@ from castwise.measure.workloads.own import look_at
 from castwise.own_models import OwnModel
 from castwise.plan import TrialSpec
 from castwise.record import Resumed
+from castwise.techniques import why_unsupported
 from castwise.workloads import find_workload
 
 
@@ -53,13 +54,14 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
     Raises:
         UsageError: It cannot.
     """
-    if spec.techniques:
-        raise UsageError(f"The technique '{spec.techniques[0]}' does not exist in castwise {castwise.__version__}.")
     row = find_workload(spec.workload)
     if row.family == "own" and (spec.own is None or spec.recipe is not None):
         raise UsageError(
             f"{spec.workload} is a model of the user's own, which `castwise run` and castwise.compare take."
         )
+    reason = why_unsupported(spec)
+    if reason is not None:
+        raise UsageError(reason)
     if (spec.world_size == 1) != (spec.parallelism == "none"):
         raise UsageError(f"World size {spec.world_size} with parallelism '{spec.parallelism}' is impossible.")
     if spec.parallelism == "dp" and spec.device_type != "cuda":
@@ -88,6 +90,7 @@ class _Worker:
             "set_up": self._set_up,
             "warm_up": self._warm_up,
             "run_block": self._run_block,
+            "run_stretch": self._run_stretch,
             "resume": self._resume,
             "run_epoch": self._run_epoch,
             "finish": self._finish,
@@ -163,6 +166,10 @@ class _Worker:
 
     def _run_block(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"event": "block", "block": self._running_cell().run_block().model_dump(mode="json")}
+
+    def _run_stretch(self, command: dict[str, Any]) -> dict[str, Any]:
+        block = self._running_cell().run_stretch(float(command["seconds"]))
+        return {"event": "block", "block": block.model_dump(mode="json")}
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
         run = self._training_run()

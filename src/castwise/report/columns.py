@@ -14,6 +14,7 @@ from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.report.warning_lines import warning_lines
+from castwise.techniques import join
 
 
 def _unit(row: Row) -> str:
@@ -125,9 +126,18 @@ COLUMNS: tuple[Column[Row], ...] = (
         lambda r: r.trial.spec.loss_scale,
         left=True,
     ),
+    Column(
+        "techniques",
+        "techniques",
+        lambda r: join(r.trial.spec.techniques),
+        lambda r: join(r.trial.spec.techniques),
+        left=True,
+        wraps=True,
+    ),
     Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
     Column("speedup", "speed-up", lambda r: r.speedup, _speedup),
     Column("verdict", "verdict", lambda r: r.verdict and r.verdict.kind, _verdict, left=True),
+    Column("loop_speedup", "over plain loop", lambda r: r.loop_speedup, lambda r: format_ratio(r.loop_speedup)),
     Column("scaling_efficiency", "scaling efficiency", lambda r: r.scaling_efficiency, _efficiency),
     Column("step_seconds", "step time", lambda r: r.step_seconds, lambda r: format_seconds(r.step_seconds)),
     Column("spread", "spread", lambda r: r.spread, _spread),
@@ -170,7 +180,15 @@ EXTRA_COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-_MAY_BE_MISSING = ("speedup", "scaling_efficiency", "peak_reserved_bytes", "spread", "joules_per_unit", "power_watts")
+_MAY_BE_MISSING = (
+    "speedup",
+    "loop_speedup",
+    "scaling_efficiency",
+    "peak_reserved_bytes",
+    "spread",
+    "joules_per_unit",
+    "power_watts",
+)
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
@@ -178,7 +196,7 @@ def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
     shown = []
     for column in COLUMNS:
         values = {column.value(row) for row in rows}
-        if column.name in ("workload", "batch_size", "gpus", "parallelism") and len(values) == 1:
+        if column.name in ("workload", "batch_size", "gpus", "parallelism", "techniques") and len(values) == 1:
             continue
         if column.name == "data_set" and values == {SYNTHETIC}:
             continue
@@ -205,6 +223,8 @@ def headline(rows: Sequence[Row]) -> str:
             parts.append(f"{prefix}{value}" + (" data" if name == "data_set" else ""))
     spreads = {row.trial.spec.spread for row in rows}
     parts += spreads if len(spreads) == 1 and "" not in spreads else ()
+    loops = {row.trial.spec.techniques for row in rows}
+    parts += [join(each) for each in loops if each and len(loops) == 1]
     return f"{', '.join(parts)} on {trial.environment.device_name} ({software_of(trial)})"
 
 

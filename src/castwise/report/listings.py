@@ -6,6 +6,7 @@ from castwise.devices import DEVICES, PEAK_DTYPES, peak
 from castwise.plan import SYNTHETIC
 from castwise.precisions import PRECISIONS
 from castwise.suite import SUITE_NAMES, find_suite, specs_of
+from castwise.techniques import SETS, TECHNIQUES, join, needs_of
 from castwise.workloads import WORKLOADS
 
 
@@ -28,6 +29,21 @@ def precisions() -> Table:
         needs += ", else emulated" if row.emulated_below else ""
         also = ", ".join(alias.upper() if alias.startswith("o") else alias for alias in row.aliases)
         table.add_row(row.name, also or "–", needs, "yes" if row.on_cpu else "no", row.loss_scale, row.summary)
+    return table
+
+
+# What a technique does to the numbers, for people.
+NUMERICS = {"bits": "the same", "rounding": "rounding", "draws": "other random draws", "shape": "another model"}
+
+
+def techniques() -> Table:
+    """Return the techniques: name, what it does, needs and costs, what it does to the numbers."""
+    table = Table("technique", "what it does", "needs", "costs", "numbers", "in", box=None, pad_edge=False)
+    for row in TECHNIQUES:
+        kinds = "run, suite" if "steady" in row.kinds else "suite"
+        table.add_row(row.name, row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds)
+    for name, members in SETS.items():
+        table.add_row(name, f"those of {join(members)} that apply", "", "", "", "run, suite")
     return table
 
 

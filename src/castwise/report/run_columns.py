@@ -7,6 +7,7 @@ from castwise.analyze import metrics
 from castwise.analyze.runs import Run, data_share, epochs_of
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_percent, format_rate, format_ratio, format_seconds
+from castwise.techniques import join
 
 # What a narrow terminal does without, the first first.
 DISPENSABLE = (
@@ -88,6 +89,10 @@ def _gpus(run: Run) -> str:
     return str(spec.world_size) if spec.parallelism == "none" else f"{spec.world_size} {spec.parallelism}"
 
 
+def _techniques(run: Run) -> str:
+    return join(run.trial.spec.techniques)
+
+
 def _waits(run: Run) -> float | None:
     return data_share(run.trial)
 
@@ -102,13 +107,14 @@ def _number(value: float | None) -> str:
 
 
 _ALWAYS = ("precision", "batch_size", "length", "status")
-_TELLING_APART = ("workload", "data_set", "gpus", "seed")
+_TELLING_APART = ("workload", "data_set", "gpus", "seed", "techniques")
 
 _QUESTION: tuple[Column[Run], ...] = (
     Column("workload", "workload", lambda r: r.trial.spec.workload, lambda r: r.trial.spec.workload, left=True),
     Column("data_set", "data", lambda r: r.trial.spec.data_set, lambda r: r.trial.spec.data_set, left=True),
     Column("precision", "precision", lambda r: r.trial.spec.precision, lambda r: r.trial.spec.precision, left=True),
     Column("loss_scale", "loss scale", lambda r: r.trial.spec.loss_scale, lambda r: r.trial.spec.loss_scale, left=True),
+    Column("techniques", "techniques", _techniques, _techniques, left=True, wraps=True),
     Column("batch_size", "batch", lambda r: r.trial.spec.batch_size, lambda r: str(r.trial.spec.batch_size)),
     Column("gpus", "GPUs", _gpus, _gpus),
     Column("seed", "seed", lambda r: r.trial.spec.seed, lambda r: str(r.trial.spec.seed)),

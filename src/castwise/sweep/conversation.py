@@ -89,6 +89,10 @@ class Conversation(ABC):
         """Time one block of steps."""
         return self._ask_for(Block, "block", {"command": "run_block"})[0]
 
+    def run_stretch(self, seconds: float) -> Block:
+        """Run steps for about so many seconds at a stretch."""
+        return self._ask_for(Block, "block", {"command": "run_stretch", "seconds": seconds})[0]
+
     def resume(self) -> Resumed:
         """Say where a training trial stands."""
         return self._ask_for(Resumed, "resumed", {"command": "resume"})[0]

@@ -65,6 +65,9 @@ class Session(Protocol):
     def run_block(self) -> Block:
         """Time one block of steps."""
 
+    def run_stretch(self, seconds: float) -> Block:
+        """Run steps for about so many seconds at a stretch; they are not among the samples."""
+
     def resume(self) -> Resumed:
         """Say where a training trial stands."""
 

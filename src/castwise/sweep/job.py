@@ -151,6 +151,7 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
     again: bool = False,
     gpus: int | Sequence[int] | None = None,
     parallelism: str | Sequence[str] | None = None,
+    techniques: str | Sequence[str] | None = None,
 ) -> list[Trial]:
     """Measure a workload in every precision and return the records, as `castwise run` does.
 
@@ -170,9 +171,12 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
         again: Measure everything again, whatever is recorded.
         gpus: Numbers of GPUs, each of which trains on `batch_size` samples; processes, on a CPU. None takes one.
         parallelism: How more than one GPU share a step: "ddp" (None takes it) or "dp".
+        techniques: Changes to the loop, those of one trial joined: "channels-last+compile"; several strings are several
+            trials. "none" and None are the plain loop.
 
     Returns:
-        A trial for each cell of the axes, in the order workload, batch size, GPUs, parallelism, precision, loss scale.
+        A trial for each cell of the axes, in the order workload, batch size, GPUs, parallelism, techniques, precision,
+        loss scale.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -188,6 +192,7 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
             loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
             world_sizes=listed(gpus),
             parallelisms=named(parallelism),
+            techniques=named(techniques),
         ),
         device=device,
         data_set=data_set,

@@ -1,15 +1,17 @@
 """Samples to readings: one block's, and what is said of all that a trial lacks."""
 
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from castwise.gpu import Sample
 from castwise.host import HostSample, is_descendant, pressure, steal
-from castwise.record import GpuFacts, Reading
+from castwise.record import GpuFacts, Metered, Reading
 
 _OTHER_NAMESPACE = "the driver's process ids are not this container's"
 _NONE_SHOWN = "the driver shows no process on the GPU, not even the trial's own"
+_FEWEST_TICKS = 4  # three from the first on: each is seen up to a fiftieth of a second late
 _EARLIER = "an earlier process ran this epoch"
 
 
@@ -85,6 +87,23 @@ def make_reading(
         cpu_load=host[1].load,
         missing=missing,
     )
+
+
+def metered(samples: Sequence[tuple[float, Sample]]) -> Metered:
+    """Return the energy between the first and the last tick of the counter.
+
+    Args:
+        samples: The host's clock, and what the driver said, while steps ran.
+    """
+    told = [(when, sample.energy_joules) for when, sample in samples if sample.energy_joules is not None]
+    if not told:
+        reasons = (sample.missing.get("energy_joules", "") for _, sample in samples)
+        return Metered(missing=next(filter(None, reasons), "nothing was read"))
+    ticks = [after for before, after in itertools.pairwise(told) if after[1] != before[1]]
+    if len(ticks) < _FEWEST_TICKS:
+        return Metered(missing=f"the driver's counter ticked {len(ticks)} times in {told[-1][0] - told[0][0]:.2g} s")
+    (first, before), (last, after) = ticks[0], ticks[-1]
+    return Metered(joules=after - before, seconds=last - first, num_ticks=len(ticks) - 1)
 
 
 def unwatched(count: int) -> list[Reading]:

@@ -14,6 +14,7 @@ from castwise.precisions import BASELINE
 from castwise.record import Trial
 from castwise.sweep.runner import Sweep
 from castwise.sweep.sitting import MovingIn, sit
+from castwise.techniques import join
 
 # What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30
@@ -117,6 +118,7 @@ class Rounds:
         }[ending]
         spec = self._cells[0]
         where = f"{spec.workload} batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
+        where += f" {join(spec.techniques)}" if spec.techniques else ""
         self._sweep.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
 
     def _ending(self) -> Ending | None:

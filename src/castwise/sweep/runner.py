@@ -10,11 +10,15 @@ from typing import Protocol
 
 from castwise.errors import UsageError
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, RankSamples, Reading, Trial
+from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, Metered, RankSamples, Reading, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.readings import note_of, unwatched
 from castwise.sweep.store import Store
 from castwise.sweep.telemetry import Telemetry
+from castwise.techniques import why_unsupported
+
+# Ten ticks of an H200's energy counter.
+_STRETCH_SECONDS = 1.1
 
 FAILED = ("crashed", "timeout")
 
@@ -139,6 +143,7 @@ class Sweep:
         self.listener.phase("warming up", 0.1)
         attempt.facts = self._known(session, session.warm_up())
         self._time_blocks(session, attempt)
+        self.measure_energy(session, attempt, _STRETCH_SECONDS)
 
     def _time_blocks(self, session: Session, attempt: "Attempt") -> None:
         protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
@@ -151,6 +156,16 @@ class Sweep:
                 blocks.append(session.run_block())
             attempt.readings.append(watch.reading)
             timed += blocks[-1].seconds
+
+    def measure_energy(self, session: Session, attempt: "Attempt", seconds: float) -> None:
+        """Let a trial's steps run at a stretch, after its last block, and note what they took; nothing on a CPU."""
+        if not self.telemetry.has_counter(attempt.environment):
+            return
+        self.listener.phase("metering", 1.0)
+        with self.telemetry.meter(attempt.environment) as meter:
+            stretch = session.run_stretch(seconds)
+        step_seconds = stretch.seconds / stretch.num_steps
+        attempt.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
 
 
 class Attempt:
@@ -166,6 +181,7 @@ class Attempt:
         self.failure: TrialFailedError | None = None
         self.readings: list[Reading] = []
         self.gpu_facts: GpuFacts | None = None
+        self.metered: Metered | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     def record(self, duration_seconds: float) -> Trial:
@@ -189,6 +205,7 @@ class Attempt:
             duration_seconds=duration_seconds,
             readings=tuple(self.readings),
             gpu_facts=self.gpu_facts,
+            metered=self.metered,
             telemetry_note=note_of(self.readings, self.gpu_facts),
         )
         if self.failure is None:
@@ -203,7 +220,11 @@ class Attempt:
 
 
 def why_lacking(spec: TrialSpec, environment: Environment) -> str | None:
-    """Return why a machine has too few GPUs for a spec; None where it has enough, and for processes on a CPU."""
+    """Return why a machine cannot run a spec: a technique does not apply, or GPUs are too few; else None."""
+    return why_unsupported(spec, environment.capability) or _why_too_few(spec, environment)
+
+
+def _why_too_few(spec: TrialSpec, environment: Environment) -> str | None:
     first = spec.device.partition(":")[2]
     if spec.device_type == "cpu" or spec.world_size == 1:
         return None

@@ -18,6 +18,9 @@ from castwise.record import Trial
 from castwise.sweep.engine import Session, TrialFailedError
 from castwise.sweep.runner import Attempt, Sweep
 
+# Six ticks of an H200's energy counter, of each cell.
+_STRETCH_SECONDS = 0.7
+
 
 @dataclass(frozen=True)
 class Sat:
@@ -77,6 +80,10 @@ class _Resident:
     def take_turn(self) -> None:
         """Time one block."""
         self._try(self._time_block)
+
+    def measure_energy(self) -> None:
+        """Let steps run at a stretch, for the energy counter."""
+        self._try(lambda: self._sweep.measure_energy(self.session, self.attempt, _STRETCH_SECONDS))
 
     def finish(self) -> None:
         """Fetch what the process measured."""
@@ -138,7 +145,7 @@ def sit(
         moving_in: How the cells are set up: all at once; the first alone and then the others at once, so that it is
             not among those that do not fit; or one by one, where they would take too much from each other. They are
             warmed up one by one in any case.
-        number: The round's number, for progress and for the order of its turns.
+        number: The round's number, for progress and for the order of its turns. Energy is measured in the first.
         noise: The most noise that an earlier process of a cell showed, as a share of its step time, by cell.
     """
     residents: list[_Resident] = []
@@ -155,6 +162,8 @@ def sit(
         _warm_up(sweep, residents, number)
         _take_turns(sweep, residents, number)
         for resident in residents:
+            if number == 1:
+                resident.measure_energy()
             resident.finish()
     finally:
         _close(residents)

@@ -8,16 +8,21 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from castwise.data_sets import STAND_IN, WIKITEXT2
-from castwise.measure.data.loaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
+from castwise.measure.data.loaders import Images, ImageSamples, SyntheticSamples, fastai_split, make_loader
+from castwise.measure.data.on_device import Augmentation, DeviceImages, DrawnImages, Epochs, find_augmentation
 from castwise.measure.data.resident import load_images
 from castwise.measure.data.shares import own_batches, own_columns
 from castwise.measure.data.transforms import find_transform
 from castwise.measure.data.wikitext import Corpus, batchify, load_wikitext2, random_corpus, segments
 from castwise.measure.parallel import Peers
+from castwise.measure.techniques.batches import Prepare
+from castwise.measure.techniques.loop import loop_of
 from castwise.measure.workloads.task import Batch, Task
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.recipe import Loader, Recipe
 from castwise.workloads import Workload
+
+_SYNTHETIC_SAMPLES = 100_000  # of an epoch of synthetic data whose recipe names no number
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,14 @@ class Feeds:
 
     training: Feed
     validation: Feed | None
+
+    def prepared(self, prepare: Prepare | None) -> "Feeds":
+        """Return the same feeds with something done to every batch on the device."""
+        if prepare is None:
+            return self
+        return Feeds(
+            _prepared(self.training, prepare), None if self.validation is None else _prepared(self.validation, prepare)
+        )
 
 
 def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None, peers: Peers) -> Feeds:
@@ -63,9 +76,13 @@ def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None
         count = max(1, (recipe.samples_per_epoch or joint) // joint)
         return Feeds(_resident(own_batches(row, task, spec, count, peers)), None)
     if spec.data_set == SYNTHETIC:
-        samples = SyntheticSamples(recipe.samples_per_epoch or 100_000, row.input_shape[-1], task.num_classes or 1000)
+        if loop_of(spec.techniques).resident_data:
+            return Feeds(_drawn(row, task, spec, recipe, peers), None)
+        samples = SyntheticSamples(
+            recipe.samples_per_epoch or _SYNTHETIC_SAMPLES, row.input_shape[-1], task.num_classes or 1000
+        )
         loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
-        return Feeds(_loaded(loader, device), None)
+        return Feeds(_loaded(loader, device, recipe.loader.non_blocking), None)
     return _image_feeds(spec, recipe, data_dir, peers)
 
 
@@ -74,15 +91,51 @@ def _image_feeds(spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: 
     training, validation = (load_images(spec.data_set, data_dir, split) for split in ("train", "test"))
     if recipe.pooled_split:
         training, validation = fastai_split(training, validation)
+    if loop_of(spec.techniques).resident_data:
+        return _device_feeds(spec, recipe, (training, validation), peers)
     transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(STAND_IN))
     samples = ImageSamples(*training, transform)
     loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
     if not recipe.validate_each_epoch:
-        return Feeds(_loaded(loader, device), None)
-    plain = Loader(num_workers=recipe.validation_workers, pin_memory=recipe.loader.pin_memory, shuffle=False)
+        return Feeds(_loaded(loader, device, recipe.loader.non_blocking), None)
+    plain = _validation_loader(recipe)
     judged_samples = ImageSamples(*validation, validation_transform)
     judged = make_loader(judged_samples, plain, recipe.validation_batch_size, spec.seed)
-    return Feeds(_loaded(loader, device), _loaded(judged, device))
+    return Feeds(_loaded(loader, device, recipe.loader.non_blocking), _loaded(judged, device, plain.non_blocking))
+
+
+def _validation_loader(recipe: Recipe) -> Loader:
+    own = recipe.loader
+    workers = max(recipe.validation_workers, own.num_workers) if own.persistent else recipe.validation_workers
+    return own.model_copy(update={"num_workers": workers, "shuffle": False, "drop_last": False})
+
+
+def _device_feeds(spec: TrialSpec, recipe: Recipe, splits: tuple[Images, Images], peers: Peers) -> Feeds:
+    device, name = torch.device(spec.device), spec.data_set.removeprefix(STAND_IN)
+    augmentation = find_augmentation(recipe.transform or name)
+    training = DeviceImages(splits[0], name, augmentation, _epochs(spec, recipe, peers), device)
+    feed = Feed(training.num_batches, training.start)
+    if not recipe.validate_each_epoch:
+        return Feeds(feed, None)
+    once = Epochs(recipe.validation_batch_size, shuffle=False)
+    validation = DeviceImages(splits[1], name, Augmentation(), once, device)
+    return Feeds(feed, Feed(validation.num_batches, validation.start))
+
+
+def _drawn(row: Workload, task: Task, spec: TrialSpec, recipe: Recipe, peers: Peers) -> Feed:
+    side, total = row.input_shape[-1], recipe.samples_per_epoch or _SYNTHETIC_SAMPLES
+    images = DrawnImages(
+        total, (3, side, side), task.num_classes or 1000, _epochs(spec, recipe, peers), torch.device(spec.device)
+    )
+    return Feed(images.num_batches, images.start)
+
+
+def _epochs(spec: TrialSpec, recipe: Recipe, peers: Peers) -> Epochs:
+    return Epochs(spec.process_batch_size, recipe.loader.shuffle, recipe.loader.drop_last, spec.seed, peers)
+
+
+def _prepared(feed: Feed, prepare: Prepare) -> Feed:
+    return Feed(feed.num_batches, lambda epoch: map(prepare, feed.start(epoch)))
 
 
 def _load_corpus(spec: TrialSpec, data_dir: Path | None) -> Corpus:
@@ -106,7 +159,7 @@ def _resident(batches: Sequence[Batch]) -> Feed:
     return Feed(len(batches), lambda _: iter(batches))
 
 
-def _loaded(loader: DataLoader[Batch], device: torch.device) -> Feed:
+def _loaded(loader: DataLoader[Batch], device: torch.device, non_blocking: bool = False) -> Feed:
     seed = loader.generator.initial_seed()
 
     def start(epoch: int) -> Iterator[Batch]:
@@ -115,6 +168,6 @@ def _loaded(loader: DataLoader[Batch], device: torch.device) -> Feed:
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for batch in loader:
-            yield tuple(part.to(device) for part in batch)
+            yield tuple(part.to(device, non_blocking=non_blocking) for part in batch)
 
     return Feed(len(loader), start)

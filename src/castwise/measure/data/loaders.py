@@ -83,8 +83,9 @@ def make_loader(
 ) -> DataLoader[Any]:
     """Return a loader whose batches are images, float32 of shape (batch, C, H, W), and labels, int64 of (batch,).
 
-    Its processes are started anew each epoch, as the sources' are, and die with this one; the epoch has to be
-    started by the main thread. Order and augmentation follow from the seed; without processes (`num_workers` 0)
+    Its processes are started anew each epoch, as the sources' are, unless they are to persist, and die with this one;
+    the epoch has to be started by the main thread. Order and
+    augmentation follow from the seed; without processes (`num_workers` 0)
     augmentation follows from this process's random state instead.
 
     Each rank has a loader of its own, with as many processes as `loader` says, over a share of the samples that is
@@ -120,6 +121,8 @@ def make_loader(
         generator=torch.Generator().manual_seed(seed),
         worker_init_fn=partial(_start_worker, os.getpid()),
         multiprocessing_context="fork" if loader.num_workers else None,
+        persistent_workers=loader.persistent and loader.num_workers > 0,
+        prefetch_factor=loader.prefetch_batches if loader.num_workers else None,
     )
 
 

@@ -56,7 +56,7 @@ def build_own(model: OwnModel) -> Task:
         compute_loss=make_compute_loss(contract, _whose(model)),
         units_per_sample=contract.units_per_sample,
         unit=contract.unit,
-        loop=make_loop(contract, _whose(model)),
+        own_loop=make_loop(contract, _whose(model)),
         notes=loaded.notes,
     )
 

@@ -10,20 +10,20 @@ from torch.optim import Optimizer, lr_scheduler
 from castwise.errors import UsageError
 from castwise.measure.precision import Weights
 from castwise.measure.workloads.contract import Contract, is_optimizer
-from castwise.measure.workloads.task import Loop
+from castwise.measure.workloads.task import OwnLoop
 
 # What a model without an optimizer gets.
 _LEARNING_RATE = 1e-4
 
 
-def make_loop(contract: Contract, whose: str) -> Loop:
+def make_loop(contract: Contract, whose: str) -> OwnLoop:
     """Return what of the loop is the user's own.
 
     Args:
         contract: The user's parts.
         whose: The user's function, for messages.
     """
-    return Loop(
+    return OwnLoop(
         make_optimizer=lambda weights: _optimizer(contract.optimizer, weights, whose),
         make_scheduler=lambda optimizer: _scheduler(contract, optimizer, whose),
         accumulate=contract.accumulate,

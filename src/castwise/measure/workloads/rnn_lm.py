@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from castwise.measure.workloads.task import Batch, Judged, Task
 from castwise.workloads import Workload
@@ -44,19 +45,35 @@ class LanguageModel(nn.Module):
         nn.init.uniform_(self.decoder.weight, -_INITIAL_RANGE, _INITIAL_RANGE)
         nn.init.zeros_(self.decoder.bias)
 
-    def forward(self, tokens: Tensor, hidden: Hidden | None) -> tuple[Tensor, Hidden]:
-        """Return the logits of every next token, and the state behind the last.
+    def forward(
+        self, tokens: Tensor, hidden: Hidden | None, targets: Tensor | None = None, num_chunks: int = 1
+    ) -> tuple[Tensor, Hidden]:
+        """Return the logits of every next token, or their loss, and the state behind the last.
 
         Args:
             tokens: Shape (steps, batch), int64.
             hidden: The state to start from; None starts from zeros.
+            targets: The next tokens, of shape (steps * batch,); None asks for logits.
+            num_chunks: Parts in which the loss is computed, each again in backward.
 
         Returns:
-            Logits of shape (steps, batch, vocabulary), and the state.
+            Logits of shape (steps, batch, vocabulary), or where there are targets their mean cross entropy; and the
+            state.
         """
         embedded = self.drop(self.encoder(tokens))
         output, hidden = self.rnn(embedded, hidden)
-        return self.decoder(self.drop(output)), hidden
+        output = self.drop(output)
+        if targets is None:
+            return self.decoder(output), hidden
+        return self._chunked_loss(output.flatten(0, 1), targets, num_chunks), hidden
+
+    def _chunked_loss(self, outputs: Tensor, targets: Tensor, num_chunks: int) -> Tensor:
+        parts = zip(outputs.chunk(num_chunks), targets.chunk(num_chunks), strict=True)
+        losses = [checkpoint(self._summed_loss, *part, use_reentrant=False) for part in parts]
+        return torch.stack(losses).sum() / targets.numel()
+
+    def _summed_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.decoder(outputs).float(), targets, reduction="sum")
 
 
 class CarriedLoss:
@@ -69,6 +86,11 @@ class CarriedLoss:
     def __init__(self) -> None:
         self.hidden: Hidden | None = None
         self._batch_size = 0
+        self._num_chunks = 1
+
+    def chunk(self, num_chunks: int) -> None:
+        """Compute the training loss in parts, without keeping logits."""
+        self._num_chunks = num_chunks
 
     def compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross entropy over all tokens, a float32 scalar.
@@ -80,6 +102,10 @@ class CarriedLoss:
         tokens, targets = batch
         if tokens.shape[1] != self._batch_size:
             self.hidden, self._batch_size = None, tokens.shape[1]
+        if self._num_chunks > 1 and torch.is_grad_enabled():
+            result: tuple[Tensor, Hidden] = model(tokens, self.hidden, targets, self._num_chunks)
+            self.hidden = _detach(result[1])
+            return result[0]
         logits, hidden = model(tokens, self.hidden)
         self.hidden = _detach(hidden)
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
@@ -88,6 +114,17 @@ class CarriedLoss:
         """Return a validation batch's summed loss and its number of targets; the state is carried as in training."""
         num_targets = batch[1].numel()
         return self.compute_loss(model, batch) * num_targets, None, num_targets
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Return the state's tensors, none where the next batch starts from zeros."""
+        if self.hidden is None:
+            return ()
+        return (self.hidden,) if isinstance(self.hidden, Tensor) else self.hidden
+
+    def write(self, tensors: tuple[Tensor, ...]) -> None:
+        """Start the next batch from these tensors."""
+        self.hidden = tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
+        self._batch_size = tensors[0].shape[1]
 
     def forget(self) -> None:
         """Start from zeros at the next batch."""
@@ -112,7 +149,9 @@ def build(row: Workload) -> Task:
         compute_loss=carried.compute_loss,
         judge=carried.judge,
         units_per_sample=_NUM_STEPS,
+        carried=carried,
         begin_epoch=carried.forget,
+        chunk_loss=carried.chunk,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Loop:
+class OwnLoop:
     """What of the training loop is the user's own.
 
     Attributes:
@@ -38,6 +38,16 @@ class Loop:
     make_scheduler: Callable[[Optimizer], Callable[[], None]]
     accumulate: int = 1
     clip_grad_norm: float | None = None
+
+
+class Carried(Protocol):
+    """What a task carries from step to step, for those who must know where it lies."""
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Return the tensors that the next step starts from; none where it starts from zeros."""
+
+    def write(self, tensors: tuple[Tensor, ...]) -> None:
+        """Let the next step start from these tensors, as many as `read` returned."""
 
 
 @dataclass
@@ -56,12 +66,15 @@ class Task:
         judge: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the number
             of targets predicted right, or None where that says nothing; the number of targets. None without
             validation data.
+        carried: What is carried from step to step; None where nothing is.
         begin_epoch: Forgets what is carried from step to step (a language model's hidden state).
         group_of: Returns the layer group of a parameter of the model, by the parameter's name; groups count from 0
             and can have learning rates of their own. None where the model has no layer groups.
         load_weights: Fills the model with the pretrained weights of a file, before a precision is applied to it;
             raises DataError where the file is not theirs. None where the workload takes none.
-        loop: What of the loop is the user's own; None for the workloads castwise has.
+        chunk_loss: Has the loss computed in this many parts, whose logits are computed again in backward; None where
+            the loss is small beside the model.
+        own_loop: What of the loop is the user's own; None for the workloads castwise has.
         notes: What a reader of the figures must know of the user's code.
     """
 
@@ -72,8 +85,10 @@ class Task:
     num_classes: int | None = None
     units_per_sample: int = 1
     unit: Unit | None = None
+    carried: Carried | None = None
     begin_epoch: Callable[[], None] = _nothing
     group_of: Callable[[str], int] | None = None
     load_weights: Callable[[Path], None] | None = None
-    loop: Loop | None = None
+    chunk_loss: Callable[[int], None] | None = None
+    own_loop: OwnLoop | None = None
     notes: tuple[str, ...] = ()

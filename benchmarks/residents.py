@@ -1,0 +1,101 @@
+"""Whether waiting processes disturb the one that is timed: a cell alone, beside residents that wait, and in turns.
+
+    python benchmarks/residents.py [--rounds N] [--blocks N] [--out FILE] [CELL ...]
+
+CELL is WORKLOAD:PRECISION:BATCH. Each round a fresh process of the cell times blocks alone, then beside one process of
+every other precision that is set up and waits, then in turns with them, then alone again. Prints by how many per cent
+each way lengthens the step, with its 95 % interval over the rounds.
+"""
+
+import argparse
+import json
+import math
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from scipy.stats import ttest_1samp
+
+from castwise.analyze.estimates import pseudomedian
+from castwise.plan import CUDA_ROUND, TrialSpec
+from castwise.precisions import PRECISIONS, find_precision
+from castwise.sweep.bench import Bench, find_bench
+from castwise.sweep.engine import Session
+
+CELLS = ("resnet50:fp16-mixed:256", "resnet50:bf16-mixed:256", "mnist-cnn:fp16-mixed:512")
+WAYS = ("beside waiting processes", "in turns with them", "alone again")
+_TIMEOUT_SECONDS = 120.0
+
+
+def measure(cell: str, rounds: int, blocks: int, bench: Bench) -> dict[str, object]:
+    """Return the logarithms of step time over that of the same process alone, by way, a number a round."""
+    workload, precision, batch_size = cell.split(":")
+    others = [row.name for row in PRECISIONS if row.name != precision and (row.on_cpu or bench.device != "cpu")]
+    logs: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(rounds):
+        with ExitStack() as stack:
+            timed = _start(bench, stack, workload, precision, int(batch_size))
+            alone = _time(timed, blocks)
+            with ExitStack() as residents:
+                waiting = [_start(bench, residents, workload, name, int(batch_size)) for name in others]
+                beside = _time(timed, blocks)
+                in_turns = _time(timed, blocks, waiting)
+            again = _time(timed, blocks)
+        for way, seconds in zip(WAYS, (beside, in_turns, again), strict=True):
+            logs[way].append(math.log(seconds / alone))
+    return {"cell": cell, "blocks": blocks, "logs": logs}
+
+
+def _start(bench: Bench, stack: ExitStack, workload: str, precision: str, batch_size: int) -> Session:
+    session = bench.engine.start(_TIMEOUT_SECONDS)
+    stack.callback(session.close)
+    session.open(bench.device)
+    session.set_up(
+        TrialSpec(
+            workload=workload,
+            precision=precision,
+            loss_scale=find_precision(precision).loss_scale,
+            batch_size=batch_size,
+            device=bench.device,
+            protocol=CUDA_ROUND,
+        )
+    )
+    session.warm_up()
+    return session
+
+
+def _time(session: Session, blocks: int, others: list[Session] | None = None) -> float:
+    """Return the seconds a step of so many blocks, each after one of every other process if there are any."""
+    found = []
+    for _ in range(blocks):
+        for other in others or ():
+            other.run_block()
+        block = session.run_block()
+        found.append(block.seconds / block.num_steps)
+    return pseudomedian(found)
+
+
+def main() -> int:
+    """Measure the named cells and print a line for each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", nargs="*", default=CELLS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    bench = find_bench(None, None)
+    results = []
+    for cell in arguments.cells:
+        results.append(measure(cell, arguments.rounds, arguments.blocks, bench))
+        for way, logs in results[-1]["logs"].items():  # type: ignore[attr-defined]
+            interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
+            cost, low, high = (100 * math.expm1(x) for x in (sum(logs) / len(logs), interval.low, interval.high))
+            print(f"{cell:26} {way:26} {cost:+.2f} % [{low:+.2f}, {high:+.2f}]", flush=True)
+    if arguments.out:
+        document = {"environment": bench.environment.model_dump(mode="json"), "cells": results}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

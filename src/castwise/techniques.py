@@ -1,0 +1,390 @@
+"""Changes to a training loop that leave what it computes alone: one row each, data only.
+
+`measure/techniques/` is where a row is applied; this module is what the command line, the plan and the reports know
+of it, without torch. What the plain loop does already is no technique: `IN_THE_PLAIN_LOOP` says so to whoever asks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from castwise.errors import UsageError, unknown_name
+from castwise.workloads import Unit, find_workload
+
+if TYPE_CHECKING:
+    from castwise.plan import TrialKind, TrialSpec
+
+# What a technique does to the numbers, from the least to the most:
+# `bits`      the same operations on the same numbers
+# `rounding`  the same formulas; sums in another order, or intermediate results rounded at other places
+# `draws`     other random numbers of the same distribution (dropout masks, augmentation, order)
+# `shape`     another model, with weights that the published one does not have
+Numerics = Literal["bits", "rounding", "draws", "shape"]
+
+_JOIN = "+"
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A change to the loop.
+
+    Attributes:
+        name: The name users write.
+        summary: What it does, in a line.
+        needs: What it needs, in words, where it is more than the other fields say; empty where it is not.
+        cost: What it costs, in words.
+        numerics: What it does to the numbers.
+        devices: The device types that have it.
+        kinds: The kinds of trial whose loop has what it changes.
+        units: The units of the workloads that it fits.
+        optimizers: The optimizers of `torch.optim` it fits; empty fits all.
+        families: The families of workloads it fits; empty fits all.
+        several_gpus: Whether it works on a step that several GPUs share.
+        fits_own_models: Whether it fits a user's own model, of which nothing is known: neither its layers nor its
+            optimizer, which is theirs to change.
+        excludes: Techniques that cannot stand beside it.
+    """
+
+    name: str
+    summary: str
+    cost: str
+    numerics: Numerics
+    needs: str = ""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    kinds: tuple["TrialKind", ...] = ("steady", "training")
+    units: tuple[Unit, ...] = ("images", "tokens", "samples")
+    optimizers: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    several_gpus: bool = True
+    fits_own_models: bool = False
+    excludes: tuple[str, ...] = ()
+
+    @property
+    def changes_model(self) -> bool:
+        """Return whether the model is another one; such a technique is taken only where it is named."""
+        return self.numerics == "shape"
+
+
+# In the order in which they are applied, and written.
+TECHNIQUES: tuple[Technique, ...] = (
+    Technique(
+        name="resident-data",
+        summary="the data set lies on the device as bytes; crop, flip and normalisation happen there",
+        needs="a data set of images that are augmented by crop and flip at most, or synthetic images",
+        cost="the data set's bytes in device memory (MNIST 47 MB, CIFAR 154 MB)",
+        numerics="draws",
+        kinds=("training",),
+        units=("images",),
+        excludes=("loader-workers", "pinned-transfer"),
+    ),
+    Technique(
+        name="loader-workers",
+        summary="a loader process a core (8 at the most), kept from epoch to epoch, each 4 batches ahead",
+        needs="a run that reads its data through a loader",
+        cost="cores, and a batch of host memory for each of 4 places a process",
+        numerics="draws",
+        kinds=("training",),
+        units=("images",),
+    ),
+    Technique(
+        name="pinned-transfer",
+        summary="batches lie in page-locked memory and are copied while the host goes on",
+        needs="a run that reads its data through a loader",
+        cost="page-locked host memory",
+        numerics="bits",
+        devices=("cuda",),
+        kinds=("training",),
+        units=("images",),
+    ),
+    Technique(
+        name="channels-last",
+        summary="weights and activations of convolutions lie with channels innermost, as Tensor Cores read them",
+        needs="a model of images",
+        cost="none",
+        numerics="rounding",
+        units=("images",),
+        fits_own_models=True,
+    ),
+    Technique(
+        name="cudnn-search",
+        summary="cuDNN tries its algorithms for each shape and keeps the fastest",
+        needs="convolutions",
+        cost="the first step: seconds, more than a minute in float32",
+        numerics="rounding",
+        devices=("cuda",),
+        units=("images",),
+        fits_own_models=True,
+    ),
+    Technique(
+        name="foreach-optimizer",
+        summary="the optimizer updates all weights by a few operations on lists of them",
+        needs="a CPU: on a GPU torch's optimizers do so unasked",
+        cost="memory for intermediate lists, up to the size of the weights",
+        numerics="rounding",
+        devices=("cpu",),
+        excludes=("fused-optimizer",),
+    ),
+    Technique(
+        name="fused-optimizer",
+        summary="the optimizer updates all weights in one kernel, which also skips steps that overflowed",
+        cost="none",
+        numerics="rounding",
+        optimizers=("SGD", "Adam", "AdamW"),
+    ),
+    Technique(
+        name="no-step-sync",
+        summary="the host reads nothing from the device within a step: neither the loss nor whether a step overflowed",
+        needs="a loop that reads: one with dynamic loss scaling, or whose source reads the loss each step",
+        cost="with dynamic loss scaling and no fused optimizer a copy of weights and optimizer state",
+        numerics="rounding",
+    ),
+    Technique(
+        name="pad-vocabulary",
+        summary="the decoder has 33,280 words for 33,278, a multiple of 64; the others' probability is 0",
+        cost="2 rows of the decoder",
+        numerics="shape",
+        families=("rnn_lm",),
+    ),
+    Technique(
+        name="pad-channels-4",
+        summary="images have 4 channels, the further ones 0, so that Tensor Cores take the first convolution",
+        cost="a third more input bytes",
+        numerics="shape",
+        units=("images",),
+        excludes=("pad-channels-8",),
+    ),
+    Technique(
+        name="pad-channels-8",
+        summary="the same with 8 channels",
+        cost="2.7 times the input bytes",
+        numerics="shape",
+        units=("images",),
+    ),
+    Technique(
+        name="chunked-loss",
+        summary="decoder and loss run over an 8th of the words at a time and again in backward: no logits are kept",
+        cost="the decoder's product is computed twice",
+        numerics="rounding",
+        families=("rnn_lm",),
+    ),
+    Technique(
+        name="compile",
+        summary="torch.compile of forward, loss and backward, for the batch's shape",
+        needs="a C++ compiler on a CPU, Triton and a C compiler on a GPU of compute capability 7.0 or newer",
+        cost="the first step: seconds to minutes; a last batch of another shape runs uncompiled",
+        numerics="draws",
+        excludes=("compile-max-autotune",),
+        fits_own_models=True,
+    ),
+    Technique(
+        name="compile-max-autotune",
+        summary="the same, and Inductor times several kernels for each product and convolution",
+        needs="the same",
+        cost="the first step: minutes",
+        numerics="draws",
+        fits_own_models=True,
+    ),
+    Technique(
+        name="cuda-graph",
+        summary="the whole step, optimizer and loss scaling included, is one launch",
+        needs="shapes and control flow that do not depend on data, and a schedule that leaves momentum alone",
+        cost="a copy of the batch a step; the step's memory is held for good",
+        numerics="rounding",
+        devices=("cuda",),
+        several_gpus=False,
+    ),
+)
+
+# What a user may look for among the techniques and every trial does.
+IN_THE_PLAIN_LOOP: dict[str, str] = {
+    "set-to-none": "gradients are set to None, as torch does since 2.0",
+    "zero-grad-none": "gradients are set to None, as torch does since 2.0",
+}
+
+# Names for several at once: what applies to a cell is taken when the plan is made, and stands in the spec by name.
+SETS: dict[str, tuple[str, ...]] = {
+    "tuned": ("channels-last", "cudnn-search", "fused-optimizer"),
+    "compiled": ("channels-last", "cudnn-search", "fused-optimizer", "compile"),
+}
+
+
+def find_technique(name: str) -> Technique:
+    """Return the row with this name, in any case of letters.
+
+    Raises:
+        UsageError: No row has the name; the message offers the nearest, or says that the plain loop has it.
+    """
+    wanted = name.strip().lower()
+    if wanted in IN_THE_PLAIN_LOOP:
+        raise UsageError(f"'{name}' is no technique: {IN_THE_PLAIN_LOOP[wanted]}. Leave it out.")
+    for row in TECHNIQUES:
+        if wanted == row.name:
+            return row
+    raise unknown_name("technique", name, [*(row.name for row in TECHNIQUES), *SETS, NONE])
+
+
+def parse_techniques(text: str) -> tuple[str, ...]:
+    """Return the names in `channels-last+compile` or `none`, each once, in the registry's order; sets stay sets.
+
+    Raises:
+        UsageError: A name is unknown, or two of them exclude each other.
+    """
+    wanted = [part.strip().lower() for part in text.split(_JOIN)]
+    if wanted == [NONE]:
+        return ()
+    if NONE in wanted or "" in wanted:
+        raise UsageError(f"'{text}' is no list of techniques. Join them with '+', or write none for the plain loop.")
+    sets = [name for name in wanted if name in SETS]
+    rows = {find_technique(name).name for name in wanted if name not in SETS}
+    _check_exclusions(rows.union(*(SETS[name] for name in sets)))
+    return (*sorted(sets), *_in_order(rows))
+
+
+def resolve(names: Sequence[str], spec: "TrialSpec") -> "TrialSpec":
+    """Return a spec with these techniques, and of the sets among them those members that it can have."""
+    taken = {name for name in names if name not in SETS}
+    for name in names:
+        members = SETS.get(name, ())
+        taken |= {each for each in members if why_unsupported(spec.model_copy(update={"techniques": (each,)})) is None}
+    return spec.model_copy(update={"techniques": _in_order(taken)})
+
+
+def needs_of(row: Technique) -> str:
+    """Return in words what a technique needs of device, workload and optimizer; "–" where it needs nothing."""
+    needs = [row.needs] if row.needs else []
+    if row.devices == ("cuda",):
+        needs.append("a CUDA device")
+    if row.optimizers:
+        needs.append(f"one of the optimizers {', '.join(row.optimizers)}")
+    if row.families:
+        needs.append("a recurrent language model")
+    if not row.several_gpus:
+        needs.append("one GPU")
+    if row.excludes:
+        needs.append(f"not beside {', '.join(row.excludes)}")
+    return "; ".join(needs) or "–"
+
+
+def join(names: Sequence[str]) -> str:
+    """Return techniques as users write them: `channels-last+compile`, or `none`."""
+    return _JOIN.join(names) or NONE
+
+
+def why_unsupported(spec: "TrialSpec", capability: tuple[int, int] | None = None) -> str | None:
+    """Return why a trial cannot have one of its techniques, or None where it can have all.
+
+    Args:
+        spec: The trial.
+        capability: The GPU's compute capability, where it is known.
+
+    Raises:
+        UsageError: A technique does not exist.
+    """
+    for name in spec.techniques:
+        reason = _why_not(find_technique(name), spec, capability)
+        if reason is not None:
+            return f"{name} {reason}"
+    return None
+
+
+def _why_not(row: Technique, spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+    beside = [name for name in spec.techniques if name in row.excludes]
+    if beside:
+        return f"excludes {beside[0]}"
+    if spec.device_type not in row.devices:
+        return f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
+    if spec.kind not in row.kinds:
+        return "changes how a training run reads its data; steady trials have theirs on the device"
+    if spec.world_size > 1 and not row.several_gpus:
+        return f"works on one GPU; this step is spread over {spec.spread}"
+    misfit = _why_misfit(row, spec)
+    return _SPECIAL[row.name](spec, capability) if misfit is None and row.name in _SPECIAL else misfit
+
+
+def _why_misfit(row: Technique, spec: "TrialSpec") -> str | None:
+    """Return why a technique is not for a trial's model or optimizer."""
+    workload = find_workload(spec.workload)
+    if workload.family == "own":
+        return None if row.fits_own_models else "is for castwise's own workloads; put it into your own code"
+    if workload.unit not in row.units:
+        return f"is for {' and '.join(row.units)}; {workload.name} has {workload.unit}"
+    if row.families and workload.family not in row.families:
+        return f"is for recurrent language models; {workload.name} is none"
+    if row.optimizers and optimizer_of(spec) not in row.optimizers:
+        return f"fits {', '.join(row.optimizers)}; torch has no such {optimizer_of(spec)}"
+    return None
+
+
+def optimizer_of(spec: "TrialSpec") -> str:
+    """Return the name of the optimizer that a trial steps with."""
+    if spec.recipe is not None and spec.recipe.optimizer is not None:
+        return spec.recipe.optimizer.name
+    return find_workload(spec.workload).optimizer.name
+
+
+def _why_no_sync(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    reads_loss = spec.recipe is not None and spec.recipe.read_loss_every_step
+    if reads_loss or spec.loss_scale.startswith("dynamic"):
+        return None
+    return "finds nothing to leave out: this loop reads nothing from the device within a step"
+
+
+def _why_no_resident_data(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    if spec.recipe is not None and spec.recipe.loader.resident:
+        return "finds nothing to do: the source's data lies on the device already"
+    transform = spec.recipe.transform if spec.recipe is not None else None
+    if transform not in (None, *_ON_DEVICE_TRANSFORMS):
+        return f"cannot do the augmentation '{transform}' on the device; it can do {', '.join(_ON_DEVICE_TRANSFORMS)}"
+    return None
+
+
+def _why_no_loader(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    if spec.recipe is not None and spec.recipe.loader.resident:
+        return "finds no loader: the source's data lies on the device"
+    return None
+
+
+def _why_no_compile(_: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+    if capability is None or capability >= _TRITON_CAPABILITY:
+        return None
+    return f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {capability[0]}.{capability[1]}"
+
+
+def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    schedule = spec.recipe.schedule if spec.recipe is not None else None
+    if schedule is None or schedule.kind == "constant":
+        return None
+    if schedule.kind == "one_cycle":
+        return "cannot follow the schedule one_cycle: a graph holds the momentum fixed that it moves"
+    # torch's other SGDs read the rate on the host.
+    if optimizer_of(spec) == "SGD" and "fused-optimizer" not in spec.techniques:
+        return "needs fused-optimizer where a schedule moves SGD's rate"
+    return None
+
+
+# The transforms of `measure/data/transforms.py` that `measure/data/on_device.py` does.
+_ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
+_TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
+
+# Conditions of a row that are more than membership.
+_SPECIAL = {
+    "no-step-sync": _why_no_sync,
+    "resident-data": _why_no_resident_data,
+    "loader-workers": _why_no_loader,
+    "pinned-transfer": _why_no_loader,
+    "compile": _why_no_compile,
+    "compile-max-autotune": _why_no_compile,
+    "cuda-graph": _why_no_graph,
+}
+
+
+def _check_exclusions(names: set[str]) -> None:
+    for row in TECHNIQUES:
+        for other in row.excludes:
+            if row.name in names and other in names:
+                raise UsageError(f"{row.name} and {other} exclude each other. Name one of them.")
+
+
+def _in_order(names: set[str]) -> tuple[str, ...]:
+    return tuple(row.name for row in TECHNIQUES if row.name in names)

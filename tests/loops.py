@@ -1,0 +1,67 @@
+"""Small cells of real workloads, with and without techniques, for setting their losses side by side."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from castwise.measure import cell as cells
+from castwise.measure.cell import Cell
+from castwise.measure.data.shares import own_batches
+from castwise.measure.parallel import Peers
+from castwise.measure.workloads.task import Batch
+from castwise.plan import TrialSpec
+from castwise.precisions import find_precision
+from castwise.workloads import Workload, find_workload
+
+# The smallest of each kind of model: convolutions and batch norm under SGD with momentum and clipped gradients, and a
+# recurrent network that carries its state.
+IMAGES, WORDS, ADADELTA = "wrn-28-10", "lstm-lm", "mnist-cnn"
+_BATCH_SIZES = {IMAGES: 8, WORDS: 4, ADADELTA: 16}
+
+
+def small(name: str) -> Workload:
+    """Return a workload of this name whose steps are quick on a CPU."""
+    row = find_workload(name)
+    changed = {
+        IMAGES: {"depth": 10, "widen": 1, "dropout": 0.0},
+        WORDS: {"kind": "LSTM", "width": 16, "dropout": 0.0},
+    }.get(name, {})
+    return replace(row, options=tuple(changed.items()))
+
+
+def spec_of(workload: str, precision: str, *techniques: str, device: str = "cpu", loss_scale: str = "") -> TrialSpec:
+    return TrialSpec(
+        workload=workload,
+        precision=precision,
+        loss_scale=loss_scale or find_precision(precision).loss_scale,
+        batch_size=_BATCH_SIZES[workload],
+        device=device,
+        techniques=techniques,
+    )
+
+
+@contextmanager
+def cell_of(spec: TrialSpec) -> Iterator[tuple[Cell, list[Batch]]]:
+    """Build a spec's small cell without dropout, whose draws a technique may change, and its batches."""
+    row = small(spec.workload)
+    found, cells.find_workload = cells.find_workload, lambda _: row
+    try:
+        with ExitStack() as stack:
+            cell = cells.build_cell(spec, stack, Peers())
+            for module in cell.task.model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.0
+            batches = own_batches(row, cell.task, spec, 4, Peers())
+            yield cell, [cell.prepare(batch) if cell.prepare else batch for batch in batches]
+    finally:
+        cells.find_workload = found
+
+
+def losses_of(spec: TrialSpec, num_steps: int = 20) -> Tensor:
+    """Return the losses of a small cell's first steps, of shape (num_steps,), float64."""
+    with cell_of(spec) as (cell, batches):
+        losses = [cell.step(batches[index % len(batches)]).detach().clone() for index in range(num_steps)]
+        return torch.stack(losses).double().cpu()

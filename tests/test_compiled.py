@@ -1,0 +1,57 @@
+"""torch.compile: the same losses, one compilation for one shape, and a clear word where there is no compiler."""
+
+import pytest
+import torch
+from loops import WORDS, losses_of, spec_of
+from small_step import SmallNet, cross_entropy, make_batch, make_net
+from torch import Tensor, nn
+
+from castwise.errors import UsageError
+from castwise.measure.techniques import compiled
+from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
+from castwise.measure.workloads.task import Batch
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_the_losses_of_20_steps_are_the_plain_loop_s() -> None:
+    found = losses_of(spec_of(WORDS, "fp32", "foreach-optimizer", "compile"))
+    expected = losses_of(spec_of(WORDS, "fp32"))
+    assert ((found - expected) / expected).abs().max() < 500 * 2.0**-23
+
+
+def test_only_batches_of_the_first_one_s_shape_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def fake_compile(function: object, *, mode: str, dynamic: bool) -> object:
+        assert (mode, dynamic) == ("default", False)
+
+        def run(model: nn.Module, batch: Batch) -> Tensor:
+            seen.append(len(batch[0]))
+            return cross_entropy(model, batch)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", fake_compile)
+    loss = CompiledLoss(cross_entropy, "default")
+    net: SmallNet = make_net()
+    images, labels = make_batch()
+    for size in (16, 16, 5, 16):
+        assert loss(net, (images[:size], labels[:size])).isfinite()
+    assert seen == [16, 16, 16]
+
+
+def test_a_machine_without_a_compiler_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UsageError, match=r"looked for g\+\+, clang\+\+, c\+\+\. Install one, or name it by CXX"):
+        check_compiler(CPU)
+    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs Triton"):
+        check_compiler(CUDA)
+
+
+def test_a_compiler_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: "/opt/c++" if name == "my-c++" else None)
+    monkeypatch.setenv("CXX", "my-c++")
+    check_compiler(CPU)

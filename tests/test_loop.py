@@ -1,0 +1,150 @@
+"""Every technique computes what the plain loop does: 20 losses beside each other, within the precision's rounding."""
+
+import functools
+
+import pytest
+import torch
+from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
+from torch import Tensor, nn
+
+from castwise.errors import UsageError
+from castwise.measure.device_scaling import DeviceScaling
+from castwise.measure.loss_scaling import DynamicScaling
+from castwise.measure.techniques.loop import _SETTINGS, PLAIN, loop_of
+from castwise.recipe import Loader, Recipe
+from castwise.techniques import TECHNIQUES, join, why_unsupported
+
+# What a loss may differ by after 20 steps, relative, in roundings of the format: a loss is a mean of many numbers, and
+# float32 training amplifies what a sum in another order begins. The losses themselves fall by 3 to 16 % in these steps.
+BOUNDS = {"fp32": 500 * torch.finfo(torch.float32).eps, "bf16-mixed": 0.5 * torch.finfo(torch.bfloat16).eps}
+
+# Compiling takes long: the smallest model of each kind will do.
+SLOW = ("compile", "compile-max-autotune")
+
+
+@functools.cache
+def plain_losses(workload: str, precision: str, loss_scale: str) -> Tensor:
+    return losses_of(spec_of(workload, precision, loss_scale=loss_scale))
+
+
+def cells() -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return every technique with every workload that it applies to on a CPU, in both precisions, and some together."""
+    alone = [(row.name,) for row in TECHNIQUES if row.name not in SLOW]
+    together = [
+        ("channels-last", "fused-optimizer", "no-step-sync", "pad-channels-8"),
+        ("fused-optimizer", "pad-vocabulary", "chunked-loss"),
+    ]
+    return [
+        (workload, precision, names)
+        for workload in (IMAGES, WORDS, ADADELTA)
+        for precision in BOUNDS
+        for names in alone + together
+        if why_unsupported(spec_of(workload, precision, *names, loss_scale="dynamic")) is None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "names"), cells(), ids=lambda value: value if isinstance(value, str) else join(value)
+)
+def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: str, names: tuple[str, ...]) -> None:
+    loss_scale = "dynamic" if "no-step-sync" in names else "none"
+    found = losses_of(spec_of(workload, precision, *names, loss_scale=loss_scale))
+    expected = plain_losses(workload, precision, loss_scale)
+    assert ((found - expected) / expected).abs().max() < BOUNDS[precision]
+    assert expected[0] - expected[-1] > 4 * BOUNDS[precision] * expected[0] or workload == ADADELTA
+
+
+def test_every_technique_has_its_setting_and_no_other() -> None:
+    assert set(_SETTINGS) == {row.name for row in TECHNIQUES}
+    assert loop_of(()) == PLAIN
+    loops = [loop_of((row.name,)) for row in TECHNIQUES]
+    assert PLAIN not in loops
+    assert len(set(loops)) == len(loops)
+
+
+def test_settings_of_several_techniques_add_up() -> None:
+    loop = loop_of(("channels-last", "fused-optimizer", "compile"))
+    assert (loop.channels_last, loop.optimizer, loop.compile_mode) == (True, (("fused", True),), "default")
+
+
+def test_an_unknown_technique_is_refused() -> None:
+    with pytest.raises(UsageError, match="'teleport' does not exist"):
+        loop_of(("teleport",))
+
+
+# What is really done
+
+
+def test_channels_last_is_the_layout_of_weights_and_batches() -> None:
+    with cell_of(spec_of(IMAGES, "fp32", "channels-last")) as (cell, batches):
+        convolutions = [m for m in cell.step.model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
+        assert convolutions
+        assert all(m.weight.is_contiguous(memory_format=torch.channels_last) for m in convolutions)
+        assert all(batch[0].is_contiguous(memory_format=torch.channels_last) for batch in batches)
+        assert not batches[0][0].is_contiguous()
+
+
+@pytest.mark.parametrize(("name", "argument"), [("fused-optimizer", "fused"), ("foreach-optimizer", "foreach")])
+def test_the_optimizer_is_made_so_and_the_record_says_so(name: str, argument: str) -> None:
+    with cell_of(spec_of(IMAGES, "fp32", name)) as (cell, _):
+        assert cell.step.optimizer.defaults[argument] is True
+        assert f"{argument}=True" in cell.facts.optimizer
+
+
+def test_dynamic_scaling_is_torch_s_own_in_the_plain_loop_alone() -> None:
+    with cell_of(spec_of(IMAGES, "fp32", loss_scale="dynamic")) as (cell, _):
+        assert type(cell.step.scaling) is DynamicScaling
+    for name in ("no-step-sync", "fused-optimizer"):
+        with cell_of(spec_of(IMAGES, "fp32", name, loss_scale="dynamic")) as (cell, _):
+            assert type(cell.step.scaling) is DeviceScaling
+
+
+@pytest.mark.parametrize("num_channels", [4, 8])
+def test_padded_channels_are_0_and_so_are_their_weights_after_training(num_channels: int) -> None:
+    with cell_of(spec_of(IMAGES, "fp32", f"pad-channels-{num_channels}")) as (cell, batches):
+        for batch in batches:
+            assert batch[0].shape[1] == num_channels
+            assert not batch[0][:, 3:].any()
+            cell.step(batch)
+        first = next(m for m in cell.step.model.modules() if isinstance(m, nn.Conv2d))
+        assert first.weight.shape[1] == first.in_channels == num_channels
+        assert first.weight[:, :3].abs().min() > 0
+        assert not first.weight[:, 3:].any()
+
+
+def test_padded_words_have_no_probability_and_are_never_trained() -> None:
+    with cell_of(spec_of(WORDS, "fp32", "pad-vocabulary")) as (cell, batches):
+        for batch in batches:
+            cell.step(batch)
+        decoder = cell.step.model.decoder
+        assert isinstance(decoder, nn.Linear)
+        assert decoder.weight.shape[0] == decoder.out_features == 33_280
+        assert not decoder.weight[33_278:].any()
+        assert (decoder.bias[33_278:] == -1e4).all()
+        assert cell.facts.num_parameters == sum(p.numel() for p in cell.step.model.parameters())
+
+
+def test_what_cannot_be_padded_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3))
+    from castwise.measure.techniques.models import pad_decoder, widen_first_convolution
+
+    with pytest.raises(UsageError, match="finds images of 8 channels already"):
+        widen_first_convolution(model, 8)
+    with pytest.raises(UsageError, match="no ordinary convolution"):
+        widen_first_convolution(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)), 8)
+    with pytest.raises(UsageError, match="no linear decoder"):
+        pad_decoder(model, 64)
+    model.decoder = nn.Linear(3, 128)
+    with pytest.raises(UsageError, match="128 words, a multiple of 64 already"):
+        pad_decoder(model, 64)
+
+
+def test_a_recipe_is_carried_out_as_the_loop_wants_it() -> None:
+    recipe = Recipe(epochs=1, read_loss_every_step=True, loader=Loader(num_workers=1))
+    assert PLAIN.recipe(recipe) == recipe
+    assert loop_of(("no-step-sync",)).recipe(recipe).read_loss_every_step is False
+    pinned = loop_of(("pinned-transfer",)).recipe(recipe).loader
+    assert (pinned.pin_memory, pinned.non_blocking, pinned.num_workers) == (True, True, 1)
+    many = loop_of(("loader-workers",)).recipe(recipe).loader
+    assert many.num_workers >= 1
+    assert (many.persistent, many.prefetch_batches) == (True, 4)

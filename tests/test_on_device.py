@@ -1,0 +1,155 @@
+"""Data sets that lie on the device: every sample once an epoch, normalised and augmented as the CPU's transforms do."""
+
+import math
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from castwise.data_sets import CIFAR10, CIFAR100, MNIST
+from castwise.errors import UsageError
+from castwise.measure.data.on_device import (
+    AUGMENTATIONS,
+    Augmentation,
+    DeviceImages,
+    DrawnImages,
+    Epochs,
+    find_augmentation,
+)
+from castwise.measure.data.transforms import STATISTICS, TRANSFORMS
+from castwise.measure.parallel import Peers
+from castwise.techniques import _ON_DEVICE_TRANSFORMS
+
+CPU = torch.device("cpu")
+PLAIN = Augmentation()
+CIFAR = AUGMENTATIONS["cifar10"]
+
+
+def make_images(count: int = 50, channels: int = 3, side: int = 32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    # Black would be taken for what comes in from outside.
+    images = torch.randint(1, 256, (count, channels, side, side), dtype=torch.uint8, generator=generator)
+    return images, torch.arange(count)
+
+
+def rank_of(rank: int, world_size: int) -> Peers:
+    peers = Peers()
+    peers.rank, peers.world_size = rank, world_size
+    return peers
+
+
+def labels_of(data: DeviceImages, epoch: int) -> list[int]:
+    return torch.cat([labels for _, labels in data.start(epoch)]).tolist()
+
+
+def test_what_the_plan_allows_is_what_the_device_can_do() -> None:
+    assert set(_ON_DEVICE_TRANSFORMS) == set(AUGMENTATIONS) < set(TRANSFORMS)
+    with pytest.raises(UsageError, match="'fastai-224'"):
+        find_augmentation("fastai-224")
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "side"), [(MNIST.name, 1, 28), (CIFAR10.name, 3, 32), (CIFAR100.name, 3, 32)]
+)
+def test_images_are_normalised_as_on_the_cpu(name: str, channels: int, side: int) -> None:
+    images, labels = make_images(8, channels, side)
+    data = DeviceImages((images, labels), name, PLAIN, Epochs(8, shuffle=False), CPU)
+    ((found, found_labels),) = data.start(0)
+    pixels = images.permute(0, 2, 3, 1).numpy()
+    expected = [
+        TRANSFORMS[name].validation(Image.fromarray(each[..., 0] if channels == 1 else each)) for each in pixels
+    ]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=1e-5)
+    assert found.dtype == torch.float32
+    assert torch.equal(found_labels, labels)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_an_epoch_has_every_sample_once(shuffle: bool, drop_last: bool) -> None:
+    data = DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, shuffle, drop_last), CPU)
+    sizes = [len(labels) for _, labels in data.start(0)]
+    assert sizes == [16, 16, 16] + ([] if drop_last else [2])
+    assert data.num_batches == len(sizes)
+    labels = labels_of(data, 0)
+    assert len(set(labels)) == len(labels)
+    assert (labels == sorted(labels)) != shuffle
+
+
+def test_an_epoch_follows_from_the_seed_and_its_number_alone() -> None:
+    """So that a run that goes on from a checkpoint sees what it would have seen."""
+    first, second = (DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, seed=3), CPU) for _ in range(2))
+    list(first.start(0))
+    for (images, labels), (others, other_labels) in zip(first.start(1), second.start(1), strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, other_labels)
+    assert labels_of(first, 0) != labels_of(first, 1)
+    assert labels_of(first, 0) != labels_of(DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, seed=4), CPU), 0)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_ranks_share_out_the_samples_evenly(drop_last: bool) -> None:
+    shares = [
+        labels_of(
+            DeviceImages(make_images(50), "cifar10", PLAIN, Epochs(4, True, drop_last, 0, rank_of(rank, 3)), CPU), 0
+        )
+        for rank in range(3)
+    ]
+    assert {len(share) for share in shares} == {16 if drop_last else 17}
+    together = [label for share in shares for label in share]
+    assert len(set(together)) == (48 if drop_last else 50)
+
+
+def undone(found: Tensor) -> Tensor:
+    """Return the bytes of normalised images."""
+    mean, deviation = (torch.tensor(part).view(1, -1, 1, 1) for part in STATISTICS["cifar10"])
+    return ((found * deviation + mean) * 255).round().to(torch.uint8)
+
+
+def test_crops_are_torchvision_s_of_the_padded_image_mirrored_or_not() -> None:
+    """Every image is one of the 9 × 9 crops, or its mirror image; all of them come, about equally often."""
+    images, labels = make_images(4, side=8)
+    data = DeviceImages((images, labels), "cifar10", CIFAR, Epochs(4, shuffle=False), CPU)
+    padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
+    seen: dict[tuple[int, int, bool], int] = {}
+    for epoch in range(500):
+        ((found, _),) = data.start(epoch)
+        for image, whole in zip(undone(found), padded, strict=True):
+            place = place_of(image, whole)
+            seen[place] = seen.get(place, 0) + 1
+    num_samples, num_places = 2000, 9 * 9 * 2
+    assert len(seen) == num_places
+    expected = num_samples / num_places
+    chi_squared = sum((count - expected) ** 2 / expected for count in seen.values())
+    assert abs(chi_squared - (num_places - 1)) < 5 * math.sqrt(2 * (num_places - 1))
+
+
+def place_of(image: Tensor, padded: Tensor) -> tuple[int, int, bool]:
+    for flipped in (False, True):
+        wanted = image.flip(2) if flipped else image
+        windows = padded.unfold(1, 8, 1).unfold(2, 8, 1).permute(1, 2, 0, 3, 4)
+        hits = (windows == wanted).flatten(2).all(2).nonzero()
+        if len(hits):
+            return int(hits[0, 0]), int(hits[0, 1]), flipped
+    raise AssertionError("no crop of the image")
+
+
+def test_a_batch_has_the_layout_of_channels_last() -> None:
+    ((images, _), *_) = DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16), CPU).start(0)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_drawn_images_are_uniform_and_new_each_epoch() -> None:
+    data = DrawnImages(100, (3, 8, 8), 10, Epochs(16, seed=1), CPU)
+    batches = list(data.start(0))
+    assert [len(labels) for _, labels in batches] == [16] * 6 + [4]
+    assert data.num_batches == 7
+    pixels = torch.cat([images for images, _ in batches])
+    assert pixels.min() >= -1
+    assert pixels.max() < 1
+    assert pixels.mean().abs() < 0.02
+    assert pixels.var() == pytest.approx(1 / 3, rel=0.05)
+    assert set(torch.cat([labels for _, labels in batches]).tolist()) == set(range(10))
+    assert torch.equal(batches[0][0], next(iter(data.start(0)))[0])
+    assert not torch.equal(batches[0][0], next(iter(data.start(1)))[0])

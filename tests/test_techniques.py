@@ -1,0 +1,243 @@
+"""The registry of techniques: names, sets, what excludes what, and where each applies."""
+
+import pytest
+from fake_engine import fake_spec, fake_training
+
+from castwise.errors import UsageError
+from castwise.plan import Axes, TrialSpec, build_plan
+from castwise.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.techniques import (
+    SETS,
+    TECHNIQUES,
+    Technique,
+    find_technique,
+    join,
+    parse_techniques,
+    resolve,
+    why_unsupported,
+)
+from castwise.workloads import WORKLOADS
+
+every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
+NAMES = [row.name for row in TECHNIQUES]
+V100, P100 = (7, 0), (6, 0)
+
+
+def spec_of(*techniques: str, **fields: object) -> TrialSpec:
+    values: dict[str, object] = {"workload": "resnet50", "device": "cuda:0", "techniques": techniques, **fields}
+    return fake_spec(str(values.pop("precision", "fp32")), **values)
+
+
+def training(recipe: Recipe, *techniques: str, **fields: object) -> TrialSpec:
+    values = {"workload": "mnist-cnn", "data_set": "mnist", "kind": "training", "recipe": recipe, **fields}
+    return spec_of(*techniques, **values)
+
+
+# Names
+
+
+@every_technique
+def test_a_technique_is_found_by_its_name_in_any_case(row: Technique) -> None:
+    for written in (row.name, row.name.upper(), f" {row.name} "):
+        assert find_technique(written) is row
+
+
+def test_names_are_one_row_s_and_can_be_joined() -> None:
+    assert len(set(NAMES) | set(SETS)) == len(NAMES) + len(SETS)
+    assert not any(set(name) & set(", +:") or name != name.lower() for name in (*NAMES, *SETS))
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"No technique named 'chanels-last'\. Did you mean channels-last"):
+        find_technique("chanels-last")
+    with pytest.raises(UsageError, match="compile"):
+        find_technique("compiled-graph")
+
+
+def test_what_the_plain_loop_does_is_no_technique() -> None:
+    with pytest.raises(UsageError, match="set to None, as torch does"):
+        find_technique("set-to-none")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("none", ()),
+        (" None ", ()),
+        ("compile", ("compile",)),
+        ("compile+channels-last", ("channels-last", "compile")),
+        ("Channels-Last + COMPILE+compile", ("channels-last", "compile")),
+        ("tuned+cuda-graph", ("tuned", "cuda-graph")),
+    ],
+)
+def test_techniques_are_joined_by_plus_in_any_order(text: str, names: tuple[str, ...]) -> None:
+    assert parse_techniques(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "+", "compile+", "none+compile", "compile+none"])
+def test_half_a_list_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="none"):
+        parse_techniques(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["compile+compile-max-autotune", "compiled+compile-max-autotune", "pad-channels-8+pad-channels-4"],
+)
+def test_what_excludes_each_other_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        parse_techniques(text)
+
+
+def test_techniques_are_written_as_they_are_read() -> None:
+    assert join(()) == "none"
+    assert join(parse_techniques("compile+channels-last")) == "channels-last+compile"
+
+
+@every_technique
+def test_exclusions_name_rows(row: Technique) -> None:
+    assert set(row.excludes) <= set(NAMES) - {row.name}
+
+
+# Plans
+
+
+def test_the_axis_is_crossed_with_the_precisions() -> None:
+    axes = Axes(
+        workloads=("resnet50",), precisions=("fp32", "bf16-mixed"), techniques=("none", "compile+channels-last")
+    )
+    specs = build_plan(axes, device="cuda:0").specs
+    assert [(spec.techniques, spec.precision) for spec in specs] == [
+        ((), "fp32"),
+        ((), "bf16-mixed"),
+        (("channels-last", "compile"), "fp32"),
+        (("channels-last", "compile"), "bf16-mixed"),
+    ]
+    assert len({spec.label for spec in specs}) == 4
+
+
+def test_the_plain_loop_keeps_the_key_it_had() -> None:
+    axes = Axes(workloads=("resnet50",), precisions=("fp32",))
+    (plain,) = build_plan(axes, device="cuda:0").specs
+    (named,) = build_plan(Axes(**{**axes.__dict__, "techniques": ("none",)}), device="cuda:0").specs
+    assert plain.key == named.key
+    assert "techniques" not in plain.model_dump_json(exclude_defaults=True)
+
+
+def test_a_set_becomes_its_members_that_apply() -> None:
+    axes = Axes(workloads=("resnet50", "mnist-cnn", "lstm-lm"), precisions=("fp32",), techniques=("tuned",))
+    specs = build_plan(axes, device="cuda:0").specs
+    assert [spec.techniques for spec in specs] == [
+        ("channels-last", "cudnn-search", "fused-optimizer"),
+        ("channels-last", "cudnn-search"),  # torch has no fused Adadelta
+        ("fused-optimizer",),
+    ]
+
+
+def test_a_set_of_which_nothing_applies_is_the_plain_loop_once() -> None:
+    axes = Axes(workloads=("mnist-cnn",), precisions=("fp32",), techniques=("none", "tuned", "channels-last"))
+    assert [spec.techniques for spec in build_plan(axes, device="cpu").specs] == [(), ("channels-last",)]
+
+
+@every_technique
+def test_a_model_is_changed_only_where_it_is_asked_for(row: Technique) -> None:
+    if row.changes_model:
+        assert all(row.name not in members for members in SETS.values())
+
+
+@pytest.mark.parametrize("name", ["resident-data", "loader-workers", "pinned-transfer"])
+def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str) -> None:
+    with pytest.raises(UsageError, match="here only steps are timed"):
+        build_plan(Axes(workloads=("resnet50",), techniques=(name,)), device="cuda:0")
+    assert "changes how a training run reads its data" in str(why_unsupported(spec_of(name)))
+
+
+# Where they apply
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (spec_of("channels-last", workload="lstm-lm"), "is for images; lstm-lm has tokens"),
+        (spec_of("cudnn-search", device="cpu"), "needs a CUDA device; this is cpu"),
+        (spec_of("cuda-graph", device="cpu"), "needs a CUDA device"),
+        (spec_of("foreach-optimizer"), "needs a CPU; this is cuda:0"),
+        (spec_of("fused-optimizer", workload="mnist-cnn"), "torch has no such Adadelta"),
+        (spec_of("no-step-sync"), "finds nothing to leave out"),
+        (spec_of("pad-vocabulary"), "is for recurrent language models; resnet50 is none"),
+        (spec_of("chunked-loss", workload="mlp-4096"), "recurrent language models"),
+        (spec_of("cuda-graph", world_size=2, parallelism="ddp"), "works on one GPU; this step is spread over 2 GPUs"),
+        (spec_of("compile", "compile-max-autotune"), "excludes compile-max-autotune"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value.techniques),
+)
+def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -> None:
+    assert words in str(why_unsupported(spec))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_of(),
+        spec_of("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph"),
+        spec_of("no-step-sync", precision="fp16-mixed", loss_scale="dynamic"),
+        spec_of("pad-vocabulary", "chunked-loss", workload="gru-lm"),
+        spec_of("compile", world_size=2, parallelism="ddp"),
+        training(Recipe(epochs=1, read_loss_every_step=True), "no-step-sync"),
+        training(Recipe(epochs=1), "resident-data"),
+        training(Recipe(epochs=1), "loader-workers", "pinned-transfer"),
+        training(Recipe(epochs=1, optimizer=Optimizer(name="SGD", arguments={"lr": 0.1})), "fused-optimizer"),
+    ],
+    ids=lambda spec: join(spec.techniques),
+)
+def test_a_technique_that_applies_is_not_refused(spec: TrialSpec) -> None:
+    assert why_unsupported(spec) is None
+
+
+def test_triton_needs_a_volta() -> None:
+    assert why_unsupported(spec_of("compile"), V100) is None
+    assert "7.0 or newer, for Triton; this GPU has 6.0" in str(why_unsupported(spec_of("compile"), P100))
+
+
+def test_a_graph_follows_schedules_that_leave_momentum_alone() -> None:
+    def reason(kind: str) -> str | None:
+        return why_unsupported(training(Recipe(epochs=1, schedule=Schedule(kind=kind)), "cuda-graph"))  # type: ignore[arg-type]
+
+    assert reason("step") is reason("triangular") is reason("constant") is None
+    assert "a graph holds the momentum fixed" in str(reason("one_cycle"))
+
+
+def test_sgd_s_rate_moves_in_a_graph_only_where_it_is_fused() -> None:
+    sgd = Optimizer(name="SGD", arguments={"lr": 0.1})
+    moving = Recipe(epochs=1, optimizer=sgd, schedule=Schedule(kind="step", arguments={"gamma": 0.5}))
+    assert "needs fused-optimizer" in str(why_unsupported(training(moving, "cuda-graph")))
+    assert why_unsupported(training(moving, "fused-optimizer", "cuda-graph")) is None
+    assert why_unsupported(training(Recipe(epochs=1, optimizer=sgd), "cuda-graph")) is None
+
+
+def test_augmentation_that_the_device_cannot_do_is_refused() -> None:
+    recipe = Recipe(epochs=1, transform="fastai-224")
+    assert "cannot do the augmentation 'fastai-224'" in str(why_unsupported(training(recipe, "resident-data")))
+
+
+@pytest.mark.parametrize("name", ["resident-data", "loader-workers", "pinned-transfer"])
+def test_a_source_whose_data_lies_on_the_device_has_no_loader_to_change(name: str) -> None:
+    recipe = Recipe(epochs=1, loader=Loader(resident=True))
+    assert "the source's data lies on the device" in str(why_unsupported(training(recipe, name)))
+
+
+def test_resolving_leaves_what_was_named_even_where_it_does_not_apply() -> None:
+    """It is `unsupported` then, and says so: never something else in its place."""
+    spec = resolve(("tuned", "cuda-graph"), spec_of(workload="mnist-cnn", device="cpu"))
+    assert spec.techniques == ("channels-last", "cuda-graph")
+
+
+@pytest.mark.parametrize("workload", [row.name for row in WORKLOADS])
+@every_technique
+def test_every_row_has_an_answer_for_every_workload(row: Technique, workload: str) -> None:
+    reason = why_unsupported(spec_of(row.name, workload=workload))
+    assert reason is None or reason.startswith(f"{row.name} ")
+
+
+def test_a_training_spec_of_the_fake_engine_is_the_plain_loop() -> None:
+    assert why_unsupported(fake_training()) is None
