@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from castwise.own_models import OwnModel, OwnWorkload
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
@@ -30,6 +31,7 @@ from castwise.sweep.engine import Tell, TrialFailedError
 
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"
+FAKE_DIGEST = "0123456789ab"
 
 # Made up: step time and memory relative to fp32's.
 STEP_TIME = {
@@ -67,6 +69,7 @@ _FAILURES: dict[str, tuple[Status, str, str]] = {
     "oom": ("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", "set_up"),
     "crash": ("crashed", "RuntimeError: an illegal memory access was encountered (fake)", "run_block"),
     "timeout": ("timeout", "'warm up' took longer than 1 s (fake)", "warm_up"),
+    "refused": ("unsupported", "The loss has shape (4,): it must be a scalar (fake)", "warm_up"),
     "unsupported": ("unsupported", "\"fake_kernel\" not implemented for 'Half'", "set_up"),
 }
 
@@ -76,7 +79,7 @@ class Fault:
     """What goes wrong with a trial, and when.
 
     Attributes:
-        kind: oom, crash, timeout or unsupported; nan or inf (the loss); interrupt (as Ctrl-C would); hang.
+        kind: oom, crash, timeout, unsupported or refused; nan or inf (the loss); interrupt (as Ctrl-C would); hang.
         phase: One of PHASES; empty takes the kind's own.
         block: The timed block in which it strikes, where the phase is run_block.
     """
@@ -210,6 +213,7 @@ class FakeEngine:
         exclusive: Whether two trials must not be open at once: True but for rounds.
         devices: What `open` accepts besides "auto".
         models: The models that its zoos have.
+        own: The batch size that users' own models have, None where they do not tell; or why they cannot be run.
         on_hang: Is called when a trial starts to hang.
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         measured: The specs that were set up, in order.
@@ -223,6 +227,7 @@ class FakeEngine:
     exclusive: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")
+    own: int | TrialFailedError | None = 16
     on_hang: Callable[[], None] = lambda: None
     load_seconds: float = 0.0
     measured: list[TrialSpec] = field(default_factory=list)
@@ -274,6 +279,12 @@ class FakeSession:
         for name in workloads:
             if name not in self._engine.models:
                 raise TrialFailedError("unsupported", f"No model '{name}' (fake).", refused=True)
+
+    def look_at(self, model: OwnModel) -> OwnWorkload:
+        self._enter("look_at", after="open")
+        if isinstance(self._engine.own, TrialFailedError):
+            raise self._engine.own
+        return OwnWorkload(model=model.model_copy(update={"digest": FAKE_DIGEST}), batch_size=self._engine.own)
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         self._enter("fetch", after="")
@@ -398,7 +409,7 @@ class FakeSession:
             time.sleep(60)
         if fault.kind in _FAILURES:
             status, message, _ = _FAILURES[fault.kind]
-            raise TrialFailedError(status, message, log="Traceback (fake)\n")
+            raise TrialFailedError(status, message, log="Traceback (fake)\n", refused=fault.kind == "refused")
 
 
 def step_seconds(spec: TrialSpec) -> float:

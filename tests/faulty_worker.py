@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -261,3 +262,25 @@ def _serve(connection: Connection, log_path: str, fault_at: str | None, fault: C
             if command == fault_at:
                 fault()
             connection.send_bytes(json.dumps(ANSWERS[command]).encode())
+
+
+def leave_a_helper(path: str, last: str, connection: Connection, log_path: str) -> None:
+    """Start a process that outlives this one, note its number, and go on until `last`, which never comes to an end.
+
+    Args:
+        path: Gets the number.
+        last: The command that hangs; "" for none; "die" ends this process by a signal at "run_block".
+        connection: The child's end of the pipe.
+        log_path: Takes what is printed.
+    """
+
+    def start() -> None:
+        helper = subprocess.Popen(["sleep", str(_FOR_EVER_SECONDS)])
+        with open(path, "w") as file:
+            file.write(str(helper.pid))
+        if last == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if last:
+            time.sleep(_FOR_EVER_SECONDS)
+
+    _serve(connection, log_path, "run_block", start)

@@ -338,7 +338,11 @@ def test_names_are_completed_behind_the_last_comma() -> None:
     assert cli._complete_workloads("xyz") == []
 
 
-def test_the_examples_of_the_help_are_understood(command: CommandLine) -> None:
+def test_the_examples_of_the_help_are_understood(
+    command: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train_me.py").touch()
     examples = [line.split("castwise ", 1)[1] for line in cli._RUN_EXAMPLES.splitlines() if "castwise " in line]
     assert len(examples) >= 4
     for example in examples:

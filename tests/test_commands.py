@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import fake_engine
 import pytest
 from conftest import CommandLine, Outcome
-from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial
+from fake_engine import FAKE_DIGEST, PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial
 from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
 
 from castwise.commands import INTERRUPTED, exit_code
@@ -17,6 +18,7 @@ from castwise.gpu import GpuUnreadableError
 from castwise.precisions import PRECISIONS
 from castwise.record import Status
 from castwise.report import diagnosis
+from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.store import load_folder
 
 ALL = [row.name for row in PRECISIONS]
@@ -363,3 +365,74 @@ def test_records_hold_what_was_asked(command: CommandLine) -> None:
     document = json.loads(record.read_text())
     assert document["spec"]["workload"] == fake_spec().workload
     assert document["environment"]["gpu"] == "Fake GPU"
+
+
+@pytest.fixture
+def train_me(tmp_path: Path) -> str:
+    file = tmp_path / "train_me.py"
+    file.write_text("raise AssertionError('the parent imported it')\n")
+    return f"{file}:build"
+
+
+def test_a_users_own_model_is_measured_in_every_precision(command: CommandLine, train_me: str) -> None:
+    done = command.run(train_me)
+    assert done.code == 0
+    assert done.engine.measured_precisions == ALL
+    assert {spec.own.digest for spec in done.engine.measured if spec.own} == {FAKE_DIGEST}
+    assert {spec.batch_size for spec in done.engine.measured} == {16}
+    assert done.out.startswith("train_me.py:build, batch 16 on Fake GPU")
+    assert "train_me.py:build, batch 16: take bf16-mixed." in done.out
+    assert '# Lightning: Trainer(precision="bf16-mixed")' in done.out
+    again = command.run(train_me)
+    assert again.engine.measured == []
+    assert "7 of 7 trials are on record already" in again.err
+
+
+def test_a_users_own_model_is_measured_anew_once_it_has_changed(
+    command: CommandLine, train_me: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.run(train_me, "--precision", "fp32")
+    monkeypatch.setattr(fake_engine, "FAKE_DIGEST", "ba9876543210")
+    assert command.run(train_me, "--precision", "fp32").engine.measured_precisions == ["fp32"]
+
+
+def test_a_users_own_model_is_measured_in_rounds_too(command: CommandLine, train_me: str) -> None:
+    engine = FakeEngine(exclusive=False)
+    done = command.run(train_me, "--rounds", "3", "--precision", "fp32,bf16-mixed", engine=engine)
+    assert done.code == 0
+    assert "faster" in done.out
+
+
+def test_what_is_wrong_with_a_users_code_is_one_line_and_its_traceback_on_demand(
+    command: CommandLine, train_me: str
+) -> None:
+    words = "ZeroDivisionError: division by zero (train_me.py:2, in build)"
+    engine = FakeEngine(own=TrialFailedError("crashed", words, "Traceback …\n  their own lines", True))
+    done = command.run(train_me, engine=engine)
+    assert (done.code, done.out, done.error_lines) == (2, "", [f"castwise: {words}"])
+    told = command.run(train_me, "--verbose", engine=engine)
+    assert (told.code, told.out) == (2, "")
+    assert told.error_lines == ["Traceback …", "  their own lines", f"castwise: {words}"]
+    assert command.records() == []
+
+
+def test_a_mistake_that_shows_in_a_trial_ends_the_run_in_a_line(command: CommandLine, train_me: str) -> None:
+    engine = FakeEngine(faults={"tf32": Fault("refused")})
+    done = command.run(train_me, engine=engine)
+    assert (done.code, done.out) == (2, "")
+    assert done.error_lines[-1] == "castwise: The loss has shape (4,): it must be a scalar (fake)"
+    assert [record.name.split("-")[2] for record in command.records()] == ["fp32"]
+
+
+def test_what_failed_trials_printed_is_shown_on_demand(command: CommandLine) -> None:
+    engine = FakeEngine(faults={"tf32": Fault("crash")})
+    quiet = command.run("resnet50", engine=engine)
+    assert "Traceback (fake)" not in quiet.err
+    told = command.run("resnet50", "--verbose", "--again", engine=FakeEngine(faults={"tf32": Fault("crash")}))
+    assert told.error_lines[-2:] == ["resnet50 tf32 batch 256 printed:", "Traceback (fake)"]
+
+
+def test_a_file_that_is_not_there_is_no_reason_to_start_anything(command: CommandLine, tmp_path: Path) -> None:
+    done = command.run(f"{tmp_path}/none.py:build")
+    assert (done.code, done.out, done.engine.sessions) == (2, "", [])
+    assert "none.py' does not exist." in done.err

@@ -4,6 +4,7 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.analyze.compare import compare, group_of
+from castwise.own_models import OwnModel
 from castwise.plan import Protocol, TrialSpec
 from castwise.recipe import Recipe
 from castwise.record import Trial
@@ -23,6 +24,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "kind": {"kind": "training", "recipe": Recipe(epochs=1)},
     "recipe": {"kind": "training", "recipe": Recipe(epochs=2)},
     "weights": {"weights": "resnet18.pth"},
+    "own": {"own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")},
     "protocol": {"protocol": Protocol(num_blocks=21)},
     "seed": {"seed": 1},
     "repeat": {"repeat": 1},

@@ -597,3 +597,27 @@ def test_a_log_names_files_from_their_package_on(start: Start) -> None:
     log = failure_of(start(faulty_worker.exit_with_real_traceback)).log
     assert 'File "faulty_worker.py", line' in log
     assert str(Path(faulty_worker.__file__).parent) not in log
+
+
+# What a trial's process leaves behind
+
+
+@pytest.mark.parametrize("last", ["", "hang", "die"])
+def test_what_the_users_code_has_started_ends_with_its_trial(last: str, logs: Path, tmp_path: Path) -> None:
+    note = tmp_path / "helper"
+    target = partial(faulty_worker.leave_a_helper, str(note), last)
+    session = ForkserverEngine(target=target).start(1.0 if last == "hang" else PATIENCE_SECONDS)
+    with contextlib.suppress(TrialFailedError):
+        drive(session)
+    helper = int(note.read_text())
+    assert Path(f"/proc/{helper}").exists()
+    session.close()
+    wait_until(lambda: not is_running(helper), "the end of what a trial had started")
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process runs; one that has ended may wait for whoever inherited it to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from castwise.errors import UsageError
+from castwise.own_models import OwnModel
 from castwise.plan import (
     CPU_PROTOCOL,
     CUDA_PROTOCOL,
@@ -38,6 +39,7 @@ OTHER_VALUES: dict[str, object] = {
     "kind": "training",
     "recipe": Recipe(epochs=1),
     "weights": "resnet18.pth",
+    "own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
     "protocol": Protocol(num_blocks=21),
     "seed": 1,
     "repeat": 1,

@@ -19,6 +19,7 @@ from castwise.record import Trial
 from castwise.report import tables
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
 from castwise.report.costs import cost_lines
+from castwise.report.snippets import snippet_lines
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,speedup,"
@@ -91,6 +92,9 @@ def test_a_table_in_full() -> None:
         "        loss = loss_fn(model(x), y)",
         "    loss.backward()",
         "    optimizer.step()",
+        '    # Lightning: Trainer(precision="bf16-mixed")',
+        '    # Accelerate: accelerator = Accelerator(mixed_precision="bf16")',
+        "    # transformers: TrainingArguments(bf16=True, max_grad_norm=0)",
     ]
 
 
@@ -143,9 +147,10 @@ def test_a_narrow_terminal_breaks_no_word_and_says_what_is_left_out(width: int) 
 
 
 def test_the_code_is_never_wrapped_so_that_it_can_be_copied() -> None:
-    code = recommend(compare(JOB))[0].code
-    printed_code = [line.strip() for line in printed(JOB, 40).splitlines()[-len(code.splitlines()) :]]
-    assert printed_code == [line.strip() for line in code.splitlines()]
+    (advice,) = recommend(compare(JOB))
+    code = [*advice.code.splitlines(), *snippet_lines(advice)]
+    printed_code = [line.strip() for line in printed(JOB, 40).splitlines()[-len(code) :]]
+    assert printed_code == [line.strip() for line in code]
 
 
 def test_what_looks_like_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +271,8 @@ def test_json_holds_rows_advice_and_whole_trials() -> None:
     assert document["rows"][2]["final_loss"] is None
     assert document["rows"][3]["final_loss"] == "nan"
     (advice,) = document["advice"]
-    assert set(advice) == {"workload", "precision", "sentence", "code"}
+    assert set(advice) == {"workload", "precision", "sentence", "code", "frameworks"}
+    assert advice["frameworks"]["Lightning"] == 'Trainer(precision="bf16-mixed")'
     assert advice["precision"] == "bf16-mixed"
     ast.parse(str(advice["code"]))
     trials = [Trial.model_validate_json(json.dumps(item)) for item in document["trials"]]
@@ -410,3 +416,12 @@ def test_what_a_cell_takes_before_its_first_timed_step_is_said() -> None:
     assert "cold start, from the request for a process to the first timed step: 2.50 s" in "\n".join(lines)
     (row, _) = as_csv([slow, quick])
     assert (row["cold_start_seconds"], row["first_step_seconds"]) == ("2.5", "1.0")
+
+
+def test_what_befell_all_trials_alike_is_said_once() -> None:
+    message = "ValueError: wrong (train_me.py:3, in forward)"
+    both = [failed("fp32", "crashed", message), failed("tf32", "crashed", message)]
+    assert remarks(compare(both))[0] == f"all 2 trials: crashed: {message}"
+    other = remarks(compare([both[0], failed("tf32", "crashed", "ValueError: other")]))
+    assert other[0] == f"{both[0].spec.label}: crashed: {message}"
+    assert remarks(compare(both[:1]))[0] == f"{both[0].spec.label}: crashed: {message}"

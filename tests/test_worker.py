@@ -337,3 +337,61 @@ def test_a_spec_that_cannot_be_honoured_is_refused(change: dict[str, Any], words
     answer = json.loads(worker._Worker(lambda event: None).answer(json.dumps(command).encode()))
     assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "unsupported", True)
     assert words in answer["message"]
+
+
+def own_spec(file: Path) -> dict[str, Any]:
+    own = {"kind": "file", "path": str(file), "name": "build"}
+    return SPEC.model_dump(mode="json") | {"workload": f"{file.name}:build", "own": own}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "import no_such_package",
+            "ModuleNotFoundError: No module named 'no_such_package' (train_me.py:1, in <module>)",
+        ),
+        ("\ndef build()\n", "SyntaxError: expected ':' (train_me.py, line 2) (train_me.py:2)"),
+        ("def build():\n    return 1 / 0\n", "ZeroDivisionError: division by zero (train_me.py:2, in build)"),
+        ("def build():\n    return 3\n", "train_me.py:build returned an int."),
+    ],
+)
+def test_what_is_wrong_with_the_users_code_is_theirs_and_says_where(
+    code: str, message: str, talk: Conversation, tmp_path: Path
+) -> None:
+    file = tmp_path / "train_me.py"
+    file.write_text(code)
+    answer = talk.ask({"command": "look_at", "own": own_spec(file)["own"]})
+    assert (answer["event"], answer["usage"]) == ("failed", True)
+    assert answer["message"].startswith(message)
+
+
+def test_a_look_at_the_users_code_tells_its_batch_size(talk: Conversation, tmp_path: Path) -> None:
+    file = tmp_path / "train_me.py"
+    file.write_text("import torch\nbuild = (torch.nn.Linear(3, 2), torch.ones(6, 3))\n")
+    answer = talk.ask({"command": "look_at", "own": own_spec(file)["own"]})
+    assert answer["event"] == "looked_at"
+    assert answer["workload"]["batch_size"] == 6
+    assert len(answer["workload"]["model"]["digest"]) == 12
+    assert talk.is_over
+
+
+def test_what_the_users_model_raises_in_a_step_says_where(talk: Conversation, tmp_path: Path) -> None:
+    file = tmp_path / "train_me.py"
+    lines = ["import torch", "class Net(torch.nn.Linear):", "    def forward(self, x):", "        return x @ x"]
+    file.write_text("\n".join([*lines, "build = (Net(3, 2), torch.ones(6, 3))"]))
+    answer = talk.ask(SET_UP | {"spec": own_spec(file)})
+    assert (answer["status"], answer["usage"]) == ("crashed", False)
+    assert answer["message"].endswith("(train_me.py:4, in forward)")
+
+
+@pytest.mark.parametrize("missing", ["own", "recipe"])
+def test_a_users_model_is_no_suites(missing: str, talk: Conversation, tmp_path: Path) -> None:
+    spec = own_spec(tmp_path / "train_me.py")
+    if missing == "own":
+        spec["own"] = None
+    else:
+        spec |= {"kind": "training", "recipe": Recipe(epochs=1).model_dump(mode="json")}
+    answer = talk.ask(SET_UP | {"spec": spec})
+    assert (answer["status"], answer["usage"]) == ("unsupported", True)
+    assert "is a model of the user's own" in answer["message"]

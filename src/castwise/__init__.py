@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from castwise.comparison import Comparison, compare
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
     from castwise.plan import TrialSpec
     from castwise.record import Environment, Trial
@@ -13,6 +14,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CastwiseError",
+    "Comparison",
     "DataError",
     "EngineError",
     "Environment",
@@ -21,12 +23,14 @@ __all__ = [
     "TrialSpec",
     "UsageError",
     "__version__",
+    "compare",
     "run",
 ]
 
 # Where each public name lives. They are imported when first asked for: `castwise --help` needs none of them.
 _HOMES = {
     "CastwiseError": "castwise.errors",
+    "Comparison": "castwise.comparison",
     "DataError": "castwise.errors",
     "EngineError": "castwise.errors",
     "Environment": "castwise.record",
@@ -34,6 +38,7 @@ _HOMES = {
     "Trial": "castwise.record",
     "TrialSpec": "castwise.plan",
     "UsageError": "castwise.errors",
+    "compare": "castwise.comparison",
     "run": "castwise.sweep.job",
 }
 

@@ -10,6 +10,7 @@ import typer
 import castwise
 from castwise import cli_reporting
 from castwise.errors import CastwiseError, UsageError
+from castwise.quantities import parse_list, parse_numbers
 
 if TYPE_CHECKING:
     from castwise.sweep.rounds import Rule
@@ -37,8 +38,6 @@ app = typer.Typer(
     epilog=_EXAMPLES,
 )
 
-_MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
-
 _RUN_EXAMPLES = """\
 Examples:
 
@@ -57,6 +56,8 @@ Examples:
     castwise run resnet50 --precision bf16-mixed --techniques none,tuned,compiled
 
     castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
+
+    castwise run train_me.py:build                  a model of your own; `castwise init FILE` writes one to start from
 """
 
 
@@ -172,8 +173,9 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     workload: Annotated[
         str | None,
         typer.Argument(
-            help="Workload names, comma-separated (`castwise list workloads`), or torchvision:NAME, timm:NAME. "
-            "Without one: a short job that suits this machine.",
+            help="Workload names, comma-separated (`castwise list workloads`), or torchvision:NAME, timm:NAME, "
+            "transformers:CONFIG, FILE.py:FUNCTION, module.path:FUNCTION. Without one: a short job that suits this "
+            "machine.",
             autocompletion=_complete_workloads,
         ),
     ] = None,
@@ -232,6 +234,9 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     price_gpu_hour: Annotated[
         float | None, typer.Option(help="What an hour of a GPU costs you; prints what an epoch does.", metavar="Y")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print what failed trials printed, tracebacks of your code included.")
+    ] = False,
 ) -> None:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
     from castwise.commands import measure
@@ -241,13 +246,13 @@ def run(  # noqa: PLR0913, PLR0917  an option each
 
     request = Request(
         axes=Axes(
-            workloads=_split("WORKLOAD", workload),
-            precisions=_split("--precision", precision),
-            batch_sizes=_split_numbers("--batch-size", batch_size),
-            loss_scales=_split("--loss-scale", loss_scale),
-            world_sizes=_split_numbers("--gpus", gpus),
-            parallelisms=_split("--parallelism", parallelism),
-            techniques=_split("--techniques", techniques),
+            workloads=parse_list("WORKLOAD", workload),
+            precisions=parse_list("--precision", precision),
+            batch_sizes=parse_numbers("--batch-size", batch_size),
+            loss_scales=parse_list("--loss-scale", loss_scale),
+            world_sizes=parse_numbers("--gpus", gpus),
+            parallelisms=parse_list("--parallelism", parallelism),
+            techniques=parse_list("--techniques", techniques),
         ),
         device=device,
         data_set=data_set,
@@ -260,7 +265,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         retry=retry,
         again=again,
     )
-    raise typer.Exit(measure(request, output.value, prices=Prices(price_kwh, price_gpu_hour)))
+    raise typer.Exit(measure(request, output.value, prices=Prices(price_kwh, price_gpu_hour), verbose=verbose))
 
 
 @app.command(epilog=_SUITE_EXAMPLES)
@@ -309,7 +314,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     from castwise.suite import SUITE_NAMES, Choice, find_suite
     from castwise.sweep.suite_job import SuiteRequest, SuitesRequest
 
-    names = _split("SUITE", name)
+    names = parse_list("SUITE", name)
     if (names is None) != all_:
         raise UsageError("Name the suites to run, or say --all. `castwise list suites` shows them.")
     choice = Choice(
@@ -317,15 +322,24 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         epochs=epochs,
         max_steps=max_steps,
         seeds=seeds,
-        workloads=_split("--workload", workload),
-        precisions=_split("--precision", precision),
-        world_sizes=_split_numbers("--gpus", gpus),
+        workloads=parse_list("--workload", workload),
+        precisions=parse_list("--precision", precision),
+        world_sizes=parse_numbers("--gpus", gpus),
         synthetic=synthetic,
-        techniques=_split("--techniques", techniques) or ("none",),
+        techniques=parse_list("--techniques", techniques) or ("none",),
     )
     suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
     raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value))
+
+
+@app.command()
+def init(file: Annotated[Path, typer.Argument(help="The file to write, such as my_bench.py.")]) -> None:
+    """Write a commented file that measures a model of your own, to start from; it runs as it is."""
+    from castwise.starter import write_starter
+
+    write_starter(file)
+    print(f"Wrote {file}. It runs as it is: castwise run {file}")
 
 
 @app.command("list")
@@ -379,22 +393,3 @@ def _rule(within: str | None, budget: str | None, rounds: int | None) -> "Rule |
         max_rounds=most,
         budget_seconds=None if budget is None else parse_duration("--budget", budget),
     )
-
-
-def _split(option: str, text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    parts = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not parts:
-        raise UsageError(f"{option} is empty: '{text}'. Name at least one, or leave it out.")
-    return parts
-
-
-def _split_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    parts = _split(option, text)
-    if parts is None:
-        return None
-    for part in parts:
-        if not part.isdecimal() or len(part) > _MOST_DIGITS or int(part) < 1:
-            raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
-    return tuple(int(part) for part in parts)

@@ -27,7 +27,12 @@ _FAILED = 1
 
 
 def measure(
-    request: Request, output: str, make_engine: EngineFactory | None = None, prices: Prices | None = None
+    request: Request,
+    output: str,
+    make_engine: EngineFactory | None = None,
+    prices: Prices | None = None,
+    *,
+    verbose: bool = False,
 ) -> int:
     """Measure what a request asks for and print the result; return the exit code.
 
@@ -36,6 +41,7 @@ def measure(
         output: table, markdown, csv or json.
         make_engine: Makes the engine; real processes unless a test says otherwise.
         prices: What electricity and GPUs cost the user; None where that was not said.
+        verbose: Whether what failed trials printed is printed.
     """
     (prices or Prices()).check()
     errors = _errors()
@@ -50,8 +56,20 @@ def measure(
                 trials = job.run()
     except KeyboardInterrupt:
         return _interrupted(errors, request.results, again=request.again)
+    except UsageError as error:
+        if verbose and error.details:
+            _say(errors, error.details.rstrip())
+        raise
     print_results(trials, output, prices)
+    if verbose:
+        _print_logs(trials, errors)
     return exit_code(trials)
+
+
+def _print_logs(trials: Sequence[Trial], errors: Console) -> None:
+    for trial in trials:
+        if trial.log:
+            _say(errors, f"{trial.spec.label} printed:\n{trial.log.rstrip()}")
 
 
 def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | None = None) -> int:

@@ -15,9 +15,17 @@ from collections.abc import Iterable
 
 
 class CastwiseError(Exception):
-    """Base of all errors that castwise raises on purpose."""
+    """Base of all errors that castwise raises on purpose.
+
+    Attributes:
+        details: What a trial's process printed, the user's own traceback included; empty where there was none.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class UsageError(CastwiseError):

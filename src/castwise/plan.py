@@ -2,7 +2,9 @@
 
 import hashlib
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -11,6 +13,7 @@ from castwise.data_sets import STAND_IN
 from castwise.document import Document
 from castwise.errors import UsageError, unknown_name
 from castwise.loss_scales import parse_loss_scale
+from castwise.own_models import OwnModel, OwnWorkload
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.recipe import Recipe
 from castwise.techniques import NONE, find_technique, join, parse_techniques, resolve
@@ -55,6 +58,8 @@ class Protocol(Document):
 # A CPU's steps take long and spread widely: fewer, longer blocks, and an end well inside two minutes for four trials.
 CPU_PROTOCOL = Protocol(warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0)
 CUDA_PROTOCOL = Protocol()
+# Where somebody waits for it: four trials of a second and a half.
+CPU_SHORT = Protocol(warm_up_steps=2, warm_up_seconds=0.5, block_seconds=0.06, num_blocks=10, max_seconds=0.7)
 # In rounds a process is one of several, and ends as soon as its step time is known.
 CPU_ROUND = Protocol(
     warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0
@@ -66,7 +71,7 @@ class TrialSpec(Document):
     """One question: this workload, in this precision, with these techniques, on this device.
 
     Attributes:
-        workload: A name of the workload registry, or `torchvision:NAME` / `timm:NAME`.
+        workload: A name of the workload registry, `torchvision:NAME` / `timm:NAME`, or that of the user's own model.
         precision: A name of the precision registry (aliases are resolved before a spec is made).
         loss_scale: `none`, `dynamic`, `dynamic-apex` or a number.
         batch_size: Samples per GPU and optimizer step.
@@ -78,6 +83,7 @@ class TrialSpec(Document):
         kind: What is measured.
         recipe: How the training run of a `training` trial goes; None for the other kinds.
         weights: The file of pretrained weights to start from; None starts from random ones.
+        own: Where the user's own model comes from; None for the workloads castwise has.
         protocol: How long and how often.
         seed: Seeds weights, data and dropout.
         repeat: Tells apart trials that ask the same question again.
@@ -95,6 +101,7 @@ class TrialSpec(Document):
     kind: TrialKind = "steady"
     recipe: Recipe | None = None
     weights: str | None = None
+    own: OwnModel | None = None
     protocol: Protocol = Protocol()
     seed: int = 0
     repeat: int = 0
@@ -187,7 +194,13 @@ class Axes:
 
 
 def build_plan(
-    axes: Axes, *, device: str, data_set: str = SYNTHETIC, protocol: Protocol | None = None, seed: int = 0
+    axes: Axes,
+    *,
+    device: str,
+    data_set: str = SYNTHETIC,
+    protocol: Protocol | None = None,
+    seed: int = 0,
+    own: Mapping[str, OwnWorkload] = MappingProxyType({}),
 ) -> Plan:
     """Return the product of the axes as a plan, each cell once.
 
@@ -201,6 +214,7 @@ def build_plan(
         data_set: `synthetic` or the name of a real data set that every workload named accepts.
         protocol: How long to measure; None takes the device type's default.
         seed: Seeds weights, data and dropout.
+        own: What is known of the user's own models among the workloads, by their names as the axes have them.
 
     Raises:
         UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
@@ -214,9 +228,11 @@ def build_plan(
     spreads = _spreads(axes)
     loops = [_steady_techniques(text) for text in axes.techniques or (NONE,)]
     specs: dict[str, TrialSpec] = {}
-    for workload in [find_workload(name) for name in axes.workloads or ()]:
+    for name in axes.workloads or ():
+        workload, known = find_workload(name), own.get(name)
         check_data_set(workload, data_set)
-        batch_sizes = axes.batch_sizes or (workload.cpu_batch_size if is_cpu else workload.batch_size,)
+        own_size = known.batch_size if known is not None else None
+        batch_sizes = axes.batch_sizes or (own_size or (workload.cpu_batch_size if is_cpu else workload.batch_size),)
         for batch_size, spread, techniques, precision in itertools.product(batch_sizes, spreads, loops, precisions):
             _check_batch_size(batch_size)
             takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
@@ -230,6 +246,7 @@ def build_plan(
                     data_set=data_set,
                     world_size=spread[0],
                     parallelism=spread[1],
+                    own=known.model if known is not None else None,
                     protocol=protocol,
                     seed=seed,
                 )

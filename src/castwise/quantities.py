@@ -1,9 +1,11 @@
-"""Durations and shares as users write them."""
+"""Durations, shares and lists as users write them."""
 
 import math
 import re
 
 from castwise.errors import UsageError
+
+_MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
@@ -51,3 +53,32 @@ def _split(text: str) -> tuple[float | None, str]:
         return float(match[1]), match[2].lower()
     except ValueError:
         return None, ""
+
+
+def parse_list(option: str, text: str | None) -> tuple[str, ...] | None:
+    """Return the parts between commas, and None where the option was not given.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if text is None:
+        return None
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts:
+        raise UsageError(f"{option} is empty: '{text}'. Name at least one, or leave it out.")
+    return parts
+
+
+def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Return the whole numbers between commas, and None where the option was not given.
+
+    Raises:
+        UsageError: One of them is none, or is under 1.
+    """
+    parts = parse_list(option, text)
+    if parts is None:
+        return None
+    for part in parts:
+        if not part.isdecimal() or len(part) > _MOST_DIGITS or int(part) < 1:
+            raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
+    return tuple(int(part) for part in parts)

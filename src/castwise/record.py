@@ -12,9 +12,11 @@ from pydantic import Field
 from castwise.document import Document
 from castwise.plan import TrialSpec
 from castwise.precisions import Hardware
+from castwise.workloads import Unit
 
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
-# without them reads as one without telemetry.
+# without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
+# RankSamples.notes came with users' own models, with defaults.
 SCHEMA_VERSION = 1
 
 # A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
@@ -101,9 +103,13 @@ class Facts(Document):
     Attributes:
         num_parameters: Trainable and other weights of the model.
         units_per_sample: Units of throughput in one sample (35 tokens in a column of the language model; else 1).
+        unit: What throughput counts, where it is not what the workload's name says: of a user's own model.
         param_dtypes: Number of weights by dtype, after the precision was applied.
         optimizer: The optimizer's class and its arguments.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+        accumulate: Batches whose gradients are added up for one optimizer step.
         fp32_precision: What float32 matmul, convolution and RNN compute in, as torch reports it.
+        notes: What the user's own code changed or did until the first timed step, a sentence each.
         data_note: What the data was, in words, where it is not what the spec's name says by itself.
         data_bytes: Memory of the batches that lie on the device all the time; part of every peak.
         ready_seconds: From the request for a process until torch is imported and the device is open.
@@ -118,9 +124,13 @@ class Facts(Document):
 
     num_parameters: int
     units_per_sample: int
+    unit: Unit | None = None
     param_dtypes: dict[str, int]
     optimizer: str
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
     fp32_precision: dict[str, str]
+    notes: tuple[str, ...] = ()
     data_note: str | None = None
     data_bytes: int = 0
     ready_seconds: float = 0.0
@@ -214,6 +224,7 @@ class RankSamples(Document):
         driver_used_bytes: Memory in use on the device at the end by the driver's word, as nvidia-smi shows it: the
             allocator's, the CUDA context's and other processes'. None on a CPU.
         warm_up_peak_allocated_bytes: The same as `peak_allocated_bytes`, for set-up and warm-up.
+        notes: What the user's own code was seen to do while steps were timed, a sentence each.
     """
 
     blocks: tuple[Block, ...] = ()
@@ -222,6 +233,7 @@ class RankSamples(Document):
     peak_reserved_bytes: _Bytes | None = None
     warm_up_peak_allocated_bytes: _Bytes | None = None
     driver_used_bytes: _Bytes | None = None
+    notes: tuple[str, ...] = ()
 
 
 class GpuFacts(Document):

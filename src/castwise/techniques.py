@@ -41,6 +41,8 @@ class Technique:
         optimizers: The optimizers of `torch.optim` it fits; empty fits all.
         families: The families of workloads it fits; empty fits all.
         several_gpus: Whether it works on a step that several GPUs share.
+        fits_own_models: Whether it fits a user's own model, of which nothing is known: neither its layers nor its
+            optimizer, which is theirs to change.
         excludes: Techniques that cannot stand beside it.
     """
 
@@ -55,6 +57,7 @@ class Technique:
     optimizers: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     several_gpus: bool = True
+    fits_own_models: bool = False
     excludes: tuple[str, ...] = ()
 
     @property
@@ -101,6 +104,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="none",
         numerics="rounding",
         units=("images",),
+        fits_own_models=True,
     ),
     Technique(
         name="cudnn-search",
@@ -110,6 +114,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
+        fits_own_models=True,
     ),
     Technique(
         name="foreach-optimizer",
@@ -170,6 +175,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the first step: seconds to minutes; a last batch of another shape runs uncompiled",
         numerics="draws",
         excludes=("compile-max-autotune",),
+        fits_own_models=True,
     ),
     Technique(
         name="compile-max-autotune",
@@ -177,6 +183,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         needs="the same",
         cost="the first step: minutes",
         numerics="draws",
+        fits_own_models=True,
     ),
     Technique(
         name="cuda-graph",
@@ -298,6 +305,8 @@ def _why_not(row: Technique, spec: "TrialSpec", capability: tuple[int, int] | No
 def _why_misfit(row: Technique, spec: "TrialSpec") -> str | None:
     """Return why a technique is not for a trial's model or optimizer."""
     workload = find_workload(spec.workload)
+    if workload.family == "own":
+        return None if row.fits_own_models else "is for castwise's own workloads; put it into your own code"
     if workload.unit not in row.units:
         return f"is for {' and '.join(row.units)}; {workload.name} has {workload.unit}"
     if row.families and workload.family not in row.families:

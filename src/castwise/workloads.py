@@ -1,16 +1,18 @@
 """The workloads castwise knows by name: one row each, data only; `measure/workloads/` builds them.
 
 Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each. Any other
-image model comes in by `torchvision:NAME` or `timm:NAME`.
+image model comes in by `torchvision:NAME` or `timm:NAME`, and a model of the user's own by the names of
+`own_models.py`.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.errors import UsageError, unknown_name
+from castwise.own_models import is_own, shown_name
 
 Unit = Literal["images", "tokens", "samples"]
-Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet"]
+Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet", "own"]
 
 
 @dataclass(frozen=True)
@@ -230,9 +232,9 @@ _ZOOS: dict[str, Family] = {"torchvision:": "torchvision", "timm:": "timm"}
 
 
 def find_workload(name: str) -> Workload:
-    """Return the row with this name, or one made for a model of a zoo (`torchvision:NAME`, `timm:NAME`).
+    """Return the row with this name, or one made for a model of a zoo (`torchvision:NAME`) or of the user's own.
 
-    Whether the zoo has the model is known only where torch is, in the trial's process.
+    Whether there is such a model is known only where torch is, in the trial's process.
 
     Raises:
         UsageError: No row has the name; the message offers the nearest.
@@ -240,7 +242,10 @@ def find_workload(name: str) -> Workload:
     found = known_workload(name)
     if found is not None:
         return found
-    hint = "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME."
+    hint = (
+        "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME, "
+        "and a model of your own FILE.py:FUNCTION."
+    )
     raise unknown_name("workload", name, (row.name for row in WORKLOADS), hint)
 
 
@@ -250,12 +255,18 @@ def known_workload(name: str) -> Workload | None:
     for prefix, family in _ZOOS.items():
         if wanted.lower().startswith(prefix):
             return _zoo_model(wanted[len(prefix) :], prefix, family)
-    return next((row for row in WORKLOADS if wanted.lower() == row.name), None)
+    for row in WORKLOADS:
+        if wanted.lower() == row.name:
+            return row
+    return _own_model(shown_name(wanted)) if is_own(wanted) else None
 
 
 def unit_of(name: str) -> Unit:
     """Return what a workload's throughput counts; samples, where the workload is not known here."""
-    row = known_workload(name)
+    try:
+        row = known_workload(name)
+    except UsageError:  # what no reference can be may stand in a record from elsewhere
+        row = None
     return row.unit if row is not None else "samples"
 
 
@@ -265,3 +276,19 @@ def _zoo_model(model: str, prefix: str, family: Family) -> Workload:
     row = _imagenet(model, 64, 4, source=prefix.removesuffix(":"))
     # The input's side is the model's own; the builder knows it.
     return replace(row, name=f"{prefix}{model}", family=family, summary=f"{prefix}{model}, random weights, Adam")
+
+
+def _own_model(name: str) -> Workload:
+    return Workload(
+        name=name,
+        family="own",
+        unit="samples",
+        # Where the user's code does not say: samples of unknown size, so few of them.
+        batch_size=32,
+        cpu_batch_size=8,
+        input_shape=(),
+        optimizer=OptimizerSpec("AdamW", (("lr", 1e-4),)),
+        resident_batches=4,
+        source="the user",
+        summary=name,
+    )

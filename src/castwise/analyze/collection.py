@@ -13,7 +13,6 @@ from castwise.plan import SYNTHETIC
 from castwise.precisions import PRECISIONS, known_precision
 from castwise.record import Environment, Trial
 from castwise.suite import LIMIT_STEPS
-from castwise.workloads import unit_of
 
 # What differs between the cells of a topic.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
@@ -56,7 +55,7 @@ class Cell:
     @property
     def unit(self) -> str:
         """Return what throughput counts."""
-        return unit_of(self.trial.spec.workload)
+        return metrics.unit_of(self.trial)
 
 
 @dataclass(frozen=True)

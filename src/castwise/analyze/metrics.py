@@ -3,9 +3,11 @@
 import statistics
 from collections.abc import Iterable
 
+from castwise import workloads
 from castwise.analyze.estimates import pseudomedian
 from castwise.plan import TrialSpec
 from castwise.record import Block, Facts, Trial
+from castwise.workloads import Unit
 
 
 def step_times(trial: Trial) -> list[float]:
@@ -37,6 +39,12 @@ def throughput(trial: Trial) -> float | None:
     if not seconds or trial.facts is None:
         return None
     return units_per_step(trial.spec, trial.facts) / seconds
+
+
+def unit_of(trial: Trial) -> Unit:
+    """Return what a trial's throughput counts: what a user's own model says, or what the workload's name does."""
+    own = trial.facts.unit if trial.facts is not None else None
+    return own or workloads.unit_of(trial.spec.workload)
 
 
 def units_per_step(spec: TrialSpec, facts: Facts) -> int:

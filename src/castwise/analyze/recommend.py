@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from castwise.analyze.compare import Row
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.snippets import Snippet, framework_snippets, pytorch_code
 from castwise.precisions import BASELINE, known_precision
 from castwise.techniques import join
 
@@ -35,6 +36,7 @@ class Advice:
         sentence: The advice in words.
         code: The lines of PyTorch that switch the precision on; empty where there is nothing to switch.
         key: The key of the trial it rests on; None where nothing could be measured.
+        snippets: What to set in the frameworks round PyTorch; empty where there is nothing to switch.
     """
 
     workload: str
@@ -42,6 +44,7 @@ class Advice:
     sentence: str
     code: str
     key: str | None = None
+    snippets: tuple[Snippet, ...] = ()
 
 
 def recommend(rows: Sequence[Row]) -> list[Advice]:
@@ -76,9 +79,14 @@ def _advise(name: str, where: str, rows: list[Row]) -> Advice:
         return Advice(name, BASELINE, sentence + _caution(measured, baseline), "", baseline.trial.spec.key)
     best = _simplest_of_the_fastest(worthwhile)
     sentence = f"{where}: take {_name(best)}. {_gain(best, measured)}"
-    return Advice(
-        name, best.trial.spec.precision, sentence + _caution(measured, best), _code(best), best.trial.spec.key
-    )
+    return _take(name, best, sentence + _caution(measured, best))
+
+
+def _take(name: str, row: Row, sentence: str) -> Advice:
+    spec = row.trial.spec
+    known = known_precision(spec.precision)
+    snippets = framework_snippets(known, row.trial.facts) if known is not None else ()
+    return Advice(name, spec.precision, sentence, _code(row), spec.key, snippets)
 
 
 def _simplest_of_the_fastest(safe: list[Row]) -> Row:
@@ -115,9 +123,7 @@ def _without_baseline(name: str, where: str, measured: list[Row], failed: str | 
     sentence = f"{where}: take {_name(best)}, the fastest of {among}; {why}."
     if not safe:
         sentence += " It keeps no float32 weights: check the accuracy before you take it."
-    return Advice(
-        name, best.trial.spec.precision, sentence + _caution(measured, best), _code(best), best.trial.spec.key
-    )
+    return _take(name, best, sentence + _caution(measured, best))
 
 
 def _gain(row: Row, measured: list[Row]) -> str:
@@ -193,7 +199,7 @@ def _code(row: Row) -> str:
     precision = known_precision(spec.precision)
     if precision is None:
         return ""
-    code = precision.code.replace("{device!r}", f'"{spec.device_type}"')
+    code = pytorch_code(precision, spec.device_type, row.trial.facts)
     if spec.loss_scale == precision.loss_scale:
         return code
     return f"# Measured with the loss scale {spec.loss_scale}; this is {precision.loss_scale} loss scaling.\n{code}"

@@ -15,11 +15,12 @@ from castwise.measure.techniques.models import change_model
 from castwise.measure.techniques.optimizers import keep_rates_on_device, optimizer_for
 from castwise.measure.training_step import TrainingStep, describe
 from castwise.measure.workloads import build_task
+from castwise.measure.workloads.own import build_own
 from castwise.measure.workloads.task import Task
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Facts
-from castwise.workloads import OptimizerSpec, find_workload
+from castwise.workloads import OptimizerSpec, Workload, find_workload
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
         data_dir: Where the real data of a task's own batches lies; a training run reads its data through feeds.
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
+    torch.manual_seed(spec.seed)
+    own = build_own(spec.own) if spec.own is not None else None  # first: what it sets globally is the trial's to decide
     stack.enter_context(numeric_state(precision))
     loop = loop_of(spec.techniques)
     recipe_searches = spec.recipe is not None and spec.recipe.cudnn_benchmark
-    stack.enter_context(_cudnn_search(loop.cudnn_search or recipe_searches))
-    torch.manual_seed(spec.seed)
-    # A training run reads its real data through feeds.
-    task = build_task(row, data_set=spec.data_set, data_dir=data_dir) if spec.recipe is None else build_task(row)
+    if own is None or loop.cudnn_search:  # the user's own setting is kept
+        stack.enter_context(_cudnn_search(loop.cudnn_search or recipe_searches))
+    task = own or _build_task(spec, row, data_dir)
     if spec.weights is not None and task.load_weights is not None:
         task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
     change_model(task, loop)
@@ -65,7 +67,7 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
         precision,
         optimizer,
         loss_scale=spec.loss_scale,
-        clip_grad_norm=row.clip_grad_norm,
+        clip_grad_norm=row.clip_grad_norm if task.own_loop is None else task.own_loop.clip_grad_norm,
         device=torch.device(spec.device),
         loop=loop,
     )
@@ -74,8 +76,13 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
     step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
         torch.manual_seed(spec.seed + peers.rank)  # the same weights, but dropout of one's own
-    facts = describe(step.model, optimizer, task.units_per_sample)
-    return Cell(task, step, facts, preparation(loop))
+    return Cell(task, step, describe(step, task, optimizer), preparation(loop))
+
+
+def _build_task(spec: TrialSpec, row: Workload, data_dir: Path | None) -> Task:
+    if spec.recipe is not None:
+        return build_task(row)  # a training run reads its real data through feeds
+    return build_task(row, data_set=spec.data_set, data_dir=data_dir)
 
 
 def _optimizer(spec: TrialSpec, own: OptimizerSpec) -> OptimizerSpec:

@@ -33,6 +33,10 @@ class CudaMemory:
         states = [torch.cuda.mem_get_info(device) for device in self._devices]
         return max(total - free for free, total in states)
 
+    def held(self) -> int | None:
+        """Return the bytes that tensors hold now, on all devices."""
+        return sum(torch.cuda.memory_allocated(device) for device in self._devices)
+
     def reserved(self) -> int:
         """Return the bytes the allocator holds now, on all devices."""
         return sum(torch.cuda.memory_reserved(device) for device in self._devices)
@@ -68,6 +72,10 @@ class CpuMemory:
     def driver_used(self) -> int | None:
         """Return None: a CPU has no driver of its own."""
         return None
+
+    def held(self) -> int | None:
+        """Return the bytes of the resident set now, None where /proc is not to be had."""
+        return _read_status_bytes("VmRSS")
 
     def reserved(self) -> int:
         """Return 0: nothing whose growth would tell that warm-up goes on."""

@@ -1,14 +1,14 @@
 """Apply a precision to a model: the one place where a row of the precision registry meets torch."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from castwise.measure.nests import map_tensors
 from castwise.precisions import Precision
 
 # Every place where PyTorch decides how a float32 product is computed, parents first (`cudnn` is also
@@ -50,11 +50,21 @@ def numeric_state(row: Precision) -> Iterator[None]:
                 written.append(path)
         yield
     finally:
-        for path in _FP32_SWITCHES:
-            if path in written:
-                _switch(path).fp32_precision = "none"  # follows its parent again
-            if _switch(path).fp32_precision != before[path or "all"]:
-                _switch(path).fp32_precision = before[path or "all"]
+        restore_fp32_precision(before, written)
+
+
+def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) -> None:
+    """Set the global float32 switches as `read_fp32_precision` found them.
+
+    Args:
+        before: What it returned.
+        written: The switches that were written since, as far as that is known.
+    """
+    for path in _FP32_SWITCHES:
+        if path in written:
+            _switch(path).fp32_precision = "none"  # follows its parent again
+        if _switch(path).fp32_precision != before[path or "all"]:
+            _switch(path).fp32_precision = before[path or "all"]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -102,8 +112,8 @@ def convert_weights(model: nn.Module, row: Precision) -> None:
 
 
 def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
-    """Return the same nest of tuples, lists and dicts with every floating-point tensor in `dtype`."""
-    return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
+    """Return the same nest with every floating-point tensor in `dtype`."""
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
 
 
 class Weights:
@@ -116,6 +126,10 @@ class Weights:
     def stepped(self) -> list[Tensor]:
         """Return the tensors the optimizer steps."""
         return list(self._parameters)
+
+    def stepped_for(self, parameter: Tensor) -> Tensor:
+        """Return what the optimizer steps in the place of a tensor; of one that is no weight, itself."""
+        return parameter
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -140,12 +154,16 @@ class MasterWeights(Weights):
         self._low: list[Tensor] = [p for p in self._parameters if p.dtype != torch.float32]
         self._masters = [p.detach().clone().float().requires_grad_() for p in self._low]
         self._gradients = [torch.zeros_like(master) for master in self._masters]
+        self._master_of = dict(zip((id(p) for p in self._low), self._masters, strict=True))
 
     @property
     def stepped(self) -> list[Tensor]:
         """Return the masters and the weights that are float32 already, in the model's order."""
-        masters = dict(zip((id(p) for p in self._low), self._masters, strict=True))
-        return [masters.get(id(p), p) for p in self._parameters]
+        return [self.stepped_for(p) for p in self._parameters]
+
+    def stepped_for(self, parameter: Tensor) -> Tensor:
+        """Return the master of a lower-precision weight, and every other tensor itself."""
+        return self._master_of.get(id(parameter), parameter)
 
     @torch.no_grad()
     def collect_gradients(self) -> None:

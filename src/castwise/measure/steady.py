@@ -11,7 +11,9 @@ from torch import Tensor
 from castwise.measure.cell import build_cell
 from castwise.measure.data.shares import own_batches
 from castwise.measure.memory import memory_of
+from castwise.measure.nests import tensors_of
 from castwise.measure.parallel import Peers, devices_of
+from castwise.measure.side_effects import Watch
 from castwise.measure.stopwatch import stopwatch_of
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
@@ -65,6 +67,7 @@ class SteadyCell:
         self._batches = own_batches(row, cell.task, spec, row.resident_batches, self._peers)
         if cell.prepare is not None:
             self._batches = [cell.prepare(batch) for batch in self._batches]
+        self._watch = Watch(self._memory) if spec.own is not None else None
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def _take_first_step(self) -> None:
@@ -109,6 +112,8 @@ class SteadyCell:
             "capture_seconds": graph.capture_seconds if graph else None,
             "settled": settled,
         }
+        if self._watch is not None:
+            self._watch.start()
         self._facts = self._facts.model_copy(update=update)
         return self._facts
 
@@ -131,6 +136,8 @@ class SteadyCell:
         )
         self._skipped_before = skipped
         self._blocks.append(block)
+        if self._watch is not None:
+            self._watch.saw(block)
         return block
 
     def run_stretch(self, seconds: float) -> Block:
@@ -148,6 +155,7 @@ class SteadyCell:
             peak_allocated_bytes=self._step.peak_allocated(self._memory.peak_allocated()),
             peak_reserved_bytes=self._memory.peak_reserved(),
             warm_up_peak_allocated_bytes=self._warm_up_peak,
+            notes=() if self._watch is None else self._watch.notes(),
         )
         self._stack.close()
         return samples
@@ -171,9 +179,7 @@ class SteadyCell:
 
 def _num_bytes(batches: Sequence[Batch]) -> int:
     """Return the memory of all batches; views of one tensor share theirs."""
-    storages = {
-        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for batch in batches for part in batch
-    }
+    storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in tensors_of(batches)}
     return sum(storages.values())
 
 

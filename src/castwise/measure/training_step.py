@@ -1,10 +1,12 @@
 """One training step of one cell: a task in a precision, ready to be run as often as one likes."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from castwise.errors import UsageError
@@ -29,6 +31,8 @@ class TrainingStep:
         optimizer: The optimizer, over the weights or their masters.
         scaling: The loss scaling.
         graph: The step as a CUDA graph, None where it is not one.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+        accumulate: Batches whose gradients are added up for one optimizer step.
     """
 
     def __init__(  # noqa: PLR0913  a setting each, by keyword
@@ -49,8 +53,11 @@ class TrainingStep:
             self.model.to(memory_format=torch.channels_last)
         self.model.train()
         self._weights = make_weights(self.model, precision)
-        groups = layer_groups(task, optimizer.group_rates, self._weights.stepped)
-        self.optimizer = make_optimizer(optimizer, groups)
+        own = task.own_loop
+        if own is not None:
+            self.optimizer = own.make_optimizer(self._weights)
+        else:
+            self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
         self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)
         # Masters keep their gradients' memory; all else does what a loop written by hand does.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
@@ -61,7 +68,10 @@ class TrainingStep:
             self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
         self.graph = StepGraph(self._train, device, task.carried) if loop.cuda_graph else None
         self._run = self.graph or self._train
-        self._clip_grad_norm = clip_grad_norm
+        self.clip_grad_norm = clip_grad_norm
+        self.accumulate = own.accumulate if own is not None else 1
+        self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
+        self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer)) if own is not None else None
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
@@ -76,13 +86,38 @@ class TrainingStep:
 
     def _train(self, batch: Batch) -> Tensor:
         self._zero_grad()
+        loss = self._run_backward(batch)
+        self._weights.collect_gradients()
+        self.scaling.step(self.optimizer, self.clip_grad_norm)
+        self._weights.publish()
+        if self._after_step is not None:
+            self._after_step()
+        return loss
+
+    def _backward(self, batch: Batch) -> Tensor:
         with self._autocast():
             loss = self._compute_loss(self._called, batch)
         self.scaling.backward(loss)
-        self._weights.collect_gradients()
-        self.scaling.step(self.optimizer, self._clip_grad_norm)
-        self._weights.publish()
         return loss
+
+    def _accumulated_backward(self, batches: Sequence[Any]) -> Tensor:
+        """Add up the gradients of the mean loss; what is unscaled, clipped and stepped is their sum.
+
+        Ranks average their gradients with the last batch only, as a loop written by hand does.
+        """
+        total: Tensor | None = None
+        for number, batch in enumerate(batches, start=1):
+            with self._unsynchronized(number < len(batches)):
+                with self._autocast():
+                    loss = self._compute_loss(self._called, batch) / len(batches)
+                self.scaling.backward(loss)
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "there is a batch at the least"
+        return total
+
+    def _unsynchronized(self, wanted: bool) -> AbstractContextManager[object]:
+        called = self._called
+        return called.no_sync() if wanted and isinstance(called, DistributedDataParallel) else nullcontext()
 
     def peak_allocated(self, seen: int | None) -> int | None:
         """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
@@ -105,6 +140,20 @@ class TrainingStep:
             tensor.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaling.load_state_dict(state["scaling"])
+
+
+class _AfterStep:
+    """Steps the user's scheduler after each step that the optimizer took, and not after a skipped one."""
+
+    def __init__(self, scaling: NoScaling, step_scheduler: Callable[[], None]) -> None:
+        self._scaling, self._step_scheduler = scaling, step_scheduler
+        self._skipped = 0
+
+    def __call__(self) -> None:
+        skipped = self._scaling.skipped_steps
+        if skipped == self._skipped:
+            self._step_scheduler()
+        self._skipped = skipped
 
 
 def scaling_of(loop: Loop, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:
@@ -158,22 +207,32 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     return f"{written}, layer groups at lr {', '.join(map(str, spec.group_rates))}" if spec.group_rates else written
 
 
-def describe(model: nn.Module, optimizer: OptimizerSpec, units_per_sample: int) -> Facts:
+def describe_own_optimizer(optimizer: Optimizer) -> str:
+    """Return the user's optimizer as one would write it, without the arguments that are None or off."""
+    arguments = ", ".join(f"{name}={value}" for name, value in optimizer.defaults.items() if value not in (None, False))
+    return f"{type(optimizer).__name__}({arguments})"
+
+
+def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
     """Return what is known of a trial once its precision is applied.
 
     Args:
-        model: The converted model.
-        optimizer: The optimizer's row.
-        units_per_sample: Units of throughput in one sample.
+        step: The training step.
+        task: Its task.
+        optimizer: The optimizer's row, where the optimizer is not the user's own.
     """
     dtypes: dict[str, int] = {}
-    for p in model.parameters():
+    for p in step.model.parameters():
         name = str(p.dtype).removeprefix("torch.")
         dtypes[name] = dtypes.get(name, 0) + p.numel()
     return Facts(
         num_parameters=sum(dtypes.values()),
-        units_per_sample=units_per_sample,
+        units_per_sample=task.units_per_sample,
+        unit=task.unit,
         param_dtypes=dtypes,
-        optimizer=describe_optimizer(optimizer),
+        optimizer=describe_optimizer(optimizer) if task.own_loop is None else describe_own_optimizer(step.optimizer),
+        clip_grad_norm=step.clip_grad_norm,
+        accumulate=step.accumulate,
         fp32_precision=read_fp32_precision(),
+        notes=task.notes,
     )

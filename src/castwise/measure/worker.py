@@ -1,11 +1,11 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
-Commands: {"command": "open" | "check" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" |
+Commands: {"command": "open" | "check" | "look_at" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" |
           "run_stretch" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous where there
           are several.
 Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
-          {"event": "opened" | "checked" | "fetched" | "weights" | "ready" | "warm" | "block" | "resumed" |
-          "epoch" | "finished" | "failed", ...}.
+          {"event": "opened" | "checked" | "looked_at" | "fetched" | "weights" | "ready" | "warm" | "block" |
+          "resumed" | "epoch" | "finished" | "failed", ...}.
 """
 
 import json
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from castwise.errors import CastwiseError, UsageError
+from castwise.measure import user_code
 from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify
@@ -27,6 +28,8 @@ from castwise.measure.steady import SteadyCell
 from castwise.measure.training import TrainingRun
 from castwise.measure.weights import find_weights
 from castwise.measure.workloads import check_workload
+from castwise.measure.workloads.own import look_at
+from castwise.own_models import OwnModel
 from castwise.plan import TrialSpec
 from castwise.record import Resumed
 from castwise.techniques import why_unsupported
@@ -51,6 +54,11 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
     Raises:
         UsageError: It cannot.
     """
+    row = find_workload(spec.workload)
+    if row.family == "own" and (spec.own is None or spec.recipe is not None):
+        raise UsageError(
+            f"{spec.workload} is a model of the user's own, which `castwise run` and castwise.compare take."
+        )
     reason = why_unsupported(spec)
     if reason is not None:
         raise UsageError(reason)
@@ -58,7 +66,7 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
         raise UsageError(f"World size {spec.world_size} with parallelism '{spec.parallelism}' is impossible.")
     if spec.parallelism == "dp" and spec.device_type != "cuda":
         raise UsageError("DataParallel spreads a step over GPUs; on a CPU take the parallelism ddp.")
-    if spec.parallelism == "dp" and find_workload(spec.workload).family == "rnn_lm":
+    if spec.parallelism == "dp" and row.family == "rnn_lm":
         raise UsageError(
             f"DataParallel splits dimension 0, which is time in the batches of {spec.workload}; "
             "take the parallelism ddp."
@@ -68,6 +76,7 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
 class _Worker:
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         self.done = False
+        self._is_own = False  # the user's code has had a part in this process
         self._tell = tell
         self._cell: SteadyCell | None = None
         self._run: TrainingRun | None = None
@@ -75,6 +84,7 @@ class _Worker:
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "open": self._open,
             "check": self._check,
+            "look_at": self._look_at,
             "fetch": self._fetch,
             "find_weights": self._find_weights,
             "set_up": self._set_up,
@@ -88,14 +98,19 @@ class _Worker:
 
     def answer(self, message: bytes) -> bytes:
         """Carry out one command; whatever goes wrong becomes an event."""
+        name = ""
         try:
             command = json.loads(message)
-            return json.dumps(self._handlers[command["command"]](command)).encode()
+            name = command["command"]
+            return json.dumps(self._handlers[name](command)).encode()
         except Exception as error:  # noqa: BLE001  the one place: every process ends in a record
             self.done = True
             traceback.print_exc()
             status, text = classify(error)
-            usage = isinstance(error, CastwiseError)
+            place = user_code.where(error) if self._is_own else None
+            text += f" ({place})" if place is not None else ""
+            # What the user's code raises before anything is measured is theirs to mend, as a misspelt name is.
+            usage = isinstance(error, CastwiseError) or name == "look_at"
             return json.dumps({"event": "failed", "status": status, "message": text, "usage": usage}).encode()
 
     def _open(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +124,12 @@ class _Worker:
         for name in command["workloads"]:
             check_workload(find_workload(name))
         return {"event": "checked"}
+
+    def _look_at(self, command: dict[str, Any]) -> dict[str, Any]:
+        self._is_own = True
+        workload = look_at(OwnModel.model_validate(command["own"]))
+        self.done = True
+        return {"event": "looked_at", "workload": workload.model_dump(mode="json")}
 
     def _fetch(self, command: dict[str, Any]) -> dict[str, Any]:
         fetch(command["data_set"], Path(command["data_dir"]))
@@ -129,6 +150,7 @@ class _Worker:
     def _set_up(self, command: dict[str, Any]) -> dict[str, Any]:
         data_dir = Path(command["data_dir"]) if command["data_dir"] else None
         spec = TrialSpec.model_validate(command["spec"])
+        self._is_own = spec.own is not None
         _refuse_the_impossible(spec)
         if spec.num_processes > 1:
             self._peers = join_peers(spec, command["rank"], command["rendezvous"])

@@ -15,11 +15,10 @@ from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.report.warning_lines import warning_lines
 from castwise.techniques import join
-from castwise.workloads import unit_of
 
 
 def _unit(row: Row) -> str:
-    return unit_of(row.trial.spec.workload)
+    return metrics.unit_of(row.trial)
 
 
 def _rate(row: Row) -> str:
@@ -247,7 +246,7 @@ def headline(rows: Sequence[Row]) -> str:
     parts = []
     for name, prefix in (("workload", ""), ("batch_size", "batch "), ("data_set", "")):
         values = {getattr(row.trial.spec, name) for row in rows}
-        if len(values) == 1:
+        if len(values) == 1 and not (name == "data_set" and trial.spec.own is not None):  # their data is the user's
             value = next(iter(values))
             parts.append(f"{prefix}{value}" + (" data" if name == "data_set" else ""))
     spreads = {row.trial.spec.spread for row in rows}
@@ -269,11 +268,11 @@ def software_of(trial: Trial) -> str:
 
 def remarks(rows: Sequence[Row]) -> list[str]:
     """Return what a reader of the table must know besides its figures, a line each."""
-    lines = [
-        f"{row.trial.spec.label}: {row.trial.status}: {row.trial.message}" for row in rows if row.trial.status != "ok"
-    ]
+    lines = _failures(rows)
     facts = [row.trial.facts for row in rows if row.trial.facts is not None]
     lines += dict.fromkeys(fact.data_note for fact in facts if fact.data_note)
+    lines += dict.fromkeys(note for fact in facts for note in fact.notes)
+    lines += _seen_while_timed(rows)
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
     lines += warning_lines(rows)
@@ -286,10 +285,29 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """Return how each trial failed; where all did in one way, which is then no precision's fault, that once."""
+    failures = [(row.trial.status, row.trial.message) for row in rows if row.trial.status != "ok"]
+    if len(failures) == len(rows) > 1 and len(set(failures)) == 1:
+        return [f"all {len(rows)} trials: {failures[0][0]}: {failures[0][1]}"]
+    return [
+        f"{row.trial.spec.label}: {row.trial.status}: {row.trial.message}" for row in rows if row.trial.status != "ok"
+    ]
+
+
 def _whose(row: Row) -> str:
     """Return what of a row is all devices' and what is one's."""
     units, unit = ("CPU processes", "process") if row.trial.spec.device_type == "cpu" else ("GPUs", "GPU")
     return f"throughput is that of all {units} together; batch and peak memory are those of one {unit}"
+
+
+def _seen_while_timed(rows: Sequence[Row]) -> list[str]:
+    """Return what the user's own code was seen to do, each with the precisions in which it was."""
+    precisions: dict[str, list[str]] = {}
+    for row in rows:
+        for note in dict.fromkeys(note for trial in row.trials for rank in trial.ranks for note in rank.notes):
+            precisions.setdefault(note, []).append(row.trial.spec.precision)
+    return [f"{note} ({', '.join(names)})" for note, names in precisions.items()]
 
 
 def _undecided(rows: Sequence[Row]) -> list[str]:

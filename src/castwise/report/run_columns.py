@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from castwise.analyze import metrics
 from castwise.analyze.runs import Run, data_share, epochs_of
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_percent, format_rate, format_ratio, format_seconds
 from castwise.techniques import join
-from castwise.workloads import unit_of
 
 # What a narrow terminal does without, the first first.
 DISPENSABLE = (
@@ -80,7 +80,7 @@ def _part(run: Run, name: Literal["total", "start", "validation"]) -> float | No
 
 
 def _rate(run: Run) -> str:
-    unit = unit_of(run.trial.spec.workload)
+    unit = metrics.unit_of(run.trial)
     return "–" if run.throughput is None else f"{format_rate(run.throughput)} {unit}/s"
 
 

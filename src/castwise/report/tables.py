@@ -16,6 +16,7 @@ from castwise.prices import Prices
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
 from castwise.report.costs import cost_lines, costs
 from castwise.report.grid import csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
+from castwise.report.snippets import snippet_lines
 
 _PIPED_WIDTH = 250
 # The columns that a narrow terminal does without, the first first.
@@ -53,6 +54,8 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console,
             printed.add(item.code)
             # Never wrapped: what is copied from the terminal has to run.
             console.print(escape(_indented(item.code)), highlight=False, soft_wrap=True)
+            for line in snippet_lines(item):
+                console.print(escape(_indented(line)), highlight=False, soft_wrap=True)
 
 
 def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
@@ -61,7 +64,7 @@ def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | 
     for item in advice:
         lines += ["", markdown_text(item.sentence)]
         if item.code:
-            lines += ["", "```python", item.code, "```"]
+            lines += ["", "```python", "\n".join([item.code, *snippet_lines(item)]), "```"]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -92,6 +95,7 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None
                 "precision": item.precision,
                 "sentence": item.sentence,
                 "code": item.code,
+                "frameworks": {snippet.framework: snippet.code or None for snippet in item.snippets},
             }
             for item in advice
         ],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from castwise.data_sets import DataSet, default_data_dir, verify
 from castwise.errors import EngineError, MissingDataError, UsageError
+from castwise.own_models import OwnModel, OwnWorkload, locate
 from castwise.record import Environment
 from castwise.sweep.engine import Engine, TrialFailedError
 from castwise.sweep.launcher import ForkserverEngine
@@ -78,6 +79,26 @@ def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = 
         raise UsageError(
             f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
         ) from None
+    finally:
+        session.close()
+
+
+def look_at_own(bench: Bench, references: Sequence[str]) -> dict[str, OwnWorkload]:
+    """Return what is known of the user's own models, by reference; each one's code runs in a process of its own.
+
+    Raises:
+        UsageError: There is no such file or function, it raises, or what it returns cannot be trained.
+    """
+    return {reference: _look_at(bench, locate(reference)) for reference in references}
+
+
+def _look_at(bench: Bench, model: OwnModel) -> OwnWorkload:
+    session = bench.engine.start(_PROBE_TIMEOUT_SECONDS)
+    try:
+        session.open(bench.device)
+        return session.look_at(model)
+    except TrialFailedError as failure:
+        raise UsageError(failure.message, failure.log) from None
     finally:
         session.close()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from castwise.document import Document
+from castwise.own_models import OwnModel, OwnWorkload
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.sweep.engine import Tell, TrialFailedError
@@ -58,6 +59,11 @@ class Conversation(ABC):
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
         self._ask({"command": "check", "workloads": list(workloads)})
+
+    def look_at(self, model: OwnModel) -> OwnWorkload:
+        """Run the user's code and say what is known of their model."""
+        command = {"command": "look_at", "own": model.model_dump(mode="json")}
+        return self._ask_for(OwnWorkload, "workload", command)[0]
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""

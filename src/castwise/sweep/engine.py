@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from castwise.own_models import OwnModel, OwnWorkload
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
 
@@ -40,6 +41,9 @@ class Session(Protocol):
 
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
+
+    def look_at(self, model: OwnModel) -> OwnWorkload:
+        """Run the user's code and say what is known of their model."""
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""

@@ -9,9 +9,11 @@ from typing import TypeVar
 
 from castwise.data_sets import MNIST, find_data_set
 from castwise.errors import MissingDataError, UsageError
+from castwise.own_models import locate
 from castwise.plan import (
     CPU_PROTOCOL,
     CPU_ROUND,
+    CPU_SHORT,
     CUDA_PROTOCOL,
     CUDA_ROUND,
     SYNTHETIC,
@@ -23,7 +25,7 @@ from castwise.plan import (
 )
 from castwise.precisions import find_precision, why_unsupported
 from castwise.record import Environment, Trial
-from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, provide
+from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, look_at_own, provide
 from castwise.sweep.engine import Engine
 from castwise.sweep.rounds import Rounds, Rule
 from castwise.sweep.runner import FAILED, Listener, Silent, Sweep, why_lacking
@@ -65,6 +67,7 @@ class Request:
         rule: When a comparison's rounds end; None measures each cell once, by itself.
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again, whatever is recorded.
+        short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
     """
 
     axes: Axes = field(default_factory=Axes)
@@ -78,6 +81,7 @@ class Request:
     rule: Rule | None = None
     retry: bool = False
     again: bool = False
+    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,16 +183,16 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    scales: tuple[str | float, ...] | None = _listed(loss_scale)
+    scales: tuple[str | float, ...] | None = listed(loss_scale)
     request = Request(
         axes=Axes(
-            workloads=_names(workload),
-            precisions=_names(precision),
-            batch_sizes=_listed(batch_size),
+            workloads=named(workload),
+            precisions=named(precision),
+            batch_sizes=listed(batch_size),
             loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
-            world_sizes=_listed(gpus),
-            parallelisms=_names(parallelism),
-            techniques=_names(techniques),
+            world_sizes=listed(gpus),
+            parallelisms=named(parallelism),
+            techniques=named(techniques),
         ),
         device=device,
         data_set=data_set,
@@ -300,12 +304,19 @@ def _check_names(request: Request) -> None:
     if not 0 <= request.seed < _SEED_LIMIT:
         raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1; {request.seed} is none.")
     check_device_name(request.device)
+    for reference in _own_models(request):
+        locate(reference)
     axes = replace(request.axes, workloads=request.axes.workloads or (_BARE_CPU[0],))
     build_plan(axes, device="cpu", data_set=request.data_set or SYNTHETIC)
 
 
 def _zoo_models(request: Request) -> tuple[str, ...]:
-    return tuple(name for name in request.axes.workloads or () if ":" in name)
+    names = [name for name in request.axes.workloads or () if ":" in name]
+    return tuple(name for name in names if find_workload(name).family != "own")
+
+
+def _own_models(request: Request) -> tuple[str, ...]:
+    return tuple(name for name in request.axes.workloads or () if find_workload(name).family == "own")
 
 
 def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
@@ -319,14 +330,17 @@ def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tu
             data_set, note = _mnist_or_synthetic(bench.engine, bench.data_dir)
             notes += [note] if note else []
     protocol = _protocol(request, is_cpu)
-    plan = build_plan(axes, device=bench.device, data_set=data_set, protocol=protocol, seed=request.seed)
+    if request.short and is_cpu and axes.precisions is None:
+        axes = replace(axes, precisions=_BARE_CPU[1])
+    own = look_at_own(bench, _own_models(request))
+    plan = build_plan(axes, device=bench.device, data_set=data_set, protocol=protocol, seed=request.seed, own=own)
     if data_set != SYNTHETIC:
         provide(bench.engine, find_data_set(data_set), bench.data_dir)
     return plan.specs, tuple(notes)
 
 
 def _protocol(request: Request, is_cpu: bool) -> Protocol:
-    protocol = _PROTOCOLS[is_cpu, request.rule is not None]
+    protocol = CPU_SHORT if is_cpu and request.short else _PROTOCOLS[is_cpu, request.rule is not None]
     update: dict[str, float] = {}
     if request.seconds is not None:
         update = {"max_seconds": request.seconds, "block_seconds": request.seconds / protocol.num_blocks}
@@ -362,7 +376,8 @@ def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit
     return tuple(kept)
 
 
-def _listed(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
+def listed(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
+    """Return one value or several as a tuple, and None as it is."""
     if value is None:
         return None
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -370,9 +385,10 @@ def _listed(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
     return (value,)
 
 
-def _names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    listed: tuple[str, ...] | None = _listed(value)
-    if listed is None:
+def named(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names, in a list or separated by commas, as a tuple, and None as it is."""
+    names: tuple[str, ...] | None = listed(value)
+    if names is None:
         return None
-    parts = (part.strip() for item in listed for part in item.split(","))
+    parts = (part.strip() for item in names for part in item.split(","))
     return tuple(part for part in parts if part)

@@ -12,7 +12,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -97,6 +97,7 @@ class ProcessSession(Conversation):
             with theirs:
                 _start(self._process)
             undo.pop_all()
+        self._group: int | None = self._process.pid  # the door makes it a group of its own
         _limit_stalls(self._connection)
 
     def open(self, device: str) -> Environment:
@@ -120,7 +121,15 @@ class ProcessSession(Conversation):
             self._process.kill()
             # Not for ever: a process in the middle of a broken driver's system call cannot even be killed.
             self._process.join(_EXIT_SECONDS)
+        self._end_group()
         self._log.unlink(missing_ok=True)
+
+    def _end_group(self) -> None:
+        """End what the trial's process has started and left behind, once."""
+        pid, self._group = self._group, None
+        if pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """End the process at once; `close` still has to be called."""

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from castwise.errors import UsageError
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, Metered, RankSamples, Reading, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
@@ -184,7 +185,13 @@ class Attempt:
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     def record(self, duration_seconds: float) -> Trial:
-        """Return the trial's record."""
+        """Return the trial's record.
+
+        Raises:
+            UsageError: castwise refused the user's own model: a mistake in it, and no trial's result.
+        """
+        if self.spec.own is not None and self.failure is not None and self.failure.refused:
+            raise UsageError(self.failure.message, self.failure.log)
         samples = self.samples
         if not samples and (self.blocks or self.epochs):
             samples = (RankSamples(blocks=tuple(self.blocks), epochs=tuple(self.epochs)),)

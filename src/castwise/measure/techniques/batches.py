@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from castwise.measure.nests import map_tensors
 from castwise.measure.techniques.loop import Loop
 from castwise.measure.workloads.task import Batch
 
@@ -20,7 +21,7 @@ def preparation(loop: Loop) -> Prepare | None:
         return None
 
     def prepare(batch: Batch) -> Batch:
-        return tuple(_as_wanted(part, loop) if part.dim() == 4 else part for part in batch)
+        return map_tensors(lambda part: _as_wanted(part, loop) if part.dim() == 4 else part, batch)  # type: ignore[no-any-return]
 
     return prepare
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
+from castwise.measure.nests import tensors_of
 from castwise.measure.workloads.task import Batch
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
@@ -63,4 +64,4 @@ class CompiledLoss:
 
 def shapes_of(batch: Batch) -> Shapes:
     """Return the shapes of a batch's parts."""
-    return tuple(part.shape for part in batch)
+    return tuple(part.shape for part in tensors_of(batch))

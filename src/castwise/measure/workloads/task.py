@@ -3,10 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from castwise.workloads import Unit
+
+if TYPE_CHECKING:
+    from castwise.measure.precision import Weights
 
 Batch = tuple[Tensor, ...]
 Judged = tuple[Tensor, Tensor | None, int]
@@ -14,6 +20,24 @@ Judged = tuple[Tensor, Tensor | None, int]
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """What of the training loop is the user's own.
+
+    Attributes:
+        make_optimizer: Returns the optimizer, over what is stepped in the place of the model's weights.
+        make_scheduler: Returns what is called after each step that the optimizer took.
+        accumulate: Batches whose gradients are added up for one optimizer step; more than 1 means that what
+            `make_batches` returns are tuples of so many.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+    """
+
+    make_optimizer: "Callable[[Weights], Optimizer]"
+    make_scheduler: Callable[[Optimizer], Callable[[], None]]
+    accumulate: int = 1
+    clip_grad_norm: float | None = None
 
 
 class Carried(Protocol):
@@ -38,6 +62,7 @@ class Task:
             and outputs are cast by the precision, so it calls `model(...)` and takes a float32 loss of what comes.
         num_classes: Classes of a classifier, for telling what chance gives; None for other workloads.
         units_per_sample: Units of throughput in one sample.
+        unit: What throughput counts, where it is not what the workload's row says.
         judge: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the number
             of targets predicted right, or None where that says nothing; the number of targets. None without
             validation data.
@@ -49,6 +74,8 @@ class Task:
             raises DataError where the file is not theirs. None where the workload takes none.
         chunk_loss: Has the loss computed in this many parts, whose logits are computed again in backward; None where
             the loss is small beside the model.
+        own_loop: What of the loop is the user's own; None for the workloads castwise has.
+        notes: What a reader of the figures must know of the user's code.
     """
 
     model: nn.Module
@@ -57,8 +84,11 @@ class Task:
     judge: Callable[[nn.Module, Batch], Judged] | None = None
     num_classes: int | None = None
     units_per_sample: int = 1
+    unit: Unit | None = None
     carried: Carried | None = None
     begin_epoch: Callable[[], None] = _nothing
     group_of: Callable[[str], int] | None = None
     load_weights: Callable[[Path], None] | None = None
     chunk_loss: Callable[[int], None] | None = None
+    own_loop: OwnLoop | None = None
+    notes: tuple[str, ...] = ()

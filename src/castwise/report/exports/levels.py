@@ -14,7 +14,6 @@ from castwise.analyze.energy import joules_per_unit, power_watts
 from castwise.analyze.estimates import Estimate
 from castwise.errors import unknown_name
 from castwise.record import Block, Epoch, Reading, Trial
-from castwise.workloads import unit_of
 
 Kind = Literal["text", "integer", "number", "truth"]
 R = TypeVar("R")
@@ -94,7 +93,7 @@ def _trials(collection: Collection, file_of: FileOf) -> FlatTable:
         Field("started_at", "text", lambda t: t.started_at),
         Field("duration_seconds", "number", lambda t: t.duration_seconds),
         Field("sitting", "text", lambda t: t.sitting),
-        Field("unit", "text", lambda t: unit_of(t.spec.workload)),
+        Field("unit", "text", metrics.unit_of),
         Field("step_seconds", "number", metrics.step_seconds),
         Field("spread", "number", metrics.spread),
         Field("throughput_per_second", "number", throughput_of),

@@ -13,7 +13,6 @@ from castwise.precisions import BASELINE
 from castwise.record import Environment, Trial
 from castwise.report.grid import Column, Grid
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
-from castwise.workloads import unit_of
 
 T = TypeVar("T")
 
@@ -178,7 +177,7 @@ def _rate_text(answer: Answer) -> str:
 
 def _throughput_text(line: _Line) -> str:
     value = line.throughput
-    return "–" if value is None else f"{format_rate(value)} {unit_of(line.trial.spec.workload)}/s"
+    return "–" if value is None else f"{format_rate(value)} {metrics.unit_of(line.trial)}/s"
 
 
 def _words(name: str, text: Callable[[T], str]) -> Column[T]:

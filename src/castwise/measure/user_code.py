@@ -1,0 +1,64 @@
+"""The user's own code: told apart from libraries, located in tracebacks, and digested."""
+
+import hashlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+import castwise
+
+_OWN = Path(castwise.__file__).parent
+_LIBRARIES = tuple(
+    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_PACKAGES = {"site-packages", "dist-packages"}
+
+
+def is_users(file: str | None) -> bool:
+    """Return whether a source file is the user's: neither castwise's, nor Python's, nor an installed package's."""
+    if not file or file.startswith("<"):
+        return False
+    path = Path(file)
+    if _PACKAGES & set(path.parts):
+        return False
+    path = path.resolve()
+    return not any(path.is_relative_to(folder) for folder in (_OWN, *_LIBRARIES))
+
+
+def where(error: BaseException) -> str | None:
+    """Return the innermost place of the user's code that an exception went through: `train_me.py:12, in forward`.
+
+    Of a syntax error it is the faulty line. None where no code of the user's had a part in it.
+    """
+    if isinstance(error, SyntaxError) and is_users(error.filename):
+        return f"{_shown(str(error.filename))}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
+    return None
+
+
+def _shown(file: str) -> str:
+    # Jupyter gives every cell a file of its own, under the kernel's number.
+    return "a notebook's cell" if "ipykernel_" in file else Path(file).name
+
+
+def digest(files: Iterable[Path], before: Iterable[str]) -> str:
+    """Return 12 hexadecimal digits that stand for these files and all modules of the user's imported since.
+
+    Args:
+        files: Files that are not modules: the user's file, a pickle, a configuration.
+        before: The names of the modules that there were before.
+    """
+    known = set(before)
+    imported = {
+        Path(file)
+        for name, module in list(sys.modules.items())
+        if name not in known and is_users(file := getattr(module, "__file__", None)) and file
+    }
+    content = hashlib.sha256()
+    for part in sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in {*imported, *files}):
+        content.update(part.encode())
+    return content.hexdigest()[:12]

@@ -1,0 +1,155 @@
+"""`castwise.compare`, on the fake engine and for real."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_engine import FakeEngine, Fault, fake_environment
+from rich.console import Console
+from torch import nn
+
+import castwise
+from castwise.errors import UsageError
+from castwise.own_models import OwnModel
+from castwise.sweep import bench
+from castwise.sweep.engine import TrialFailedError
+
+MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine = FakeEngine()
+    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    return engine
+
+
+def test_a_comparison_is_a_table_and_its_records(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    found = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed")
+    assert [trial.spec.precision for trial in found.trials] == ["fp32", "bf16-mixed"]
+    assert {trial.spec.workload for trial in found.trials} == {"own:Linear"}
+    assert {trial.spec.batch_size for trial in found.trials} == {16}  # the fake engine's word for it
+    assert found.best == "bf16-mixed"
+    assert [row.speedup for row in found.rows] == [1, pytest.approx(2.5)]
+    assert str(found) == repr(found)
+    assert "own:Linear, batch 16: take bf16-mixed." in str(found)
+    assert "\x1b" not in str(found)
+    assert "<table>" in found._repr_html_()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(": ")[0] for line in err.splitlines()] == ["trial 1 of 2", "trial 2 of 2"]
+
+
+def test_rich_shows_it_in_colour_where_there_is_colour(engine: FakeEngine) -> None:
+    found = castwise.compare(MODEL, BATCH, progress=False)
+    for color in ("truecolor", None):
+        console = Console(width=100, color_system=color, force_terminal=True, record=True, file=io.StringIO())
+        console.print(found)
+        assert ("\x1b[" in console.export_text(styles=True)) == (color is not None)
+
+
+def test_progress_can_be_left_out(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    castwise.compare(MODEL, BATCH, progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_records_nothing_is_left_behind(engine: FakeEngine, tmp_path: Path, logs: Path) -> None:
+    castwise.compare(MODEL, BATCH, progress=False)
+    assert list(logs.iterdir()) == []
+
+
+def test_with_records_the_same_objects_are_measured_once(engine: FakeEngine, tmp_path: Path) -> None:
+    for _ in range(2):
+        found = castwise.compare(MODEL, BATCH, progress=False, results=tmp_path, precision="fp32")
+    assert len(engine.measured) == 1
+    assert found.trials[0].status == "ok"
+    own = found.trials[0].spec.own
+    assert own is not None
+    assert Path(own.path).parent == tmp_path / "objects"
+
+
+def test_a_name_is_measured_as_it_is(engine: FakeEngine) -> None:
+    assert castwise.compare("resnet50", precision="fp32", progress=False).trials[0].spec.own is None
+    with pytest.raises(UsageError, match=r"The workload 'resnet50' has its own batch\. Leave it out"):
+        castwise.compare("resnet50", BATCH)
+
+
+def test_on_a_cpu_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(environment=fake_environment(None))
+    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    castwise.compare(MODEL, BATCH, progress=False)
+    assert [spec.precision for spec in engine.measured] == ["fp32", "bf16-mixed", "fp16-mixed", "bf16-true"]
+    assert all(spec.protocol.max_seconds <= 1 for spec in engine.measured)
+    castwise.compare(MODEL, BATCH, progress=False, precision="fp16-true", seconds=3.0)
+    assert engine.measured[-1].protocol.max_seconds == 3
+
+
+def test_what_is_wrong_with_the_users_code_is_raised_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = TrialFailedError("crashed", "ZeroDivisionError: division by zero (x.py:2, in build)", "Traceback …", True)
+    engine = FakeEngine(own=broken)
+    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    with pytest.raises(UsageError, match="ZeroDivisionError") as refusal:
+        castwise.compare(MODEL, BATCH, progress=False)
+    assert refusal.value.details == "Traceback …"
+    assert engine.num_open == 0
+
+
+def test_a_crash_of_one_precision_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(faults={"bf16-mixed": Fault("crash")})
+    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    found = castwise.compare(MODEL, BATCH, progress=False, precision="fp32,bf16-mixed,fp16-mixed")
+    assert [trial.status for trial in found.trials] == ["ok", "crashed", "ok"]
+
+
+SCRIPT = """\
+import castwise
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+    def forward(self, x):
+        return helper(self.linear(x))
+
+def helper(x):
+    return torch.relu(x)
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output, target)
+
+torch.set_num_threads(1)
+found = castwise.compare(
+    Net(), lambda size: (torch.randn(size, 16), torch.randint(4, (size,))), loss,
+    batch_size=8, precision="fp32,bf16-mixed", seconds=0.1, progress=False, device="cpu",
+)
+print([trial.status for trial in found.trials], found.trials[0].spec.workload)
+"""
+
+
+def test_what_a_script_defines_travels_and_the_script_runs_once(tmp_path: Path) -> None:
+    """For real: classes, functions and lambdas of `__main__`, without a guard."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": str(Path(castwise.__file__).parents[1])}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "['ok', 'ok'] own:Net\n", done.stderr
+
+
+def test_what_a_model_says_of_itself_is_no_digest_yet(engine: FakeEngine) -> None:
+    looked: list[OwnModel] = []
+    session: Any = type(engine.start(1.0))
+    engine.sessions.pop()
+    look_at = session.look_at
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "look_at", lambda self, model: looked.append(model) or look_at(self, model))
+        found = castwise.compare(MODEL, BATCH, progress=False, precision="fp32")
+    assert [model.digest for model in looked] == [""]
+    assert found.trials[0].spec.own is not None
+    assert found.trials[0].spec.own.digest != ""

@@ -1,0 +1,75 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from castwise.comparison import compare
+from castwise.errors import UsageError
+from castwise.measure.workloads.contract import NAMES, Contract, call_without_arguments, read_contract
+
+MODEL = nn.Linear(2, 2)
+
+
+LOSS, BATCH = nn.MSELoss(), torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "parts"),
+    [
+        (MODEL, {}),
+        ((MODEL,), {}),
+        ((MODEL, BATCH), {"batch": BATCH}),
+        ((MODEL, BATCH, LOSS), {"batch": BATCH, "loss": LOSS}),
+        ((MODEL, BATCH, None), {"batch": BATCH}),
+        ({"model": MODEL, "batch": BATCH, "accumulate": 2}, {"batch": BATCH, "accumulate": 2}),
+        ({"model": lambda: MODEL}, {}),
+    ],
+)
+def test_every_form_comes_to_the_same_parts(returned: Any, parts: dict[str, Any]) -> None:
+    assert read_contract(returned, "x.py:build") == Contract(model=MODEL, **parts)
+
+
+FROZEN = nn.Linear(1, 1).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "returned None. It must return a model, "),
+        (3, "returned an int"),
+        ([MODEL], r"returned a list of 1 \(Linear\)"),
+        ((MODEL, 1, 2, 3), r"returned a tuple of 4 \(Linear, int, int, int\)"),
+        ({"batch": 1}, "a dict without 'model'"),
+        ({"model": MODEL, "optimiser": 1}, "a dict with 'optimiser'. Its keys may be: model, batch, "),
+        ({"model": "resnet"}, "model of x.py:build is a str, not a torch.nn.Module"),
+        ({"model": None}, "model of x.py:build is None"),
+        ({"model": lambda: 3}, "is an int, not a torch.nn.Module"),
+        ({"model": lambda size: MODEL}, r"the model of x.py:build needs arguments \(size\)"),
+        (FROZEN, r"\(Linear\) has no parameter that learns"),
+        ((MODEL, torch.ones(1), 3), "loss of x.py:build is an int, not a function"),
+        ({"model": MODEL, "loss": nn.MSELoss(), "training_step": print}, "has both a loss and a training_step"),
+        ({"model": MODEL, "optimizer": "adam"}, "neither an optimizer nor a function"),
+        ({"model": MODEL, "accumulate": 0}, "accumulate of x.py:build is 0, not a whole number from 1"),
+        ({"model": MODEL, "batch_size": 2.5}, "batch_size of x.py:build is 2.5"),
+        ({"model": MODEL, "clip_grad_norm": 0}, "clip_grad_norm of x.py:build is 0, not a number above 0"),
+        ({"model": MODEL, "unit": "frames"}, "unit of x.py:build is 'frames'. It may be: images, tokens, samples"),
+    ],
+)
+def test_what_is_not_in_the_contract_is_refused_in_a_line(returned: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refusal:
+        read_contract(returned, "x.py:build")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_function_is_called_without_arguments() -> None:
+    assert call_without_arguments(lambda size=3, *rest, **more: size, "x.py:build") == 3
+    with pytest.raises(UsageError, match=r"x.py:build needs arguments \(size, depth\)"):
+        call_without_arguments(lambda size, *, depth: None, "x.py:build")
+    with pytest.raises(UsageError, match=r"x\.py:build is no function but a str"):
+        call_without_arguments("text", "x.py:build")
+
+
+def test_compare_takes_all_names_of_the_contract() -> None:
+    names = compare.__code__.co_varnames[: compare.__code__.co_argcount + compare.__code__.co_kwonlyargcount]
+    assert set(NAMES) <= set(names)

@@ -1,0 +1,46 @@
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from castwise.measure.nests import map_tensors, tensors_of
+
+Pair = namedtuple("Pair", ["first", "second"])
+ONE, TWO = torch.ones(2), torch.full((3,), 2)
+
+
+@dataclass
+class Sample:
+    image: Tensor
+    name: str
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        (ONE, [TWO, "text"], 3),
+        {"a": ONE, "b": {"c": TWO}},
+        Pair(ONE, TWO),
+        UserDict({"a": ONE, "b": (TWO,)}),  # what tokenizers return is one
+        [Sample(ONE, "one"), Sample(TWO, "two")],
+    ],
+)
+def test_every_kind_of_nest_keeps_its_kind(nest: Any) -> None:
+    doubled = map_tensors(lambda tensor: tensor * 2, nest)
+    assert type(doubled) is type(nest)
+    assert [tensor.tolist() for tensor in tensors_of(nest)] == [[1, 1], [2, 2, 2]]
+    assert [tensor.tolist() for tensor in tensors_of(doubled)] == [[2, 2], [4, 4, 4]]
+
+
+def test_what_is_no_tensor_stays_as_it_is() -> None:
+    thing = object()
+    assert map_tensors(lambda tensor: tensor, [thing, None, 1.5])[0] is thing
+    assert tensors_of({"a": [None, "x"]}) == []
+
+
+def test_a_data_class_keeps_what_is_no_tensor() -> None:
+    moved = map_tensors(lambda tensor: tensor + 1, Sample(ONE, "one"))
+    assert (moved.name, moved.image.tolist()) == ("one", [2, 2])

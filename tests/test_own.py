@@ -1,0 +1,334 @@
+"""A user's file, module, pickle or configuration, from its name to steps of training; and all that may be wrong."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import six_models
+import torch
+from torch import nn
+
+from castwise.errors import UsageError
+from castwise.measure.cell import Cell, build_cell
+from castwise.measure.data.shares import own_batches
+from castwise.measure.parallel import Peers
+from castwise.measure.precision import read_fp32_precision
+from castwise.measure.steady import SteadyCell
+from castwise.measure.workloads.own import build_own, look_at
+from castwise.own_models import locate, pickle_reference
+from castwise.plan import Protocol, TrialSpec
+from castwise.precisions import PRECISIONS, find_precision
+from castwise.techniques import TECHNIQUES, why_unsupported
+from castwise.workloads import find_workload
+
+HEAD = "import torch\nfrom torch import nn\n"
+GOOD = HEAD + "def build():\n    return nn.Linear(3, 2), torch.ones(6, 3)\n"
+SIX = Path(six_models.__file__)
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give back what user code does to this process, which is otherwise a trial's own."""
+    modules, folder = dict(sys.modules), os.getcwd()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    yield
+    for name in set(sys.modules) - set(modules):
+        if getattr(sys.modules[name], "__file__", None) and "pytest-of" in str(sys.modules[name].__file__):
+            del sys.modules[name]
+    os.chdir(folder)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    def write(code: str, name: str = "train_me.py") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+        return f"{path}:build"
+
+    return write
+
+
+def spec_of(reference: str, precision: str = "fp32", batch_size: int = 4) -> TrialSpec:
+    row = find_precision(precision)
+    return TrialSpec(
+        workload=find_workload(reference).name,
+        precision=precision,
+        loss_scale=row.loss_scale,
+        batch_size=batch_size,
+        device="cpu",
+        own=look_at(locate(reference)).model,
+    )
+
+
+def train(spec: TrialSpec, steps: int = 2) -> tuple[Cell, list[float]]:
+    with ExitStack() as stack:
+        cell = build_cell(spec, stack, Peers())
+        batches = own_batches(find_workload(spec.workload), cell.task, spec, 2, Peers())
+        losses = [cell.step(batches[step % len(batches)]).item() for step in range(steps)]
+    return cell, losses
+
+
+@pytest.mark.parametrize("precision", [row.name for row in PRECISIONS if row.on_cpu])
+@pytest.mark.parametrize("model", six_models.SMALL, ids=lambda model: model.__name__)
+def test_six_models_nobody_here_wrote_train_in_every_precision(model: Callable[[], object], precision: str) -> None:
+    spec = spec_of(f"{SIX}:{model.__name__}", precision)
+    cell, losses = train(spec, steps=1)
+    assert all(torch.isfinite(torch.tensor(losses)))
+    row = find_precision(precision)
+    assert set(cell.facts.param_dtypes) <= {row.param_dtype, row.batch_norm_dtype}
+    assert cell.facts.param_dtypes[row.param_dtype] > 100
+
+
+def test_what_the_six_say_of_themselves_is_used() -> None:
+    known = {model.__name__: look_at(locate(f"{SIX}:{model.__name__}")) for model in six_models.SMALL}
+    assert known["transformers_gpt2"].batch_size == 8  # said
+    assert known["lightning_module"].batch_size == 16  # its example's
+    assert known["timm_vit"].batch_size is None
+    bert, _ = train(spec_of(f"{SIX}:transformers_bert"))
+    assert bert.facts.clip_grad_norm == 1.0
+    gpt2, _ = train(spec_of(f"{SIX}:transformers_gpt2"))
+    assert gpt2.facts.accumulate == 2
+    module, _ = train(spec_of(f"{SIX}:lightning_module"))
+    assert module.facts.optimizer.startswith("SGD(lr=")
+    assert module.step.optimizer.param_groups[0]["lr"] != 0.01  # OneCycleLR has moved it
+    segmentation, _ = train(spec_of(f"{SIX}:torchvision_segmentation"))
+    assert segmentation.facts.unit == "images"
+
+
+def test_a_module_is_looked_for_in_the_present_folder_first(
+    write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("from .net import Net\nimport torch\ndef build():\n    return Net(), torch.ones(5, 3)\n", "mine/train.py")
+    write(
+        "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n",
+        "mine/net.py",
+    )
+    monkeypatch.chdir(tmp_path)
+    importlib.invalidate_caches()
+    known = look_at(locate("mine.train:build"))
+    assert known.batch_size == 5
+    train(spec_of("mine.train:build"))
+
+
+def test_a_file_imports_what_lies_beside_it(write: Callable[..., str]) -> None:
+    write("width = 3", "beside_me.py")
+    reference = write("import beside_me\n" + GOOD)
+    importlib.invalidate_caches()
+    assert look_at(locate(reference)).batch_size == 6
+
+
+def test_an_edited_file_is_another_model(write: Callable[..., str]) -> None:
+    reference = write(GOOD)
+    before = look_at(locate(reference)).model
+    assert look_at(locate(reference)).model == before
+    write(GOOD + "# edited\n")
+    assert look_at(locate(reference)).model.digest != before.digest
+    with pytest.raises(UsageError, match=r"train_me\.py:build was changed while it was being measured"):
+        build_own(before)
+
+
+def test_an_edited_neighbour_is_another_model_too(write: Callable[..., str]) -> None:
+    write("width = 3", "beside_me.py")
+    reference = write("import beside_me\n" + GOOD)
+    digests = []
+    for width in (3, 4):
+        write(f"width = {width}", "beside_me.py")
+        importlib.invalidate_caches()
+        digests.append(look_at(locate(reference)).model.digest)
+        del sys.modules["beside_me"]
+    assert digests[0] != digests[1]
+
+
+def test_a_pickle_is_a_model_with_its_optimizer(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    parts = {"model": model, "batch": torch.ones(4, 3), "optimizer": torch.optim.SGD(model.parameters(), lr=0.5)}
+    file = tmp_path / "model.pickle"
+    file.write_bytes(cloudpickle.dumps(parts))
+    cell, losses = train(spec_of(pickle_reference(file, "Linear"), "fp16-master"), steps=3)
+    assert len(losses) == 3
+    assert cell.facts.optimizer.startswith("SGD(lr=0.5")
+
+
+def test_a_pickled_function_may_return_everything(tmp_path: Path) -> None:
+    file = tmp_path / "model.pickle"
+    file.write_bytes(cloudpickle.dumps({"model": lambda: (nn.Linear(3, 2), torch.ones(7, 3))}))
+    assert look_at(locate(pickle_reference(file, "build"))).batch_size == 7
+
+
+BAD = [
+    ("x = 1", "No function of train_me.py named 'build'. It defines no function."),
+    ("def biuld():\n    pass", r"No function of train_me.py named 'build'. Did you mean biuld\?"),
+    ("build = 3", "train_me.py:build is no function but an int"),
+    ("def build(size):\n    pass", r"train_me.py:build needs arguments \(size\)"),
+    ("def build():\n    pass", "train_me.py:build returned None. It must return a model"),
+    (HEAD + "def build():\n    return nn.Linear(1, 1)", r"train_me.py:build gives no batch. Return \(model, batch\)"),
+    (HEAD + "def build():\n    return nn.Linear(1, 1), 'text'", "batch of train_me.py:build holds no tensor"),
+]
+
+
+@pytest.mark.parametrize(("code", "words"), BAD)
+def test_what_is_no_model_is_refused_in_a_line(code: str, words: str, write: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match=words) as refusal:
+        look_at(locate(write(code)))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_module_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"No module named 'no_such_module' can be imported from '.*'"):
+        look_at(locate("no_such_module.train:build"))
+
+
+def test_a_loss_that_is_no_scalar_is_refused(write: Callable[..., str]) -> None:
+    loss = "nn.CrossEntropyLoss(reduction='none')"
+    code = HEAD + f"def build():\n    return nn.Linear(3, 2), (torch.ones(4, 3), torch.zeros(4).long()), {loss}\n"
+    spec = spec_of(write(code))
+    with pytest.raises(UsageError, match=r"loss of train_me.py:build has shape \(4,\): it must be a scalar"):
+        train(spec)
+
+
+def test_half_precision_weights_begin_in_float32(write: Callable[..., str]) -> None:
+    cell, _ = train(spec_of(write(GOOD.replace("nn.Linear(3, 2)", "nn.Linear(3, 2).bfloat16()"))))
+    assert cell.facts.param_dtypes == {"float32": 8}
+    assert cell.facts.notes == ("your model came in bfloat16: every precision begins with float32 weights",)
+
+
+def test_what_a_file_sets_is_said_and_the_trial_runs_in_its_own_precision(write: Callable[..., str]) -> None:
+    before = read_fp32_precision()
+    code = GOOD.replace("def build", "torch.backends.cuda.matmul.allow_tf32 = True\ndef build")
+    cell, _ = train(spec_of(write(code)))
+    assert cell.facts.fp32_precision["cuda.matmul"] == "ieee"
+    (note,) = cell.facts.notes
+    assert "your code sets what float32 products compute in (cuda.matmul: tf32" in note
+    assert read_fp32_precision() == before
+
+
+def test_random_weights_come_from_the_trials_seed(write: Callable[..., str]) -> None:
+    spec = spec_of(write(GOOD))
+    assert train(spec)[1] == train(spec)[1]
+    assert train(spec)[1] != train(spec.model_copy(update={"seed": 1}))[1]
+
+
+@pytest.mark.parametrize(
+    "code", ["import sys\nsys.exit('no data')\n", "import argparse\nargparse.ArgumentParser().parse_args(['--nope'])\n"]
+)
+def test_a_script_that_ends_the_process_is_told_of_its_guard(code: str, write: Callable[..., str]) -> None:
+    with pytest.raises(UsageError, match=r"train_me\.py:build ends the process .*\(train_me\.py:2.*SystemExit"):
+        look_at(locate(write(code)))
+
+
+def test_a_script_sees_no_arguments_of_castwises(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["castwise", "run", "--seconds", "3"])
+    code = "import argparse\nargparse.ArgumentParser().parse_args()\n" + GOOD
+    assert look_at(locate(write(code))).batch_size == 6
+
+
+MISBEHAVING = (
+    HEAD
+    + """
+kept = []
+
+class Net(nn.Linear):
+    def forward(self, x):
+        {line}
+        return super().forward(x)
+
+def build():
+    return Net(3, 2), torch.ones(4, 3)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("pass", None),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", "float32 products of cuda.matmul: tf32 while it trains"),
+        ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark (False → True) while it trains"),
+        ("kept.append(torch.ones(2**18))", "something keeps tensors of past steps"),
+    ],
+)
+def test_what_a_model_does_in_its_steps_is_in_the_record(
+    line: str, words: str | None, write: Callable[..., str]
+) -> None:
+    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.001, num_blocks=6)
+    spec = spec_of(write(MISBEHAVING.format(line=line))).model_copy(update={"protocol": protocol})
+    before = read_fp32_precision()
+    cell = SteadyCell(spec, None)
+    cell.warm_up()
+    cell._steps_per_block = 5
+    for _ in range(protocol.num_blocks):
+        cell.run_block()
+    notes = cell.finish().notes
+    torch.backends.cudnn.benchmark = False
+    assert read_fp32_precision() == before
+    assert [words in note for note in notes] == ([] if words is None else [True]), notes
+
+
+IMAGES = (
+    HEAD
+    + """
+layouts = []
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, pixels, scale):
+        layouts.append(pixels.is_contiguous(memory_format=torch.channels_last))
+        return {"out": self.conv(pixels) * scale}
+
+def build():
+    return Net(), lambda size: {"pixels": torch.rand(size, 3, 8, 8), "scale": torch.ones(size, 1, 1, 1)}
+"""
+)
+
+
+def test_channels_last_reaches_the_images_of_a_dict(write: Callable[..., str]) -> None:
+    spec = spec_of(write(IMAGES)).model_copy(update={"techniques": ("channels-last",)})
+    assert why_unsupported(spec) is None
+    with ExitStack() as stack:
+        cell = build_cell(spec, stack, Peers())
+        assert cell.prepare is not None
+        (batch, *_) = own_batches(find_workload(spec.workload), cell.task, spec, 1, Peers())
+        prepared: Any = cell.prepare(batch)
+        assert prepared["pixels"].is_contiguous(memory_format=torch.channels_last)
+        assert cell.step.model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+        assert torch.isfinite(cell.step(prepared))
+
+
+def test_techniques_that_change_what_is_the_users_are_refused(write: Callable[..., str]) -> None:
+    spec = spec_of(write(GOOD)).model_copy(update={"device": "cuda:0"})
+    fit = [row.name for row in TECHNIQUES if row.kinds != ("training",)]
+    reasons = {name: why_unsupported(spec.model_copy(update={"techniques": (name,)})) for name in fit}
+    assert {name for name, reason in reasons.items() if reason is None} == {
+        "channels-last",
+        "cudnn-search",
+        "compile",
+        "compile-max-autotune",
+    }
+    assert reasons["fused-optimizer"] == ("fused-optimizer is for castwise's own workloads; put it into your own code")
+
+
+def test_cudnns_search_is_the_users_unless_it_is_asked_for(write: Callable[..., str]) -> None:
+    for line, techniques, wanted in (
+        ("torch.backends.cudnn.benchmark = True", (), True),
+        ("pass", (), False),
+        ("pass", ("cudnn-search",), True),
+    ):
+        torch.backends.cudnn.benchmark = False
+        spec = spec_of(write(GOOD.replace("def build", f"{line}\ndef build")))
+        torch.backends.cudnn.benchmark = False
+        with ExitStack() as stack:
+            build_cell(spec.model_copy(update={"techniques": techniques}), stack, Peers())
+            assert torch.backends.cudnn.benchmark is wanted
+    torch.backends.cudnn.benchmark = False

@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from castwise.errors import UsageError
+from castwise.own_models import OwnModel, OwnWorkload, is_own, locate, pickle_reference, shown_name
+from castwise.plan import Axes, build_plan
+from castwise.workloads import find_workload
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("train_me.py:build", "train_me.py:build"),
+        ("train_me.py", "train_me.py:build"),
+        ("/some/folder/train_me.py:make", "train_me.py:make"),
+        ("../train_me.py:make", "train_me.py:make"),
+        ("package.module:build", "package.module:build"),
+        ("module:build", "module:build"),
+        ("transformers:bert", "transformers:bert"),
+        ("transformers:/models/small-bert/config.json", "transformers:small-bert"),
+        ("transformers:small.json", "transformers:small.json"),
+        ("pickle:/tmp/1234.pickle#Net", "own:Net"),
+        ("own:Net", "own:Net"),
+    ],
+)
+def test_what_is_shown_names_no_folder(written: str, shown: str) -> None:
+    assert is_own(written)
+    assert shown_name(written) == shown
+    row = find_workload(written)
+    assert (row.name, row.family) == (shown, "own")
+    # Reports look a record's workload up by the name that stands in it.
+    assert find_workload(shown) == row
+
+
+@pytest.mark.parametrize("name", ["resnet50", "wrn-28-10"])
+def test_castwises_own_names_are_nobody_elses(name: str) -> None:
+    assert not is_own(name)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (":build", "names no function"),
+        ("train_me.py:", "names no function"),
+        ("train_me.py:not a name", "names no function"),
+        ("train-me:build", "neither a Python file nor a module"),
+        ("transformers:", "needs a configuration"),
+    ],
+)
+def test_what_is_no_reference_is_refused(written: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find_workload(written)
+
+
+def test_a_file_is_located_from_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train_me.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert locate("train_me.py") == OwnModel(kind="file", path=str(tmp_path / "train_me.py"), name="build")
+    assert locate("./train_me.py:make").path == str(tmp_path / "train_me.py")
+    assert locate("package.module:make") == OwnModel(kind="module", path=str(tmp_path), name="package.module:make")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'.*missing.py' does not exist.*castwise init"):
+        locate(f"{tmp_path}/missing.py:build")
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        locate(f"{tmp_path}/folder.py:build")
+
+
+def test_a_configuration_is_a_file_a_folder_or_a_type(tmp_path: Path) -> None:
+    config = tmp_path / "small" / "config.json"
+    config.parent.mkdir()
+    config.write_text("{}")
+    assert locate(f"transformers:{config}").path == str(config)
+    assert locate(f"transformers:{config.parent}").path == str(config)
+    assert locate("transformers:bert") == OwnModel(kind="transformers", path="", name="bert")
+    with pytest.raises(UsageError, match="There is no configuration"):
+        locate(f"transformers:{tmp_path}/none/config.json")
+
+
+def test_a_sessions_object_cannot_be_had_again() -> None:
+    with pytest.raises(UsageError, match="object of a Python session"):
+        locate("own:Net")
+
+
+def test_a_pickle_has_a_reference(tmp_path: Path) -> None:
+    file = tmp_path / "0123.pickle"
+    file.write_bytes(b"")
+    reference = pickle_reference(file, "Net")
+    assert shown_name(reference) == "own:Net"
+    assert locate(reference) == OwnModel(kind="pickle", path=str(file), name="Net")
+
+
+def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
+    model = OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")
+    known = {"/train_me.py:build": OwnWorkload(model=model, batch_size=48)}
+    axes = Axes(workloads=("/train_me.py:build",), precisions=("fp32",))
+    (spec,) = build_plan(axes, device="cpu", own=known).specs
+    assert (spec.workload, spec.own, spec.batch_size) == ("train_me.py:build", model, 48)
+    edited = {"/train_me.py:build": OwnWorkload(model=model.model_copy(update={"digest": "ba9876543210"}))}
+    (other,) = build_plan(axes, device="cpu", own=edited).specs
+    assert other.key != spec.key
+    assert other.batch_size == find_workload("train_me.py:build").cpu_batch_size
+    (asked,) = build_plan(Axes(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", own=known).specs
+    assert asked.batch_size == 7

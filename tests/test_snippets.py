@@ -1,0 +1,181 @@
+"""What is to be pasted does what was measured; the frameworks take the words they are given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_engine import fake_spec, fake_trial
+from small_step import CPU, make_batch, make_net, make_task
+from torch import Tensor, nn
+
+from castwise.analyze.compare import compare
+from castwise.analyze.recommend import recommend
+from castwise.analyze.snippets import _FRAMEWORKS, framework_snippets, pytorch_code
+from castwise.measure.precision import numeric_state
+from castwise.measure.training_step import TrainingStep
+from castwise.measure.workloads.contract import Contract
+from castwise.measure.workloads.own_loop import make_loop
+from castwise.precisions import PRECISIONS, Precision, find_precision
+from castwise.record import Facts
+from castwise.report.snippets import snippet_lines
+from castwise.workloads import OptimizerSpec
+
+LR, NORM = 0.125, 0.0625
+on_cpu = [row for row in PRECISIONS if row.on_cpu and row.name != "fp32"]
+each_precision = pytest.mark.parametrize("row", on_cpu, ids=lambda row: row.name)
+
+
+def facts(clip: float | None = None, accumulate: int = 1) -> Facts:
+    return Facts(
+        num_parameters=1,
+        units_per_sample=1,
+        param_dtypes={},
+        optimizer="",
+        fp32_precision={},
+        clip_grad_norm=clip,
+        accumulate=accumulate,
+    )
+
+
+def measured(row: Precision, clip: float | None, accumulate: int) -> list[Tensor]:
+    """Return the weights after two of castwise's own steps."""
+    net = make_net()
+    task = make_task(net)
+    task.own_loop = make_loop(
+        Contract(net, accumulate=accumulate, clip_grad_norm=clip, optimizer=lambda p: torch.optim.SGD(p, lr=LR)), "x"
+    )
+    unused = OptimizerSpec("SGD", (("lr", LR),))
+    step = TrainingStep(task, row, unused, loss_scale=row.loss_scale, clip_grad_norm=clip, device=CPU)
+    for _ in range(2):
+        step(parts(accumulate) if accumulate > 1 else make_batch())  # type: ignore[arg-type]
+    return [parameter.detach().float() for parameter in net.parameters()]
+
+
+def parts(count: int) -> tuple[Any, ...]:
+    images, labels = make_batch()
+    return tuple(zip(images.chunk(count), labels.chunk(count), strict=True))
+
+
+def pasted(row: Precision, clip: float | None, accumulate: int) -> list[Tensor]:
+    """Return the weights after the lines to paste were run as two steps of a loop written by hand."""
+    net = make_net()
+    net.train()
+    images, labels = make_batch()
+    names: dict[str, Any] = {
+        "torch": torch,
+        "model": net,
+        "lr": LR,
+        "loss_fn": nn.CrossEntropyLoss(),
+        "optimizer": torch.optim.SGD(net.parameters(), lr=LR),
+        "x": images,
+        "y": labels,
+        "batches": parts(accumulate),
+    }
+    lines = pytorch_code(row, "cpu", facts(clip, accumulate)).splitlines()
+    each_step = ("for x, y", "with torch.autocast", "loss =")
+    start = next(index for index, line in enumerate(lines) if line.startswith(each_step))
+    exec("\n".join(lines[:start]), names)
+    for _ in range(2):
+        names["optimizer"].zero_grad()
+        exec("\n".join(lines[start:]), names)
+    return [parameter.detach().float() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (NORM, 1), (None, 2), (NORM, 4)])
+@each_precision
+def test_the_lines_to_paste_do_what_was_measured(row: Precision, clip: float | None, accumulate: int) -> None:
+    with numeric_state(row):
+        ours, theirs = measured(row, clip, accumulate), pasted(row, clip, accumulate)
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(other, own, rtol=1e-3, atol=1e-4)
+
+
+def test_without_facts_the_lines_are_the_precisions_own() -> None:
+    for row in PRECISIONS:
+        assert pytorch_code(row, "cuda") == row.code.replace("{device!r}", '"cuda"')
+        assert pytorch_code(row, "cuda", facts()) == pytorch_code(row, "cuda")
+
+
+def test_every_precision_has_its_words_in_the_frameworks() -> None:
+    assert set(_FRAMEWORKS) == {row.name for row in PRECISIONS}
+
+
+def code_of(precision: str, framework: str, known: Facts | None = None) -> str:
+    snippets = framework_snippets(find_precision(precision), known)
+    return next(snippet.code for snippet in snippets if snippet.framework == framework)
+
+
+def test_clipping_and_accumulation_are_set_too() -> None:
+    known = facts(1.5, 4)
+    assert code_of("bf16-mixed", "Lightning", known) == (
+        'Trainer(precision="bf16-mixed", gradient_clip_val=1.5, accumulate_grad_batches=4)'
+    )
+    assert code_of("fp16-mixed", "Accelerate", known) == (
+        'accelerator = Accelerator(mixed_precision="fp16", gradient_accumulation_steps=4); '
+        "accelerator.clip_grad_norm_(model.parameters(), 1.5)"
+    )
+    assert code_of("bf16-mixed", "transformers", known) == (
+        "TrainingArguments(bf16=True, max_grad_norm=1.5, gradient_accumulation_steps=4)"
+    )
+    assert code_of("fp16-master", "Lightning", known) == ""
+
+
+RUNS: list[tuple[str, str]] = [
+    (precision, framework)
+    for precision, words in _FRAMEWORKS.items()
+    for framework in ("Lightning", "Accelerate", "transformers")
+    if words.lightning and not (precision in ("tf32", "fp32") and framework == "transformers")  # needs a GPU
+]
+
+
+@pytest.mark.parametrize(("precision", "framework"), RUNS)
+def test_the_frameworks_take_these_words(precision: str, framework: str, tmp_path: Any) -> None:
+    names: dict[str, Any] = {"torch": torch, "model": nn.Linear(2, 2)}
+    code = code_of(precision, framework, facts(1.0, 2 if framework != "Lightning" else 1))
+    if framework == "Lightning":
+        names["Trainer"] = _trainer(pytest.importorskip("lightning"))
+    elif framework == "Accelerate":
+        names["Accelerator"] = _accelerator(pytest.importorskip("accelerate"))
+    else:
+        pytest.importorskip("accelerate")
+        names["TrainingArguments"] = _arguments(pytest.importorskip("transformers"), str(tmp_path))
+    before = torch.get_float32_matmul_precision()
+    try:
+        exec(code, names)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _trainer(lightning: Any) -> Callable[..., Any]:
+    return lambda **words: lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, **words
+    )
+
+
+def _accelerator(accelerate: Any) -> Callable[..., Any]:
+    def make(**words: Any) -> Any:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        return accelerate.Accelerator(cpu=True, **words)
+
+    return make
+
+
+def _arguments(transformers: Any, folder: str) -> Callable[..., Any]:
+    return lambda **words: transformers.TrainingArguments(output_dir=folder, use_cpu=True, **words)
+
+
+def test_advice_comes_with_all_of_them() -> None:
+    times = {"fp32": 0.3, "bf16-mixed": 0.1}
+    trials = [fake_trial(fake_spec(name), step_seconds=(seconds,)) for name, seconds in times.items()]
+    (advice,) = recommend(compare(trials))
+    assert advice.precision == "bf16-mixed"
+    assert snippet_lines(advice) == [
+        '# Lightning: Trainer(precision="bf16-mixed")',
+        '# Accelerate: accelerator = Accelerator(mixed_precision="bf16")',
+        "# transformers: TrainingArguments(bf16=True, max_grad_norm=0)",
+    ]
+    (stay,) = recommend(compare(trials[:1]))
+    assert snippet_lines(stay) == []
+    (master,) = recommend(compare([trials[0], fake_trial(fake_spec("fp16-master"), step_seconds=(0.1,))]))
+    assert snippet_lines(master) == ["# Lightning, Accelerate, transformers: no such mode"]

@@ -1,0 +1,93 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from castwise.errors import UsageError
+from castwise.measure.workloads.transformers_model import build
+from castwise.own_models import OwnModel, locate
+
+transformers = pytest.importorskip("transformers")
+
+SMALL_BERT = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 99,
+    "max_position_embeddings": 24,
+}
+SMALL_GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 99, "n_positions": 20}
+SMALL_T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 99}
+SMALL_T5 |= {"is_encoder_decoder": True, "decoder_start_token_id": 0, "pad_token_id": 0}
+SMALL_VIT = {
+    "model_type": "vit",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+def made(tmp_path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    return build(locate(f"transformers:{file}"))
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "tokens"),
+    [
+        (SMALL_BERT, "BertForMaskedLM", 24),
+        (SMALL_GPT2, "GPT2LMHeadModel", 20),
+        (SMALL_T5, "T5ForConditionalGeneration", 512),
+        (SMALL_BERT | {"architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification", 24),
+    ],
+)
+def test_a_configuration_becomes_a_model_with_a_loss_of_its_own(
+    config: dict[str, Any], name: str, tokens: int, tmp_path: Path
+) -> None:
+    parts = made(tmp_path, config)
+    assert type(parts["model"]).__name__ == name
+    assert (parts["unit"], parts["units_per_sample"]) == ("tokens", tokens)
+    batch = parts["batch"](3)
+    assert batch["input_ids"].shape == (3, tokens)
+    assert 0 <= int(batch["input_ids"].min()) <= int(batch["input_ids"].max()) < 99
+    loss = parts["model"](**batch).loss
+    assert torch.isfinite(loss)
+    loss.backward()
+
+
+def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="knows no inputs for BertModel"):
+        made(tmp_path, SMALL_BERT | {"architectures": ["BertModel"]})
+
+
+def test_an_image_model_gets_images(tmp_path: Path) -> None:
+    parts = made(tmp_path, SMALL_VIT)
+    assert type(parts["model"]).__name__ == "ViTForImageClassification"
+    assert parts["unit"] == "images"
+    batch = parts["batch"](3)
+    assert batch["pixel_values"].shape == (3, 3, 16, 16)
+    assert torch.isfinite(parts["model"](**batch).loss)
+
+
+def test_a_type_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"No model type of transformers named 'brt'. Did you mean .*bert"):
+        build(OwnModel(kind="transformers", path="", name="brt"))
+
+
+def test_a_configuration_without_a_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no model_type"):
+        made(tmp_path, {"hidden_size": 3})
+
+
+def test_a_model_of_other_inputs_is_refused(tmp_path: Path) -> None:
+    small = {"model_type": "wav2vec2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with pytest.raises(UsageError, match="castwise knows no"):
+        made(tmp_path, small)
