@@ -208,7 +208,7 @@ class FakeEngine:
 
     Attributes:
         environment: The machine it claims to be.
-        faults: What goes wrong, by precision, by spec key, or by the session's number ("#1" is the first).
+        faults: What goes wrong, by precision, technique, spec key, or the session's number ("#1" is the first).
         data_set: Puts a data set into a folder; None: there is no network.
         exclusive: Whether two trials must not be open at once: True but for rounds.
         devices: What `open` accepts besides "auto".
@@ -216,6 +216,7 @@ class FakeEngine:
         own: The batch size that users' own models have, None where they do not tell; or why they cannot be run.
         on_hang: Is called when a trial starts to hang.
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
+        gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
         checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
@@ -230,6 +231,7 @@ class FakeEngine:
     own: int | TrialFailedError | None = 16
     on_hang: Callable[[], None] = lambda: None
     load_seconds: float = 0.0
+    gain: Callable[[TrialSpec], float] = lambda _: 1.0
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
@@ -309,7 +311,7 @@ class FakeSession:
 
     def run_block(self) -> Block:
         self._enter("run_block", after="warm_up")
-        index, step = len(self._blocks), step_seconds(self.spec)
+        index, step = len(self._blocks), step_seconds(self.spec) / self._engine.gain(self.spec)
         num_steps = max(1, round(self.spec.protocol.block_seconds / step))
         noise = 1 + (37 * index % 11 - 5) / 1000
         fault = self._fault()
@@ -386,7 +388,7 @@ class FakeSession:
     def _fault(self) -> Fault | None:
         faults = self._engine.faults
         keys = [f"#{self._engine.sessions.index(self) + 1}"]
-        keys += [] if self._spec is None else [self._spec.key, self._spec.precision]
+        keys += [] if self._spec is None else [self._spec.key, self._spec.precision, *self._spec.techniques]
         return next((faults[key] for key in keys if key in faults), None)
 
     @property

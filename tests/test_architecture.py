@@ -31,7 +31,9 @@ UPPER = {
     "reporting",
     "comparison",
     "cli",
+    "cli_options",
     "cli_reporting",
+    "cli_tune",
     "__main__",
 }
 # Who may import what besides L0 and its own folder.
@@ -44,7 +46,9 @@ ALLOWED = {
     "reporting": {"analyze", "report", "sweep"},
     "comparison": {"analyze", "report", "sweep"},
     "cli_reporting": {"reporting", "report"},
-    "cli": {"cli_reporting", "commands", "report", "sweep"},
+    "cli_options": set[str](),
+    "cli_tune": {"cli_options", "commands", "reporting", "sweep"},
+    "cli": {"cli_options", "cli_reporting", "cli_tune", "commands", "report", "sweep"},
     "__main__": {"cli"},
 }
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}

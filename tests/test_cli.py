@@ -12,7 +12,7 @@ from conftest import CommandLine
 from fake_engine import FakeEngine, fake_environment
 
 import castwise
-from castwise import cli
+from castwise import cli, cli_options
 from castwise.devices import DEVICES
 from castwise.precisions import PRECISIONS
 from castwise.techniques import SETS, TECHNIQUES
@@ -332,10 +332,10 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 
 
 def test_names_are_completed_behind_the_last_comma() -> None:
-    assert cli._complete_precisions("fp16-m") == ["fp16-mixed", "fp16-master"]
-    assert cli._complete_precisions("fp32,bf16-t") == ["fp32,bf16-true"]
-    assert cli._complete_workloads("resnet1") == ["resnet18", "resnet101", "resnet152"]
-    assert cli._complete_workloads("xyz") == []
+    assert cli_options.complete_precisions("fp16-m") == ["fp16-mixed", "fp16-master"]
+    assert cli_options.complete_precisions("fp32,bf16-t") == ["fp32,bf16-true"]
+    assert cli_options.complete_workloads("resnet1") == ["resnet18", "resnet101", "resnet152"]
+    assert cli_options.complete_workloads("xyz") == []
 
 
 def test_the_examples_of_the_help_are_understood(

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,6 +115,54 @@ def test_residents_take_turns_and_every_round_has_fresh_processes() -> None:
     assert all(turn == set(NAMES) for turn in turns), "each turn has each cell once"
     orders = {tuple(made.turns[start : start + 3]) for start in range(0, len(made.turns), 3)}
     assert len(orders) > 1, "in an order of its own"
+
+
+class Watched(Noisy):
+    """Notes when each set-up begins and ends."""
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        session = WatchedSession(self)
+        self.sessions.append(session)
+        return session
+
+
+class WatchedSession(NoisySession):
+    at_once = 0
+    most_at_once = 0
+
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        WatchedSession.at_once += 1
+        WatchedSession.most_at_once = max(WatchedSession.most_at_once, WatchedSession.at_once)
+        time.sleep(0.05)
+        super().set_up(spec, checkpoint)
+        WatchedSession.at_once -= 1
+
+
+@pytest.mark.parametrize(
+    ("techniques", "alone"),
+    [(("cudnn-search",), True), (("compile",), True), (("compile-max-autotune",), True), (("channels-last",), False)],
+)
+def test_what_times_kernels_in_its_set_up_is_set_up_while_no_other_is(
+    techniques: tuple[str, ...], alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedSession, "most_at_once", 0)
+    specs = [spec.model_copy(update={"techniques": techniques}) for spec in cells()]
+    compare(Watched(), specs)
+    assert (WatchedSession.most_at_once == 1) is alone
+
+
+def test_any_cell_may_be_the_baseline() -> None:
+    made, specs = engine(), cells("bf16-mixed", "fp16-mixed")
+    specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))
+    made.gain = lambda spec: 1.5 if spec.techniques else 1.0
+    sweep = Sweep(made, None, made.environment, Silent())
+    compared = Rounds(sweep, specs, Rule(), baseline=specs[0]).run()
+    assert compared.ending == "narrow"
+    by_cell = {spec.cell: [t for t in compared.trials if t.spec.cell == spec.cell] for spec in specs}
+    ratio = speedup_estimate(by_cell[specs[0].cell], by_cell[specs[2].cell])
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1.5, rel=0.01)
+    assert made.measured[0].cell == specs[0].cell, "it moves in first"
 
 
 def test_those_of_one_sitting_know_each_other() -> None:

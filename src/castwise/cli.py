@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import castwise
-from castwise import cli_reporting
+from castwise import cli_reporting, cli_tune
+from castwise.cli_options import (
+    Again,
+    Data,
+    Device,
+    Format,
+    Output,
+    Results,
+    Retry,
+    Techniques,
+    complete_precisions,
+    complete_suites,
+    complete_workloads,
+)
 from castwise.errors import CastwiseError, UsageError
 from castwise.quantities import parse_list, parse_numbers
 
@@ -21,6 +34,8 @@ Examples:
     castwise run               a short job that suits this machine
 
     castwise run resnet50      every precision the GPU has
+
+    castwise tune resnet50     from the plain loop to the fastest, technique by technique
 
     castwise report            what was measured, as a page with charts
 
@@ -76,15 +91,6 @@ Examples:
 """
 
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    CSV = "csv"
-
-
 class Listing(StrEnum):
     """What can be listed."""
 
@@ -95,67 +101,10 @@ class Listing(StrEnum):
     SUITES = "suites"
 
 
-# What `run` and `suite` have in common.
-_Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")]
-_Data = Annotated[
-    Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")
-]
-_Results = Annotated[
-    Path,
-    typer.Option(
-        help="The folder for records; a job goes on where it was cut off, a run after its last epoch.", metavar="DIR"
-    ),
-]
-_Output = Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")]
-_Retry = Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")]
-_Again = Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")]
-
-
-def _complete_workloads(incomplete: str) -> list[str]:
-    from castwise.workloads import WORKLOADS
-
-    return _complete(incomplete, [row.name for row in WORKLOADS])
-
-
-def _complete_precisions(incomplete: str) -> list[str]:
-    from castwise.precisions import PRECISIONS
-
-    return _complete(incomplete, [row.name for row in PRECISIONS])
-
-
-def _complete_techniques(incomplete: str) -> list[str]:
-    from castwise.techniques import NONE, SETS, TECHNIQUES
-
-    names = [NONE, *SETS, *(row.name for row in TECHNIQUES)]
-    before, plus, last = incomplete.rpartition("+")
-    return [before + plus + name for name in _complete(last, names)]
-
-
-def _complete_suites(incomplete: str) -> list[str]:
-    from castwise.suite import SUITE_NAMES
-
-    return _complete(incomplete, list(SUITE_NAMES))
-
-
-def _complete(incomplete: str, names: list[str]) -> list[str]:
-    before, comma, last = incomplete.rpartition(",")
-    return [before + comma + name for name in names if name.startswith(last)]
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"castwise {castwise.__version__}")
         raise typer.Exit
-
-
-_Techniques = Annotated[
-    str | None,
-    typer.Option(
-        help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
-        "channels-last+compile. Without it: the plain loop.",
-        autocompletion=_complete_techniques,
-    ),
-]
 
 
 @app.callback()
@@ -176,14 +125,14 @@ def run(  # noqa: PLR0913, PLR0917  an option each
             help="Workload names, comma-separated (`castwise list workloads`), or torchvision:NAME, timm:NAME, "
             "transformers:CONFIG, FILE.py:FUNCTION, module.path:FUNCTION. Without one: a short job that suits this "
             "machine.",
-            autocompletion=_complete_workloads,
+            autocompletion=complete_workloads,
         ),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
             help="Precisions, comma-separated; O0 to O3 are understood. Without it: all that the device has.",
-            autocompletion=_complete_precisions,
+            autocompletion=complete_precisions,
         ),
     ] = None,
     batch_size: Annotated[str | None, typer.Option(help="Samples per step, comma-separated.")] = None,
@@ -199,14 +148,14 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp."),
     ] = None,
-    techniques: _Techniques = None,
-    device: _Device = None,
+    techniques: Techniques = None,
+    device: Device = None,
     data_set: Annotated[
         str | None, typer.Option(help="synthetic, or a real data set: mnist, cifar10, wikitext-2.")
     ] = None,
-    data: _Data = None,
-    results: _Results = Path("castwise-results"),
-    output: _Output = Format.TABLE,
+    data: Data = None,
+    results: Results = Path("castwise-results"),
+    output: Output = Format.TABLE,
     seconds: Annotated[
         float | None, typer.Option(help="Seconds to time each trial for, at the most.", metavar="S")
     ] = None,
@@ -226,8 +175,8 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         typer.Option(help="Rounds at the most, each with fresh processes that take turns.", min=1, metavar="N"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
-    retry: _Retry = False,
-    again: _Again = False,
+    retry: Retry = False,
+    again: Again = False,
     price_kwh: Annotated[
         float | None, typer.Option(help="What a kilowatt-hour costs you; prints what an epoch does.", metavar="X")
     ] = None,
@@ -274,7 +223,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Argument(
             help="Suites, comma-separated (`castwise list suites`), or a TOML file of your own.",
-            autocompletion=_complete_suites,
+            autocompletion=complete_suites,
         ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Run every suite.")] = False,
@@ -285,29 +234,33 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     max_steps: Annotated[int | None, typer.Option(help="Steps an epoch at the most.", metavar="N")] = None,
     seeds: Annotated[int, typer.Option(help="Runs a cell, with seeds 0, 1, …", metavar="N")] = 1,
     workload: Annotated[
-        str | None, typer.Option(help="Only these workloads, comma-separated.", autocompletion=_complete_workloads)
+        str | None, typer.Option(help="Only these workloads, comma-separated.", autocompletion=complete_workloads)
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Only these precisions, comma-separated.", autocompletion=_complete_precisions)
+        str | None, typer.Option(help="Only these precisions, comma-separated.", autocompletion=complete_precisions)
     ] = None,
     gpus: Annotated[str | None, typer.Option(help="Only these numbers of GPUs, comma-separated.")] = None,
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
     ] = False,
-    techniques: _Techniques = None,
+    techniques: Techniques = None,
+    tuned: Annotated[
+        bool,
+        typer.Option("--tuned", help="The published loop and the tuned one side by side: --techniques none,tuned."),
+    ] = False,
     weights: Annotated[
         Path | None,
         typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
     ] = None,
-    device: _Device = None,
-    data: _Data = None,
-    results: _Results = Path("castwise-results"),
-    output: _Output = Format.TABLE,
+    device: Device = None,
+    data: Data = None,
+    results: Results = Path("castwise-results"),
+    output: Output = Format.TABLE,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds without a sign of life before a run is given up.", metavar="S")
     ] = None,
-    retry: _Retry = False,
-    again: _Again = False,
+    retry: Retry = False,
+    again: Again = False,
 ) -> None:
     """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
     from castwise.commands import run_suites
@@ -317,6 +270,8 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     names = parse_list("SUITE", name)
     if (names is None) != all_:
         raise UsageError("Name the suites to run, or say --all. `castwise list suites` shows them.")
+    if tuned and techniques is not None:
+        raise UsageError("--tuned stands for --techniques none,tuned. Give one of the two.")
     choice = Choice(
         quick=quick,
         epochs=epochs,
@@ -326,7 +281,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         precisions=parse_list("--precision", precision),
         world_sizes=parse_numbers("--gpus", gpus),
         synthetic=synthetic,
-        techniques=parse_list("--techniques", techniques) or ("none",),
+        techniques=("none", "tuned") if tuned else parse_list("--techniques", techniques) or ("none",),
     )
     suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
@@ -366,6 +321,7 @@ def doctor() -> None:
     raise typer.Exit(examine())
 
 
+cli_tune.add_to(app)
 cli_reporting.add_to(app)
 
 

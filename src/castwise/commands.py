@@ -9,18 +9,20 @@ from types import FrameType
 
 from rich.console import Console
 
+from castwise.analyze.climb import Climbed
 from castwise.analyze.compare import compare
 from castwise.analyze.recommend import recommend
 from castwise.analyze.suite_result import SuiteResult
 from castwise.errors import UsageError
 from castwise.prices import Prices
 from castwise.record import Trial
-from castwise.report import diagnosis, suites, tables
+from castwise.report import diagnosis, suites, tables, tuning
 from castwise.report.progress import LiveProgress
 from castwise.sweep.bench import Bench, EngineFactory, find_bench, find_commit, find_device
 from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.launcher import ForkserverEngine
 from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check, prepare_suite
+from castwise.sweep.tune import TuneRequest, prepare_tuning
 
 INTERRUPTED = 130
 _FAILED = 1
@@ -70,6 +72,42 @@ def _print_logs(trials: Sequence[Trial], errors: Console) -> None:
     for trial in trials:
         if trial.log:
             _say(errors, f"{trial.spec.label} printed:\n{trial.log.rstrip()}")
+
+
+def tune(
+    request: TuneRequest, output: str, memory_bytes: float | None = None, make_engine: EngineFactory | None = None
+) -> tuple[int, Climbed | None]:
+    """Climb from the plain loop to the fastest and print the rungs; return the exit code and the climb.
+
+    Args:
+        request: What the user asked for.
+        output: table, markdown, csv or json.
+        memory_bytes: The limit within which the fastest loop is named too; None for none.
+        make_engine: Makes the engine; real processes unless a test says otherwise.
+    """
+    errors = _errors()
+    progress = LiveProgress(errors)
+    try:
+        with _terminated_as_interrupted():
+            with _looking(errors):
+                climb = prepare_tuning(request, progress, make_engine)
+            for note in climb.job.notes:
+                _say(errors, f"Note: {note}", style="yellow")
+            with progress:
+                climbed = climb.run()
+    except KeyboardInterrupt:
+        return _interrupted(errors, request.results, again=request.again), None
+    if output == "table":
+        tuning.print_tuning(climbed, tables.result_console(), memory_bytes)
+    elif output == "markdown":
+        sys.stdout.write(tuning.markdown_tuning(climbed, memory_bytes))
+    elif output == "csv":
+        sys.stdout.write(tuning.csv_tuning(climbed))
+    else:
+        sys.stdout.write(tuning.json_tuning(climbed, memory_bytes) + "\n")
+    sys.stdout.flush()
+    # That a technique fails is what a climb is there to find out.
+    return (_FAILED if climbed.ending == "failed" else 0), climbed
 
 
 def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | None = None) -> int:

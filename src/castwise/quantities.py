@@ -1,4 +1,4 @@
-"""Durations, shares and lists as users write them."""
+"""Durations, shares, memory and lists as users write them."""
 
 import math
 import re
@@ -8,6 +8,7 @@ from castwise.errors import UsageError
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_BYTES = {"": 1.0, "b": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 _NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
 
 
@@ -43,6 +44,23 @@ def parse_share(option: str, text: str) -> float:
     if not 0 < share < 1:
         raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01; '{text}' is none.")
     return share
+
+
+def parse_memory(option: str, text: str) -> float:
+    """Return the bytes of `8GiB`, `500MB` or `1024`.
+
+    Args:
+        option: What the user set, for messages.
+        text: What the user wrote.
+
+    Raises:
+        UsageError: It is no amount of memory above 0.
+    """
+    number, unit = _split(text)
+    size = number * _BYTES[unit] if number is not None and unit in _BYTES else math.nan
+    if not (math.isfinite(size) and size > 0):
+        raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB; '{text}' is none.")
+    return size
 
 
 def _split(text: str) -> tuple[float | None, str]:

@@ -250,6 +250,11 @@ def resolve(names: Sequence[str], spec: "TrialSpec") -> "TrialSpec":
     return spec.model_copy(update={"techniques": _in_order(taken)})
 
 
+def times_kernels(names: Sequence[str]) -> bool:
+    """Return whether one of these techniques times kernels in the first step, to keep the fastest."""
+    return not _TIMING_KERNELS.isdisjoint(names)
+
+
 def needs_of(row: Technique) -> str:
     """Return in words what a technique needs of device, workload and optimizer; "–" where it needs nothing."""
     needs = [row.needs] if row.needs else []
@@ -362,6 +367,9 @@ def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
         return "needs fused-optimizer where a schedule moves SGD's rate"
     return None
 
+
+# Inductor times Triton's configurations of a kernel without max-autotune, too, though few of them.
+_TIMING_KERNELS = frozenset({"cudnn-search", "compile", "compile-max-autotune"})
 
 # The transforms of `measure/data/transforms.py` that `measure/data/on_device.py` does.
 _ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")

@@ -21,7 +21,7 @@ class LiveProgress:
         self._console = console
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        self._label = ""
+        self._label = self._search = ""
         self._index = self._count = 0
         self._started = time.monotonic()
 
@@ -45,10 +45,11 @@ class LiveProgress:
             self._bar = self._task = None
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
-        """Show that trial `index` of `count` begins; without a count it is one of a search."""
+        """Show that trial `index` of `count` begins; without a count it is one of a search, or of a climb."""
         if index == 1:
             self._started = time.monotonic()
         self._label, self._index, self._count = spec.label, index, count
+        self._search = "search for the largest batch, " if spec.kind == "training" else ""
         if self._bar is not None and self._task is None:
             self._task = self._bar.add_task("", total=1.0, left="")
 
@@ -76,7 +77,7 @@ class LiveProgress:
     @property
     def _which(self) -> str:
         if not self._count:
-            return f"search for the largest batch, trial {self._index}"
+            return f"{self._search}trial {self._index}"
         return f"trial {self._index} of {self._count}"
 
     def remark(self, line: str) -> None:

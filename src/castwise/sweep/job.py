@@ -278,11 +278,11 @@ def recorded_of(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: G
     return {
         key: trial
         for key, trial in known.items()
-        if _is_of(trial, asked.get(trial.spec.cell)) and trial.status not in refused
+        if is_of(trial, asked.get(trial.spec.cell)) and trial.status not in refused
     }
 
 
-def _is_of(trial: Trial, spec: TrialSpec | None) -> bool:
+def is_of(trial: Trial, spec: TrialSpec | None) -> bool:
     """Return whether a trial is of this cell, whichever its round.
 
     Defaults are not in a key: a record made under other defaults has the key, and answers another question.

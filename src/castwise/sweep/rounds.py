@@ -14,7 +14,7 @@ from castwise.precisions import BASELINE
 from castwise.record import Trial
 from castwise.sweep.runner import Sweep
 from castwise.sweep.sitting import MovingIn, sit
-from castwise.techniques import join
+from castwise.techniques import join, times_kernels
 
 # What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30
@@ -74,9 +74,16 @@ class Compared:
 
 
 class Rounds:
-    """The rounds of one comparison: cells that differ in nothing but precision and loss scale."""
+    """The rounds of one comparison: cells that differ from one of them, the baseline, in what is asked about."""
 
-    def __init__(self, sweep: Sweep, cells: Sequence[TrialSpec], rule: Rule, recorded: Sequence[Trial] = ()) -> None:
+    def __init__(
+        self,
+        sweep: Sweep,
+        cells: Sequence[TrialSpec],
+        rule: Rule,
+        recorded: Sequence[Trial] = (),
+        baseline: TrialSpec | None = None,
+    ) -> None:
         """Begin where earlier jobs ended.
 
         Args:
@@ -84,10 +91,11 @@ class Rounds:
             cells: The cells, with repeat 0.
             rule: When to end.
             recorded: The trials of these cells that stand already.
+            baseline: The cell that the others are compared with; None takes float32's.
         """
-        self._sweep, self._rule = sweep, rule
+        self._sweep, self._rule, self._baseline = sweep, rule, baseline
         # The baseline moves in first: without it nothing can be compared.
-        self._cells = sorted(cells, key=lambda spec: spec.precision != BASELINE)
+        self._cells = sorted(cells, key=lambda spec: not self._is_baseline(spec))
         self._trials = list(recorded)
         self._started = time.perf_counter()
         self._longest_round = 0.0
@@ -107,7 +115,7 @@ class Rounds:
         return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
 
     def _say_why(self, ending: Ending) -> None:
-        rounds = max((self._num_trials(spec) for spec in self._cells if spec.precision != BASELINE), default=0)
+        rounds = max((self._num_trials(spec) for spec in self._cells if not self._is_baseline(spec)), default=0)
         rounds, share = rounds or self._num_trials(self._cells[0]), f"{self._rule.half_width:.3g}"
         doubt = f"not every speed-up is known within {share} and told from 1"
         why = {
@@ -141,7 +149,7 @@ class Rounds:
         """
         well = self._well_cells()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
-        baseline = [spec for spec in well if spec.precision == BASELINE and spec not in wide]
+        baseline = [spec for spec in well if self._is_baseline(spec) and spec not in wide]
         return [*baseline, *wide] if wide else []
 
     def _well_cells(self) -> list[TrialSpec]:
@@ -151,13 +159,13 @@ class Rounds:
         own = self._of(spec)
         if len(own) < self._rule.min_rounds:
             return False
-        if spec.precision == BASELINE or self._has_lost_baseline():
+        if self._is_baseline(spec) or self._has_lost_baseline():
             return True  # its own interval is nobody's question; nothing more can be learned of its ratio
-        ratio = speedup_estimate(baselines_among(self._trials), own)
+        ratio = speedup_estimate(self._baseline_trials(), own)
         return ratio is None or self._rule.is_answered(ratio)
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
-        number = 1 + max(map(self._num_trials, [s for s in specs if s.precision != BASELINE] or specs))
+        number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
         first = not all(map(self._num_trials, specs))  # what a cell takes to set up, and of memory, is not known yet
         waiting = self._groups(specs) if not first else [specs]
         while waiting:
@@ -166,7 +174,14 @@ class Rounds:
                 continue
             group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
             self._announce(group[0])
-            sat = sit(self._sweep, group, moving_in=self._moving_in(first), number=number, noise=self._noise())
+            sat = sit(
+                self._sweep,
+                group,
+                moving_in=self._moving_in(group, first),
+                number=number,
+                noise=self._noise(),
+                baseline=None if self._baseline is None else self._baseline.cell,
+            )
             self._keep(sat.trials)
             postponed = {spec.cell for spec in sat.postponed}
             waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
@@ -177,12 +192,15 @@ class Rounds:
             for spec in self._cells
         }
 
-    def _moving_in(self, first: bool) -> MovingIn:
-        """Return how the cells of a round are set up.
+    def _moving_in(self, group: Sequence[TrialSpec], first: bool) -> MovingIn:
+        """Return how the cells of a sitting are set up.
 
-        In the first it is not known whether they fit side by side, and the baseline must. CPU cells would take the
-        host from each other, and what set-up takes would be nobody's.
+        In the first round it is not known whether they fit side by side, and the baseline must. CPU cells would take
+        the host from each other, and what set-up takes would be nobody's. What times kernels while it is set up, to
+        keep the fastest, keeps a slow one where neighbours compute meanwhile.
         """
+        if any(times_kernels(spec.techniques) for spec in group):
+            return "one by one"
         if not self._cells[0].device.startswith("cuda"):
             return "one by one" if first else "together"
         return "first alone" if first else "together"
@@ -191,7 +209,7 @@ class Rounds:
         """Return how those sit next that did not fit into a group: beside the baseline while that leaves hope."""
         if not postponed:
             return []
-        baseline = [spec for spec in group if spec.precision == BASELINE and spec not in postponed]
+        baseline = [spec for spec in group if self._is_baseline(spec) and spec not in postponed]
         if baseline and len(postponed) + 1 < len(group):
             return [[*baseline, *postponed]]
         if baseline and len(postponed) > 1:
@@ -203,7 +221,7 @@ class Rounds:
         memory = self._sweep.environment.gpu_memory_bytes
         if memory is None:
             return [specs]
-        baseline = [spec for spec in specs if spec.precision == BASELINE]
+        baseline = [spec for spec in specs if self._is_baseline(spec)]
         room = memory * _USABLE - sum(self._bytes_of(spec) for spec in baseline)
         groups: list[list[TrialSpec]] = []
         left = 0.0
@@ -245,7 +263,13 @@ class Rounds:
         return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
 
     def _has_lost_baseline(self) -> bool:
-        return any(spec.precision == BASELINE and self._has_failed(spec) for spec in self._cells)
+        return any(self._is_baseline(spec) and self._has_failed(spec) for spec in self._cells)
+
+    def _is_baseline(self, spec: TrialSpec) -> bool:
+        return spec.precision == BASELINE if self._baseline is None else spec.cell == self._baseline.cell
+
+    def _baseline_trials(self) -> list[Trial]:
+        return baselines_among(self._trials) if self._baseline is None else self._of(self._baseline)
 
     def _free_repeat(self, spec: TrialSpec) -> int:
         taken = {trial.spec.repeat for trial in self._of(spec)}

@@ -55,6 +55,35 @@ class Silent:
         """Say nothing."""
 
 
+class Uncounted:
+    """A listener's ears where nobody knows how many trials there will be.
+
+    Args:
+        listener: Who is told.
+        remarks: Whether remarks are passed on.
+    """
+
+    def __init__(self, listener: Listener, *, remarks: bool = True) -> None:
+        self._listener, self._remarks = listener, remarks
+        self._num_ended = 0
+        self.phase = listener.phase
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Tell of the next trial."""
+        del index, count
+        self._listener.started(spec, self._num_ended + 1, 0)
+
+    def ended(self, trial: Trial) -> None:
+        """Pass it on."""
+        self._num_ended += 1
+        self._listener.ended(trial)
+
+    def remark(self, line: str) -> None:
+        """Pass it on, where remarks are."""
+        if self._remarks:
+            self._listener.remark(line)
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Where trials are measured, kept and told of.

@@ -38,14 +38,14 @@ class Sat:
 class _Resident:
     """A cell in its process."""
 
-    def __init__(self, spec: TrialSpec, sweep: Sweep, earlier_noise: float) -> None:
+    def __init__(self, spec: TrialSpec, sweep: Sweep, earlier_noise: float, *, is_baseline: bool) -> None:
         self.spec = spec
         self.attempt = Attempt(spec, sweep.environment)
         self.session: Session = sweep.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         self._started = time.perf_counter()
         self._sweep = sweep
         self.timed = 0.0
-        self.is_baseline = spec.precision == BASELINE
+        self.is_baseline = is_baseline
         self.is_done = False  # takes no further turns
         self._earlier_noise = earlier_noise
 
@@ -136,6 +136,7 @@ def sit(
     moving_in: MovingIn = "together",
     number: int = 1,
     noise: Mapping[str, float] | None = None,
+    baseline: str | None = None,
 ) -> Sat:
     """Let cells take turns until each is settled or its time is up, and return their records.
 
@@ -147,12 +148,14 @@ def sit(
             warmed up one by one in any case.
         number: The round's number, for progress and for the order of its turns. Energy is measured in the first.
         noise: The most noise that an earlier process of a cell showed, as a share of its step time, by cell.
+        baseline: The cell that the others are compared with; None takes float32's.
     """
     residents: list[_Resident] = []
     try:
         sweep.listener.phase(f"round {number}: starting", 0.0)
         for spec in specs:
-            residents.append(_Resident(spec, sweep, (noise or {}).get(spec.cell, 0.0)))
+            is_baseline = spec.precision == BASELINE if baseline is None else spec.cell == baseline
+            residents.append(_Resident(spec, sweep, (noise or {}).get(spec.cell, 0.0), is_baseline=is_baseline))
         _all_at_once(_Resident.arrive, residents)
         sweep.listener.phase(f"round {number}: setting up", 0.05)
         alone = {"together": 0, "first alone": 1, "one by one": len(residents)}[moving_in]

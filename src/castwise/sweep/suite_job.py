@@ -16,7 +16,7 @@ from castwise.sweep.bench import Bench, check_device_name, provide
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.job import Going, Job, assemble, recorded_of
 from castwise.sweep.limits import find_limit
-from castwise.sweep.runner import Listener
+from castwise.sweep.runner import Listener, Uncounted
 from castwise.sweep.store import Store
 from castwise.workloads import find_workload
 
@@ -82,7 +82,7 @@ class SuiteJob:
         return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
 
     def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
-        sweep = replace(self.job.sweep, listener=_Searching(self.job.sweep.listener))
+        sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener))
 
         known = sweep.store.load(sweep.environment)[0] if sweep.store is not None else {}
 
@@ -91,23 +91,6 @@ class SuiteJob:
 
         memory = sweep.environment.gpu_memory_bytes
         return tuple(find_limit(measure, template, multiple, memory)) if memory else ()
-
-
-class _Searching:
-    """A listener's ears in a search: how many trials it will take, nobody knows."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._index = 0
-        self.phase = listener.phase
-        self.ended = listener.ended
-        self.remark = listener.remark
-
-    def started(self, spec: TrialSpec, index: int, count: int) -> None:
-        """Tell of the search's next trial."""
-        del index, count
-        self._index += 1
-        self._listener.started(spec, self._index, 0)
 
 
 def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None = None) -> SuiteJob:

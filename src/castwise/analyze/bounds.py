@@ -1,0 +1,118 @@
+"""What bounds a loop, as far as neighbouring loops prove it: the same step as a graph, on half the batch, in TF32.
+
+A steady step has its data on the device, so that input bounds none of them; a training run's input is in its epochs'
+waiting time. Nothing is concluded from what was not measured.
+"""
+
+from dataclasses import dataclass
+
+from castwise.analyze.climb import Climbed, Move, loop_name
+from castwise.analyze.estimates import Estimate
+from castwise.analyze.speedups import speedup_estimate
+from castwise.plan import TrialSpec
+from castwise.precisions import find_precision
+
+# Below these a gain says nothing of a bound. Source: chosen here.
+_GAINS = 1.05
+# Half the batch in this share of the time or more: most of a step does not depend on how much there is to compute.
+_FIXED = 0.8
+_SCALES = 0.55
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured beside a loop; None where it was not.
+
+    Attributes:
+        loop: The loop.
+        graph: Its step time over that of the same step as a CUDA graph.
+        half: Its step time over that on half the batch: 2 where time goes with the work, 1 where it does not.
+        tf32: Its step time over that in TF32, which changes the arithmetic of products and no byte of memory.
+        sixteen: Step time in TF32 over that in a 16-bit mixed precision: fewer bytes, and faster products.
+    """
+
+    loop: TrialSpec
+    graph: Estimate | None
+    half: Estimate | None
+    tf32: Estimate | None
+    sixteen: Estimate | None
+
+
+def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
+    """Return what a climb measured beside one of its loops."""
+
+    def ratio(over: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        if over.cell == spec.cell:
+            return None
+        sides = [[t for t in climbed.of(each) if t.status == "ok"] for each in (over, spec)]
+        return speedup_estimate(*sides)
+
+    def inward(precision: str) -> TrialSpec:
+        return Move(precision=precision).on(loop)
+
+    full = find_precision(loop.precision).name == "fp32"
+    mixed = [found for name in ("bf16-mixed", "fp16-mixed") if (found := ratio(inward("tf32"), inward(name)))]
+    return Evidence(
+        loop=loop,
+        graph=ratio(loop, Move(techniques=("cuda-graph",)).on(loop)),
+        half=ratio(loop, loop.model_copy(update={"batch_size": max(1, loop.batch_size // 2)})),
+        tf32=ratio(loop, inward("tf32")) if full else None,
+        sixteen=max(mixed, key=lambda each: each.value) if full and mixed else None,
+    )
+
+
+def sentences_of(climbed: Climbed) -> list[str]:
+    """Return in words what bounded the first loop and what bounds the last, and how that is known."""
+    loops = list({loop.cell: loop for loop in (climbed.start, climbed.winner)}.values())
+    return [f"{loop_name(loop)}: {words_of(evidence_of(climbed, loop))}" for loop in loops]
+
+
+def words_of(evidence: Evidence) -> str:
+    """Return in words what evidence says of a loop."""
+    found = [*_launches(evidence), *_work(evidence), *_arithmetic(evidence)]
+    if not found:
+        return "what bounds it is not known: nothing that would tell was measured beside it."
+    return "; ".join(found) + "."
+
+
+def _launches(evidence: Evidence) -> list[str]:
+    graph, loop = evidence.graph, evidence.loop
+    if graph is None:
+        return ["its launches are one already"] if "cuda-graph" in loop.techniques else []
+    if graph.value >= _GAINS:
+        return [
+            f"bound by launches for {1 - 1 / graph.value:.0%} of the step at the least: "
+            f"as one CUDA graph it is {graph.value:.2f} times as fast"
+        ]
+    return [f"not bound by launches: as one CUDA graph it is {graph.value:.2f} times as fast"]
+
+
+def _work(evidence: Evidence) -> list[str]:
+    half = evidence.half
+    if half is None:
+        return []
+    share = 1 / half.value
+    said = f"half the batch takes {share:.0%} of the time"
+    if share >= _FIXED:
+        return [f"most of the step is there whatever the batch ({said}): a larger batch is nearly free"]
+    if share <= _SCALES:
+        return [f"its time goes with the work ({said})"]
+    return [f"{2 * share - 1:.0%} of the step is there whatever the batch ({said})"]
+
+
+def _arithmetic(evidence: Evidence) -> list[str]:
+    """Return what TF32 proves, which computes products faster and moves the same bytes."""
+    said: list[str] = []
+    if evidence.tf32 is not None and evidence.tf32.value >= _GAINS:
+        said.append(
+            f"bound by arithmetic for {1 - 1 / evidence.tf32.value:.0%} of the step at the least: "
+            f"TF32, which moves the same bytes, is {evidence.tf32.value:.2f} times as fast"
+        )
+    elif evidence.tf32 is not None:
+        said.append(f"not bound by the arithmetic of products: TF32 is {evidence.tf32.value:.2f} times as fast")
+    if evidence.sixteen is not None and evidence.sixteen.value >= _GAINS:
+        said.append(
+            f"16 bits are {evidence.sixteen.value:.2f} times as fast again, by half the bytes and faster products "
+            "together: which of the two, these measurements do not tell"
+        )
+    return said

@@ -1,0 +1,72 @@
+"""What the options of several commands have in common: their help, how names are completed, lists are split."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+
+
+def complete_workloads(incomplete: str) -> list[str]:
+    """Return the workloads that a started name may become."""
+    from castwise.workloads import WORKLOADS
+
+    return _complete(incomplete, [row.name for row in WORKLOADS])
+
+
+def complete_precisions(incomplete: str) -> list[str]:
+    """Return the precisions that a started list may become."""
+    from castwise.precisions import PRECISIONS
+
+    return _complete(incomplete, [row.name for row in PRECISIONS])
+
+
+def complete_techniques(incomplete: str) -> list[str]:
+    """Return the techniques that a started list may become."""
+    from castwise.techniques import NONE, SETS, TECHNIQUES
+
+    names = [NONE, *SETS, *(row.name for row in TECHNIQUES)]
+    before, plus, last = incomplete.rpartition("+")
+    return [before + plus + name for name in _complete(last, names)]
+
+
+def complete_suites(incomplete: str) -> list[str]:
+    """Return the suites that a started list may become."""
+    from castwise.suite import SUITE_NAMES
+
+    return _complete(incomplete, list(SUITE_NAMES))
+
+
+def _complete(incomplete: str, names: list[str]) -> list[str]:
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in names if name.startswith(last)]
+
+
+Techniques = Annotated[
+    str | None,
+    typer.Option(
+        help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
+        "channels-last+compile. Without it: the plain loop.",
+        autocompletion=complete_techniques,
+    ),
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")]
+Data = Annotated[Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")]
+Results = Annotated[
+    Path,
+    typer.Option(
+        help="The folder for records; a job goes on where it was cut off, a run after its last epoch.", metavar="DIR"
+    ),
+]
+Output = Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")]
+Again = Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")]

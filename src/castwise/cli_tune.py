@@ -1,0 +1,113 @@
+"""`castwise tune`: parse, call one function, print."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from castwise.cli_options import (
+    Again,
+    Data,
+    Device,
+    Format,
+    Output,
+    Results,
+    Retry,
+    complete_precisions,
+    complete_workloads,
+)
+
+_EXAMPLES = """\
+Examples:
+
+    castwise tune mnist-cnn                         from the plain loop to the fastest
+
+    castwise tune resnet50 --memory 8GiB            and the fastest that fits into 8 GiB
+
+    castwise tune lstm-lm --precision fp32,tf32,bf16-mixed --budget 5min
+
+    castwise tune lstm-lm --allow shape             changes to the model, too
+"""
+
+
+class Allowed(StrEnum):
+    """What a technique may do to the numbers at the most."""
+
+    BITS = "bits"
+    ROUNDING = "rounding"
+    DRAWS = "draws"
+    SHAPE = "shape"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(epilog=_EXAMPLES)(tune)
+
+
+def tune(  # noqa: PLR0913, PLR0917  an option each
+    workload: Annotated[
+        str,
+        typer.Argument(
+            help="A workload (`castwise list workloads`), or torchvision:NAME, timm:NAME.",
+            autocompletion=complete_workloads,
+        ),
+    ],
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Precisions to try, comma-separated; the first is the plain loop's. Without it: fp32 and all that "
+            "keep float32 weights.",
+            autocompletion=complete_precisions,
+        ),
+    ] = None,
+    allow: Annotated[
+        Allowed,
+        typer.Option(
+            help="What a technique may change at the most: bits (nothing), rounding, draws (other random numbers of "
+            "the same distribution), shape (the model)."
+        ),
+    ] = Allowed.DRAWS,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.", min=1)] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Name the fastest loop within this memory too: 8GiB.", metavar="SIZE")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Wall time after which nothing further is tried: 5min.", metavar="TIME")
+    ] = None,
+    device: Device = None,
+    data_set: Annotated[str, typer.Option(help="synthetic, or a real data set.")] = "synthetic",
+    data: Data = None,
+    results: Results = Path("castwise-results"),
+    output: Output = Format.TABLE,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds one phase of a trial, a compilation for one, may take.", metavar="S"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
+    retry: Retry = False,
+    again: Again = False,
+) -> None:
+    """Climb from the plain loop to the fastest that computes the same, and say what each technique bought."""
+    from castwise.commands import tune as carry_out
+    from castwise.quantities import parse_duration, parse_list, parse_memory
+    from castwise.sweep.tune import BUDGET_SECONDS, TIMEOUT_SECONDS, TuneRequest
+
+    request = TuneRequest(
+        workload=workload.strip(),
+        precisions=parse_list("--precision", precision),
+        numerics=allow.value,
+        batch_size=batch_size,
+        device=device,
+        data_set=data_set,
+        data_dir=data,
+        results=results,
+        budget_seconds=BUDGET_SECONDS if budget is None else parse_duration("--budget", budget),
+        timeout_seconds=TIMEOUT_SECONDS if timeout is None else timeout,
+        seed=seed,
+        retry=retry,
+        again=again,
+    )
+    limit = None if memory is None else parse_memory("--memory", memory)
+    code, _ = carry_out(request, output.value, limit)
+    raise typer.Exit(code)

@@ -1,0 +1,266 @@
+"""A climb as a terminal table, Markdown, CSV or JSON."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from castwise.analyze import metrics
+from castwise.analyze.bounds import sentences_of
+from castwise.analyze.climb import Climbed, Outcome, loop_name
+from castwise.analyze.estimates import Estimate
+from castwise.analyze.speedups import speedup_estimate, step_estimate
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
+from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+from castwise.techniques import join
+from castwise.workloads import unit_of
+
+_ENDINGS = {
+    "nothing left": "nothing that is left pays more than its interval",
+    "budget": "the next trial would not end within the budget; --budget sets another time",
+    "failed": "the plain loop itself could not be measured",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A loop that was tried, as a line of the table.
+
+    Attributes:
+        rung: The rung it was tried on.
+        tried: What it changes.
+        spec: The loop.
+        ratio: Its speed-up over the loop below.
+        total: Its speed-up over the plain loop.
+        outcome: What came of it.
+        reason: Why.
+        throughput: Units a second.
+        first_step_seconds: The first step, searching and compiling included.
+        peak_bytes: Peak of what tensors held.
+    """
+
+    rung: int
+    tried: str
+    spec: TrialSpec
+    ratio: Estimate | None
+    total: float | None
+    outcome: Outcome | None
+    reason: str
+    throughput: float | None
+    first_step_seconds: float | None
+    peak_bytes: int | None
+
+
+def lines_of(climbed: Climbed) -> list[Line]:
+    """Return the plain loop and all that was tried, in order; what no loop could have comes once, and no pairs."""
+    lines = [_line(climbed, 0, "plain loop", climbed.start, None, None, "")]
+    refused: set[str] = set()
+    for each in climbed.attempts:
+        if each.outcome == "unsupported":
+            had = any(other.move == each.move and other.outcome != "unsupported" for other in climbed.attempts)
+            if len(each.move.parts) > 1 or each.move.name in refused or had:
+                continue
+            refused.add(each.move.name)
+        lines.append(_line(climbed, each.rung + 1, each.move.name, each.spec, each.ratio, each.outcome, each.reason))
+    return lines
+
+
+def _line(  # noqa: PLR0913, PLR0917  a figure each
+    climbed: Climbed,
+    rung: int,
+    tried: str,
+    spec: TrialSpec,
+    ratio: Estimate | None,
+    outcome: Outcome | None,
+    reason: str,
+) -> Line:
+    trials = climbed.of(spec)
+    well = [trial for trial in trials if trial.status == "ok"]
+    total = speedup_estimate(climbed.of(climbed.start), well)
+    facts = [trial.facts for trial in trials if trial.facts is not None]
+    return Line(
+        rung=rung,
+        tried=tried,
+        spec=spec,
+        ratio=ratio,
+        total=1.0 if spec.cell == climbed.start.cell and well else (total.value if total else None),
+        outcome=outcome,
+        reason=reason,
+        throughput=throughput_of(well),
+        first_step_seconds=max((each.first_step_seconds for each in facts), default=None),
+        peak_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in well),
+    )
+
+
+def throughput_of(trials: Sequence[Trial]) -> float | None:
+    """Return the units a second of one loop over its processes; None where nothing was timed."""
+    step = step_estimate(trials)
+    facts = next((trial.facts for trial in trials if trial.facts is not None), None)
+    if step is None or facts is None:
+        return None
+    return metrics.units_per_step(trials[0].spec, facts) / step.value
+
+
+def fastest_within(climbed: Climbed, memory_bytes: float) -> Line | None:
+    """Return the fastest loop tried whose processes held no more than this; None where each held more.
+
+    Memory is what the allocator reserved, by which a loop fits or not; of tensors on a CPU.
+    """
+
+    def needs(line: Line) -> float:
+        own = climbed.of(line.spec)
+        reserved = metrics.largest(metrics.peak_reserved_bytes(trial) for trial in own)
+        return math.inf if line.peak_bytes is None else float(reserved or line.peak_bytes)
+
+    fitting_lines = [line for line in lines_of(climbed) if line.throughput and needs(line) <= memory_bytes]
+    return max(fitting_lines, key=lambda line: line.throughput or 0.0, default=None)
+
+
+def _ratio_text(line: Line) -> str:
+    found = line.ratio
+    if found is None or not math.isfinite(found.half_width):
+        return format_ratio(found.value if found else None)
+    return f"{format_ratio(found.value)} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _end(line: Line, end: str) -> float | None:
+    value = None if line.ratio is None else float(getattr(line.ratio, end))
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.6g}"
+
+
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("rung", "rung", lambda line: line.rung, lambda line: str(line.rung)),
+    Column("tried", "tried", lambda line: line.tried, lambda line: line.tried, left=True),
+    Column("speedup", "over the rung below", lambda line: line.ratio and line.ratio.value, _ratio_text),
+    Column("total_speedup", "over the plain loop", lambda line: line.total, lambda line: format_ratio(line.total)),
+    Column(
+        "throughput_per_second",
+        "throughput",
+        lambda line: line.throughput,
+        lambda line: (
+            "–" if line.throughput is None else f"{format_rate(line.throughput)} {unit_of(line.spec.workload)}/s"
+        ),
+    ),
+    Column(
+        "first_step_seconds",
+        "first step",
+        lambda line: line.first_step_seconds,
+        lambda line: format_seconds(line.first_step_seconds),
+    ),
+    Column(
+        "peak_allocated_bytes", "peak memory", lambda line: line.peak_bytes, lambda line: format_bytes(line.peak_bytes)
+    ),
+    Column("outcome", "verdict", lambda line: line.outcome, lambda line: line.outcome or "–", left=True),
+)
+_MORE: tuple[Column[Line], ...] = (
+    Column("speedup_low", "low", lambda line: _end(line, "low"), lambda line: _number(_end(line, "low"))),
+    Column("speedup_high", "high", lambda line: _end(line, "high"), lambda line: _number(_end(line, "high"))),
+    Column(
+        "num_processes", "n", lambda line: line.ratio and line.ratio.n, lambda line: str(line.ratio and line.ratio.n)
+    ),
+    Column("precision", "precision", lambda line: line.spec.precision, lambda line: line.spec.precision),
+    Column(
+        "techniques", "techniques", lambda line: join(line.spec.techniques), lambda line: join(line.spec.techniques)
+    ),
+    Column("reason", "reason", lambda line: line.reason, lambda line: line.reason),
+)
+
+
+def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str]:
+    """Return the answer in sentences: the fastest loop, the fastest within a limit, why it ended, what bounds it."""
+    lines = lines_of(climbed)
+    rungs = {line.spec.cell: line for line in lines}
+    last = rungs[climbed.winner.cell]
+    unit = unit_of(climbed.start.workload)
+    found: list[str] = []
+    if last.throughput is not None:
+        found.append(
+            f"The fastest loop: {loop_name(climbed.winner)}: {format_rate(last.throughput)} {unit}/s, "
+            f"{format_ratio(last.total)} the plain loop's."
+        )
+    if memory_bytes is not None:
+        within = fastest_within(climbed, memory_bytes)
+        found.append(
+            f"No loop that was tried fits into {format_bytes(memory_bytes)}."
+            if within is None
+            else f"The fastest within {format_bytes(memory_bytes)}: {loop_name(within.spec)}: "
+            f"{format_rate(within.throughput)} {unit}/s, peak {format_bytes(within.peak_bytes)}."
+        )
+    count = len(climbed.trials)
+    found.append(f"{count} trials in {format_duration(climbed.seconds)}: {_ENDINGS[climbed.ending]}.")
+    if climbed.ending != "failed":
+        found += sentences_of(climbed)
+    return found
+
+
+def reasons(climbed: Climbed) -> list[str]:
+    """Return why moves failed, or could not be had."""
+    return [f"{line.tried}: {line.reason}" for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
+
+
+def headline(climbed: Climbed) -> str:
+    """Return what was tuned, where."""
+    spec = climbed.start
+    where = climbed.trials[0].environment.device_name if climbed.trials else spec.device
+    return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
+
+
+def print_tuning(climbed: Climbed, console: Console, memory_bytes: float | None = None) -> None:
+    """Print a climb to a terminal."""
+    soft = not console.is_terminal
+    console.print(escape(headline(climbed)), style="bold", soft_wrap=soft)
+    lines = lines_of(climbed)
+    columns, left_out = fitting(COLUMNS, lines, console.width, ("first_step_seconds", "peak_allocated_bytes"))
+
+    def style(line: Line) -> str | None:
+        return "bold green" if line.outcome == "taken" else (None if line.outcome is None else "dim")
+
+    console.print(terminal_table(columns, lines, style))
+    for line in [*reasons(climbed), *left_out]:
+        console.print(f"  {escape(line)}", style="yellow", soft_wrap=soft)
+    console.print()
+    for line in conclusions(climbed, memory_bytes):
+        console.print(escape(line), soft_wrap=soft)
+
+
+def markdown_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
+    """Return a climb as Markdown."""
+    remarks = [f"- {markdown_text(line)}" for line in reasons(climbed)]
+    said = [f"- {markdown_text(line)}" for line in conclusions(climbed, memory_bytes)]
+    grid = markdown_grid(COLUMNS, lines_of(climbed))
+    return "\n".join([markdown_text(headline(climbed)), "", *grid, "", *remarks, *said]) + "\n"
+
+
+def csv_tuning(climbed: Climbed) -> str:
+    """Return a line a loop that was tried, plain values."""
+    return csv_grid((*COLUMNS, *_MORE), lines_of(climbed))
+
+
+def json_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
+    """Return the lines, the winner, the sentences and the whole records as JSON."""
+    within = None if memory_bytes is None else fastest_within(climbed, memory_bytes)
+    document: dict[str, Any] = {
+        "workload": climbed.start.workload,
+        "rows": [plain((*COLUMNS, *_MORE), line) for line in lines_of(climbed)],
+        "fastest": _loop(climbed.winner),
+        "fastest_within_memory": None if within is None else _loop(within.spec),
+        "ending": climbed.ending,
+        "seconds": climbed.seconds,
+        "sentences": conclusions(climbed, memory_bytes),
+        "trials": [json.loads(trial.model_dump_json()) for trial in climbed.trials],
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _loop(spec: TrialSpec) -> dict[str, Any]:
+    return {"precision": spec.precision, "loss_scale": spec.loss_scale, "techniques": list(spec.techniques)}

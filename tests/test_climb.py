@@ -1,0 +1,98 @@
+"""Which moves a climb has open, by what was tried before."""
+
+from fake_engine import fake_spec
+
+from castwise.analyze.climb import Attempt, Ladder, Move, Outcome, allowed_techniques
+from castwise.analyze.estimates import Estimate
+from castwise.plan import TrialSpec
+
+LADDER = Ladder(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))
+
+
+def attempt(rung: int, move: Move, below: TrialSpec, outcome: Outcome, ratio: float = 1.0) -> Attempt:
+    return Attempt(rung, move, below, move.on(below), Estimate(ratio, ratio, ratio, 3), outcome)
+
+
+def names(ladder: Ladder, current: TrialSpec, *attempts: Attempt) -> set[str]:
+    return {move.name for move in ladder.moves(current, attempts)}
+
+
+def all_of(
+    rung: int, below: TrialSpec, ratio: float, *, taken: Move | None = None, ladder: Ladder = LADDER
+) -> list[Attempt]:
+    """Return attempts at every move open at the start of its rank; one is taken at twice the speed."""
+    return [
+        attempt(rung, move, below, "taken" if move == taken else "slower", 2.0 if move == taken else ratio)
+        for move in ladder.moves(below, [])
+    ]
+
+
+def test_precisions_come_first_each_with_channels_last_too() -> None:
+    start = fake_spec()
+    expected = {"tf32", "bf16-mixed", "tf32 + channels-last", "bf16-mixed + channels-last"}
+    assert names(LADDER, start) == expected
+
+
+def test_what_is_cheap_comes_before_what_compiles() -> None:
+    start = fake_spec()
+    tried = all_of(0, start, 0.5)
+    cheap = {"channels-last", "cudnn-search", "cuda-graph", "channels-last + cudnn-search"}
+    assert names(LADDER, start, *tried) == cheap
+    tried += [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, tried)]
+    assert names(LADDER, start, *tried) == {"compile", "compile + cuda-graph"}
+    tried += [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, tried)]
+    assert names(LADDER, start, *tried) == set(), "nothing is left"
+
+
+def test_what_did_not_pay_is_tried_again_once_its_partner_is_taken() -> None:
+    start, graph = fake_spec(), Move(techniques=("cuda-graph",))
+    tried = [attempt(0, move, start, "slower", 0.99) for move in LADDER.moves(start, [])]
+    assert "bf16-mixed" not in names(LADDER, start, *tried)
+    tried.append(attempt(0, graph, start, "taken", 3.0))
+    assert {"tf32", "bf16-mixed"} <= names(LADDER, graph.on(start), *tried), "launches no longer hide it"
+    search = attempt(0, Move(techniques=("cudnn-search",)), start, "taken", 3.0)
+    assert "bf16-mixed" not in names(LADDER, search.spec, *tried[:-1], search)
+
+
+def test_a_precision_far_behind_the_one_taken_is_not_tried_again() -> None:
+    start, bf16 = fake_spec(), Move(precision="bf16-mixed", techniques=("channels-last",))
+    tried = [attempt(0, Move(precision="tf32"), start, "slower", 1.9), attempt(0, bf16, start, "taken", 2.0)]
+    near = names(LADDER, bf16.on(start), *tried)
+    assert "tf32" in near
+    tried[0] = attempt(0, Move(precision="tf32"), start, "slower", 1.2)
+    assert "tf32" not in names(LADDER, bf16.on(start), *tried)
+
+
+def test_what_was_second_best_is_tried_on_the_next_rung() -> None:
+    start, search = fake_spec(), Move(techniques=("cudnn-search",))
+    ladder = Ladder(("fp32",), ("fused-optimizer", "cudnn-search", "chunked-loss"))
+    tried = [
+        attempt(0, search, start, "taken", 1.2),
+        attempt(0, Move(techniques=("fused-optimizer",)), start, "second best", 1.1),
+        attempt(0, Move(techniques=("chunked-loss",)), start, "slower", 0.9),
+    ]
+    assert names(ladder, search.on(start), *tried) == {"fused-optimizer"}
+
+
+def test_what_failed_is_not_tried_again_and_what_lacked_something_is() -> None:
+    start, search = fake_spec(), Move(techniques=("cudnn-search",))
+    ladder = Ladder(("fp32",), ("channels-last", "no-step-sync", "cudnn-search"))
+    lacking = Attempt(0, Move(techniques=("no-step-sync",)), start, start, None, "unsupported")
+    failed = Attempt(0, Move(techniques=("channels-last",)), start, start, None, "failed", "oom: (fake)")
+    pair = Attempt(0, Move(techniques=("channels-last", "cudnn-search")), start, start, None, "failed")
+    taken = attempt(0, search, start, "taken", 1.5)
+    assert names(ladder, search.on(start), lacking, failed, pair, taken) == {"no-step-sync"}
+
+
+def test_a_move_brings_the_precisions_own_loss_scale_and_replaces_what_it_excludes() -> None:
+    spec = fake_spec(techniques=("channels-last", "compile"))
+    assert Move(precision="fp16-mixed").on(spec).loss_scale == "dynamic"
+    better = Move(techniques=("compile-max-autotune",)).on(spec)
+    assert better.techniques == ("channels-last", "compile-max-autotune")
+
+
+def test_techniques_that_change_the_model_are_tried_where_that_is_allowed() -> None:
+    assert "pad-channels-4" not in allowed_techniques("draws")
+    assert "pad-channels-4" in allowed_techniques("shape")
+    assert "compile" not in allowed_techniques("rounding")
+    assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"

@@ -1,0 +1,228 @@
+"""The climb on the fake engine, whose techniques buy what the test says."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import FakeEngine, Fault, fake_environment
+
+from castwise.analyze.climb import Climbed, loop_name
+from castwise.plan import TrialSpec
+from castwise.report.tuning import fastest_within, lines_of
+from castwise.sweep.store import load_folder
+from castwise.sweep.tune import TuneRequest, prepare_tuning
+
+Gain = Callable[[TrialSpec], float]
+
+
+def made_up(spec: TrialSpec) -> float:
+    """Channels last pays with 16 bits alone, a graph with compilation alone; the rest pays always."""
+    gains = {
+        "channels-last": 1.6 if "16" in spec.precision else 0.8,
+        "cudnn-search": 1.1,
+        "fused-optimizer": 1.03,
+        "compile": 0.95 if "cuda-graph" not in spec.techniques else 1.2,
+        "compile-max-autotune": 0.9,
+        "cuda-graph": 1.3 if "compile" in spec.techniques else 1.0,
+        "pad-channels-4": 2.0,
+    }
+    product = 1.0
+    for name in spec.techniques:
+        product *= gains.get(name, 1.0)
+    return product
+
+
+def engine(gain: Gain = made_up, **traits: object) -> FakeEngine:
+    return FakeEngine(exclusive=False, gain=gain, **traits)  # type: ignore[arg-type]
+
+
+def climb(made: FakeEngine, **request: object) -> Climbed:
+    asked = TuneRequest("resnet50", **request)  # type: ignore[arg-type]
+    return prepare_tuning(asked, make_engine=lambda *_: made).run()
+
+
+def outcomes(climbed: Climbed) -> dict[str, str]:
+    return {each.move.name: each.outcome for each in climbed.attempts}
+
+
+def test_it_climbs_to_the_fastest_and_sees_what_pays_only_together() -> None:
+    made = engine()
+    climbed = climb(made)
+    assert climbed.ending == "nothing left"
+    assert climbed.winner.precision == "bf16-mixed"
+    assert climbed.winner.techniques == ("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph")
+    names = [each.move.name for each in climbed.attempts if each.outcome == "taken"]
+    assert names == ["bf16-mixed + channels-last", "cudnn-search", "fused-optimizer", "compile + cuda-graph"]
+    assert made.num_open == 0
+
+
+def test_every_rung_is_proven_over_the_one_below() -> None:
+    climbed = climb(engine())
+    taken = [each for each in climbed.attempts if each.outcome == "taken"]
+    for below, each in itertools.pairwise([climbed.start, *(each.spec for each in taken)]):
+        found = next(attempt for attempt in taken if attempt.spec == each)
+        assert found.below == below
+        assert found.ratio is not None
+        assert found.ratio.n >= 3
+        assert found.ratio.low > 1
+    assert lines_of(climbed)[-1].total is not None
+
+
+def test_where_nothing_pays_it_stays_where_it_began() -> None:
+    climbed = climb(engine(lambda spec: 0.1 if spec.techniques or spec.precision != "fp32" else 1.0))
+    assert climbed.winner == climbed.start
+    assert climbed.ending == "nothing left"
+    assert "taken" not in outcomes(climbed).values()
+
+
+def test_a_gain_within_the_margin_is_the_same_and_not_taken() -> None:
+    climbed = climb(engine(lambda spec: 1.004 if "cuda-graph" in spec.techniques else 1.0), precisions=("fp32",))
+    assert climbed.winner == climbed.start
+    assert outcomes(climbed)["cuda-graph"] == "same"
+
+
+@pytest.mark.parametrize("kind", ["oom", "crash", "timeout", "unsupported"])
+def test_what_fails_is_recorded_and_the_climb_goes_on(kind: str) -> None:
+    made = engine(faults={"compile": Fault(kind)})
+    climbed = climb(made)
+    assert climbed.ending == "nothing left"
+    assert climbed.winner.techniques == ("channels-last", "cudnn-search", "fused-optimizer")
+    assert outcomes(climbed)["compile"] == "failed"
+    reason = next(each.reason for each in climbed.attempts if each.move.name == "compile")
+    assert "(fake)" in reason or "fake_kernel" in reason
+    assert sum("compile" in spec.techniques for spec in made.measured) <= 6, "with others and alone, and not again"
+
+
+def test_without_the_first_loop_there_is_no_climb() -> None:
+    climbed = climb(engine(faults={"fp32": Fault("oom")}))
+    assert climbed.ending == "failed"
+    assert not climbed.attempts
+
+
+def test_a_loop_that_computes_no_numbers_is_not_taken() -> None:
+    climbed = climb(engine(faults={"bf16-mixed": Fault("nan")}))
+    assert climbed.winner.precision == "fp16-mixed"
+
+
+def test_what_cannot_be_had_is_said_with_its_reason() -> None:
+    climbed = climb(engine(environment=fake_environment(None)), device="cpu", budget_seconds=1e6)
+    assert outcomes(climbed)["cuda-graph"] == "unsupported"
+    reasons = {each.move.name: each.reason for each in climbed.attempts if each.outcome == "unsupported"}
+    assert "needs a CUDA device" in reasons["cuda-graph"]
+    shown = [line.tried for line in lines_of(climbed) if line.outcome == "unsupported"]
+    assert len(shown) == len(set(shown)), "each once"
+
+
+def test_another_model_is_tried_only_where_it_is_allowed() -> None:
+    assert "pad-channels-4" not in outcomes(climb(engine()))
+    allowed = climb(engine(), numerics="shape")
+    assert outcomes(allowed)["pad-channels-4"] == "taken"
+    assert "pad-channels-4" in allowed.winner.techniques
+
+
+def test_true_precisions_are_tried_only_where_they_are_named() -> None:
+    assert {spec.precision for spec in climb(engine()).rungs} <= {"fp32", "bf16-mixed"}
+    named = climb(engine(), precisions=("fp32", "fp16-true"))
+    assert named.winner.precision == "fp16-true"
+
+
+def test_the_first_precision_named_is_the_plain_loops() -> None:
+    assert climb(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
+
+
+def test_all_is_on_record_and_the_same_command_measures_nothing_again(tmp_path: Path) -> None:
+    first = engine()
+    before = climb(first, results=tmp_path)
+    kept, problems = load_folder(tmp_path)
+    assert not problems
+    assert {trial.spec.key for trial in kept} == {trial.spec.key for trial in before.trials}
+    second = engine()
+    after = climb(second, results=tmp_path)
+    assert second.measured == []
+    assert [each.outcome for each in after.attempts] == [each.outcome for each in before.attempts]
+    assert climb(third := engine(), results=tmp_path, again=True).winner == before.winner
+    assert len(third.measured) == len(first.measured)
+
+
+def test_it_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+    cut = engine(faults={"#30": Fault("interrupt", "run_block")})
+    with pytest.raises(KeyboardInterrupt):
+        climb(cut, results=tmp_path)
+    kept = load_folder(tmp_path)[0]
+    assert kept
+    rest, whole = engine(), engine()
+    winner = climb(rest, results=tmp_path).winner
+    assert climb(whole).winner == winner
+    assert len(rest.measured) < len(whole.measured)
+
+
+def test_the_budget_ends_it_with_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0, 5)
+    monkeypatch.setattr("castwise.sweep.tune.time.perf_counter", lambda: float(next(clock)))
+    climbed = climb(engine(), budget_seconds=300)
+    assert climbed.ending == "budget"
+    assert len(climbed.trials) < len(climb(engine(), budget_seconds=1e6).trials)
+
+
+def test_the_fastest_within_a_memory_limit_is_another_loop() -> None:
+    climbed = climb(engine())
+    peaks = sorted({line.peak_bytes for line in lines_of(climbed) if line.peak_bytes})
+    assert fastest_within(climbed, peaks[0] - 1) is None
+    tight = fastest_within(climbed, peaks[0] + 2**22)
+    assert tight is not None
+    assert tight.peak_bytes == peaks[0]
+
+
+def test_it_says_in_words_what_was_reached(command: CommandLine) -> None:
+    done = command("tune", "resnet50", "--memory", "1.5GiB", "--results", command.results, engine=engine())
+    assert done.code == 0
+    assert "taken" in done.out
+    best = "bf16-mixed, channels-last+cudnn-search+fused-optimizer+compile+cuda-graph"
+    assert f"The fastest loop: {best}" in done.out
+    assert f"The fastest within 1.50 GiB: {best}" in done.out
+    assert "not bound by launches" in done.out
+    assert "TF32, which moves the same bytes, is 1.67 times as fast" in done.out
+
+
+@pytest.mark.parametrize("output", ["json", "markdown", "csv"])
+def test_other_formats_have_the_rungs_too(command: CommandLine, output: str) -> None:
+    done = command("tune", "resnet50", "--format", output, "--results", command.results, engine=engine())
+    assert done.code == 0
+    assert "compile + cuda-graph" in done.out
+    if output == "json":
+        document = json.loads(done.out)
+        assert document["fastest"]["techniques"][-2:] == ["compile", "cuda-graph"]
+        assert document["ending"] == "nothing left"
+        assert document["trials"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("resnet5",), "No workload named 'resnet5'"),
+        (("resnet50", "--memory", "much"), "--memory takes an amount of memory above 0"),
+        (("resnet50", "--budget", "-1"), "--budget takes a duration above 0"),
+        (("resnet50", "--precision", "fp31"), "No precision named 'fp31'"),
+        (("resnet50", "--timeout", "0"), "A time limit of 0 seconds is impossible"),
+    ],
+)
+def test_bad_input_is_one_line_and_no_trial(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:
+    done = command("tune", *arguments, "--results", command.results, engine=engine())
+    assert done.code == 2
+    assert words in done.err
+    assert len(done.error_lines) == 1
+    assert done.engine.measured == []
+
+
+def test_a_climb_that_cannot_begin_is_a_failure(command: CommandLine) -> None:
+    made = engine(faults={"fp32": Fault("oom")})
+    done = command("tune", "resnet50", "--results", command.results, engine=made)
+    assert done.code == 1
+    assert "the plain loop itself could not be measured" in done.out
+
+
+def test_a_loops_name_says_precision_and_techniques() -> None:
+    assert loop_name(climb(engine()).start) == "fp32, plain loop"
