@@ -144,7 +144,13 @@ def test_a_waterfall_is_the_longest_chain_of_techniques() -> None:
     assert trace["x"] == ["plain loop", "+ a", "+ b", "all together"]
     assert trace["text"][1:3] == ["2.00×", "1.25×"]
     assert sum(trace["y"][:3]) == pytest.approx(trace["y"][3])
-    assert "waterfall" not in names(steady("fp32"), astray)
+    assert "waterfall" not in names(chain[1], astray), "there is no plain loop to begin with"
+
+
+def test_a_waterfall_links_sets_in_whatever_order_they_are_written_and_joined() -> None:
+    sets = ((1.0, ()), (0.6, ("b",)), (0.5, ("c",)), (0.3, ("a", "b", "d")), (0.9, ("a", "c")))
+    drawn = chart("waterfall", *(steady("fp32", factor=factor, techniques=names) for factor, names in sets))
+    assert drawn.traces[0]["x"] == ["plain loop", "+ b", "+ a + d", "all together"]
 
 
 def test_curves_are_over_time_and_over_epochs() -> None:

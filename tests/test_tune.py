@@ -217,6 +217,24 @@ def test_bad_input_is_one_line_and_no_trial(command: CommandLine, arguments: tup
     assert done.engine.measured == []
 
 
+def test_the_winner_is_written_as_a_script(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    done = command("tune", "resnet50", "--emit", file, "--results", command.results, engine=engine())
+    assert done.code == 0
+    text = file.read_text()
+    assert "torch.compile(compute_loss" in text
+    assert "step = StepGraph(train, DEVICE, None)" in text
+    assert "Measured by castwise" in text
+    compile(text, "train.py", "exec")
+
+
+def test_what_has_no_script_is_refused_before_anything_is_measured(command: CommandLine, tmp_path: Path) -> None:
+    arguments = ("fastai-resnet18", "--emit", tmp_path / "train.py", "--results", command.results)
+    done = command("tune", *arguments, engine=engine())
+    assert done.code == 2
+    assert done.engine.sessions == []
+
+
 def test_a_climb_that_cannot_begin_is_a_failure(command: CommandLine) -> None:
     made = engine(faults={"fp32": Fault("oom")})
     done = command("tune", "resnet50", "--results", command.results, engine=made)

@@ -1,5 +1,6 @@
 """`castwise tune`: parse, call one function, print."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,8 @@ Examples:
     castwise tune resnet50 --memory 8GiB            and the fastest that fits into 8 GiB
 
     castwise tune lstm-lm --precision fp32,tf32,bf16-mixed --budget 5min
+
+    castwise tune resnet50 --emit train.py          and the winner as a script
 
     castwise tune lstm-lm --allow shape             changes to the model, too
 """
@@ -72,6 +75,10 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     memory: Annotated[
         str | None, typer.Option(help="Name the fastest loop within this memory too: 8GiB.", metavar="SIZE")
     ] = None,
+    emit: Annotated[
+        Path | None,
+        typer.Option(help="Write the fastest loop as a script in plain PyTorch, without castwise.", metavar="FILE"),
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Wall time after which nothing further is tried: 5min.", metavar="TIME")
     ] = None,
@@ -93,6 +100,10 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     from castwise.quantities import parse_duration, parse_list, parse_memory
     from castwise.sweep.tune import BUDGET_SECONDS, TIMEOUT_SECONDS, TuneRequest
 
+    if emit is not None:
+        from castwise.report.script.emit import check_script
+
+        check_script(workload.strip(), data_set)
     request = TuneRequest(
         workload=workload.strip(),
         precisions=parse_list("--precision", precision),
@@ -109,5 +120,12 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         again=again,
     )
     limit = None if memory is None else parse_memory("--memory", memory)
-    code, _ = carry_out(request, output.value, limit)
+    code, climbed = carry_out(request, output.value, limit)
+    if emit is not None and climbed is not None and climbed.ending != "failed":
+        from castwise.report.script.emit import script_of
+        from castwise.report.tuning import measured_words
+        from castwise.reporting import write_whole
+
+        write_whole(emit, script_of(climbed.winner, measured_words(climbed)).encode())
+        print(f"{emit}: the fastest loop as a script", file=sys.stderr)
     raise typer.Exit(code)

@@ -203,6 +203,16 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
     return found
 
 
+def measured_words(climbed: Climbed) -> str:
+    """Return what was measured of the fastest loop, where, in a line."""
+    own = climbed.of(climbed.winner)
+    environment, spec = own[0].environment, climbed.winner
+    return (
+        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {unit_of(spec.workload)}/s on "
+        f"{environment.device_name}, torch {environment.torch}, {own[0].started_at[:10]}."
+    )
+
+
 def reasons(climbed: Climbed) -> list[str]:
     """Return why moves failed, or could not be had."""
     return [f"{line.tried}: {line.reason}" for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]

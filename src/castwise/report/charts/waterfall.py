@@ -11,13 +11,14 @@ from castwise.report.units import format_rate, format_ratio
 
 
 def waterfall(subject: TopicSubject) -> Chart | None:
-    """Return the longest chain of cells that have a technique more each, as a waterfall."""
+    """Return the chain of cells to the fastest, each with techniques more than the one before, as a waterfall."""
     topic = subject.topic
     chain = _longest_chain(topic)
     if len(chain) < 2:
         return None
     rates = [_rate(cell) for cell in chain]
-    names = [inert(_added(cell)) for cell in chain]
+    added = {id(cell): _added(cell, before) for before, cell in zip([None, *chain], chain, strict=False)}
+    names = [inert(added[id(cell)]) for cell in chain]
     texts = [
         hover(
             [
@@ -64,27 +65,49 @@ def waterfall(subject: TopicSubject) -> Chart | None:
         ),
         traces=[trace],
         layout=document,
-        table=cell_grid(subject, chain, [text_column("technique", _added), *rate_columns()]),
+        table=cell_grid(subject, chain, [text_column("technique", lambda cell: added[id(cell)]), *rate_columns()]),
     )
 
 
 def _longest_chain(topic: Topic) -> list[Cell]:
-    """Return the cells of one precision and setting where each has one technique more than the one before."""
-    chains: dict[str, list[Cell]] = {}
-    for cell in sorted(topic.cells, key=lambda each: len(each.trial.spec.techniques)):
-        if cell.throughput is None:
-            continue
-        chain = chains.setdefault(topic.label(cell, "techniques"), [])
-        techniques = cell.trial.spec.techniques
-        before = chain[-1].trial.spec.techniques if chain else None
-        if (before is None and not techniques) or (before is not None and techniques[:-1] == before and techniques):
-            chain.append(cell)
-    return max(chains.values(), key=lambda chain: (len(chain), _rate(chain[-1]) if chain else 0.0), default=[])
+    """Return the cells of one precision and setting where each has techniques more than the one before.
+
+    Of the chains of sets that begin with the plain loop, each within the next: the one that ends fastest, by as many
+    links as there are.
+    """
+    settings: dict[str, list[Cell]] = {}
+    for cell in topic.cells:
+        if cell.throughput is not None:
+            settings.setdefault(topic.label(cell, "techniques"), []).append(cell)
+    return max(map(_chain_of, settings.values()), key=_end, default=[])
 
 
-def _added(cell: Cell) -> str:
-    techniques = cell.trial.spec.techniques
-    return f"+ {techniques[-1]}" if techniques else "plain loop"
+def _chain_of(cells: list[Cell]) -> list[Cell]:
+    best: dict[str, list[Cell]] = {}
+    for cell in sorted(cells, key=lambda each: len(_names(each))):
+        own = _names(cell)
+        below = [best[each.trial.spec.cell] for each in cells if _names(each) < own and each.trial.spec.cell in best]
+        before = max(below, key=_rank, default=[])
+        if before or not own:
+            best[cell.trial.spec.cell] = [*before, cell]
+    return max((chain for chain in best.values() if len(chain) > 1), key=_end, default=[])
+
+
+def _rank(chain: list[Cell]) -> tuple[int, float]:
+    return len(chain), _rate(chain[-1]) if chain else 0.0
+
+
+def _end(chain: list[Cell]) -> float:
+    return _rate(chain[-1]) if chain else 0.0
+
+
+def _names(cell: Cell) -> frozenset[str]:
+    return frozenset(cell.trial.spec.techniques)
+
+
+def _added(cell: Cell, before: Cell | None) -> str:
+    new = _names(cell) - (_names(before) if before is not None else frozenset())
+    return " ".join(f"+ {name}" for name in cell.trial.spec.techniques if name in new) or "plain loop"
 
 
 def _rate(cell: Cell) -> float:

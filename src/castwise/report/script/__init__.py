@@ -1,0 +1,1 @@
+"""A measured loop as a script in plain PyTorch."""

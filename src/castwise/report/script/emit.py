@@ -1,0 +1,291 @@
+"""The script of one loop: model, synthetic data, precision, techniques and a timer, in plain PyTorch.
+
+What is more than a few lines (masters, loss scaling on the device, a step's graph, the models) is castwise's own code
+word for word; the rest is written as one would by hand. Nothing in it imports castwise.
+"""
+
+from castwise.errors import UsageError
+from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.plan import SYNTHETIC, TrialSpec
+from castwise.precisions import Precision, find_precision
+from castwise.report.script.models import compute_loss_of, data_of, model_of
+from castwise.report.script.sources import definitions
+from castwise.techniques import join
+from castwise.workloads import Workload, find_workload
+
+_IMPORTS = {
+    "import argparse": "argparse.",
+    "import functools": "functools.",
+    "import inspect": "inspect.",
+    "import statistics": "statistics.",
+    "import time": "time.",
+    "from collections.abc import Callable": "Callable",
+    "from collections.abc import Iterable": "Iterable",
+    "from collections.abc import Sequence": "Sequence",
+    "from contextlib import nullcontext": "nullcontext",
+    "from dataclasses import dataclass": "@dataclass",
+    "from functools import partial": "partial(",
+    "from typing import Any": "Any",
+    "from typing import Protocol": "Protocol",
+    "import torch": "torch",
+    "from torch import Tensor, nn": "nn.",
+    "from torch.nn import functional": "functional.",
+    "from torch.optim import SGD, Optimizer": "Optimizer",
+    "from torch.utils import _pytree as pytree": "pytree.",
+    "from torch.utils.checkpoint import checkpoint": "checkpoint(",
+    "from torchvision import models": "models.get_model",
+    "import timm": "timm.",
+}
+
+# Optimizers of torch that can count their steps on the device, of those that workloads use.
+_CAPTURABLE = ("Adadelta", "Adam", "AdamW")
+
+_TIMER = """\
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=200, help="steps to time, after as many as warm up")
+parser.add_argument("--warm-up", type=int, default=30)
+arguments = parser.parse_args()
+
+
+def synchronize():
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize(DEVICE)
+
+
+for index in range(arguments.warm_up):
+    step(batches[index % len(batches)])
+synchronize()
+blocks, per_block = [], max(1, arguments.steps // 10)
+for start in range(0, arguments.steps, per_block):
+    started, count = time.perf_counter(), min(per_block, arguments.steps - start)
+    for index in range(start, start + count):
+        loss = step(batches[(arguments.warm_up + index) % len(batches)])
+    synchronize()
+    blocks.append((time.perf_counter() - started) / count)
+print(f"loss {loss.item():.9g}")
+print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(blocks):.6g} {UNIT}/s")"""
+
+
+def check_script(workload: str, data_set: str) -> None:
+    """Make sure, before anything is measured, that a script can be written of a workload's loops.
+
+    Raises:
+        UsageError: None can.
+    """
+    model_of(find_workload(workload))
+    if data_set != SYNTHETIC:
+        raise UsageError("A script draws random data; --emit goes with the data set synthetic alone.")
+
+
+def script_of(spec: TrialSpec, measured: str = "") -> str:
+    """Return the script of a steady loop on one device.
+
+    Args:
+        spec: The loop.
+        measured: What was measured of it, in a line.
+
+    Raises:
+        UsageError: There is no plain script for the workload, its data or its spread.
+    """
+    row, precision = find_workload(spec.workload), find_precision(spec.precision)
+    if spec.data_set != SYNTHETIC or spec.world_size > 1 or spec.kind != "steady":
+        raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")
+    body = "\n\n\n".join(
+        filter(
+            None,
+            [
+                _settings(spec, row, precision),
+                model_of(row),
+                compute_loss_of(row),
+                _scaling_definitions(spec),
+                _master_definitions(precision),
+                _graph_definitions(spec),
+                _model_lines(spec, precision),
+                _optimizer_lines(spec, row, precision),
+                _step_lines(spec, row, precision),
+                data_of(row),
+                _batch_lines(spec, row),
+                _TIMER,
+            ],
+        )
+    )
+    loop = f"{row.name}, {spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
+    lines = [f'"""{loop}: batch {spec.batch_size}.', "", *([measured, ""] if measured else [])]
+    lines += ["The data is random; put your own loader in the place of `batches`.", '"""', ""]
+    imports = [line for line, sign in _IMPORTS.items() if sign in body or line == "import torch"]
+    if "Optimizer" not in body and "SGD" in body and "isinstance(optimizer, SGD)" in body:
+        imports.append("from torch.optim import SGD")
+    return "\n".join([*lines, *imports, "", body, ""])
+
+
+def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
+    lines = [
+        f"DEVICE = torch.device({spec.device!r})",
+        f"BATCH_SIZE, UNIT = {spec.batch_size}, {row.unit!r}",
+        f"SEED = {spec.seed}",
+        "",
+        f"# What float32 products are computed in: {precision.float32_matmul}.",
+    ]
+    for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
+        lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
+    lines.append(f"torch.backends.cudnn.benchmark = {'cudnn-search' in spec.techniques}")
+    lines.append("torch.manual_seed(SEED)")
+    return "\n".join(lines)
+
+
+def scales_on_device(spec: TrialSpec) -> bool:
+    """Return whether a loop decides on the device whether loss scaling skips a step."""
+    return bool({"fused-optimizer", "no-step-sync", "cuda-graph"} & set(spec.techniques))
+
+
+def _dynamic(spec: TrialSpec) -> bool:
+    return spec.loss_scale.startswith("dynamic")
+
+
+def _scaling_definitions(spec: TrialSpec) -> str:
+    if spec.loss_scale == "none":
+        return ""
+    names = ["NoScaling", "stepped_by", "clip"]
+    if not _dynamic(spec):
+        return definitions("measure/loss_scaling.py", [*names, "StaticScaling"])
+    row = definitions("loss_scales.py", ["DynamicScale"])
+    if scales_on_device(spec):
+        kinds = definitions("measure/device_scaling.py", ["DeviceScaling", "_state_of", "_fill_momentum"])
+        return "\n\n\n".join([row, definitions("measure/loss_scaling.py", names), kinds])
+    return "\n\n\n".join([row, definitions("measure/loss_scaling.py", [*names, "DynamicScaling", "_HalfGradScaler"])])
+
+
+def _master_definitions(precision: Precision) -> str:
+    if not precision.master_weights:
+        return ""
+    return definitions("measure/precision.py", ["Weights", "MasterWeights"])
+
+
+def _graph_definitions(spec: TrialSpec) -> str:
+    if "cuda-graph" not in spec.techniques:
+        return ""
+    head = "UsageError = RuntimeError\nBatch = tuple[Tensor, ...]"
+    return "\n\n\n".join(
+        [
+            head,
+            definitions("measure/techniques/compiled.py", ["Shapes", "shapes_of"]),
+            definitions("measure/workloads/task.py", ["Carried"]),
+            definitions("measure/techniques/graph.py", ["_WARM_UP_STEPS", "StepGraph"]),
+        ]
+    )
+
+
+def _model_lines(spec: TrialSpec, precision: Precision) -> str:
+    names = set(spec.techniques)
+    lines: list[str] = []
+    channels = next((int(name.rpartition("-")[2]) for name in names if name.startswith("pad-channels")), None)
+    if channels is not None or "pad-vocabulary" in names:
+        lines.append("UsageError = RuntimeError")
+    if channels is not None:
+        lines += ["", "", definitions("measure/techniques/models.py", ["widen_first_convolution"]), "", ""]
+        lines.append(f"widen_first_convolution(model, {channels})")
+    if "pad-vocabulary" in names:
+        lines += ["", "", definitions("measure/techniques/models.py", ["_NEVER", "pad_decoder"]), "", ""]
+        lines.append("pad_decoder(model, 64)")
+    if "chunked-loss" in names:
+        lines.append("carried.chunk(8)")
+    lines.append("model.to(DEVICE)")
+    lines += _conversion(precision)
+    if "channels-last" in names:
+        lines.append("model.to(memory_format=torch.channels_last)")
+    lines.append("model.train()")
+    return "\n".join(lines)
+
+
+def _conversion(precision: Precision) -> list[str]:
+    if precision.param_dtype == "float32":
+        return []
+    dtype = f"torch.{precision.param_dtype}"
+    lines = [f"model.to({dtype})"]
+    if precision.batch_norm_dtype != precision.param_dtype:
+        lines += [
+            "for module in model.modules():",
+            "    if isinstance(module, nn.modules.batchnorm._BatchNorm):",
+            f"        module.to(torch.{precision.batch_norm_dtype})",
+        ]
+    return [
+        *lines,
+        "",
+        "",
+        definitions("measure/precision.py", ["cast_floating"]),
+        "",
+        "",
+        "# Inputs are cast to the weights' dtype, and outputs to float32, so that the loss is taken in float32.",
+        "model.register_forward_pre_hook(",
+        f"    lambda _, args, kwargs: (cast_floating(args, {dtype}), cast_floating(kwargs, {dtype})), with_kwargs=True",
+        ")",
+        "model.register_forward_hook(lambda _, __, output: cast_floating(output, torch.float32))",
+    ]
+
+
+def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
+    arguments = [f"{name}={value!r}" for name, value in row.optimizer.arguments]
+    if "fused-optimizer" in spec.techniques:
+        arguments.append("fused=True")
+    if "foreach-optimizer" in spec.techniques:
+        arguments.append("foreach=True")
+    if scales_on_device(spec) and spec.device_type == "cuda" and row.optimizer.name in _CAPTURABLE:
+        arguments.append("capturable=True")
+    lines = ["weights = MasterWeights(model)"] if precision.master_weights else []
+    stepped = "weights.stepped" if precision.master_weights else "[p for p in model.parameters() if p.requires_grad]"
+    lines.append(f"optimizer = torch.optim.{row.optimizer.name}({stepped}, {', '.join(arguments)})")
+    if _dynamic(spec):
+        found = next(each for each in DYNAMIC_SCALES if each.name == spec.loss_scale)
+        lines.append(f"scale = {found!r}")
+        kind = "DeviceScaling(scale, DEVICE, optimizer)"
+        lines.append(f"scaling = {kind if scales_on_device(spec) else 'DynamicScaling(scale, DEVICE.type, optimizer)'}")
+    elif spec.loss_scale != "none":
+        lines.append(f"scaling = StaticScaling({float(spec.loss_scale)!r})")
+    return "\n".join(lines)
+
+
+def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
+    lines: list[str] = []
+    mode = {"compile": "default", "compile-max-autotune": "max-autotune-no-cudagraphs"}
+    chosen = next((mode[name] for name in spec.techniques if name in mode), None)
+    if chosen is not None:
+        lines += [f"compute_loss = torch.compile(compute_loss, mode={chosen!r}, dynamic=False)", "", ""]
+    zero = "weights.zero_grad()" if precision.master_weights else "optimizer.zero_grad()"
+    lines += ["def train(batch):", f"    {zero}"]
+    if precision.autocast_dtype is None:
+        lines.append("    loss = compute_loss(model, batch)")
+    else:
+        lines.append(f"    with torch.autocast(DEVICE.type, dtype=torch.{precision.autocast_dtype}):")
+        lines.append("        loss = compute_loss(model, batch)")
+    scaled = spec.loss_scale != "none"
+    lines.append("    scaling.backward(loss)" if scaled else "    loss.backward()")
+    if precision.master_weights:
+        lines.append("    weights.collect_gradients()")
+    clip = row.clip_grad_norm
+    if scaled:
+        lines.append(f"    scaling.step(optimizer, {clip!r})")
+    else:
+        if clip is not None:
+            stepped = "[p for group in optimizer.param_groups for p in group['params']]"
+            lines.append(f"    torch.nn.utils.clip_grad_norm_({stepped}, {clip!r})")
+        lines.append("    optimizer.step()")
+    if precision.master_weights:
+        lines.append("    weights.publish()")
+    lines += ["    return loss", "", ""]
+    carried = "carried" if row.family == "rnn_lm" else "None"
+    lines.append(f"step = StepGraph(train, DEVICE, {carried})" if "cuda-graph" in spec.techniques else "step = train")
+    return "\n".join(lines)
+
+
+def _batch_lines(spec: TrialSpec, row: Workload) -> str:
+    lines = [
+        f"batches = make_batches({row.resident_batches}, BATCH_SIZE, DEVICE, torch.Generator(DEVICE).manual_seed(SEED))"
+    ]
+    channels = next((int(name.rpartition("-")[2]) for name in spec.techniques if name.startswith("pad-ch")), None)
+    if channels is not None:
+        lines.append(
+            f"batches = [(nn.functional.pad(x, (0, 0, 0, 0, 0, {channels} - x.shape[1])), y) for x, y in batches]"
+        )
+    if "channels-last" in spec.techniques:
+        lines.append("batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches]")
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""Emitted scripts: run as a user would, they compute what the measured loop computes, and import no castwise."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from fake_engine import fake_spec
+
+from castwise.errors import UsageError
+from castwise.measure.cell import build_cell
+from castwise.measure.parallel import Peers
+from castwise.plan import TrialSpec
+from castwise.precisions import PRECISIONS, find_precision
+from castwise.report.script.emit import script_of
+from castwise.report.script.sources import definitions, plain_definitions
+from castwise.techniques import TECHNIQUES, why_unsupported
+from castwise.workloads import WORKLOADS, find_workload
+
+STEPS = 3
+
+
+def spec_of(workload: str, precision: str = "fp32", techniques: tuple[str, ...] = (), **changes: object) -> TrialSpec:
+    spec = fake_spec(precision, workload=workload, device="cpu", batch_size=2, techniques=techniques)
+    return spec.model_copy(update=changes)
+
+
+def run_script(text: str, folder: Path) -> tuple[float, float, str]:
+    """Return the last loss, the speed and its unit of a script run for a few steps, where castwise cannot be found."""
+    file = folder / "train.py"
+    file.write_text(text)
+    command = [sys.executable, "-P", str(file), "--steps", "1", "--warm-up", str(STEPS - 1)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"loss (\S+)\n(\S+) (\w+)/s\n", done.stdout)
+    assert found is not None, done.stdout
+    return float(found[1]), float(found[2]), found[3]
+
+
+def measured_loss(spec: TrialSpec) -> float:
+    """Return the loss of the same step in castwise's own loop."""
+    row = find_workload(spec.workload)
+    with ExitStack() as stack:
+        cell = build_cell(spec, stack, Peers())
+        generator = torch.Generator("cpu").manual_seed(spec.seed)
+        batches = cell.task.make_batches(row.resident_batches, spec.batch_size, torch.device("cpu"), generator)
+        if cell.prepare is not None:
+            batches = [cell.prepare(batch) for batch in batches]
+        for index in range(STEPS):
+            loss = cell.step(batches[index % len(batches)])
+        return loss.item()
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "techniques"),
+    [
+        ("mnist-cnn", "bf16-mixed", ("channels-last",)),
+        ("mnist-cnn", "fp16-mixed", ("no-step-sync",)),
+        ("mnist-cnn", "fp16-master", ("foreach-optimizer",)),
+        ("resnet18", "bf16-mixed", ("channels-last", "fused-optimizer")),
+        ("lstm-lm", "fp32", ("pad-vocabulary", "chunked-loss")),
+    ],
+)
+def test_a_script_computes_what_was_measured(
+    workload: str, precision: str, techniques: tuple[str, ...], tmp_path: Path
+) -> None:
+    spec = spec_of(workload, precision, techniques)
+    assert why_unsupported(spec) is None
+    loss, speed, unit = run_script(script_of(spec), tmp_path)
+    assert loss == pytest.approx(measured_loss(spec), rel=1e-5)
+    assert speed > 0
+    assert unit == find_workload(workload).unit
+
+
+def _combinations() -> list[TrialSpec]:
+    on_gpu = {"device": "cuda:0"}
+    rows = [row.name for row in WORKLOADS if row.family != "fastai_resnet"] + ["timm:resnet18", "torchvision:alexnet"]
+    made = [spec_of(name, **on_gpu) for name in rows]
+    made += [spec_of("mnist-cnn", row.name, **on_gpu, loss_scale=row.loss_scale) for row in PRECISIONS]
+    for row in TECHNIQUES:
+        for workload in ("lstm-lm", "mnist-cnn"):
+            spec = spec_of(workload, "fp16-mixed", (row.name,), **on_gpu)
+            made += [spec] if why_unsupported(spec) is None else []
+    return made
+
+
+@pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
+def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
+    tree = ast.parse(script_of(spec))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not any(name.startswith("castwise") for name in imported)
+    assert undefined_names(tree) == set()
+
+
+def undefined_names(tree: ast.Module) -> set[str]:
+    """Return the names that a script reads and nowhere binds."""
+    bound = set(dir(__builtins__)) | set(__builtins__ if isinstance(__builtins__, dict) else ())
+    read = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    return read - bound
+
+
+@pytest.mark.parametrize("name", sorted({row.optimizer.name for row in WORKLOADS if row.family != "fastai_resnet"}))
+def test_an_optimizer_counts_its_steps_on_the_device_where_the_measured_one_does(name: str) -> None:
+    row = next(r for r in WORKLOADS if r.optimizer.name == name and r.family != "fastai_resnet")
+    text = script_of(spec_of(row.name, "fp16-mixed", ("no-step-sync",), device="cuda:0"))
+    capturable = "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
+    assert ("capturable=True" in text) is capturable
+
+
+def test_a_script_says_what_it_is() -> None:
+    text = script_of(spec_of("resnet50", "bf16-mixed", ("channels-last",)), "8,000 images/s on a GPU.")
+    assert text.startswith('"""resnet50, bf16-mixed, channels-last: batch 2.\n\n8,000 images/s on a GPU.')
+    assert f"torch.backends.fp32_precision = '{find_precision('bf16-mixed').float32_matmul}'" in text
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (spec_of("fastai-resnet18"), "its model starts from weights"),
+        (spec_of("mnist-cnn", data_set="mnist"), "on synthetic data and one device"),
+    ],
+)
+def test_what_has_no_script_is_refused(spec: TrialSpec, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        script_of(spec)
+
+
+def test_definitions_come_with_their_comments_and_decorators() -> None:
+    text = definitions("loss_scales.py", ["DynamicScale"])
+    assert text.startswith("@dataclass(frozen=True)\nclass DynamicScale:")
+    assert definitions("measure/techniques/graph.py", ["_WARM_UP_STEPS"]).startswith("# Steps on the capture's stream")
+    with pytest.raises(KeyError, match="nothing_such"):
+        definitions("loss_scales.py", ["nothing_such"])
+
+
+def test_what_uses_castwise_is_no_plain_definition() -> None:
+    text = plain_definitions("measure/workloads/mnist_cnn.py")
+    assert "class MnistCnn" in text
+    assert "def build" not in text
