@@ -1,7 +1,7 @@
 import pytest
 
 from castwise.errors import UsageError
-from castwise.quantities import parse_duration, parse_share
+from castwise.quantities import parse_duration, parse_memory, parse_share
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,16 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--within takes a share"):
         parse_share("--within", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 2**33), ("500MB", 5e8), ("1024", 1024), ("1 kib", 1024), ("2e3b", 2000)]
+)
+def test_memory(text: str, size: float) -> None:
+    assert parse_memory("--memory", text) == pytest.approx(size)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GiB", "8 gigs", "nanGB", "infB", "GiB"])
+def test_what_is_no_memory_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--memory takes an amount of memory above 0"):
+        parse_memory("--memory", text)

@@ -506,3 +506,12 @@ def test_epochs_of_made_up_trials_are_epochs(command: CommandLine, mine: Path) -
             assert 0 < epoch.data_seconds < epoch.seconds
             assert epoch.counted_seconds <= epoch.seconds
             assert epoch.num_samples == 800
+
+
+def test_tuned_sets_the_published_loop_beside_the_tuned_one(command: CommandLine) -> None:
+    done = command.suite("tensorcore", "--quick", "--synthetic", "--workload", "mnist-cnn", "--tuned")
+    assert done.code == 0
+    assert {spec.techniques for spec in done.engine.measured} == {(), ("channels-last", "cudnn-search")}
+    both = command.suite("tensorcore", "--tuned", "--techniques", "compiled")
+    assert both.code == 2
+    assert "--tuned stands for --techniques none,tuned" in both.err

@@ -1,0 +1,62 @@
+"""What neighbouring loops prove of a loop's bounds, and that nothing else is said."""
+
+import pytest
+from fake_engine import fake_spec
+
+from castwise.analyze.bounds import Evidence, words_of
+from castwise.analyze.estimates import Estimate
+
+
+def of(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value, value, value, 2)
+
+
+def words(
+    graph: float | None = None,
+    half: float | None = None,
+    tf32: float | None = None,
+    sixteen: float | None = None,
+    techniques: tuple[str, ...] = (),
+) -> str:
+    loop = fake_spec(techniques=techniques)
+    return words_of(Evidence(loop, of(graph), of(half), of(tf32), of(sixteen)))
+
+
+def test_without_evidence_nothing_is_known() -> None:
+    assert words() == "what bounds it is not known: nothing that would tell was measured beside it."
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        (2.0, "bound by launches for 50% of the step at the least"),
+        (1.05, "bound by launches for 5% of the step"),
+        (1.04, "not bound by launches"),
+        (0.9, "not bound by launches"),
+    ],
+)
+def test_a_graph_tells_of_launches(graph: float, said: str) -> None:
+    assert words(graph=graph).startswith(said)
+
+
+def test_a_loop_that_is_a_graph_has_one_launch() -> None:
+    assert words(techniques=("cuda-graph",)) == "its launches are one already."
+
+
+@pytest.mark.parametrize(
+    ("half", "said"),
+    [
+        (2.0, "its time goes with the work (half the batch takes 50% of the time)"),
+        (1.5, "33% of the step is there whatever the batch"),
+        (1.0, "most of the step is there whatever the batch"),
+    ],
+)
+def test_half_the_batch_tells_what_does_not_depend_on_it(half: float, said: str) -> None:
+    assert said in words(half=half)
+
+
+def test_tf32_tells_of_arithmetic_and_16_bits_do_not_tell_which() -> None:
+    assert "bound by arithmetic for 50% of the step at the least" in words(tf32=2.0)
+    assert "not bound by the arithmetic of products" in words(tf32=1.01)
+    assert "which of the two, these measurements do not tell" in words(tf32=2.0, sixteen=1.5)
+    assert "16 bits" not in words(tf32=2.0, sixteen=1.0)
