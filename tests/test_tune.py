@@ -228,8 +228,11 @@ def test_the_winner_is_written_as_a_script(command: CommandLine, tmp_path: Path)
     compile(text, "train.py", "exec")
 
 
-def test_what_has_no_script_is_refused_before_anything_is_measured(command: CommandLine, tmp_path: Path) -> None:
-    arguments = ("fastai-resnet18", "--emit", tmp_path / "train.py", "--results", command.results)
+@pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build"])
+def test_what_has_no_script_is_refused_before_anything_is_measured(
+    command: CommandLine, tmp_path: Path, workload: str
+) -> None:
+    arguments = (workload, "--emit", tmp_path / "train.py", "--results", command.results)
     done = command("tune", *arguments, engine=engine())
     assert done.code == 2
     assert done.engine.sessions == []

@@ -25,7 +25,7 @@ LOOPS = [
 ]
 
 
-@pytest.mark.parametrize(("workload", "precision", "batch_size", "techniques"), LOOPS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("workload", "precision", "batch_size", "techniques"), LOOPS, ids=str)
 def test_a_script_is_as_fast_as_its_rung(
     workload: str, precision: str, batch_size: int, techniques: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -19,7 +19,6 @@ from castwise.record import Trial
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 from castwise.techniques import join
-from castwise.workloads import unit_of
 
 _ENDINGS = {
     "nothing left": "nothing that is left pays more than its interval",
@@ -41,6 +40,7 @@ class Line:
         outcome: What came of it.
         reason: Why.
         throughput: Units a second.
+        unit: What throughput counts.
         first_step_seconds: The first step, searching and compiling included.
         peak_bytes: Peak of what tensors held.
     """
@@ -53,6 +53,7 @@ class Line:
     outcome: Outcome | None
     reason: str
     throughput: float | None
+    unit: str
     first_step_seconds: float | None
     peak_bytes: int | None
 
@@ -93,9 +94,14 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
         outcome=outcome,
         reason=reason,
         throughput=throughput_of(well),
+        unit=_unit(climbed),
         first_step_seconds=max((each.first_step_seconds for each in facts), default=None),
         peak_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in well),
     )
+
+
+def _unit(climbed: Climbed) -> str:
+    return next((metrics.unit_of(trial) for trial in climbed.trials), "samples")
 
 
 def throughput_of(trials: Sequence[Trial]) -> float | None:
@@ -147,9 +153,7 @@ COLUMNS: tuple[Column[Line], ...] = (
         "throughput_per_second",
         "throughput",
         lambda line: line.throughput,
-        lambda line: (
-            "–" if line.throughput is None else f"{format_rate(line.throughput)} {unit_of(line.spec.workload)}/s"
-        ),
+        lambda line: "–" if line.throughput is None else f"{format_rate(line.throughput)} {line.unit}/s",
     ),
     Column(
         "first_step_seconds",
@@ -181,7 +185,7 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
     lines = lines_of(climbed)
     rungs = {line.spec.cell: line for line in lines}
     last = rungs[climbed.winner.cell]
-    unit = unit_of(climbed.start.workload)
+    unit = _unit(climbed)
     found: list[str] = []
     if last.throughput is not None:
         found.append(
@@ -206,9 +210,9 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
 def measured_words(climbed: Climbed) -> str:
     """Return what was measured of the fastest loop, where, in a line."""
     own = climbed.of(climbed.winner)
-    environment, spec = own[0].environment, climbed.winner
+    environment = own[0].environment
     return (
-        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {unit_of(spec.workload)}/s on "
+        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {_unit(climbed)}/s on "
         f"{environment.device_name}, torch {environment.torch}, {own[0].started_at[:10]}."
     )
 
