@@ -168,7 +168,8 @@ def _graph_definitions(spec: TrialSpec) -> str:
     return "\n\n\n".join(
         [
             head,
-            definitions("measure/techniques/compiled.py", ["Shapes", "shapes_of"]),
+            definitions("measure/techniques/compiled.py", ["Shapes"]),
+            _SHAPES_OF,
             definitions("measure/workloads/task.py", ["Carried"]),
             definitions("measure/techniques/graph.py", ["_WARM_UP_STEPS", "StepGraph"]),
         ]
@@ -197,6 +198,16 @@ def _model_lines(spec: TrialSpec, precision: Precision) -> str:
     return "\n".join(lines)
 
 
+# castwise's own two reach into data classes and mappings too; what the models of scripts take and return is tuples.
+_SHAPES_OF = '''def shapes_of(batch: Batch) -> Shapes:
+    """Return the shapes of a batch's tensors."""
+    return tuple(part.shape for part in batch)'''
+
+_CAST_FLOATING = '''def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
+    """Return the same nest with every floating-point tensor in `dtype`."""
+    return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, nested)'''
+
+
 def _conversion(precision: Precision) -> list[str]:
     if precision.param_dtype == "float32":
         return []
@@ -212,10 +223,7 @@ def _conversion(precision: Precision) -> list[str]:
         *lines,
         "",
         "",
-        definitions("measure/nests.py", ["map_tensors"]),
-        "",
-        "",
-        definitions("measure/precision.py", ["cast_floating"]),
+        _CAST_FLOATING,
         "",
         "",
         "# Inputs are cast to the weights' dtype, and outputs to float32, so that the loss is taken in float32.",
