@@ -253,7 +253,7 @@ def build():
         ("pass", None),
         ("torch.backends.cuda.matmul.allow_tf32 = True", "float32 products of cuda.matmul: tf32 while it trains"),
         ("torch.backends.cudnn.benchmark = True", "torch.backends.cudnn.benchmark (False → True) while it trains"),
-        ("kept.append(torch.ones(2**18))", "something keeps tensors of past steps"),
+        ("kept.append(torch.ones(2**21))", "something keeps tensors of past steps"),
     ],
 )
 def test_what_a_model_does_in_its_steps_is_in_the_record(
