@@ -20,7 +20,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 from castwise.analyze.collection import collect
 from castwise.record import Trial
 from castwise.report.charts.registry import TOPIC_CHARTS
-from castwise.report.html.page import Source, render
+from castwise.report.html.frame import Source
+from castwise.report.html.page import render
 from castwise.report.palette import LOOKS
 
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.sweep.store import Problem, Record, read_records
 
+FileOf = Callable[[Trial], str]
 HTML = (".html", ".htm")
 MARKDOWN = (".md", ".markdown")
 
@@ -44,7 +45,7 @@ class Found:
 
     collection: Collection
     problems: list[tuple[str, str]]
-    file_of: Callable[[Trial], str]
+    file_of: FileOf
 
 
 def find(asked: Asked) -> Found:
@@ -90,7 +91,8 @@ def write_report(found: Found, output: Path, title: str = "castwise report") -> 
 
         text = markdown_report(found.collection)
     elif suffix in HTML:
-        from castwise.report.html.page import Source, render
+        from castwise.report.html.frame import Source
+        from castwise.report.html.page import render
 
         text = render(found.collection, Source(found.file_of, found.problems), title)
     else:

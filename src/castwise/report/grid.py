@@ -76,7 +76,7 @@ def terminal_table(
 
 
 def fitting(
-    columns: Sequence[Column[R]], rows: Sequence[R], width: int, dispensable: Sequence[str | tuple[str, ...]]
+    columns: Sequence[Column[R]], rows: Sequence[R], width: int, dispensable: Sequence[str | tuple[str, ...]], elsewhere: str = "--format csv has all"
 ) -> tuple[list[Column[R]], list[str]]:
     """Return the columns that fit into a width side by side, and a line on those left out, if any.
 
@@ -86,6 +86,7 @@ def fitting(
         width: Characters.
         dispensable: Names of columns that a narrow terminal does without, the first first; those in a tuple
             mean nothing without each other.
+        elsewhere: Where those are that are left out, for the line.
     """
     kept, left_out = list(columns), list[str]()
     for group in dispensable:
@@ -96,7 +97,7 @@ def fitting(
         kept = [column for column in kept if column.name not in names]
     if not left_out:
         return kept, []
-    return kept, [f"left out, the terminal is too narrow: {', '.join(left_out)} (--format csv has all)"]
+    return kept, [f"left out, the terminal is too narrow: {', '.join(left_out)} ({elsewhere})"]
 
 
 def markdown_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from castwise.analyze import metrics
-from castwise.analyze.runs import Run, data_share, epochs_of
+from castwise.analyze.runs import Run, data_share, epochs_of, length_in_words
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_percent, format_rate, format_ratio, format_seconds
 from castwise.techniques import join
@@ -52,15 +52,7 @@ def shown(columns: Sequence[Column[Run]], rows: Sequence[Run]) -> list[Column[Ru
 
 def length_of(run: Run) -> str:
     """Return how long a run was beside what its source's was, and so whether it was cut short."""
-    recipe, done = run.trial.spec.recipe, len(epochs_of(run.trial))
-    if recipe is None:
-        return "–"
-    epochs = f"{done}" if done == recipe.epochs else f"{done} of {recipe.epochs}"
-    words = f"{epochs} epoch{'s' if recipe.epochs > 1 else ''}"
-    cut = next((epoch.num_steps for epoch in epochs_of(run.trial) if epoch.shortened), None)
-    if cut is None:
-        return words
-    return f"{words}, cut to {cut} step{'s' if cut > 1 else ''}"
+    return length_in_words(run.trial) or "–"
 
 
 def _is_worth_it(column: Column[Run], values: list[object]) -> bool:
