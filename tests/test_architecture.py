@@ -30,6 +30,7 @@ UPPER = {
     "commands",
     "reporting",
     "comparison",
+    "comparing",
     "cli",
     "cli_options",
     "cli_reporting",
@@ -45,10 +46,11 @@ ALLOWED = {
     "commands": {"analyze", "report", "sweep"},
     "reporting": {"analyze", "report", "sweep"},
     "comparison": {"analyze", "report", "sweep"},
-    "cli_reporting": {"reporting", "report"},
-    "cli_options": set[str](),
-    "cli_tune": {"cli_options", "commands", "report", "reporting", "sweep"},
-    "cli": {"cli_options", "cli_reporting", "cli_tune", "commands", "report", "sweep"},
+    "comparison",
+    "cli",
+    "cli_options",
+    "cli_reporting",
+    "cli_tune",
     "__main__": {"cli"},
 }
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}

@@ -91,12 +91,12 @@ def report(
     _tell_problems(found.problems)
 
 
-def compare(  # noqa: PLR0913, PLR0917  an option each
+def compare(
     machines: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Results folders, single records, machines by their folders in --results, or published:GPU. The others "
-            "are compared with the first. Without any: all machines of --results.",
+            help="Results folders, single records, machines by their folders in --results, or published:GPU. The "
+            "others are compared with the first. Without any: all machines of --results.",
             metavar="[MACHINE]...",
             show_default=False,
         ),

@@ -61,7 +61,9 @@ def find_published(name: str) -> PublishedMachine:
     wanted = _letters(name)
     found = [gpu for gpu in gpus if wanted and _letters(gpu).endswith(wanted)]
     mute = [suite for suite in suites if wanted and not suite.published and wanted in _letters(suite.machine)]
-    lines = tuple(f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in mute)
+    lines = tuple(
+        f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in mute
+    )
     if len(found) == 1:
         figures = [figure for suite in suites for figure in _figures(suite) if figure.published.gpu == found[0]]
         return PublishedMachine(found[0], tuple(figures), lines)

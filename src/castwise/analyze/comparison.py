@@ -7,9 +7,10 @@ another, so that a ratio is one of two independent means: what the machines did 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from castwise.analyze.compare import MARGIN
-from castwise.analyze.estimates import Estimate, Verdict, estimate, independent_ratio, judge
+from castwise.analyze.estimates import MIN_PROCESSES, Estimate, Verdict, VerdictKind, estimate, independent_ratio, judge
 from castwise.analyze.machines import ASKED, Entry, Machine
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE, place_of
@@ -27,7 +28,8 @@ class Place:
     Attributes:
         machine: The machine.
         entry: The cell; None where that machine has none.
-        throughput: Units per second: of the timed steps, or of the whole run where all are whole runs.
+        throughput: Units per second: of the timed steps, or of the whole run where all are whole runs, and where it is
+            published.
         ratio: How many times as fast as on the first machine; None on the first, and where that cannot be said.
         verdict: What that says; None on the first machine and where there is no cell.
         speedup: Over float32 on the same machine; None for float32, and without it.
@@ -145,7 +147,7 @@ def _line(machines: Sequence[Machine], entries: Sequence[Entry | None], margin: 
     batch = batches[0] if batches else there[0].spec.batch_size
     timed = [entry for entry in there if entry.is_timed]
     is_whole = bool(timed) and all(entry.run_seconds for entry in timed)
-    units = next((entry.units for entry in timed if entry.units), None)
+    units = _units(machines, there[0])
     places = []
     for machine, entry in zip(machines, entries, strict=True):
         if entry is None:
@@ -168,13 +170,25 @@ def _line(machines: Sequence[Machine], entries: Sequence[Entry | None], margin: 
     return Line(there[0].spec, tuple(places), batch, is_whole)
 
 
+def _units(machines: Sequence[Machine], entry: Entry) -> float | None:
+    """Return the units of a whole run like this, from any machine where one was measured, in whatever precision."""
+    alike = (
+        other.units
+        for machine in machines
+        for other in machine.entries.values()
+        if other.units and other.topic == entry.topic and other.spec.batch_size == entry.spec.batch_size
+    )
+    return next(alike, None)
+
+
 def _is_broken(entry: Entry) -> bool:
     return entry.status in _FAILED
 
 
 def _throughput(entry: Entry, is_whole: bool, units: float | None) -> Estimate | None:
-    """Return units a second; of whole runs their units over their wall time, as published figures have no other."""
-    seconds = [each / units for each in entry.run_seconds] if is_whole and units else entry.unit_seconds
+    """Return units a second: of whole runs where all are, and where it is published, as sources have no other."""
+    by_run = entry.run_seconds and units and (is_whole or not entry.unit_seconds)
+    seconds = [each / units for each in entry.run_seconds] if by_run and units else entry.unit_seconds
     return estimate([1 / each for each in seconds])
 
 
@@ -185,8 +199,12 @@ def _verdict(
     if isinstance(found, str):
         return None, Verdict("incomparable", found, None)
     verdict = judge(found, margin)
-    if found.n < 2:
-        alone = [each.name for each, one in ((first, base), (machine, entry)) if one is not None and _count(one) < 2]
+    if found.n < MIN_PROCESSES:
+        alone = [
+            each.name
+            for each, one in ((first, base), (machine, entry))
+            if one is not None and _count(one) < MIN_PROCESSES
+        ]
         reason = f"one process on {' and on '.join(alone)}: no interval"
         verdict = Verdict("inconclusive", reason, found)
     return found, verdict
@@ -286,14 +304,21 @@ def headline(comparison: Comparison) -> str:
     return " ".join(_sentence(first, machine, comparison) for machine in others)
 
 
+def is_without_intervals(comparison: Comparison) -> bool:
+    """Return whether no ratio has an interval, as cells were one process each."""
+    compared = [verdict.ratio for verdict in comparison.verdicts if verdict.ratio is not None]
+    return bool(compared) and all(ratio.n < MIN_PROCESSES for ratio in compared)
+
+
 def tally(comparison: Comparison) -> str:
     """Return how many ratios say what."""
     counts = Counter(verdict.kind for verdict in comparison.verdicts)
-    kinds = ("faster", "slower", "same", "inconclusive", "incomparable")
+    kinds: tuple[VerdictKind, ...] = get_args(VerdictKind)
     words = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts[kind])
-    compared = [verdict for verdict in comparison.verdicts if verdict.ratio is not None]
-    if compared and all(verdict.ratio is not None and verdict.ratio.n < 2 for verdict in compared):
-        words += "; no ratio has an interval, as cells were one process each: `castwise run --within 1%` measures several"
+    if is_without_intervals(comparison):
+        words += (
+            "; no ratio has an interval, as cells were one process each: `castwise run --within 1%` measures several"
+        )
     return f"Verdicts: {words}." if words else "No cell is common to two machines."
 
 

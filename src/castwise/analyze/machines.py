@@ -4,6 +4,8 @@ from collections.abc import Collection as Names
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from castwise.analyze import metrics, runs
 from castwise.analyze.collection import Cell, Collection, collect
@@ -67,7 +69,8 @@ class Entry:
         spec = self.spec
         recipe = None
         if spec.recipe is not None:
-            recipe = repr(spec.recipe.model_dump(exclude={**runs.NO_TIME, **dict.fromkeys(_LENGTH, True)}))
+            exclude: dict[str, Any] = {**runs.NO_TIME, **dict.fromkeys(_LENGTH, True)}
+            recipe = repr(spec.recipe.model_dump(exclude=exclude))
         seed = spec.seed if spec.kind == "steady" else None  # of training runs seeds are repetitions
         return (
             *(spec.workload, spec.kind, stands_in_for(spec.data_set) or spec.data_set, spec.techniques),
@@ -157,8 +160,10 @@ def published_machine(
 
 def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
     """Return a name a side, as short as tells them apart: the device, the folder, or both and the fingerprint."""
+    tails = [Path(name).name or name for name, _ in sides]
     ways = (
         [environment.device_name for _, environment in sides],
+        [f"{environment.device_name} ({tail})" for tail, (_, environment) in zip(tails, sides, strict=True)],
         [f"{environment.device_name} ({name})" for name, environment in sides],
         [f"{environment.device_name} ({name}, {environment.fingerprint})" for name, environment in sides],
     )

@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from castwise.analyze.collection import has_interval
-from castwise.analyze.comparison import Comparison, Line, Place, Refusal, headline, tally
+from castwise.analyze.comparison import Comparison, Line, Place, Refusal, headline, is_without_intervals, tally
 from castwise.analyze.estimates import Estimate
 from castwise.report.grid import Column, Grid, fitting, markdown_grid, markdown_text, terminal_table
 from castwise.report.units import format_rate, format_ratio
 
 _MOST_LABELS = 4  # cells that a refusal names
+# Of machines that sources describe in a line, beside measured ones.
+_ALWAYS_TOLD = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes a cell")
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
 # What a narrow terminal does without, the first first.
 _DISPENSABLE = ("speedup_first", "speedup", "throughput_first", "throughput", "loss_scale")
@@ -81,7 +83,10 @@ def trait_grid(comparison: Comparison) -> Grid[tuple[str, ...]]:
     rows = [(name, *(machine.traits.get(name, "–") for machine in machines)) for name in names]
     columns = [_words("trait", "", lambda row: row[0])]
     columns += [_trait(number, machine.name) for number, machine in enumerate(machines, start=1)]
-    return Grid(columns, [row for row in rows if len(set(row[1:])) > 1])
+    measured = [number for number, machine in enumerate(machines, start=1) if not machine.is_published]
+    # What a source does not say of its machine is no difference, but what its figures are of is worth a line.
+    kept = [row for row in rows if len({row[number] for number in measured}) > 1 or row[0] in _ALWAYS_TOLD]
+    return Grid(columns, [row for row in kept if len(set(row[1:])) > 1])
 
 
 def shared_traits(comparison: Comparison) -> str:
@@ -103,10 +108,13 @@ def refusal_line(refusal: Refusal) -> str:
 def reason_lines(comparison: Comparison) -> list[str]:
     """Return why ratios are none or tell nothing, a line a reason."""
     found: dict[tuple[str, str], list[str]] = {}
+    told = is_without_intervals(comparison)  # then the tally says so once for all
     for line in comparison.lines:
         for place in line.places:
             verdict = place.verdict
-            if verdict is not None and verdict.kind in ("incomparable", "inconclusive"):
+            if verdict is None or (told and verdict.kind == "inconclusive"):
+                continue
+            if verdict.kind in ("incomparable", "inconclusive"):
                 found.setdefault((verdict.kind, verdict.reason), []).append(line.spec.label)
     lines = []
     for (kind, reason), labels in found.items():
@@ -120,6 +128,8 @@ def basis_lines(comparison: Comparison) -> list[str]:
     lines = []
     if any(line.is_whole for line in comparison.lines):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
+    if any(not line.is_whole and line.spec.kind == "training" for line in comparison.lines):
+        lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
     other = [line for line in comparison.lines if line.baseline_batch != line.spec.batch_size]
     if other:
         pairs = dict.fromkeys(f"{line.spec.label} over batch {line.baseline_batch}" for line in other)
@@ -302,9 +312,7 @@ def _trait(number: int, title: str) -> Column[tuple[str, ...]]:
 
 
 def _rate(name: str, title: str, place: Any) -> Column[Figure]:
-    return Column(
-        name, title, lambda f: _value(place(f).throughput), lambda f: rate_text(place(f), f.line.unit)
-    )
+    return Column(name, title, lambda f: _value(place(f).throughput), lambda f: rate_text(place(f), f.line.unit))
 
 
 def _gain(name: str, title: str, place: Any) -> Column[Figure]:
@@ -313,4 +321,3 @@ def _gain(name: str, title: str, place: Any) -> Column[Figure]:
 
 def _value(found: Estimate | None) -> float | None:
     return None if found is None else found.value
-

@@ -17,7 +17,7 @@ from castwise.report.beside_columns import DISPENSABLE as BESIDE_ALSO
 from castwise.report.columns import software_of
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, plain, terminal_table
 from castwise.report.run_columns import DISPENSABLE as RUNS_ALSO
-from castwise.report.run_columns import EXTRA, run_columns, shown
+from castwise.report.run_columns import EXTRA, competing, loss_curve, run_columns, shown
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
@@ -26,9 +26,9 @@ def print_suite(result: SuiteResult, console: Console) -> None:
         _print_line(console, line, "bold" if index == 0 else None)
     console.print()
     if result.runs:
-        every = shown(run_columns(result.pairs), result.runs)
+        every = shown(_with_curve(run_columns(result.pairs)), result.runs)
         columns, left_out = fitting(every, result.runs, console.width, RUNS_ALSO)
-        console.print(terminal_table(columns, result.runs, _style, console.width))
+        console.print(terminal_table(columns, result.runs, _style, console.width, competing))
         _print_lines(console, left_out, "yellow")
     _print_lines(console, notes(result), "yellow")
     for title, rows in _beside_by_gpu(result).items():
@@ -43,6 +43,11 @@ def print_suite(result: SuiteResult, console: Console) -> None:
     for title, lines in _kept(result).items():
         console.print(f"\n{title}", style="dim bold", highlight=False)
         _print_lines(console, lines, "dim")
+
+
+def _with_curve(columns: Sequence[Column[Run]]) -> list[Column[Run]]:
+    """Return columns with the loss over time in front of the last, which is the status."""
+    return [*columns[:-1], loss_curve(), columns[-1]]
 
 
 def _style(run: Run) -> str | None:

@@ -46,6 +46,7 @@ class PageData:
         self.static: dict[str, dict[str, Any]] = {}
 
     def add_chart(self, chart: Chart, prefix: str) -> str:
+        """Add a chart and return its id."""
         name = f"{prefix}-{chart.name}"
         self.charts[name] = {
             "title": chart.title,
@@ -58,12 +59,14 @@ class PageData:
         return name
 
     def add_table(self, name: str, grid: Grid[Any], *, choices: Sequence[str] = ()) -> str:
+        """Add a table under an id, with a filter for each of these columns, and return the id."""
         table = _table(grid)
         table["choices"] = [index for index, column in enumerate(grid.columns) if column.name in choices]
         self.tables[name] = table
         self.static[name] = {
             "columns": table["columns"],
             "rows": [[_text(cell) for cell in row] for row in table["rows"][:_MOST_STATIC_ROWS]],
+            "best": table.get("best", {}),
             "left_out": max(0, len(table["rows"]) - _MOST_STATIC_ROWS),
         }
         return name
@@ -104,7 +107,9 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
 
 def _table(grid: Grid[Any]) -> dict[str, Any]:
     """Return a table for the script: a cell is its text, or its value and its text where it sorts by the former."""
+    best = {number: sorted(places) for number, column in enumerate(grid.columns) if (places := grid.best(column))}
     return {
+        **({"best": best} if best else {}),
         "columns": [{"name": column.name, "title": column.title, "left": column.left} for column in grid.columns],
         "rows": [[_cell(column.value(row), column.text(row)) for column in grid.columns] for row in grid.rows],
     }

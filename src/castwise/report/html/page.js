@@ -71,6 +71,7 @@
       this.words = "";
       this.chosen = new Map();
       this.texts = null;
+      this.best = new Map(Object.entries(table.best || {}).map(([index, places]) => [Number(index), new Set(places)]));
       this.build();
     }
 
@@ -161,7 +162,7 @@
       this.body.replaceChildren(...shown.map((place) => make("tr", {}, ...rows[place].map((cell, index) => {
         const text = textOf(cell);
         const kind = [columns[index].left ? "left" : "", text.length > 70 ? "long" : "", columns[index].name === "file" ? "file" : "",
-          this.table.best && this.table.best[index] === place ? "best" : ""].filter(Boolean).join(" ");
+          this.best.get(index)?.has(place) ? "best" : ""].filter(Boolean).join(" ");
         return make("td", kind ? { class: kind } : {}, text);
       }))));
       this.heads.forEach((head, index) => {

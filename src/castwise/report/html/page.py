@@ -8,10 +8,11 @@ from castwise.analyze.answers import Answer, answers_of, in_one_sentence
 from castwise.analyze.collection import Collection, Topic
 from castwise.report.charts.chart import OverviewSubject, TopicSubject
 from castwise.report.charts.registry import charts_of, overview_charts
-from castwise.report.columns import remarks, shown_columns
+from castwise.report.columns import competing, remarks, shown_columns
 from castwise.report.grid import Grid
 from castwise.report.html import lists
 from castwise.report.html.frame import PageData, Source, assemble
+from castwise.report.run_columns import competing as runs_competing
 from castwise.report.run_columns import run_columns, shown
 
 # Sections with charts; more of them would make a page that no one reads and no phone opens.
@@ -75,14 +76,14 @@ def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Sourc
     charts = [data.add_chart(chart, anchor) for chart in charts_of(TopicSubject(topic, source.file_of))]
     grid: Grid[Any]
     if topic.is_training:
-        grid = Grid(shown(run_columns({}), topic.runs), topic.runs)
+        grid = Grid(shown(run_columns({}), topic.runs), topic.runs, runs_competing)
         said = [
             f"{run.trial.spec.label}: {run.trial.status}: {run.trial.message}"
             for run in topic.runs
             if run.trial.status != "ok"
         ]
     else:
-        grid = Grid(shown_columns(topic.rows), topic.rows)
+        grid = Grid(shown_columns(topic.rows), topic.rows, competing)
         said = remarks(topic.rows)
     return _Section(
         anchor=anchor,
