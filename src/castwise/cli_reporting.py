@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from castwise.errors import UsageError
+from castwise.garbage import without_collector
 
 _DEFAULT_REPORT = Path("castwise-report.html")
 
@@ -58,10 +59,10 @@ _Precisions = Annotated[str | None, typer.Option("--precision", help="Only these
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(epilog=_REPORT_EXAMPLES)(report)
-    app.command(epilog=_COMPARE_EXAMPLES)(compare)
-    app.command(epilog=_EXPORT_EXAMPLES)(export)
+    """Add the commands to the command line; as they end, nothing that they read is worth collecting."""
+    app.command(epilog=_REPORT_EXAMPLES)(without_collector()(report))
+    app.command(epilog=_COMPARE_EXAMPLES)(without_collector()(compare))
+    app.command(epilog=_EXPORT_EXAMPLES)(without_collector()(export))
 
 
 def report(

@@ -131,12 +131,10 @@ def _check(machines: Sequence[Machine], origins: Sequence[Origin]) -> None:
         raise UsageError(
             f"There is only one machine to compare: {machines[0].name}. Name another folder, or published:T4."
         )
-    if all(machine.is_published for machine in machines):
-        return
-    keys = [{_identity(trial) for trial in origin.trials} for origin in origins]
-    for number, own in enumerate(keys):
+    ordered = [sorted(origin.trials, key=_identity) for origin in origins]
+    for number, own in enumerate(ordered):
         for other in range(number):
-            if own == keys[other]:
+            if own == ordered[other]:
                 names = f"'{origins[other].name}' and '{origins[number].name}'"
                 raise UsageError(f"{names} hold the same records: there is nothing to compare.")
 

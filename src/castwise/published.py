@@ -60,7 +60,8 @@ def find_published(name: str) -> PublishedMachine:
     gpus = list(dict.fromkeys(figure.gpu for suite in suites for figure in suite.published))
     wanted = _letters(name)
     found = [gpu for gpu in gpus if wanted and _letters(gpu).endswith(wanted)]
-    mute = [suite for suite in suites if wanted and not suite.published and wanted in _letters(suite.machine)]
+    is_model = any(letter.isdigit() for letter in wanted)  # "GTX" alone names no GPU
+    mute = [suite for suite in suites if is_model and not suite.published and wanted in _letters(suite.machine)]
     lines = tuple(
         f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in mute
     )

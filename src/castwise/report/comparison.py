@@ -81,7 +81,7 @@ def trait_grid(comparison: Comparison) -> Grid[tuple[str, ...]]:
     machines = comparison.machines
     names = dict.fromkeys(name for machine in machines for name in machine.traits)
     rows = [(name, *(machine.traits.get(name, "–") for machine in machines)) for name in names]
-    columns = [_words("trait", "", lambda row: row[0])]
+    columns = [_words("trait", "of the machine", lambda row: row[0])]
     columns += [_trait(number, machine.name) for number, machine in enumerate(machines, start=1)]
     measured = [number for number, machine in enumerate(machines, start=1) if not machine.is_published]
     # What a source does not say of its machine is no difference, but what its figures are of is worth a line.

@@ -97,7 +97,7 @@ def terminal_table(
         fits = len(column.title) <= _width(column, rows)
         title = column.title if fits else "\n".join(_halves(column.title)).strip()
         no_wrap = rigid and not column.wraps
-        table.add_column(title, justify="left" if column.left else "right", overflow="fold", no_wrap=no_wrap)
+        table.add_column(escape(title), justify="left" if column.left else "right", overflow="fold", no_wrap=no_wrap)
     for number, row in enumerate(rows):
         cells = zip(columns, best, strict=True)
         table.add_row(*(_marked(column.text(row), number, places) for column, places in cells), style=style(row))
@@ -142,7 +142,7 @@ def fitting(
 
 def markdown_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[str]:
     """Return the lines of a Markdown table."""
-    lines = ["| " + " | ".join(column.title for column in columns) + " |"]
+    lines = ["| " + " | ".join(_cell(column.title) for column in columns) + " |"]
     lines.append("|" + "|".join("---" if column.left else "---:" for column in columns) + "|")
     return lines + ["| " + " | ".join(_cell(column.text(row)) for column in columns) + " |" for row in rows]
 
