@@ -18,13 +18,13 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, ste
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from castwise.analyze.collection import collect
-from castwise.analyze.comparison import compare_machines
 from castwise.analyze.machines import Origin, measured_machines
+from castwise.analyze.versus import compare_machines
 from castwise.record import Trial
 from castwise.report.charts.registry import TOPIC_CHARTS
-from castwise.report.html.comparison_page import render_comparison
 from castwise.report.html.frame import Source
 from castwise.report.html.page import render
+from castwise.report.html.versus_page import render_comparison
 from castwise.report.palette import LOOKS
 
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")

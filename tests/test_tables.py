@@ -426,3 +426,23 @@ def test_what_befell_all_trials_alike_is_said_once() -> None:
     other = remarks(compare([both[0], failed("tf32", "crashed", "ValueError: other")]))
     assert other[0] == f"{both[0].spec.label}: crashed: {message}"
     assert remarks(compare(both[:1]))[0] == f"{both[0].spec.label}: crashed: {message}"
+
+
+def test_each_batch_has_a_best_of_its_own_and_a_failed_cell_is_none() -> None:
+    rows = compare([*JOB, trial("fp32", 0.2, batch_size=8), trial("tf32", 0.1, batch_size=8)])
+    text = [line for line in printed([row.trial for row in rows]).splitlines() if "images/s*" in line]
+    assert [line.split()[:2] for line in text] == [["bf16-mixed", "256"], ["tf32", "8"]], "fp16-true diverged"
+
+
+def test_equal_figures_have_no_best() -> None:
+    assert "*" not in printed([trial("fp32", 0.3), trial("tf32", 0.3)])
+
+
+def test_blocks_that_differ_are_drawn_on_one_scale_and_quiet_ones_left_out() -> None:
+    noisy = fake_trial(fake_spec("tf32"), step_seconds=(0.1, 0.12, 0.1, 0.08, 0.1))
+    quiet = fake_trial(fake_spec("fp32"), step_seconds=(0.3,) * 5)
+    text = printed([quiet, noisy])
+    assert "blocks," in text
+    assert "±20 %" in text
+    assert "▅█▅▁▅" in text
+    assert "blocks" not in printed([quiet]).split("\n\n")[0]

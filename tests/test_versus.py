@@ -6,9 +6,9 @@ import pytest
 from fake_engine import fake_environment, fake_epoch, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import other_machine, steady
 
-from castwise.analyze.comparison import Comparison, Line, compare_machines, headline, tally
 from castwise.analyze.estimates import independent_ratio
 from castwise.analyze.machines import Origin, measured_machines, published_machine
+from castwise.analyze.versus import Comparison, Line, compare_machines, headline, tally
 from castwise.published import find_published
 from castwise.record import Trial
 

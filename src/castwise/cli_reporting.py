@@ -20,6 +20,8 @@ Examples:
 
     castwise report h200/ -o report.md                   Markdown, for an issue or a pull request
 
+    castwise report h200/ --format table                 tables in the terminal
+
     castwise report h200/ --charts figures/              every chart as a picture
 """
 
@@ -75,14 +77,21 @@ def report(
         Path | None, typer.Option(help="Write each chart as a picture into this folder.", metavar="DIR")
     ] = None,
     chart_format: Annotated[str, typer.Option(help="Formats of the pictures, comma-separated.")] = "png,svg",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="table or markdown: print it on stdout and write no page.")
+    ] = None,
     workload: _Workloads = None,
     precision: _Precisions = None,
 ) -> None:
     """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
-    from castwise.reporting import Asked, find, in_words, write_pictures, write_report
+    from castwise.reporting import Asked, find, in_words, print_found, write_pictures, write_report
 
+    if format_ is not None and output is not None:
+        raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
     found = find(Asked(_folders(records), _names(workload), _names(precision)))
-    if output is not None or charts is None:
+    if format_ is not None:
+        print_found(found, format_)
+    elif output is not None or charts is None:
         path = output or _DEFAULT_REPORT
         size = write_report(found, path, title)
         _say(f"{path}: {len(found.collection.trials):,} trials, {in_words(size)}")
@@ -122,24 +131,24 @@ def compare(
     precision: _Precisions = None,
 ) -> None:
     """Set machines side by side: ratios with intervals and verdicts, what differs, and what cannot be compared."""
-    from castwise import comparing
+    from castwise import versus
     from castwise.errors import unknown_name
     from castwise.quantities import parse_share
     from castwise.reporting import Asked, in_words
 
     if fail_on not in (None, "slower"):
         raise unknown_name("reason to fail", fail_on or "", ("slower",))
-    if format_ not in comparing.FORMATS:
-        raise unknown_name("format", format_, comparing.FORMATS)
+    if format_ not in versus.FORMATS:
+        raise unknown_name("format", format_, versus.FORMATS)
     asked = Asked([], _names(workload), _names(precision))
-    compared = comparing.compare(machines or [str(results)], asked, parse_share("--margin", margin), results)
+    compared = versus.compare(machines or [str(results)], asked, parse_share("--margin", margin), results)
     if output is not None:
-        _say(f"{output}: {in_words(comparing.write_compared(compared, output, title))}")
+        _say(f"{output}: {in_words(versus.write_compared(compared, output, title))}")
     else:
-        comparing.print_compared(compared, format_)
+        versus.print_compared(compared, format_)
     _tell_problems(compared.problems)
     if fail_on is not None:
-        slower = comparing.slower_lines(compared)
+        slower = versus.slower_lines(compared)
         for line in slower:
             _say(f"Slower: {line}")
         if slower:

@@ -100,6 +100,25 @@ def write_report(found: Found, output: Path, title: str = "castwise report") -> 
     return write_whole(output, text.encode())
 
 
+def print_found(found: Found, name: str) -> None:
+    """Print a report on stdout, as tables or as Markdown.
+
+    Raises:
+        UsageError: There is no such format.
+    """
+    if name == "table":
+        from castwise.report.tables import result_console
+        from castwise.report.terminal import print_report
+
+        print_report(found.collection, result_console())
+    elif name == "markdown":
+        from castwise.report.digest import markdown_report
+
+        sys.stdout.write(markdown_report(found.collection))
+    else:
+        raise unknown_name("format", name, ("table", "markdown"))
+
+
 def write_pictures(found: Found, folder: Path, formats: Sequence[str]) -> int:
     """Write pictures of all charts into a folder; return how many.
 

@@ -70,11 +70,17 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     if not by_precision:
         return f"{where} nothing can be recommended: no trial ended well."
     taken = sorted(by_precision.items(), key=lambda pair: (pair[0][1], -len(pair[1])))
-    return f"{where}: " + "; ".join(_clause(precision, given) for (precision, _), given in taken) + "."
+    workloads = [name for _, given in taken for name in {each.topic.first.spec.workload for each in given}]
+    torn = {name for name in workloads if workloads.count(name) > 1}
+    return f"{where}: " + "; ".join(_clause(precision, given, torn) for (precision, _), given in taken) + "."
 
 
-def _clause(precision: str, given: Sequence[Answer]) -> str:
-    names = list(dict.fromkeys(each.topic.first.spec.workload for each in given))
+def _clause(precision: str, given: Sequence[Answer], torn: set[str]) -> str:
+    """Return what answers of one precision say; workloads that have several answers are named with their settings."""
+    by_workload: dict[str, list[Answer]] = {}
+    for each in given:
+        by_workload.setdefault(each.topic.first.spec.workload, []).append(each)
+    names = [_named(name, answers) if name in torn else name for name, answers in by_workload.items()]
     words = (
         ", ".join(names[:_MOST_NAMED])
         if len(names) <= _MOST_NAMED
@@ -94,6 +100,15 @@ def _clause(precision: str, given: Sequence[Answer]) -> str:
     low, high = f"{gains[0]:.2f}", f"{gains[-1]:.2f}"
     times = low if low == high else f"{low} to {high}"
     return f"{take} {words} ({times} times as fast as fp32)"
+
+
+def _named(workload: str, answers: Sequence[Answer]) -> str:
+    """Return a workload with the setting of its one answer, or the number of its settings."""
+    if len(answers) > 1:
+        return f"{workload} in {len(answers)} settings"
+    cell, first = answers[0].cell, answers[0].topic.first
+    spec = cell.trial.spec if cell is not None else first.spec
+    return f"{workload} at batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
 
 
 def _of_topic(topic: Topic) -> list[Answer]:

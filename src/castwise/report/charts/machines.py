@@ -3,16 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from castwise.analyze.comparison import Line, Place
+from castwise.analyze.collection import has_interval
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.versus import Line, Place
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart
 from castwise.report.charts.drawing import Document, axis, error_bars, hover, inert, interval_text, layout
-from castwise.report.comparison import rate_text, ratio_text, verdict_text
 from castwise.report.grid import Column, Grid
 from castwise.report.palette import INK, look_of
 from castwise.report.units import format_rate, format_ratio
+from castwise.report.versus import rate_text, ratio_text, verdict_text
 
 _MOST_LINES = 24  # cells of a chart
 _OPACITIES = (1.0, 0.7, 0.5, 0.35)  # of the cells of one precision
@@ -52,12 +53,14 @@ def machines(subject: MachinesSubject) -> Chart | None:
             gains = [place.speedup for place in places]
             right = _bars(subject, line, name, places, gains, "ratio")
             traces.append({**right, "x": names, "xaxis": "x2", "yaxis": "y2", "showlegend": not any(rates)})
+    document = _layout(lines)
     return Chart(
         name="machines",
         title=subject.title,
         says=_says(lines),
         traces=traces,
-        layout=_layout(lines),
+        layout=document,
+        narrow=_one_below_the_other(document),
         table=_grid(subject),
         note="" if len(lines) == len(drawn) else f"{len(lines)} of {len(drawn):,} cells are drawn; the table has all.",
     )
@@ -86,7 +89,9 @@ def _bars(
         "error_y": error_bars(found),
         "text": None if crowded else [form(each.value) if each is not None else "" for each in found],
         "textangle": 0,
-        "textposition": "auto",
+        "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
+        "textfont": {"size": 11},
+        "cliponaxis": False,
         "marker": {
             "color": look.colour,
             "opacity": _OPACITIES[min(_order(line, subject.lines), len(_OPACITIES) - 1)],
@@ -122,14 +127,12 @@ def _hover(subject: MachinesSubject, line: Line, place: Place, found: Estimate |
 
 def _says(lines: Sequence[Line]) -> str:
     gains = [(place.speedup.value, line, place) for line in lines for place in line.places if place.speedup is not None]
-    what = "Throughput on the left"
-    if lines[0].is_whole:
-        what += ", of whole runs with validation"
+    what = "Throughput of whole runs, validation included" if lines[0].is_whole else "Throughput"
     if not gains:
         return f"{what}; no cell has float32 beside it on its machine."
     value, line, place = max(gains, key=lambda each: each[0])
     return (
-        f"{what}, speed-up over fp32 on the same machine on the right: the largest is {format_ratio(value)}, "
+        f"{what}, and speed-up over fp32 on the same machine: the largest is {format_ratio(value)}, "
         f"{line.spec.precision} on {place.machine.name}."
     )
 
@@ -139,9 +142,9 @@ def _layout(lines: Sequence[Line]) -> Document:
     half = (1 - _GAP) / 2
     document["barmode"] = "group"
     document["xaxis"] = axis(type="category", showgrid=False, domain=[0, half], anchor="y")
-    document["yaxis"] = axis(f"{lines[0].unit} per second", rangemode="tozero", anchor="x")
+    document["yaxis"] = axis(f"{lines[0].unit} per second", rangemode="tozero", anchor="x", domain=[0, 1])
     document["xaxis2"] = axis(type="category", showgrid=False, domain=[half + _GAP, 1], anchor="y2")
-    document["yaxis2"] = axis("speed-up over fp32", rangemode="tozero", anchor="x2")
+    document["yaxis2"] = axis("speed-up over fp32", rangemode="tozero", anchor="x2", domain=[0, 1])
     document["shapes"] = [
         {
             "type": "line",
@@ -155,6 +158,17 @@ def _layout(lines: Sequence[Line]) -> Document:
         }
     ]
     return document
+
+
+def _one_below_the_other(document: Document) -> Document:
+    """Return what of a layout is another where two panels do not fit beside each other."""
+    return {
+        "height": 620,
+        "xaxis": {**document["xaxis"], "domain": [0, 1]},
+        "yaxis": {**document["yaxis"], "domain": [0.62, 1]},
+        "xaxis2": {**document["xaxis2"], "domain": [0, 1]},
+        "yaxis2": {**document["yaxis2"], "domain": [0, 0.38]},
+    }
 
 
 def _label(line: Line, lines: Sequence[Line]) -> str:

@@ -21,6 +21,7 @@ from castwise.report.charts.chart import Chart
 from castwise.report.grid import Grid
 from castwise.report.palette import THEMES
 
+_NUMBERS = (int, float)  # a union would be made anew for each of a million cells
 _MOST_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
 
 
@@ -54,6 +55,7 @@ class PageData:
             "note": chart.note,
             "traces": _finite(chart.traces),
             "layout": chart.layout,
+            "narrow": chart.narrow,
             "table": _table(chart.table),
         }
         return name
@@ -116,7 +118,7 @@ def _table(grid: Grid[Any]) -> dict[str, Any]:
 
 
 def _cell(value: Any, text: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         return text
     return [_short(value), text] if math.isfinite(value) else [None, text]
 

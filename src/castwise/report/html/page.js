@@ -13,6 +13,7 @@
   }
   const DATA = JSON.parse(await unpacked("data"));
   const PAGE_ROWS = 50;
+  const NARROW = 520; // pixels of a chart, below which two panels do not fit beside each other
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   let printing = false;
@@ -200,11 +201,15 @@
 
   const draw = (figure) => {
     const theme = themeName();
-    if (drawn.get(figure) === theme) return;
-    drawn.set(figure, theme);
     const chart = DATA.charts[figure.dataset.chart];
     const plot = figure.querySelector(".plot");
-    Plotly.react(plot, themed(chart.traces, theme), themed(chart.layout, theme), CONFIG);
+    const narrow = !printing && plot.clientWidth < NARROW;
+    const look = narrow ? `${theme}, narrow` : theme;
+    if (drawn.get(figure) === look) return;
+    drawn.set(figure, look);
+    const layout = narrow ? { ...chart.layout, ...chart.narrow } : chart.layout;
+    plot.style.minHeight = `${layout.height}px`;
+    Plotly.react(plot, themed(chart.traces, theme), themed(layout, theme), CONFIG);
     figure.dataset.drawn = theme;
   };
   const figures = [...document.querySelectorAll("[data-chart]")];
@@ -213,6 +218,8 @@
   }, { rootMargin: "300px" });
   figures.forEach((figure) => watcher.observe(figure));
   const redraw = () => { for (const figure of drawn.keys()) draw(figure); };
+  let resizing = 0;
+  window.addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
 
   for (const figure of figures) {
     const name = figure.dataset.chart;

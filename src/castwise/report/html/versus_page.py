@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from castwise.analyze.comparison import Comparison, headline, tally
-from castwise.report import comparison as said
+from castwise.analyze.versus import Comparison, headline, tally
+from castwise.report import versus as said
 from castwise.report.charts.machines import MachinesSubject, machines
 from castwise.report.html.frame import PageData, Source, assemble
 
@@ -35,7 +35,7 @@ def render_comparison(comparison: Comparison, source: Source, title: str = "cast
     context: Mapping[str, Any] = {
         "summary": " · ".join(machine.name for machine in comparison.machines),
         "sentence": headline(comparison),
-        "tally": tally(comparison),
+        "tally": tally(comparison).replace("`", ""),
         "slower": said.failure_lines(comparison),
         "remarks": [*said.basis_lines(comparison), *said.reason_lines(comparison)],
         "shown": [data.add_chart(chart, f"topic-{number}") for number, chart in charts[:_MOST_CHARTS]],
@@ -47,4 +47,4 @@ def render_comparison(comparison: Comparison, source: Source, title: str = "cast
         "margin": f"{100 * comparison.margin:.3g} %",
         "notes": said.note_lines(comparison),
     }
-    return assemble("comparison.html.j2", title, context, data, source)
+    return assemble("versus.html.j2", title, context, data, source)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from castwise.analyze.comparison import Comparison, compare_machines
 from castwise.analyze.machines import Machine, Origin, measured_machines, published_machine
+from castwise.analyze.versus import Comparison, compare_machines
 from castwise.errors import UsageError
 from castwise.precisions import find_precision
 from castwise.published import PREFIX, find_published
 from castwise.record import Trial
-from castwise.report import comparison as shown
+from castwise.report import versus as shown
 from castwise.report.tables import result_console
 from castwise.reporting import HTML, MARKDOWN, Asked, FileOf, find, write_whole
 
@@ -91,8 +91,8 @@ def write_compared(compared: Compared, output: Path, title: str) -> int:
     """
     suffix = output.suffix.lower()
     if suffix in HTML:
-        from castwise.report.html.comparison_page import render_comparison
         from castwise.report.html.frame import Source
+        from castwise.report.html.versus_page import render_comparison
 
         text = render_comparison(compared.comparison, Source(compared.file_of, compared.problems), title)
     elif suffix in MARKDOWN:

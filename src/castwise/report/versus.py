@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from castwise.analyze.collection import has_interval
-from castwise.analyze.comparison import Comparison, Line, Place, Refusal, headline, is_without_intervals, tally
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.versus import Comparison, Line, Place, Refusal, headline, is_without_intervals, tally
 from castwise.report.grid import Column, Grid, fitting, markdown_grid, markdown_text, terminal_table
 from castwise.report.units import format_rate, format_ratio
 
@@ -20,7 +20,7 @@ _MOST_LABELS = 4  # cells that a refusal names
 _ALWAYS_TOLD = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes a cell")
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
 # What a narrow terminal does without, the first first.
-_DISPENSABLE = ("speedup_first", "speedup", "throughput_first", "throughput", "loss_scale")
+_DISPENSABLE = (("speedup_first", "speedup"), ("throughput_first", "throughput"), "loss_scale")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def figure_grid(comparison: Comparison, figures: Sequence[Figure] | None = None)
     rows = figures_of(comparison) if figures is None else figures
     several = len(comparison.machines) > 2
     columns = [
-        _words("workload", "workload", lambda f: f.title),
+        Column("workload", "workload", lambda f: f.title, lambda f: f.title, left=True, wraps=True),
         _words("precision", "precision", lambda f: f.line.spec.precision),
         _words("loss_scale", "loss scale", lambda f: f.line.spec.loss_scale),
         Column("batch_size", "batch", lambda f: f.line.spec.batch_size, lambda f: str(f.line.spec.batch_size)),

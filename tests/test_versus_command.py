@@ -208,7 +208,7 @@ def test_a_narrow_terminal_says_what_is_left_out(
     from castwise.report import tables
 
     wide = tables.result_console
-    monkeypatch.setattr("castwise.comparing.result_console", lambda: wide(60))
+    monkeypatch.setattr("castwise.versus.result_console", lambda: wide(60))
     outcome = command("compare", *sides)
     assert "left out, the terminal is too narrow: speed-up on Fake GPU" in outcome.out
     table = [line for line in outcome.out.splitlines() if line.startswith("resnet50 ")]
