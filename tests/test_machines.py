@@ -4,7 +4,7 @@ from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fa
 from fake_records import other_machine, steady
 
 from castwise.analyze.machines import Entry, Machine, Origin, measured_machines, published_machine
-from castwise.plan import Protocol
+from castwise.plan import Protocol, TrialSpec
 from castwise.published import find_published
 from castwise.record import Trial
 
@@ -45,6 +45,13 @@ def test_what_a_cell_asks_is_the_same_whichever_device_answers_and_however_long(
     assert Entry(fake_training(seed=1), "ok").question == Entry(whole, "ok").question, "seeds are repetitions"
     stand_in = fake_training(data_set="synthetic:mnist")
     assert Entry(stand_in, "ok").question == Entry(fake_training(data_set="mnist"), "ok").question
+
+
+def test_no_field_of_a_spec_is_overlooked() -> None:
+    asked = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size", "parallelism"}
+    asked |= {"kind", "recipe", "seed"}
+    beside_it = {"device", "weights", "protocol", "repeat", "own"}
+    assert asked | beside_it == set(TrialSpec.model_fields), "does the new field tell questions apart? See ASKED"
 
 
 def test_a_process_gives_a_value() -> None:

@@ -19,3 +19,7 @@ def test_what_lies_outside_is_at_the_edge_and_what_is_no_number_is_a_gap() -> No
     assert sparkline([-5, 99, math.nan, 0], 0, 7) == "▁█ ▁"
     assert sparkline([3, 3, 3], 3, 3) == "▁▁▁"
     assert sparkline([], 0, 1) == ""
+
+
+def test_ends_that_no_float_lies_between_are_a_gap() -> None:
+    assert sparkline([1e308, 1.0], -math.inf, math.inf) == "  "

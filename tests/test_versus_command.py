@@ -8,6 +8,7 @@ from conftest import CommandLine
 from fake_engine import fake_environment, fake_run, fake_spec, fake_trial
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady, stored
 
+from castwise.own_models import OwnModel
 from castwise.published import find_published
 from castwise.record import Trial
 
@@ -185,6 +186,17 @@ def test_hostile_records_are_words(command: CommandLine, tmp_path: Path) -> None
 def test_what_looks_like_markup_in_a_machine_s_name_is_printed_as_it_is(command: CommandLine, tmp_path: Path) -> None:
     folders = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", rounds(gpu="[bold]GPU[/bold] :smile:"))
     assert "[bold]GPU[/bold] :smile:" in command("compare", *folders).out
+
+
+def test_a_user_s_code_may_change_and_that_is_said(command: CommandLine, tmp_path: Path) -> None:
+    def own(digest: str, gpu: str) -> Trial:
+        model = OwnModel(kind="file", path="/x/train_me.py", name="build", digest=digest)
+        return fake_trial(fake_spec(workload="own:build", own=model), environment=fake_environment(gpu=gpu))
+
+    folders = stored(tmp_path / "a", [own("1", "GPU")]), stored(tmp_path / "b", [own("2", "GPU")])
+    assert "The code of own:build is not the same on all machines." in command("compare", *folders).out
+    same = stored(tmp_path / "c", [own("1", "Other GPU")])
+    assert "The code of" not in command("compare", folders[0], same).out
 
 
 def test_every_kind_of_record_can_stand_beside_itself(command: CommandLine, tmp_path: Path) -> None:

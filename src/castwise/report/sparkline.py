@@ -22,7 +22,7 @@ def sparkline(values: Sequence[float], low: float, high: float, width: int = 10)
 
 
 def _level(values: Sequence[float], low: float, high: float) -> str:
-    if not values:
+    share = 0.0 if high <= low or not values else (statistics.fmean(values) - low) / (high - low)
+    if not values or not math.isfinite(share):  # also where a damaged record's values are too far apart for a float
         return " "
-    share = 0.0 if high <= low else (statistics.fmean(values) - low) / (high - low)
     return _LEVELS[round(min(max(share, 0.0), 1.0) * (len(_LEVELS) - 1))]

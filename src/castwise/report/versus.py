@@ -130,11 +130,19 @@ def basis_lines(comparison: Comparison) -> list[str]:
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
     if any(not line.is_whole and line.spec.kind == "training" for line in comparison.lines):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
+    changed = [line.spec.workload for line in comparison.lines if len(_codes(line)) > 1]
+    lines += [f"The code of {name} is not the same on all machines." for name in dict.fromkeys(changed)]
     other = [line for line in comparison.lines if line.baseline_batch != line.spec.batch_size]
     if other:
         pairs = dict.fromkeys(f"{line.spec.label} over batch {line.baseline_batch}" for line in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
     return lines
+
+
+def _codes(line: Line) -> set[str]:
+    """Return what stands for the code of the user's own model, of each machine."""
+    specs = (place.entry.spec for place in line.places if place.entry is not None)
+    return {spec.own.digest for spec in specs if spec.own is not None}
 
 
 def note_lines(comparison: Comparison) -> list[str]:
