@@ -1,4 +1,4 @@
-"""Take the pictures of docs/reports.md: the report of the records under benchmarks/records/, in headless Chromium.
+"""Take the pictures of docs/reports.md: reports and a comparison of benchmarks/records/, in headless Chromium.
 
     python benchmarks/screenshots.py [--out docs/images]
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from castwise.analyze.compare import MARGIN
 from castwise.reporting import Asked, find, write_report
+from castwise.versus import compare, write_compared
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records"
@@ -30,26 +32,38 @@ def main() -> None:
         steady, runs = Path(folder) / "steady.html", Path(folder) / "runs.html"
         write_report(find(Asked([RECORDS / "trials"])), steady)
         write_report(find(Asked([RECORDS / "suites" / "full"])), runs)
+        scaling, compared = Path(folder) / "scaling.html", Path(folder) / "compared.html"
+        write_report(find(Asked([RECORDS / "scaling"])), scaling)
+        names = ["published:T4", "published:P100", str(RECORDS / "suites" / "full")]
+        write_compared(compare(names, Asked([]), MARGIN, RECORDS), compared, "castwise comparison")
         browser = playwright.chromium.launch(executable_path=path)
         for name, file, viewport, scheme, anchor in (
             ("report-wide", steady, WIDE, "light", ""),
             ("report-topic", steady, WIDE, "light", "topic-1"),
             ("report-narrow", steady, NARROW, "dark", "topic-2"),
             ("report-runs", runs, WIDE, "dark", "wrn-28-10"),
+            ("report-scaling", scaling, WIDE, "light", "[id$=-scaling]"),
+            ("compare-wide", compared, WIDE, "light", ""),
+            ("compare-chart", compared, WIDE, "light", "#topic-3-machines"),
+            ("compare-narrow", compared, NARROW, "dark", "#topic-3-machines"),
         ):
             page = browser.new_context(viewport=viewport, color_scheme=scheme).new_page()
             page.goto(file.as_uri())
             page.locator("html[data-ready]").wait_for(state="attached")
             _go_to(page, anchor)
             page.wait_for_timeout(1500)
+            _go_to(page, anchor)  # what was drawn meanwhile has moved it
+            page.wait_for_timeout(500)
             page.screenshot(path=out / f"{name}.png")
             print(out / f"{name}.png")
         browser.close()
 
 
 def _go_to(page: Page, anchor: str) -> None:
-    """Scroll to a topic, by its anchor or by what its heading begins with."""
-    if anchor:
+    """Scroll to an element, or to a topic by its anchor or by what its heading begins with."""
+    if anchor.startswith(("#", "[")):
+        page.locator(anchor).first.evaluate("element => element.scrollIntoView()")
+    elif anchor:
         topics = page.locator("details.topic")
         place = page.locator(f"#{anchor}") if anchor.startswith("topic-") else topics.filter(has_text=anchor).first
         place.evaluate("element => { element.open = true; element.scrollIntoView(); }")

@@ -64,8 +64,20 @@ def test_runs_are_answered_for_with_what_they_learned() -> None:
     )
 
 
+def test_runs_that_were_cut_short_say_so_and_nothing_is_taken_for_them() -> None:
+    said = sentence(run("fp32", 10.0, epochs=1), run("fp16-mixed", 5.0, epochs=1))
+    assert said == (
+        "resnet50: training, batch 256: fp16-mixed trains 2.00 times as fast as fp32 in runs that were cut short "
+        "(1 of 2 epochs), whose end nobody has seen."
+    )
+    several = [run(name, 10.0, epochs=1, workload=word) for name in ("fp32", "tf32") for word in ("dpn92", "wrn-28-10")]
+    assert "in runs cut short no precision was worth leaving fp32, in dpn92, wrn-28-10" in sentence(*several)
+    several += [run("fp16-mixed", 5.0, epochs=1, workload=word) for word in ("dpn92", "wrn-28-10")]
+    assert "in runs cut short fp16-mixed was the fastest for dpn92, wrn-28-10 (2.00" in sentence(*several)
+
+
 def test_accuracies_are_those_after_as_many_epochs() -> None:
-    assert "after 1 epoch." in sentence(run("fp32", 10.0, 0.8, epochs=1), run("fp16-mixed", 5.0, 0.79))
+    assert "after 1 epoch in runs" in sentence(run("fp32", 10.0, 0.8, epochs=1), run("fp16-mixed", 5.0, 0.79))
 
 
 def test_random_data_has_no_accuracy() -> None:

@@ -18,9 +18,13 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, ste
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from castwise.analyze.collection import collect
+from castwise.analyze.machines import Origin, measured_machines
+from castwise.analyze.versus import compare_machines
 from castwise.record import Trial
 from castwise.report.charts.registry import TOPIC_CHARTS
-from castwise.report.html.page import Source, render
+from castwise.report.html.frame import Source
+from castwise.report.html.page import render
+from castwise.report.html.versus_page import render_comparison
 from castwise.report.palette import LOOKS
 
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -63,6 +67,7 @@ class Opened:
 
 
 Opener = Callable[..., Opened]
+PageOf = Callable[[list[Trial]], str]
 
 
 @pytest.fixture
@@ -70,9 +75,11 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
     """Return a function that makes a report of trials and opens it; at the end no page may have complained."""
     contexts, opened = [], []
 
-    def open_it(trials: list[Trial], viewport: dict[str, int] = WIDE, scheme: str = "light") -> Opened:
+    def open_it(
+        trials: list[Trial], viewport: dict[str, int] = WIDE, scheme: str = "light", page_of: PageOf | None = None
+    ) -> Opened:
         path = tmp_path / f"report-{len(opened)}.html"
-        path.write_text(render(collect(trials), source_of(trials)), encoding="utf-8")
+        path.write_text((page_of or report_of)(trials), encoding="utf-8")
         context = browser.new_context(viewport=viewport, color_scheme=scheme, accept_downloads=True)
         context.set_default_timeout(60_000)
         page = context.new_page()
@@ -309,6 +316,58 @@ def test_many_topics_are_folded_and_unfold(open_page: Opener) -> None:
 def test_one_trial_alone_makes_a_page(open_page: Opener) -> None:
     made = open_page([fake_trial(fake_spec())])
     assert "stay with fp32" in made.page.locator("p.answer").inner_text()
+
+
+def test_the_best_of_a_table_is_marked(open_page: Opener) -> None:
+    made = open_page([steady(precision) for precision in STEP_TIME])
+    table = made.page.locator("[data-table=topic-1-results]")
+    best = table.locator("td.best").all_inner_texts()
+    assert any(text.endswith("images/s") for text in best)
+    assert "2.86×" in best
+    table.locator("th", has_text="throughput").get_by_role("button").click()
+    assert table.locator("tbody tr").first.locator("td.best").count() >= 2, "marks move with their rows"
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"])
+def test_machines_side_by_side(open_page: Opener, viewport: dict[str, int], scheme: str) -> None:
+    here = [steady(precision, repeat) for repeat in range(3) for precision in STEP_TIME]
+    there = [other_machine(trial) for trial in here]
+    made = open_page([*here, *there], viewport, scheme, page_of=comparison_of)
+    made.draw_all()
+    assert "Slow GPU is 0.50× as fast in fp32" in made.page.locator("p.answer").inner_text()
+    assert set(made.column("ratios", "verdict")) == {"▼ slower"}
+    figure = made.page.locator("figure.chart").first
+    assert figure.locator(".subplot.xy .barlayer .trace").count() == len(STEP_TIME)
+    assert figure.locator(".subplot.x2y2 .barlayer .trace").count() == len(STEP_TIME) - 1
+    assert made.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    figure.locator(".barlayer .point path").last.hover(force=True)
+    figure.locator(".hoverlayer .hovertext").wait_for()
+    assert "95 % interval" in (figure.locator(".hoverlayer .hovertext").text_content() or "")
+    made.page.evaluate(AXE)
+    result = made.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    assert [each["id"] for each in result["violations"] if each["impact"] in ("serious", "critical")] == []
+
+
+@pytest.mark.parametrize("spared", [(), ("precision", "loss_scale")], ids=["every-field", "but-precisions"])
+def test_hostile_words_are_words_beside_each_other_too(open_page: Opener, spared: tuple[str, ...]) -> None:
+    trials = [poisoned(trial, *spared) for each in every_kind() for trial in (each, other_machine(each))]
+    made = open_page(trials, page_of=comparison_of)
+    made.draw_all()
+    for point in made.page.locator(".barlayer .point path").all()[:5]:
+        point.hover(force=True)
+    assert made.page.evaluate("window.pwned") is None
+    assert made.page.locator("main img, main iframe, main [onerror], main [onload], main a").count() == 0
+
+
+def comparison_of(trials: list[Trial]) -> str:
+    """Return the page that sets the trials' machines side by side."""
+    (machines,) = measured_machines([Origin("records", trials)])
+    return render_comparison(compare_machines(machines), source_of(trials))
+
+
+def report_of(trials: list[Trial]) -> str:
+    """Return the report of trials."""
+    return render(collect(trials), source_of(trials))
 
 
 def test_without_scripts_the_tables_stand(browser: Browser, tmp_path: Path) -> None:

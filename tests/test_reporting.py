@@ -280,3 +280,40 @@ def test_hostile_records_are_escaped_in_the_page(command: CommandLine, tmp_path:
     assert HOSTILE not in page
     assert "<img" not in page
     assert page.count("<script") == 3
+
+
+def test_a_report_in_the_terminal(command: CommandLine, tmp_path: Path) -> None:
+    folder = stored(tmp_path / "all", every_kind())
+    outcome = command("report", folder, "--format", "table")
+    assert (outcome.code, outcome.err) == (0, "")
+    for words in ("take bf16-mixed for", "wrn-28-10 on cifar10: training", "* the best", "█▄▂▁", "oom"):
+        assert words in outcome.out
+    assert command("report", folder, "--format", "markdown").out.startswith("**On Fake GPU: take")
+    refused = command("report", folder, "--format", "pdf")
+    assert (refused.code, len(refused.error_lines)) == (2, 1)
+    assert command("report", folder, "--format", "table", "-o", tmp_path / "x.html").code == 2
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_losses_that_are_no_numbers_make_a_report(command: CommandLine, tmp_path: Path, loss: float) -> None:
+    trial = fake_trial(fake_spec(), step_seconds=(0.1,) * 6, losses=(loss,) * 6, status="diverged", message="nan")
+    folder = stored(tmp_path / "nan", [trial])
+    assert command("report", folder, "-o", tmp_path / "nan.html").code == 0
+    assert command("report", folder, "--format", "table").code == 0
+    assert command("export", folder).code == 0
+
+
+def test_a_folder_that_is_a_file_of_something_else(command: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG\xff\xfe")
+    for name in ("report", "export"):
+        outcome = command(name, tmp_path / "photo.png")
+        assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+
+
+def test_records_of_several_versions_of_castwise_are_read_and_told_apart(command: CommandLine, tmp_path: Path) -> None:
+    older = steady().model_copy(update={"environment": steady().environment.model_copy(update={"castwise": "0.0.1"})})
+    folder = stored(tmp_path / "mixed", [steady(), steady("tf32"), older])
+    assert command("report", folder, "-o", tmp_path / "mixed.html").code == 0
+    page = (tmp_path / "mixed.html").read_text()
+    assert "castwise 0.0.1" in page
+    assert "castwise 0.0<" in page or "castwise 0.0 " in page

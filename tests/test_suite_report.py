@@ -108,7 +108,7 @@ def test_what_a_narrow_terminal_leaves_out_is_said_and_never_half_of_what_belong
     assert "left out" not in wide
     assert "allocated" in wide
     flat = " ".join(narrow.split())
-    assert "left out, the terminal is too narrow: first step" in flat
+    assert "left out, the terminal is too narrow: loss over time, first step" in flat
     assert "published memory, measured memory, memory is" in flat
     assert "(--format csv has all)" in flat
 

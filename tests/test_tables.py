@@ -82,10 +82,11 @@ SOFTWARE = "castwise 0.0 at 0123456789ab, torch 0.0-fake"
 def test_a_table_in_full() -> None:
     assert [line.rstrip() for line in printed([trial("fp32", 0.3), trial("bf16-mixed", 0.1)]).splitlines()] == [
         f"resnet50, batch 256, synthetic data on Fake GPU ({SOFTWARE}, driver 0.0-fake, 2000-01-01)",
-        "                                          step                            final loss",
-        "precision       throughput  speed-up      time  spread    peak allocated      @ step  status",
-        "fp32        853.3 images/s     1.00×  300.0 ms     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
-        "bf16-mixed  2,560 images/s     3.00×  100.0 ms     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
+        "                                                                            final loss",
+        "precision        throughput  speed-up  step time  spread    peak allocated      @ step  status",
+        "fp32         853.3 images/s     1.00×   300.0 ms     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
+        "bf16-mixed  2,560 images/s*    3.00×*  100.0 ms*     0 %  1.00 GiB (1.00×)      1 @ 11  ok",
+        "  * the best at its batch size",
         "",
         "resnet50, batch 256: take bf16-mixed. It trains 3.00 times as fast as fp32 in the same memory.",
         '    with torch.autocast(device_type="cuda", dtype=torch.bfloat16):',
@@ -140,7 +141,7 @@ def test_a_narrow_terminal_breaks_no_word_and_says_what_is_left_out(width: int) 
     words = text.split()
     for row in JOB:
         assert row.spec.precision in words
-    for word in ("853.3", "images/s", "3.00×", "diverged", "throughput", "speed-up"):
+    for word in ("853.3", "images/s", "3.00×*", "diverged", "throughput", "speed-up"):
         assert word in words
     assert "left out, the terminal is too narrow: spread" in text
     assert "left out" not in printed(JOB, 160)
@@ -425,3 +426,23 @@ def test_what_befell_all_trials_alike_is_said_once() -> None:
     other = remarks(compare([both[0], failed("tf32", "crashed", "ValueError: other")]))
     assert other[0] == f"{both[0].spec.label}: crashed: {message}"
     assert remarks(compare(both[:1]))[0] == f"{both[0].spec.label}: crashed: {message}"
+
+
+def test_each_batch_has_a_best_of_its_own_and_a_failed_cell_is_none() -> None:
+    rows = compare([*JOB, trial("fp32", 0.2, batch_size=8), trial("tf32", 0.1, batch_size=8)])
+    text = [line for line in printed([row.trial for row in rows]).splitlines() if "images/s*" in line]
+    assert [line.split()[:2] for line in text] == [["bf16-mixed", "256"], ["tf32", "8"]], "fp16-true diverged"
+
+
+def test_equal_figures_have_no_best() -> None:
+    assert "*" not in printed([trial("fp32", 0.3), trial("tf32", 0.3)])
+
+
+def test_blocks_that_differ_are_drawn_on_one_scale_and_quiet_ones_left_out() -> None:
+    noisy = fake_trial(fake_spec("tf32"), step_seconds=(0.1, 0.12, 0.1, 0.08, 0.1))
+    quiet = fake_trial(fake_spec("fp32"), step_seconds=(0.3,) * 5)
+    text = printed([quiet, noisy])
+    assert "blocks," in text
+    assert "±20 %" in text
+    assert "▅█▅▁▅" in text
+    assert "blocks, ±" not in " ".join(printed([quiet]).split())

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from castwise.errors import UsageError
+from castwise.garbage import without_collector
 
 _DEFAULT_REPORT = Path("castwise-report.html")
 
@@ -18,6 +19,8 @@ Examples:
     castwise report h200/ a100/ -o both.html             two machines in one report
 
     castwise report h200/ -o report.md                   Markdown, for an issue or a pull request
+
+    castwise report h200/ --format table                 tables in the terminal
 
     castwise report h200/ --charts figures/              every chart as a picture
 """
@@ -34,6 +37,21 @@ Examples:
     castwise export h200/ --format tensorboard -o runs/  also: mlflow, wandb (offline)
 """
 
+_COMPARE_EXAMPLES = """\
+Examples:
+
+    castwise compare before/ after/                      how many times as fast, cell by cell
+
+    castwise compare h200/ a100/ -o both.html            with charts
+
+    castwise compare published:T4 castwise-results/      a source's figures as a machine; also 2080Ti, 1080Ti, K80,
+                                                         P100, TitanRTX
+
+    castwise compare main/ branch/ --fail-on slower --format markdown >> "$GITHUB_STEP_SUMMARY"
+
+Exit codes: 0 done, 1 a proven slowdown where --fail-on asks for it, 2 usage or nothing to compare.
+"""
+
 _Records = Annotated[
     list[Path] | None,
     typer.Argument(help="Results folders, or single records.", metavar="[DIR]...", show_default=False),
@@ -43,9 +61,10 @@ _Precisions = Annotated[str | None, typer.Option("--precision", help="Only these
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(epilog=_REPORT_EXAMPLES)(report)
-    app.command(epilog=_EXPORT_EXAMPLES)(export)
+    """Add the commands to the command line; as they end, nothing that they read is worth collecting."""
+    app.command(epilog=_REPORT_EXAMPLES)(without_collector()(report))
+    app.command(epilog=_COMPARE_EXAMPLES)(without_collector()(compare))
+    app.command(epilog=_EXPORT_EXAMPLES)(without_collector()(export))
 
 
 def report(
@@ -58,14 +77,21 @@ def report(
         Path | None, typer.Option(help="Write each chart as a picture into this folder.", metavar="DIR")
     ] = None,
     chart_format: Annotated[str, typer.Option(help="Formats of the pictures, comma-separated.")] = "png,svg",
+    format_: Annotated[
+        str | None, typer.Option("--format", help="table or markdown: print it on stdout and write no page.")
+    ] = None,
     workload: _Workloads = None,
     precision: _Precisions = None,
 ) -> None:
     """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
-    from castwise.reporting import Asked, find, in_words, write_pictures, write_report
+    from castwise.reporting import Asked, find, in_words, print_found, write_pictures, write_report
 
+    if format_ is not None and output is not None:
+        raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
     found = find(Asked(_folders(records), _names(workload), _names(precision)))
-    if output is not None or charts is None:
+    if format_ is not None:
+        print_found(found, format_)
+    elif output is not None or charts is None:
         path = output or _DEFAULT_REPORT
         size = write_report(found, path, title)
         _say(f"{path}: {len(found.collection.trials):,} trials, {in_words(size)}")
@@ -73,6 +99,60 @@ def report(
         count = write_pictures(found, charts, _names(chart_format) or ())
         _say(f"{charts}: {count} pictures")
     _tell_problems(found.problems)
+
+
+def compare(
+    machines: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Results folders, single records, machines by their folders in --results, or published:GPU. The "
+            "others are compared with the first. Without any: all machines of --results.",
+            metavar="[MACHINE]...",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write: .html, .md or .json.", metavar="FILE"),
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="table, markdown or json on stdout.")] = "table",
+    title: Annotated[str, typer.Option(help="The page's title.")] = "castwise comparison",
+    fail_on: Annotated[
+        str | None,
+        typer.Option(help="slower: exit 1 where a cell is proven slower than on the first machine.", metavar="WHAT"),
+    ] = None,
+    margin: Annotated[
+        str, typer.Option(help="How far from 1 a ratio still is the same: 1%, 0.05.", metavar="SHARE")
+    ] = "1%",
+    results: Annotated[Path, typer.Option(help="The folder that machines are looked for in.", metavar="DIR")] = Path(
+        "castwise-results"
+    ),
+    workload: _Workloads = None,
+    precision: _Precisions = None,
+) -> None:
+    """Set machines side by side: ratios with intervals and verdicts, what differs, and what cannot be compared."""
+    from castwise import versus
+    from castwise.errors import unknown_name
+    from castwise.quantities import parse_share
+    from castwise.reporting import Asked, in_words
+
+    if fail_on not in (None, "slower"):
+        raise unknown_name("reason to fail", fail_on or "", ("slower",))
+    if format_ not in versus.FORMATS:
+        raise unknown_name("format", format_, versus.FORMATS)
+    asked = Asked([], _names(workload), _names(precision))
+    compared = versus.compare(machines or [str(results)], asked, parse_share("--margin", margin), results)
+    if output is not None:
+        _say(f"{output}: {in_words(versus.write_compared(compared, output, title))}")
+    else:
+        versus.print_compared(compared, format_)
+    _tell_problems(compared.problems)
+    if fail_on is not None:
+        slower = versus.slower_lines(compared)
+        for line in slower:
+            _say(f"Slower: {line}")
+        if slower:
+            raise typer.Exit(1)
 
 
 def export(

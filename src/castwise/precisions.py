@@ -208,6 +208,8 @@ PRECISIONS: tuple[Precision, ...] = (
     ),
 )
 
+_PLACES = {row.name: place for place, row in enumerate(PRECISIONS)}
+
 BASELINE = "fp32"
 
 
@@ -227,6 +229,11 @@ def known_precision(name: str) -> Precision | None:
     """Return the row with this name or alias, and None where no row has it: a record may come from elsewhere."""
     wanted = name.strip().lower()
     return next((row for row in PRECISIONS if wanted == row.name or wanted in row.aliases), None)
+
+
+def place_of(name: str) -> tuple[int, str]:
+    """Return where a precision stands when precisions are sorted: in the registry's order, unknown ones behind."""
+    return (_PLACES.get(name, len(_PLACES)), name)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class Facts(Document):
     """
 
     num_parameters: int
-    units_per_sample: int
+    units_per_sample: int = Field(ge=1)
     unit: Unit | None = None
     param_dtypes: dict[str, int]
     optimizer: str

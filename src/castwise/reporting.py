@@ -13,6 +13,7 @@ from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.sweep.store import Problem, Record, read_records
 
+FileOf = Callable[[Trial], str]
 HTML = (".html", ".htm")
 MARKDOWN = (".md", ".markdown")
 
@@ -44,7 +45,7 @@ class Found:
 
     collection: Collection
     problems: list[tuple[str, str]]
-    file_of: Callable[[Trial], str]
+    file_of: FileOf
 
 
 def find(asked: Asked) -> Found:
@@ -90,12 +91,32 @@ def write_report(found: Found, output: Path, title: str = "castwise report") -> 
 
         text = markdown_report(found.collection)
     elif suffix in HTML:
-        from castwise.report.html.page import Source, render
+        from castwise.report.html.frame import Source
+        from castwise.report.html.page import render
 
         text = render(found.collection, Source(found.file_of, found.problems), title)
     else:
         raise UsageError(f"What '{output}' should be is not clear: its name ends in neither .html nor .md.")
     return write_whole(output, text.encode())
+
+
+def print_found(found: Found, name: str) -> None:
+    """Print a report on stdout, as tables or as Markdown.
+
+    Raises:
+        UsageError: There is no such format.
+    """
+    if name == "table":
+        from castwise.report.tables import result_console
+        from castwise.report.terminal import print_report
+
+        print_report(found.collection, result_console())
+    elif name == "markdown":
+        from castwise.report.digest import markdown_report
+
+        sys.stdout.write(markdown_report(found.collection))
+    else:
+        raise unknown_name("format", name, ("table", "markdown"))
 
 
 def write_pictures(found: Found, folder: Path, formats: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ image model comes in by `torchvision:NAME` or `timm:NAME`, and a model of the us
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from castwise.errors import UsageError, unknown_name
@@ -249,6 +250,7 @@ def find_workload(name: str) -> Workload:
     raise unknown_name("workload", name, (row.name for row in WORKLOADS), hint)
 
 
+@lru_cache(maxsize=1024)  # asked for every cell of a report, many times
 def known_workload(name: str) -> Workload | None:
     """Return what `find_workload` does, and None for a name that no row has: a record may come from elsewhere."""
     wanted = name.strip()

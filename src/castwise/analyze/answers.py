@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from castwise.analyze.collection import Cell, Collection, Topic, is_search
 from castwise.analyze.recommend import SIMPLEST_FIRST, WORTHWHILE, recommend
-from castwise.analyze.runs import epochs_of, perplexity
+from castwise.analyze.runs import epochs_of, is_whole, length_in_words, perplexity
 from castwise.plan import stands_in_for
 from castwise.precisions import BASELINE
 from castwise.techniques import join
@@ -24,6 +24,7 @@ class Answer:
         code: The lines of PyTorch that switch it on; empty where there is nothing to switch.
         cell: The cell it rests on; None where nothing could be measured.
         baseline: The float32 cell beside it; None where there is none.
+        cut: How the training runs it rests on were cut short; empty where they were whole, and of steady state.
     """
 
     topic: Topic
@@ -32,6 +33,7 @@ class Answer:
     code: str
     cell: Cell | None
     baseline: Cell | None = None
+    cut: str = ""
 
     @property
     def memory_ratio(self) -> float | None:
@@ -61,31 +63,52 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     where = "On " + ", ".join(machines[:_MOST_NAMED]) + (" and others" if len(machines) > _MOST_NAMED else "")
     # A steady measurement says more of a precision than a run that other things hold back.
     telling = [each for each in answers if not each.topic.is_training] or list(answers)
-    by_precision: dict[str, list[Answer]] = {}
+    by_precision: dict[tuple[str, bool], list[Answer]] = {}
     for answer in telling:
         if answer.precision is not None:
-            by_precision.setdefault(answer.precision, []).append(answer)
+            by_precision.setdefault((answer.precision, bool(answer.cut)), []).append(answer)
     if not by_precision:
         return f"{where} nothing can be recommended: no trial ended well."
-    taken = sorted(by_precision.items(), key=lambda pair: -len(pair[1]))
-    return f"{where}: " + "; ".join(_clause(precision, given) for precision, given in taken) + "."
+    taken = sorted(by_precision.items(), key=lambda pair: (pair[0][1], -len(pair[1])))
+    workloads = [name for _, given in taken for name in {each.topic.first.spec.workload for each in given}]
+    torn = {name for name in workloads if workloads.count(name) > 1}
+    return f"{where}: " + "; ".join(_clause(precision, given, torn) for (precision, _), given in taken) + "."
 
 
-def _clause(precision: str, given: Sequence[Answer]) -> str:
-    names = list(dict.fromkeys(each.topic.first.spec.workload for each in given))
+def _clause(precision: str, given: Sequence[Answer], torn: set[str]) -> str:
+    """Return what answers of one precision say; workloads that have several answers are named with their settings."""
+    by_workload: dict[str, list[Answer]] = {}
+    for each in given:
+        by_workload.setdefault(each.topic.first.spec.workload, []).append(each)
+    names = [_named(name, answers) if name in torn else name for name, answers in by_workload.items()]
     words = (
         ", ".join(names[:_MOST_NAMED])
         if len(names) <= _MOST_NAMED
         else (f"{', '.join(names[: _MOST_NAMED - 1])} and {len(names) - _MOST_NAMED + 1} more")
     )
     gains = sorted(each.gain for each in given if each.gain is not None)
+    cut = given[0].cut  # and so of all the others
     if precision == BASELINE:
-        return f"stay with fp32 for {words}"
+        return (
+            f"in runs cut short no precision was worth leaving fp32, in {words}"
+            if cut
+            else f"stay with fp32 for {words}"
+        )
+    take = f"in runs cut short {precision} was the fastest for" if cut else f"take {precision} for"
     if not gains:
-        return f"take {precision} for {words}"
+        return f"{take} {words}"
     low, high = f"{gains[0]:.2f}", f"{gains[-1]:.2f}"
     times = low if low == high else f"{low} to {high}"
-    return f"take {precision} for {words} ({times} times as fast as fp32)"
+    return f"{take} {words} ({times} times as fast as fp32)"
+
+
+def _named(workload: str, answers: Sequence[Answer]) -> str:
+    """Return a workload with the setting of its one answer, or the number of its settings."""
+    if len(answers) > 1:
+        return f"{workload} in {len(answers)} settings"
+    cell, first = answers[0].cell, answers[0].topic.first
+    spec = cell.trial.spec if cell is not None else first.spec
+    return f"{workload} at batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
 
 
 def _of_topic(topic: Topic) -> list[Answer]:
@@ -124,13 +147,23 @@ def _of_cells(topic: Topic, cells: Sequence[Cell]) -> Answer | None:
     spread = f" on {spec.spread}" if spec.spread else ""
     setting = f"batch {spec.batch_size}{spread}" + (f", {join(spec.techniques)}" if spec.techniques else "")
     where = f"{topic.title}, {setting}"
+    cut = next((length_in_words(cell.trial) for cell in (best, baseline) if not is_whole(cell.trial)), "")
     if _gain(best) < WORTHWHILE:
-        sentence = f"{where}: stay with fp32. {best.precision} comes closest, at {_gain(best):.2f} times its speed."
-        return Answer(topic, BASELINE, sentence, "", baseline, baseline)
+        comes = f"{best.precision} comes closest, at {_gain(best):.2f} times its speed{_in_runs(cut)}."
+        return Answer(topic, BASELINE, f"{where}: stay with fp32. {comes}", "", baseline, baseline, cut)
+    if cut:
+        sentence = f"{where}: {best.precision} trains {_gain(best):.2f} times as fast as fp32{_quality(best, baseline)}"
+        sentence += f"{_in_runs(cut)}."
+        return Answer(topic, best.precision, sentence, "", best, baseline, cut)
     sentence = (
         f"{where}: take {best.precision}. It trains {_gain(best):.2f} times as fast as fp32{_quality(best, baseline)}."
     )
     return Answer(topic, best.precision, sentence, "", best, baseline)
+
+
+def _in_runs(cut: str) -> str:
+    """Return of which runs a speed-up is, where these were cut short: what they learn in the end is open."""
+    return f" in runs that were cut short ({cut}), whose end nobody has seen" if cut else ""
 
 
 def _gain(cell: Cell) -> float:

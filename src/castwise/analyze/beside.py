@@ -7,6 +7,7 @@ from castwise.analyze import runs
 from castwise.analyze.reasons import Pair, explain
 from castwise.plan import TrialSpec, stands_in_for
 from castwise.precisions import BASELINE, find_precision
+from castwise.published import baseline_of, is_figure_of
 from castwise.record import Trial
 from castwise.suite import Published, Suite
 from castwise.workloads import find_workload
@@ -62,8 +63,8 @@ def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
-    same = tuple(trial for trial in trials if _matches(figure, trial))
-    baseline = _published_baseline(suite, figure)
+    same = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
+    baseline = baseline_of(suite, figure)
     published_speedup = _published_speedup(baseline, figure)
     speedup = equal = None
     pairs: list[tuple[Trial, Trial]] = []
@@ -95,33 +96,6 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
         num_epochs=num_epochs,
         reason=explain(pair),
     )
-
-
-def _matches(figure: Published, trial: Trial) -> bool:
-    spec = trial.spec
-    return (
-        not spec.techniques  # the source's is the plain loop
-        and figure.workload == spec.workload
-        and figure.precision == spec.precision
-        and figure.batch_size == spec.batch_size
-        and figure.world_size == spec.world_size
-        and figure.loss_scale in (None, spec.loss_scale)
-    )
-
-
-def _published_baseline(suite: Suite, figure: Published) -> Published | None:
-    """Return the source's float32 run for a figure: at its batch, or else at the largest below that ended well."""
-    if figure.precision == BASELINE:
-        return None
-    candidates = [
-        other
-        for other in suite.published
-        if (other.gpu, other.workload, other.world_size) == (figure.gpu, figure.workload, figure.world_size)
-        and other.precision == BASELINE
-        and other.outcome == "ok"
-        and other.batch_size <= figure.batch_size
-    ]
-    return max(candidates, key=lambda other: other.batch_size, default=None)
 
 
 def _baseline_batch(suite: Suite, spec: TrialSpec) -> int | None:

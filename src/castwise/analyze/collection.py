@@ -10,13 +10,12 @@ from castwise.analyze.compare import Row, compare
 from castwise.analyze.estimates import Estimate, Verdict
 from castwise.analyze.runs import Run
 from castwise.plan import SYNTHETIC
-from castwise.precisions import PRECISIONS, known_precision
+from castwise.precisions import known_precision, place_of
 from castwise.record import Environment, Trial
 from castwise.suite import LIMIT_STEPS
 
 # What differs between the cells of a topic.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
-_ORDER = {row.name: place for place, row in enumerate(PRECISIONS)}
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Topic:
     @property
     def precisions(self) -> list[str]:
         """Return the precisions among its cells, in the registry's order."""
-        return sorted({cell.precision for cell in self.cells}, key=_place)
+        return sorted({cell.precision for cell in self.cells}, key=place_of)
 
     @property
     def settings(self) -> list[str]:
@@ -278,13 +277,9 @@ def _sort_key(cell: Cell) -> tuple[object, ...]:
         len(spec.techniques),
         spec.techniques,
         spec.seed,
-        _place(spec.precision),
+        place_of(spec.precision),
         spec.loss_scale,
     )
-
-
-def _place(precision: str) -> tuple[int, str]:
-    return (_ORDER.get(precision, len(_ORDER)), precision)
 
 
 def _axis(trial: Trial, name: str) -> str:

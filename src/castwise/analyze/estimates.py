@@ -8,7 +8,6 @@ logarithms. It carries both terms, and needs no model of how blocks depend on ea
 Source: Student, "The probable error of a mean", Biometrika 6 (1908); the choice of the level: `LEVEL`.
 """
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -113,6 +112,31 @@ def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float
     return pseudomedian(ratios) if ratios else None
 
 
+def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
+    """Return how many times as long the baseline takes, from processes that never sat together, with Welch's interval.
+
+    It is the ratio of two geometric means. Where a side is one process alone there is no interval.
+
+    Source: B. L. Welch, "The generalization of 'Student's' problem ...", Biometrika 34 (1947).
+
+    Args:
+        baseline: Positive seconds, one a process; at least one.
+        candidate: The same of the other side.
+    """
+    sides = [[math.log(value) for value in side] for side in (baseline, candidate)]
+    middle = statistics.fmean(sides[0]) - statistics.fmean(sides[1])
+    n = min(len(side) for side in sides)
+    if n < MIN_PROCESSES:
+        return Estimate(math.exp(middle), math.nan, math.nan, n)
+    terms = [statistics.variance(side) / len(side) for side in sides]
+    error = sum(terms)
+    if error == 0:
+        return Estimate(math.exp(middle), math.exp(middle), math.exp(middle), n)
+    freedom = error**2 / sum(term**2 / (len(side) - 1) for term, side in zip(terms, sides, strict=True))
+    reach = student_quantile(freedom) * math.sqrt(error)
+    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)
+
+
 def pseudomedian(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs, each value paired with itself too; of three or fewer, the median.
 
@@ -127,7 +151,13 @@ def pseudomedian(values: Sequence[float]) -> float:
     """
     if len(values) < _FEWEST_BLOCKS:
         return statistics.median(values)
-    return statistics.median((a + b) / 2 for a, b in itertools.combinations_with_replacement(values, 2))
+    ordered = sorted(values)
+    # In this order the sums are a few rising runs, which sort in a fraction of the time; halving comes last, as it
+    # is exact.
+    sums = [first + second for place, first in enumerate(ordered) for second in ordered[place:]]
+    sums.sort()
+    middle, is_odd = divmod(len(sums), 2)
+    return sums[middle] / 2 if is_odd else (sums[middle - 1] / 2 + sums[middle] / 2) / 2
 
 
 def noise_of(seconds: Sequence[float]) -> float:

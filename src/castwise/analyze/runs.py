@@ -15,7 +15,7 @@ PRECISION = ("precision", "loss_scale")
 _GPUS = ("world_size", "parallelism")
 # What of a recipe moves weights and no clock: fastai's float32 run of ResNet-18 has other rates than its float16 run.
 # A run that ends after fewer whole epochs has the throughput of the longer one.
-_NO_TIME = {
+NO_TIME = {
     "stop_after": True,
     "group_rates": True,
     "first_cycle_rates": True,
@@ -96,7 +96,7 @@ def runs(trials: Sequence[Trial]) -> list[Run]:
 
 def same_but(trial: Trial, *fields: str) -> tuple[object, ...]:
     """Return what runs share whose times can be compared: all but these fields of a spec, learning rates and epochs."""
-    exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, "recipe": _NO_TIME}
+    exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, "recipe": NO_TIME}
     spec = trial.spec.model_dump(exclude=exclude)
     return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
 
@@ -169,6 +169,17 @@ def is_whole(trial: Trial) -> bool:
     recipe, epochs = trial.spec.recipe, epochs_of(trial)
     all_done = recipe is not None and len(epochs) == recipe.epochs and not any(epoch.shortened for epoch in epochs)
     return trial.status == "ok" and all_done
+
+
+def length_in_words(trial: Trial) -> str:
+    """Return how long a run was beside what its source's was: "1 of 10 epochs, cut to 30 steps"; empty without one."""
+    recipe, epochs = trial.spec.recipe, epochs_of(trial)
+    if recipe is None:
+        return ""
+    done = f"{len(epochs)}" if len(epochs) == recipe.epochs else f"{len(epochs)} of {recipe.epochs}"
+    words = f"{done} epoch{'s' if recipe.epochs > 1 else ''}"
+    cut = next((epoch.num_steps for epoch in epochs if epoch.shortened), None)
+    return words if cut is None else f"{words}, cut to {cut} step{'s' if cut > 1 else ''}"
 
 
 def speedup(baseline: Trial | None, trial: Trial) -> float | None:

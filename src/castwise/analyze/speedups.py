@@ -1,10 +1,8 @@
 """The speed-up of a cell over its baseline, from all processes of both: paired by turn where they sat together."""
 
-import math
-import statistics
 from collections.abc import Sequence
 
-from castwise.analyze.estimates import MIN_PROCESSES, Estimate, estimate, paired_ratio, student_quantile
+from castwise.analyze.estimates import MIN_PROCESSES, Estimate, estimate, independent_ratio, paired_ratio
 from castwise.analyze.metrics import step_seconds, step_times
 from castwise.precisions import BASELINE
 from castwise.record import Trial
@@ -23,7 +21,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
         baselines: The trials of the baseline's cell.
         trials: The trials of the other.
     """
-    own, others = ([trial for trial in side if _was_timed(trial)] for side in (trials, baselines))
+    own, others = ([trial for trial in side if was_timed(trial)] for side in (trials, baselines))
     by_sitting = {trial.sitting: trial for trial in others if trial.sitting is not None}
     paired = [
         ratio
@@ -36,7 +34,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
         return estimate(paired)
     if not fewest:
         return None
-    return _of_independent([_middle(trial) for trial in others], [_middle(trial) for trial in own])
+    return independent_ratio([_middle(trial) for trial in others], [_middle(trial) for trial in own])
 
 
 def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
@@ -47,10 +45,11 @@ def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
 
 def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
     """Return the seconds a step of one cell from its processes, None where nothing was timed."""
-    return estimate([_middle(trial) for trial in trials if _was_timed(trial)])
+    return estimate([_middle(trial) for trial in trials if was_timed(trial)])
 
 
-def _was_timed(trial: Trial) -> bool:
+def was_timed(trial: Trial) -> bool:
+    """Return whether a trial has step times that stand for its cell's."""
     return trial.status in _MEASURED and bool(step_times(trial))
 
 
@@ -58,22 +57,3 @@ def _middle(trial: Trial) -> float:
     seconds = step_seconds(trial)
     assert seconds is not None, "only trials that were timed are asked"
     return seconds
-
-
-def _of_independent(baselines: Sequence[float], own: Sequence[float]) -> Estimate:
-    """Return the ratio of two means of logarithms, with Welch's interval.
-
-    Source: B. L. Welch, "The generalization of 'Student's' problem ...", Biometrika 34 (1947).
-    """
-    sides = [[math.log(value) for value in side] for side in (baselines, own)]
-    middle = statistics.fmean(sides[0]) - statistics.fmean(sides[1])
-    n = min(len(side) for side in sides)
-    if n < 2:
-        return Estimate(math.exp(middle), math.nan, math.nan, n)
-    terms = [statistics.variance(side) / len(side) for side in sides]
-    error = sum(terms)
-    if error == 0:
-        return Estimate(math.exp(middle), math.exp(middle), math.exp(middle), n)
-    freedom = error**2 / sum(term**2 / (len(side) - 1) for term, side in zip(terms, sides, strict=True))
-    reach = student_quantile(freedom) * math.sqrt(error)
-    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)

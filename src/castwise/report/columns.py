@@ -1,7 +1,7 @@
 """The columns of a job's table: one row each, shared by every format."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from castwise.analyze import metrics
 from castwise.analyze.compare import Row
@@ -160,21 +160,24 @@ COLUMNS: tuple[Column[Row], ...] = (
         left=True,
         wraps=True,
     ),
-    Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
-    Column("speedup", "speed-up", lambda r: r.speedup, _speedup),
+    Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate, best="highest"),
+    Column("speedup", "speed-up", lambda r: r.speedup, _speedup, best="highest"),
     Column("verdict", "verdict", lambda r: r.verdict and r.verdict.kind, _verdict, left=True),
     Column("loop_speedup", "over plain loop", lambda r: r.loop_speedup, lambda r: format_ratio(r.loop_speedup)),
     Column("scaling_efficiency", "scaling efficiency", lambda r: r.scaling_efficiency, _efficiency),
-    Column("step_seconds", "step time", lambda r: r.step_seconds, lambda r: format_seconds(r.step_seconds)),
+    Column(
+        "step_seconds", "step time", lambda r: r.step_seconds, lambda r: format_seconds(r.step_seconds), best="lowest"
+    ),
     Column("spread", "spread", lambda r: r.spread, _spread),
-    Column("peak_allocated_bytes", "peak allocated", lambda r: r.peak_allocated_bytes, _memory),
+    Column("peak_allocated_bytes", "peak allocated", lambda r: r.peak_allocated_bytes, _memory, best="lowest"),
     Column(
         "peak_reserved_bytes",
         "peak reserved",
         lambda r: r.peak_reserved_bytes,
         lambda r: format_bytes(r.peak_reserved_bytes),
+        best="lowest",
     ),
-    Column("joules_per_unit", "energy", lambda r: joules_per_unit(r.trial), _energy),
+    Column("joules_per_unit", "energy", lambda r: joules_per_unit(r.trial), _energy, best="lowest"),
     Column("power_watts", "power", lambda r: power_watts(r.trial), _power),
     Column("final_loss", "final loss @ step", lambda r: r.final_loss, _loss),
     Column("status", "status", lambda r: r.trial.status, _status, left=True),
@@ -236,6 +239,12 @@ def shown_columns(rows: Sequence[Row]) -> list[Column[Row]]:
             continue
         shown.append(column)
     return shown
+
+
+def competing(row: Row) -> Hashable:
+    """Return what rows share whose figures compete: workload, data, batch and GPUs; None where a row failed."""
+    spec = row.trial.spec
+    return (spec.workload, spec.data_set, spec.batch_size, spec.spread) if row.trial.status == "ok" else None
 
 
 def headline(rows: Sequence[Row]) -> str:

@@ -3,15 +3,16 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from rich.markup import escape
 from rich.table import Table
 
 R = TypeVar("R")
 
+BEST = "*"  # behind the best value of a column
 _GAP = 2  # between columns
 
 
@@ -26,6 +27,7 @@ class Column(Generic[R]):
         text: The value as people read it.
         left: Whether its text is flush left.
         wraps: Whether its text may take several lines where the terminal is narrow.
+        best: Which of its values is the best; None where there is no such thing.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Column(Generic[R]):
     text: Callable[[R], str]
     left: bool = False
     wraps: bool = False
+    best: Literal["highest", "lowest"] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,31 @@ class Grid(Generic[R]):
     Attributes:
         columns: The columns.
         rows: The rows.
+        group: What rows share whose values compete for being the best; None for a row that does not compete.
     """
 
     columns: Sequence[Column[R]]
     rows: Sequence[R]
+    group: Callable[[R], Hashable] = lambda _: None
+
+    def best(self, column: Column[R]) -> set[int]:
+        """Return the rows that have the best value of their group in a column, by their numbers.
+
+        Where all of a group are equal, none is the best.
+        """
+        if column.best is None:
+            return set()
+        groups: dict[Hashable, list[tuple[float, int]]] = {}
+        for number, row in enumerate(self.rows):
+            group, value = self.group(row), column.value(row)
+            if group is not None and isinstance(value, int | float) and math.isfinite(value):
+                groups.setdefault(group, []).append((value, number))
+        found = set[int]()
+        for values in groups.values():
+            best = (max if column.best == "highest" else min)(value for value, _ in values)
+            winners = {number for value, number in values if value == best}
+            found |= winners if len(winners) < len(values) else set()
+        return found
 
 
 def terminal_table(
@@ -54,6 +78,7 @@ def terminal_table(
     rows: Sequence[R],
     style: Callable[[R], str | None] = lambda _: None,
     width: int | None = None,
+    group: Callable[[R], Hashable] = lambda _: None,
 ) -> Table:
     """Return a table for a terminal; long headings take two lines.
 
@@ -62,21 +87,36 @@ def terminal_table(
         rows: The rows.
         style: The style of a row, None for the plain one.
         width: The terminal's; where the table fits into it, only columns that wrap give way. None leaves it to rich.
+        group: What rows share whose best values are marked; None for a row that does not compete.
     """
+    grid = Grid(columns, rows, group)
+    best = [grid.best(column) for column in columns]
     table = Table(box=None, pad_edge=False)
     rigid = width is not None and _total(columns, rows) <= width
     for column in columns:
         fits = len(column.title) <= _width(column, rows)
         title = column.title if fits else "\n".join(_halves(column.title)).strip()
         no_wrap = rigid and not column.wraps
-        table.add_column(title, justify="left" if column.left else "right", overflow="fold", no_wrap=no_wrap)
-    for row in rows:
-        table.add_row(*(escape(column.text(row)) for column in columns), style=style(row))
+        table.add_column(escape(title), justify="left" if column.left else "right", overflow="fold", no_wrap=no_wrap)
+    for number, row in enumerate(rows):
+        cells = zip(columns, best, strict=True)
+        table.add_row(*(_marked(column.text(row), number, places) for column, places in cells), style=style(row))
     return table
 
 
+def _marked(text: str, number: int, best: set[int]) -> str:
+    """Return a cell; the best of a column has a star, and the others the room for one."""
+    if not best:
+        return escape(text)
+    return f"[bold]{escape(text)}{BEST}[/bold]" if number in best else f"{escape(text)}{' ' * len(BEST)}"
+
+
 def fitting(
-    columns: Sequence[Column[R]], rows: Sequence[R], width: int, dispensable: Sequence[str | tuple[str, ...]]
+    columns: Sequence[Column[R]],
+    rows: Sequence[R],
+    width: int,
+    dispensable: Sequence[str | tuple[str, ...]],
+    elsewhere: str = "--format csv has all",
 ) -> tuple[list[Column[R]], list[str]]:
     """Return the columns that fit into a width side by side, and a line on those left out, if any.
 
@@ -86,6 +126,7 @@ def fitting(
         width: Characters.
         dispensable: Names of columns that a narrow terminal does without, the first first; those in a tuple
             mean nothing without each other.
+        elsewhere: Where those are that are left out, for the line.
     """
     kept, left_out = list(columns), list[str]()
     for group in dispensable:
@@ -96,12 +137,12 @@ def fitting(
         kept = [column for column in kept if column.name not in names]
     if not left_out:
         return kept, []
-    return kept, [f"left out, the terminal is too narrow: {', '.join(left_out)} (--format csv has all)"]
+    return kept, [f"left out, the terminal is too narrow: {', '.join(left_out)} ({elsewhere})"]
 
 
 def markdown_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[str]:
     """Return the lines of a Markdown table."""
-    lines = ["| " + " | ".join(column.title for column in columns) + " |"]
+    lines = ["| " + " | ".join(_cell(column.title) for column in columns) + " |"]
     lines.append("|" + "|".join("---" if column.left else "---:" for column in columns) + "|")
     return lines + ["| " + " | ".join(_cell(column.text(row)) for column in columns) + " |" for row in rows]
 
@@ -133,7 +174,8 @@ def _width(column: Column[R], rows: Sequence[R]) -> int:
     """Return how wide a column is with its title in two lines, and its cells in one, or in two where it wraps."""
     texts = (column.text(row) for row in rows)
     cells = (half for text in texts for half in _halves(text)) if column.wraps else texts
-    return max(len(text) for text in (*_halves(column.title), *cells))
+    star = 0 if column.best is None else len(BEST)
+    return max(len(text) for text in (*_halves(column.title), *(f"{cell}{star * ' '}" for cell in cells)))
 
 
 def _halves(title: str) -> tuple[str, str]:

@@ -1,16 +1,19 @@
 """The columns of a suite's table: one training run a row."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal
 
 from castwise.analyze import metrics
-from castwise.analyze.runs import Run, data_share, epochs_of
+from castwise.analyze.runs import Run, data_share, epochs_of, length_in_words
 from castwise.report.grid import Column
+from castwise.report.sparkline import sparkline
 from castwise.report.units import format_bytes, format_percent, format_rate, format_ratio, format_seconds
 from castwise.techniques import join
 
 # What a narrow terminal does without, the first first.
 DISPENSABLE = (
+    "loss_curve",
     "start_seconds",
     "validation_seconds",
     "driver_used_bytes",
@@ -50,17 +53,27 @@ def shown(columns: Sequence[Column[Run]], rows: Sequence[Run]) -> list[Column[Ru
     return [column for column in columns if _is_worth_it(column, [column.value(row) for row in rows])]
 
 
+def competing(run: Run) -> Hashable:
+    """Return what runs share whose figures compete: all but precision; None where one did not end well."""
+    spec = run.trial.spec
+    asked = (spec.workload, spec.data_set, spec.batch_size, spec.spread, spec.seed, length_of(run))
+    return asked if run.trial.status == "ok" else None
+
+
+def loss_curve() -> Column[Run]:
+    """Return a column of the training loss over time as a small curve, each between its own ends, for terminals."""
+
+    def curve(run: Run) -> str | None:
+        losses = [loss for epoch in epochs_of(run.trial) for _, loss in epoch.losses]
+        drawn = [loss for loss in losses if math.isfinite(loss)]
+        return sparkline(losses, min(drawn), max(drawn)) if len(drawn) > 3 else None
+
+    return Column("loss_curve", "loss over time", curve, lambda run: curve(run) or "–", left=True)
+
+
 def length_of(run: Run) -> str:
     """Return how long a run was beside what its source's was, and so whether it was cut short."""
-    recipe, done = run.trial.spec.recipe, len(epochs_of(run.trial))
-    if recipe is None:
-        return "–"
-    epochs = f"{done}" if done == recipe.epochs else f"{done} of {recipe.epochs}"
-    words = f"{epochs} epoch{'s' if recipe.epochs > 1 else ''}"
-    cut = next((epoch.num_steps for epoch in epochs_of(run.trial) if epoch.shortened), None)
-    if cut is None:
-        return words
-    return f"{words}, cut to {cut} step{'s' if cut > 1 else ''}"
+    return length_in_words(run.trial) or "–"
 
 
 def _is_worth_it(column: Column[Run], values: list[object]) -> bool:
@@ -136,8 +149,8 @@ _TIMES: tuple[Column[Run], ...] = (
         lambda r: _part(r, "validation"),
         lambda r: format_seconds(_part(r, "validation")),
     ),
-    Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate),
-    Column("speedup", "speed-up", lambda r: r.speedup, lambda r: format_ratio(r.speedup)),
+    Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate, best="highest"),
+    Column("speedup", "speed-up", lambda r: r.speedup, lambda r: format_ratio(r.speedup), best="highest"),
 )
 
 _RESULTS: tuple[Column[Run], ...] = (
@@ -147,12 +160,14 @@ _RESULTS: tuple[Column[Run], ...] = (
         "peak allocated",
         lambda r: r.peak_allocated_bytes,
         lambda r: format_bytes(r.peak_allocated_bytes),
+        best="lowest",
     ),
     Column(
         "peak_reserved_bytes",
         "peak reserved",
         lambda r: r.peak_reserved_bytes,
         lambda r: format_bytes(r.peak_reserved_bytes),
+        best="lowest",
     ),
     Column(
         "driver_used_bytes",

@@ -15,9 +15,9 @@ from castwise.analyze.suite_result import SuiteResult, notes
 from castwise.report.beside_columns import BESIDE, LIMITS, reasons, shown_beside
 from castwise.report.beside_columns import DISPENSABLE as BESIDE_ALSO
 from castwise.report.columns import software_of
-from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, plain, terminal_table
+from castwise.report.grid import BEST, Column, Grid, csv_grid, fitting, markdown_grid, plain, terminal_table
 from castwise.report.run_columns import DISPENSABLE as RUNS_ALSO
-from castwise.report.run_columns import EXTRA, run_columns, shown
+from castwise.report.run_columns import EXTRA, competing, loss_curve, run_columns, shown
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
@@ -26,10 +26,7 @@ def print_suite(result: SuiteResult, console: Console) -> None:
         _print_line(console, line, "bold" if index == 0 else None)
     console.print()
     if result.runs:
-        every = shown(run_columns(result.pairs), result.runs)
-        columns, left_out = fitting(every, result.runs, console.width, RUNS_ALSO)
-        console.print(terminal_table(columns, result.runs, _style, console.width))
-        _print_lines(console, left_out, "yellow")
+        print_runs(result.runs, result.pairs, console)
     _print_lines(console, notes(result), "yellow")
     for title, rows in _beside_by_gpu(result).items():
         console.print(f"\n{escape(title)}", style="bold", highlight=False)
@@ -43,6 +40,28 @@ def print_suite(result: SuiteResult, console: Console) -> None:
     for title, lines in _kept(result).items():
         console.print(f"\n{title}", style="dim bold", highlight=False)
         _print_lines(console, lines, "dim")
+
+
+def print_runs(rows: Sequence[Run], pairs: Mapping[str, float], console: Console) -> None:
+    """Print a table of runs to a terminal.
+
+    Args:
+        rows: The runs.
+        pairs: Speed-ups over float32 at the batch the source paired a run with, by the trial's key.
+        console: The terminal.
+    """
+    every = shown(_with_curve(run_columns(pairs)), rows)
+    columns, left_out = fitting(every, rows, console.width, RUNS_ALSO)
+    console.print(terminal_table(columns, rows, _style, console.width, competing))
+    _print_lines(console, left_out, "yellow")
+    grid = Grid(columns, rows, competing)
+    if any(grid.best(column) for column in columns):
+        _print_line(console, f"{BEST} the best among runs that differ in precision alone", "yellow", indent=2)
+
+
+def _with_curve(columns: Sequence[Column[Run]]) -> list[Column[Run]]:
+    """Return columns with the loss over time in front of the last, which is the status."""
+    return [*columns[:-1], loss_curve(), columns[-1]]
 
 
 def _style(run: Run) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,17 +11,32 @@ from rich.console import Console
 from rich.markup import escape
 
 from castwise.analyze.compare import Row
+from castwise.analyze.metrics import step_times
 from castwise.analyze.recommend import Advice
 from castwise.analyze.warnings import warnings_of_all
 from castwise.prices import Prices
-from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
+from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, competing, headline, remarks, shown_columns
 from castwise.report.costs import cost_lines, costs
-from castwise.report.grid import csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
+from castwise.report.grid import (
+    BEST,
+    Column,
+    Grid,
+    csv_grid,
+    fitting,
+    markdown_grid,
+    markdown_text,
+    plain,
+    terminal_table,
+)
 from castwise.report.snippets import snippet_lines
+from castwise.report.sparkline import sparkline
 
 _PIPED_WIDTH = 250
+_VISIBLE = 0.01  # a block that far beside the median is worth a curve
+_FEWEST_BLOCKS = 4
 # The columns that a narrow terminal does without, the first first.
 _DISPENSABLE = (
+    "blocks",
     "power_watts",
     "peak_reserved_bytes",
     "spread",
@@ -35,7 +51,8 @@ _DISPENSABLE = (
 def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console, prices: Prices | None = None) -> None:
     """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal."""
     console.print(escape(headline(rows)), style="bold", highlight=False, soft_wrap=not console.is_terminal)
-    columns, left_out = fitting(shown_columns(rows), rows, console.width, _DISPENSABLE)
+    *figures, status = shown_columns(rows)
+    columns, left_out = fitting([*figures, *_curves(rows), status], rows, console.width, _DISPENSABLE)
     taken = {item.key for item in advice}
 
     def style(row: Row) -> str | None:
@@ -43,8 +60,10 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console,
             return "dim"
         return "bold green" if row.trial.spec.key in taken else None
 
-    console.print(terminal_table(columns, rows, style))
-    for line in [*remarks(rows), *cost_lines(rows, prices), *left_out]:
+    console.print(terminal_table(columns, rows, style, console.width, competing))
+    grid = Grid(columns, rows, competing)
+    best = [f"{BEST} the best at its batch size"] if any(grid.best(column) for column in columns) else []
+    for line in [*remarks(rows), *cost_lines(rows, prices), *left_out, *best]:
         console.print(f"  {escape(line)}", style="yellow", highlight=False, soft_wrap=not console.is_terminal)
     printed = {""}
     for item in advice:
@@ -56,6 +75,31 @@ def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console,
             console.print(escape(_indented(item.code)), highlight=False, soft_wrap=True)
             for line in snippet_lines(item):
                 console.print(escape(_indented(line)), highlight=False, soft_wrap=True)
+
+
+def _curves(rows: Sequence[Row]) -> list[Column[Row]]:
+    """Return a column of each cell's block times as a small curve, where blocks differ by what can be seen.
+
+    All curves have one scale, so that a quiet cell looks quiet beside a noisy one: from the largest distance below the
+    median to the same above it.
+    """
+    beside = {id(row): _beside_the_median(row) for row in rows}
+    reach = max((abs(value) for values in beside.values() for value in values), default=0.0)
+    if reach < _VISIBLE:
+        return []
+
+    def text(row: Row) -> str:
+        return sparkline(beside[id(row)], -reach, reach) or "–"
+
+    return [Column("blocks", f"blocks, ±{100 * reach:.2g} %", text, text, left=True)]
+
+
+def _beside_the_median(row: Row) -> list[float]:
+    times = step_times(row.trial)
+    if len(times) < _FEWEST_BLOCKS:
+        return []
+    middle = statistics.median(times)
+    return [value / middle - 1 for value in times]
 
 
 def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:

@@ -4,20 +4,19 @@
 with a job never takes another machine's figures for its own.
 """
 
-import gc
 import itertools
 import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from castwise.errors import StoreError
+from castwise.garbage import without_collector
 from castwise.plan import TrialSpec
 from castwise.record import SCHEMA_VERSION, Environment, Trial
 
@@ -95,7 +94,7 @@ def read_records(files: Iterable[Path]) -> tuple[list[Record], list[Problem]]:
     """Return the records in some files, oldest first, and the files that are none, each with its reason."""
     records: list[Record] = []
     problems: list[Problem] = []
-    with _no_collection():
+    with without_collector():
         for file in files:
             try:
                 records.append(Record(file, _read(file)))
@@ -108,21 +107,6 @@ def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
     """Return all trials under a folder, oldest first, and the JSON files that are none, each with its reason."""
     records, problems = read_records(sorted(folder.rglob("*.json")))
     return [record.trial for record in records], problems
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python from looking for cycles, which records have none of: it would look at all of them, ever again.
-
-    10,000 trials take a third of the time without it (benchmarks/store_scaling.py).
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Stamp(BaseModel):

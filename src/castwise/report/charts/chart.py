@@ -1,7 +1,7 @@
 """A chart: a plotly figure as a plain document, what it shows in words, and the table of what is in it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from castwise.analyze.collection import Collection, Topic
@@ -23,6 +23,7 @@ class Chart:
         layout: plotly's layout, colours of the page left to the theme.
         table: What is in it.
         note: What a reader must know of it; empty where there is nothing.
+        narrow: What of the layout is another on a narrow screen; empty where nothing is.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Chart:
     layout: dict[str, Any]
     table: "Grid[Any]"
     note: str = ""
+    narrow: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Names and messages come from records and may be anyone's: whatever text reaches 
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from castwise.analyze.collection import Cell, Topic, has_interval
@@ -16,6 +16,8 @@ from castwise.report.units import format_rate, format_ratio
 MOST_BARS = 60
 MOST_LINES = 16
 MOST_POINTS = 200  # of a line: few screens show more
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_LEGEND_ROW, _LEGEND_MARK, _LEGEND_HEIGHT = 55, 6, 20  # characters a row and a mark, on half a page; pixels
 _PANEL_HEIGHT = 230
 _LONGEST = 120  # characters of a name
 
@@ -132,7 +134,12 @@ def panel(index: int) -> Document:
 
 
 def line(
-    name: str, precision: str, x: Sequence[float], y: Sequence[float | None], texts: Sequence[str] | str
+    name: str,
+    precision: str,
+    x: Sequence[float],
+    y: Sequence[float | None],
+    texts: Sequence[str] | str,
+    variant: int = 0,
 ) -> Document:
     """Return a line with markers in a precision's look.
 
@@ -142,6 +149,8 @@ def line(
         x: Where its points are.
         y: The same; None where there is none.
         texts: What is said beside the pointer: a text a point, or plotly's template for all.
+        variant: How many lines of the same precision come before it: these have its colour, and other dashes and
+            markers.
     """
     look = look_of(precision)
     said = {"hovertemplate": texts} if isinstance(texts, str) else {"hovertext": list(texts), "hoverinfo": "text"}
@@ -152,10 +161,26 @@ def line(
         "legendgroup": inert(name),
         "x": list(x),
         "y": [_drawable(value) for value in y],
-        "line": {"color": look.colour, "dash": look.dash, "width": 2},
-        "marker": {"color": look.colour, "symbol": look.marker, "size": 8},
+        "line": {"color": look.colour, "dash": _dash(look.dash, variant), "width": 2},
+        "marker": {"color": look.colour, "symbol": look.marker + ("-open" if variant % 2 else ""), "size": 8},
         **said,
     }
+
+
+def with_room_for_legend(document: Document, names: Iterable[str]) -> Document:
+    """Return a layout that is higher by the rows that a long legend takes above the chart."""
+    rows = sum(len(name) + _LEGEND_MARK for name in dict.fromkeys(names)) // _LEGEND_ROW
+    return {**document, "height": document["height"] + _LEGEND_HEIGHT * max(0, rows - 1)}
+
+
+def variants(precisions: Sequence[str]) -> list[int]:
+    """Return for each line how many of the same precision come before it."""
+    return [list(precisions[:place]).count(precision) for place, precision in enumerate(precisions)]
+
+
+def _dash(own: str, variant: int) -> str:
+    place = _DASHES.index(own) if own in _DASHES else 0
+    return _DASHES[(place + variant) % len(_DASHES)]
 
 
 def thinned(count: int, most: int = MOST_POINTS) -> list[int]:

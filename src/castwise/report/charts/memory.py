@@ -7,6 +7,7 @@ from castwise.report.charts.drawing import MOST_BARS, Document, axis, hover, ine
 from castwise.report.palette import INK, STACK
 from castwise.report.units import format_bytes
 
+_MOST_LEVEL_NAMES, _LETTER = 7, 7  # on half a page; pixels
 _GIB = 2**30
 _DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
@@ -45,7 +46,9 @@ def memory(subject: TopicSubject) -> Chart | None:
                 "hoverinfo": "text",
             }
         )
-    document: Document = layout(height=380)
+    # Many names are written upwards, and take their length off the bars.
+    longest = max(len(name) for name in names) if len(names) > _MOST_LEVEL_NAMES else 0
+    document: Document = layout(height=380 + min(_LETTER * longest, 200))
     document["barmode"] = "stack"
     document["legend"]["traceorder"] = "normal"
     document["xaxis"] = axis(type="category", showgrid=False)

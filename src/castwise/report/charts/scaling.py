@@ -3,7 +3,17 @@
 from castwise.analyze.collection import Cell, Topic
 from castwise.report.charts.cell_columns import cell_grid, rate_columns, share_column
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import MOST_LINES, Document, hover, interval_text, line, panel, panels
+from castwise.report.charts.drawing import (
+    MOST_LINES,
+    Document,
+    hover,
+    interval_text,
+    line,
+    panel,
+    panels,
+    variants,
+    with_room_for_legend,
+)
 from castwise.report.palette import INK
 from castwise.report.units import format_percent, format_rate
 
@@ -16,8 +26,14 @@ def scaling(subject: TopicSubject) -> Chart | None:
         return None
     cells = list({id(cell): cell for own in lines.values() for cell in own}.values())
     document = panels([f"{topic.unit} per second, of all", "efficiency, %"], ["", "GPUs"], dtick=1)
+    document = with_room_for_legend(document, lines)
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
-    traces = [trace for name, own in lines.items() for trace in _traces(subject, name, own)]
+    numbers = variants([own[0].precision for own in lines.values()])
+    traces = [
+        trace
+        for (name, own), number in zip(lines.items(), numbers, strict=True)
+        for trace in _traces(subject, name, own, number)
+    ]
     single = max((own[0] for own in lines.values() if own[0].trial.spec.world_size == 1), key=_rate, default=None)
     most = max(cell.trial.spec.world_size for cell in cells)
     if single is not None:
@@ -57,13 +73,13 @@ def _lines(topic: Topic) -> dict[str, list[Cell]]:
     return {way: cells for way, cells in lines.items() if len({cell.trial.spec.world_size for cell in cells}) > 1}
 
 
-def _traces(subject: TopicSubject, name: str, cells: list[Cell]) -> list[Document]:
+def _traces(subject: TopicSubject, name: str, cells: list[Cell], variant: int) -> list[Document]:
     x = [cell.trial.spec.world_size for cell in cells]
     texts = [_hover(subject, cell) for cell in cells]
     precision = cells[0].precision
     shares = [1.0 if cell.trial.spec.world_size == 1 else cell.efficiency for cell in cells]
-    above = line(name, precision, x, [_rate(cell) for cell in cells], texts)
-    below = line(name, precision, x, [None if share is None else 100 * share for share in shares], texts)
+    above = line(name, precision, x, [_rate(cell) for cell in cells], texts, variant)
+    below = line(name, precision, x, [None if share is None else 100 * share for share in shares], texts, variant)
     return [{**above, **panel(0)}, {**below, **panel(1), "showlegend": False}]
 
 

@@ -7,7 +7,18 @@ from castwise.analyze import metrics
 from castwise.analyze.collection import Cell
 from castwise.record import Reading
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import MOST_LINES, axis, layout, line, panel, panels, template, thinned
+from castwise.report.charts.drawing import (
+    MOST_LINES,
+    axis,
+    layout,
+    line,
+    panel,
+    panels,
+    template,
+    thinned,
+    variants,
+    with_room_for_legend,
+)
 from castwise.report.grid import Column, Grid
 from castwise.report.units import format_seconds
 
@@ -38,7 +49,8 @@ def telemetry(subject: TopicSubject) -> Chart | None:
         return None
     shown, what = watched[:MOST_LINES], "epoch" if topic.is_training else "turn"
     traces = []
-    for cell, turns in shown:
+    numbers = variants([cell.precision for cell, _ in shown])
+    for (cell, turns), variant in zip(shown, numbers, strict=True):
         kept = [turns[index] for index in thinned(len(turns))]
         for index, (title, unit, value) in enumerate(_PANELS):
             values = [value(turn.reading) if turn.reading is not None else None for turn in kept]
@@ -46,7 +58,7 @@ def telemetry(subject: TopicSubject) -> Chart | None:
                 [topic.label(cell), _held(cell), subject.file_of(cell.trial)],
                 values=f"{title} %{{y:.0f}} {unit} in {what} %{{x}}",
             )
-            trace = line(topic.label(cell), cell.precision, [turn.number for turn in kept], values, said)
+            trace = line(topic.label(cell), cell.precision, [turn.number for turn in kept], values, said, variant)
             traces.append({**trace, **panel(index), "showlegend": index == 0})
     titles = [f"{title}, {unit}" for title, unit, _ in _PANELS]
     return Chart(
@@ -54,7 +66,10 @@ def telemetry(subject: TopicSubject) -> Chart | None:
         title=f"Clock, power and temperature over the {what}s",
         says=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         traces=traces,
-        layout=panels(titles, ["", "", f"{what}s, in the order they were timed"], height=180),
+        layout=with_room_for_legend(
+            panels(titles, ["", "", f"{what}s, in the order they were timed"], height=180),
+            [topic.label(cell) for cell, _ in shown],
+        ),
         table=_grid(subject, [turn for _, turns in shown for turn in turns]),
         note=_left_out(len(shown), len(watched)),
     )
@@ -68,7 +83,8 @@ def blocks(subject: TopicSubject) -> Chart | None:
         return None
     shown = timed[:MOST_LINES]
     traces = []
-    for cell, times in shown:
+    numbers = variants([cell.precision for cell, _ in shown])
+    for (cell, times), variant in zip(shown, numbers, strict=True):
         middle = metrics.step_seconds(cell.trial) or 1.0
         kept = thinned(len(times))
         values = [100 * (times[index] / middle - 1) for index in kept]
@@ -76,8 +92,8 @@ def blocks(subject: TopicSubject) -> Chart | None:
             [topic.label(cell), f"median {format_seconds(middle)} a step", subject.file_of(cell.trial)],
             values="block %{x}: %{y:+.2f} % beside the median",
         )
-        traces.append(line(topic.label(cell), cell.precision, [index + 1 for index in kept], values, said))
-    document = layout()
+        traces.append(line(topic.label(cell), cell.precision, [index + 1 for index in kept], values, said, variant))
+    document = with_room_for_legend(layout(), [topic.label(cell) for cell, _ in shown])
     document["xaxis"] = axis("timed block", zeroline=False)
     document["yaxis"] = axis("beside the median, %")
     spreads = [spread for cell, _ in shown if (spread := metrics.spread(cell.trial)) is not None]

@@ -48,7 +48,8 @@ def gist(answer: Answer) -> str:
         return "nothing ended well"
     if answer.gain is None or answer.precision == BASELINE:
         return f"take {answer.precision}"
-    return f"take {answer.precision}, {format_ratio(answer.gain)}"
+    verb = "fastest in runs cut short:" if answer.cut else "take"
+    return f"{verb} {answer.precision}, {format_ratio(answer.gain)}"
 
 
 def answer_grid(answers: Sequence[Answer]) -> Grid[Answer]:
@@ -63,7 +64,7 @@ def answer_grid(answers: Sequence[Answer]) -> Grid[Answer]:
             Column(
                 "memory_ratio", "memory beside fp32", lambda a: a.memory_ratio, lambda a: format_ratio(a.memory_ratio)
             ),
-            _words("rests on", lambda a: "training runs" if a.topic.is_training else "steady state"),
+            _words("rests on", _grounds),
         ),
         answers,
     )
@@ -159,6 +160,12 @@ def warnings(collection: Collection) -> list[tuple[TrialWarning, int, str]]:
 def _few(labels: Sequence[str]) -> str:
     more = f" and {len(labels) - _MOST_BEFALLEN} more" if len(labels) > _MOST_BEFALLEN else ""
     return "; ".join(labels[:_MOST_BEFALLEN]) + more
+
+
+def _grounds(answer: Answer) -> str:
+    if not answer.topic.is_training:
+        return "steady state"
+    return f"runs cut short: {answer.cut}" if answer.cut else "training runs"
 
 
 def _setting(answer: Answer) -> str:

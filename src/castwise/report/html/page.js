@@ -13,6 +13,7 @@
   }
   const DATA = JSON.parse(await unpacked("data"));
   const PAGE_ROWS = 50;
+  const NARROW = 520; // pixels of a chart, below which two panels do not fit beside each other
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   let printing = false;
@@ -71,6 +72,7 @@
       this.words = "";
       this.chosen = new Map();
       this.texts = null;
+      this.best = new Map(Object.entries(table.best || {}).map(([index, places]) => [Number(index), new Set(places)]));
       this.build();
     }
 
@@ -161,7 +163,7 @@
       this.body.replaceChildren(...shown.map((place) => make("tr", {}, ...rows[place].map((cell, index) => {
         const text = textOf(cell);
         const kind = [columns[index].left ? "left" : "", text.length > 70 ? "long" : "", columns[index].name === "file" ? "file" : "",
-          this.table.best && this.table.best[index] === place ? "best" : ""].filter(Boolean).join(" ");
+          this.best.get(index)?.has(place) ? "best" : ""].filter(Boolean).join(" ");
         return make("td", kind ? { class: kind } : {}, text);
       }))));
       this.heads.forEach((head, index) => {
@@ -199,11 +201,15 @@
 
   const draw = (figure) => {
     const theme = themeName();
-    if (drawn.get(figure) === theme) return;
-    drawn.set(figure, theme);
     const chart = DATA.charts[figure.dataset.chart];
     const plot = figure.querySelector(".plot");
-    Plotly.react(plot, themed(chart.traces, theme), themed(chart.layout, theme), CONFIG);
+    const narrow = !printing && plot.clientWidth < NARROW;
+    const look = narrow ? `${theme}, narrow` : theme;
+    if (drawn.get(figure) === look) return;
+    drawn.set(figure, look);
+    const layout = narrow ? { ...chart.layout, ...chart.narrow } : chart.layout;
+    plot.style.minHeight = `${layout.height}px`;
+    Plotly.react(plot, themed(chart.traces, theme), themed(layout, theme), CONFIG);
     figure.dataset.drawn = theme;
   };
   const figures = [...document.querySelectorAll("[data-chart]")];
@@ -212,6 +218,8 @@
   }, { rootMargin: "300px" });
   figures.forEach((figure) => watcher.observe(figure));
   const redraw = () => { for (const figure of drawn.keys()) draw(figure); };
+  let resizing = 0;
+  window.addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
 
   for (const figure of figures) {
     const name = figure.dataset.chart;

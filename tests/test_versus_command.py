@@ -1,0 +1,234 @@
+"""castwise compare, from the command line: what it reads, prints, writes, refuses, and its exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import fake_environment, fake_run, fake_spec, fake_trial
+from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady, stored
+
+from castwise.own_models import OwnModel
+from castwise.published import find_published
+from castwise.record import Trial
+
+
+def rounds(factor: float = 1.0, **machine: object) -> list[Trial]:
+    trials = [steady(precision, repeat, factor) for repeat in range(3) for precision in ("fp32", "bf16-mixed")]
+    return [trial.model_copy(update={"environment": fake_environment(**machine)}) for trial in trials]
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    """Return the records of two machines, the second of which is half as fast."""
+    return stored(tmp_path / "before", rounds()), stored(tmp_path / "after", rounds(2.0, gpu="Slow GPU"))
+
+
+def test_a_table_says_how_many_times_as_fast(command: CommandLine, sides: tuple[Path, Path]) -> None:
+    outcome = command("compare", *sides)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(
+        "Beside Fake GPU, Slow GPU is 0.50× as fast in fp32 and 0.50× in bf16-mixed, in resnet50."
+    )
+    assert "▼ slower" in outcome.out
+    assert "\x1b[" not in outcome.out, "no colour where it is piped"
+    assert "Slow GPU" in outcome.out.split("What differs")[1]
+
+
+@pytest.mark.parametrize(("factor", "code"), [(2.0, 1), (1.05, 1), (1.0, 0), (0.5, 0)])
+def test_fail_on_slower(command: CommandLine, tmp_path: Path, factor: float, code: int) -> None:
+    before, after = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", rounds(factor, torch="9.9"))
+    outcome = command("compare", before, after, "--fail-on", "slower")
+    assert outcome.code == code
+    assert ("Slower: resnet50 fp32 batch 256" in outcome.err) == bool(code)
+
+
+def test_a_margin_makes_a_slowdown_the_same(command: CommandLine, tmp_path: Path) -> None:
+    before, after = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", rounds(1.05, torch="9.9"))
+    assert command("compare", before, after, "--fail-on", "slower", "--margin", "10%").code == 0
+    outcome = command("compare", before, after, "--margin", "2")
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+
+
+def test_one_process_proves_nothing_and_is_no_failure(command: CommandLine, tmp_path: Path) -> None:
+    before, after = stored(tmp_path / "a", [steady()]), stored(tmp_path / "b", [other_machine(steady())])
+    outcome = command("compare", before, after, "--fail-on", "slower")
+    assert outcome.code == 0
+    assert "inconclusive" in outcome.out
+    assert "no ratio has an interval" in outcome.out
+
+
+def test_a_cell_that_no_longer_ends_well_fails_too(command: CommandLine, tmp_path: Path) -> None:
+    broken = fake_trial(steady().spec, status="crashed", message="boom", step_seconds=())
+    after = [broken, steady("bf16-mixed")]
+    folders = stored(tmp_path / "a", [steady(), steady("bf16-mixed")]), stored(tmp_path / "b", after)
+    outcome = command("compare", *folders, "--fail-on", "slower")
+    assert outcome.code == 1
+    assert "crashed, and ended well before" in outcome.err
+
+
+def test_markdown_is_for_github(command: CommandLine, sides: tuple[Path, Path]) -> None:
+    text = command("compare", *sides, "--format", "markdown").out
+    assert text.startswith("**Beside Fake GPU, Slow GPU is 0.50× as fast")
+    assert "- ▼ resnet50 fp32 batch 256 on Slow GPU: slower: 0.50× [0." in text
+    assert "| resnet50 | fp32 | 256 |" in text
+    assert "<details><summary>What differs</summary>" in text
+
+
+def test_json_has_intervals_and_what_is_refused(command: CommandLine, tmp_path: Path) -> None:
+    after = [*rounds(2.0, gpu="Slow GPU"), other_machine(steady(batch_size=8))]
+    folders = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", after)
+    document = json.loads(command("compare", *folders, "--format", "json").out)
+    cell = document["cells"][0]["places"][1]
+    assert cell["verdict"] == "slower"
+    assert cell["ratio"]["low"] < 0.5 < cell["ratio"]["high"]
+    assert document["refused"][0]["cells"] == ["resnet50 fp32 batch 8"]
+    assert len(document["slower"]) == 2
+
+
+@pytest.mark.parametrize("suffix", ["html", "md", "json"])
+def test_a_file_by_its_suffix(command: CommandLine, sides: tuple[Path, Path], tmp_path: Path, suffix: str) -> None:
+    output = tmp_path / f"both.{suffix}"
+    outcome = command("compare", *sides, "-o", output)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith(f"{output}: ")
+    assert "Slow GPU" in output.read_text()
+    refused = command("compare", *sides, "-o", tmp_path / "both.pdf")
+    assert (refused.code, len(refused.error_lines)) == (2, 1)
+
+
+def test_one_folder_of_two_machines_is_two_sides(command: CommandLine, tmp_path: Path) -> None:
+    folder = stored(tmp_path / "both", [*rounds(), *rounds(2.0, gpu="Slow GPU")])
+    assert "Slow GPU is 0.50×" in command("compare", folder).out
+    assert "Slow GPU is 0.50×" in command("compare", "--results", folder).out
+    assert "Slow GPU is 0.50×" in command("compare", "fake-gpu", "slow-gpu", "--results", folder).out
+
+
+def test_a_name_of_two_machines_is_refused(command: CommandLine, tmp_path: Path) -> None:
+    folder = stored(tmp_path / "both", [*rounds(), *rounds(2.0, gpu="Slow GPU")])
+    outcome = command("compare", "gpu", "published:T4", "--results", folder)
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+    assert "'gpu' stands for 2 machines" in outcome.err
+
+
+def test_published_figures_are_a_machine(command: CommandLine, tmp_path: Path) -> None:
+    runs = [fake_run(f.spec) for f in find_published("T4").figures if f.spec is not None]
+    folder = stored(tmp_path / "mine", [*runs, steady()])
+    outcome = command("compare", "published:T4", folder)
+    assert outcome.code == 0
+    assert "Beside Tesla T4 (published), Fake GPU is" in outcome.out
+    assert "diverged on Tesla T4" in outcome.out
+    assert "resnet50 fp32 batch 256: no other machine has this workload" in outcome.out
+    two = command("compare", "published:T4", "published:P100", "published:k80")
+    assert "Tesla P100 (published) is 1.22× as fast in fp32" in two.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere", "published:T4"], "There is no folder or file 'nowhere'"),
+        (["published:H100", "published:T4"], "No published GPU named 'H100'"),
+        (["published:MI50", "published:T4"], "plots only"),
+        (["published:T4"], "only one machine to compare: Tesla T4"),
+        (["published:T4", "published:2080Ti"], "Nothing of Tesla T4 (published) and RTX 2080 Ti (published) can be"),
+        (["published:T4", "published:P100", "--fail-on", "faster"], "No reason to fail named 'faster'"),
+        (["published:T4", "published:P100", "--format", "html"], "No format named 'html'"),
+        (["published:T4", "published:P100", "--precision", "fp64"], "No precision named 'fp64'"),
+    ],
+)
+def test_bad_input_is_a_line(command: CommandLine, arguments: list[str], words: str) -> None:
+    outcome = command("compare", *arguments)
+    assert (outcome.code, outcome.out, len(outcome.error_lines)) == (2, "", 1)
+    assert words in outcome.err
+
+
+def test_the_same_records_twice_are_refused(command: CommandLine, sides: tuple[Path, Path]) -> None:
+    outcome = command("compare", sides[0], sides[0])
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+    assert "hold the same records" in outcome.err
+
+
+def test_cells_with_nothing_in_common_are_refused_with_the_reason(command: CommandLine, tmp_path: Path) -> None:
+    before = stored(tmp_path / "a", [steady()])
+    after = stored(tmp_path / "b", [other_machine(steady(batch_size=8))])
+    outcome = command("compare", before, after)
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+    assert "differs in batch size" in outcome.err
+
+
+def test_files_that_are_no_records_are_named(command: CommandLine, sides: tuple[Path, Path]) -> None:
+    (sides[0] / "alien.json").write_text("{}")
+    (sides[1] / "newer.json").write_text('{"schema_version": 99}')
+    outcome = command("compare", *sides)
+    assert outcome.code == 0
+    assert "Left out: before/alien.json: not a record" in outcome.err
+    assert "Left out: after/newer.json: a record of schema 99" in outcome.err
+
+
+def test_a_copied_record_is_told_and_counts_once(command: CommandLine, sides: tuple[Path, Path]) -> None:
+    record = next(iter(sides[0].rglob("*fp32*.json")))
+    (sides[0] / "copy.json").write_bytes(record.read_bytes())
+    outcome = command("compare", *sides)
+    assert "Fake GPU: 1 record is a copy of another, and counted once" in outcome.out
+
+
+def test_hostile_records_are_words(command: CommandLine, tmp_path: Path) -> None:
+    before = stored(tmp_path / "a", [poisoned(steady(), "precision")])
+    after = stored(tmp_path / "b", [poisoned(other_machine(steady()), "precision")])
+    for name in ("both.html", "both.md"):
+        assert command("compare", before, after, "-o", tmp_path / name).code == 0
+        text = (tmp_path / name).read_text()
+        assert HOSTILE not in text
+        assert "<img" not in text
+    assert command("compare", before, after).code == 0
+
+
+def test_what_looks_like_markup_in_a_machine_s_name_is_printed_as_it_is(command: CommandLine, tmp_path: Path) -> None:
+    folders = stored(tmp_path / "a", rounds()), stored(tmp_path / "b", rounds(gpu="[bold]GPU[/bold] :smile:"))
+    assert "[bold]GPU[/bold] :smile:" in command("compare", *folders).out
+
+
+def test_a_user_s_code_may_change_and_that_is_said(command: CommandLine, tmp_path: Path) -> None:
+    def own(digest: str, gpu: str) -> Trial:
+        model = OwnModel(kind="file", path="/x/train_me.py", name="build", digest=digest)
+        return fake_trial(fake_spec(workload="own:build", own=model), environment=fake_environment(gpu=gpu))
+
+    folders = stored(tmp_path / "a", [own("1", "GPU")]), stored(tmp_path / "b", [own("2", "GPU")])
+    assert "The code of own:build is not the same on all machines." in command("compare", *folders).out
+    same = stored(tmp_path / "c", [own("1", "Other GPU")])
+    assert "The code of" not in command("compare", folders[0], same).out
+
+
+def test_every_kind_of_record_can_stand_beside_itself(command: CommandLine, tmp_path: Path) -> None:
+    trials = every_kind()
+    folders = stored(tmp_path / "a", trials), stored(tmp_path / "b", [other_machine(trial) for trial in trials])
+    outcome = command("compare", *folders, "-o", tmp_path / "both.html")
+    assert outcome.code == 0, outcome.err
+    assert "no other machine" not in (tmp_path / "both.html").read_text()
+
+
+def test_hundreds_of_cells_make_a_page(command: CommandLine, tmp_path: Path) -> None:
+    trials = list(many(300))
+    folders = stored(tmp_path / "a", trials), stored(tmp_path / "b", [other_machine(trial) for trial in trials])
+    assert command("compare", *folders, "-o", tmp_path / "both.html").code == 0
+    assert (tmp_path / "both.html").stat().st_size < 6_000_000
+
+
+def test_a_narrow_terminal_says_what_is_left_out(
+    command: CommandLine, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from castwise.report import tables
+
+    wide = tables.result_console
+    monkeypatch.setattr("castwise.versus.result_console", lambda: wide(60))
+    outcome = command("compare", *sides)
+    assert "left out, the terminal is too narrow: speed-up on Fake GPU" in outcome.out
+    table = [line for line in outcome.out.splitlines() if line.startswith("resnet50 ")]
+    assert table
+    assert all(len(line) <= 60 for line in table)
+
+
+def test_a_spec_s_device_does_not_keep_machines_apart(command: CommandLine, tmp_path: Path) -> None:
+    other = fake_trial(fake_spec(device="cuda:1"), environment=fake_environment(gpu="Other GPU"))
+    folders = stored(tmp_path / "a", [fake_trial()]), stored(tmp_path / "b", [other])
+    assert "Other GPU is 1.00×" in command("compare", *folders).out
