@@ -446,6 +446,7 @@ def fake_epoch(spec: TrialSpec, number: int = 0, *, broken: bool = False, load_s
     return Epoch(
         seconds=seconds,
         data_seconds=steps * wait,
+        placing_seconds=0.0,
         first_step_seconds=first,
         validation_seconds=0.2 * steps * step if judged else 0.0,
         num_steps=steps,

@@ -15,6 +15,7 @@ def epoch(seconds: float, **changes: Any) -> Epoch:
     fields: dict[str, Any] = {
         "seconds": seconds,
         "data_seconds": 0.0,
+        "placing_seconds": 0.0,
         "num_steps": 10,
         "num_samples": 100,
         "counted_seconds": seconds,
@@ -48,6 +49,19 @@ def test_a_whole_run_by_hand() -> None:
     assert figures.throughput == pytest.approx(200 / 20)
     assert runs.data_share(figures.trial) == pytest.approx(4 / 18), "the first step is left out"
     assert figures.speedup == 1.0
+
+
+@pytest.mark.parametrize(("reads_loss", "share"), [(False, None), (True, 4 / 18)])
+def test_a_record_that_counts_the_copy_as_waiting_says_so_only_where_nothing_is_in_flight(
+    reads_loss: bool, share: float | None
+) -> None:
+    older = [each.model_copy(update={"placing_seconds": None}) for each in WHOLE]
+    trial = run("fp32", *older, recipe={"read_loss_every_step": reads_loss})
+    assert runs.data_share(trial) == (None if share is None else pytest.approx(share))
+    split = runs.split(trial)
+    assert split is not None
+    assert (split.data, split.train) == ((4.0, 14.0) if reads_loss else (0.0, 18.0))
+    assert split.total == 28.0
 
 
 def test_the_speed_up_of_whole_runs_is_that_of_their_wall_times() -> None:

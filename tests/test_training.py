@@ -1,6 +1,7 @@
 """Whole training runs on small data: epochs, validation, divergence, and going on from a checkpoint."""
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from castwise.measure.data import feeds, resident
+from castwise.measure.data.feeds import Feed, Feeds
 from castwise.measure.data.wikitext import make_corpus
 from castwise.measure.training import TrainingRun
 from castwise.plan import TrialSpec
@@ -78,8 +80,21 @@ def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
     assert last.accuracy is not None
     assert last.accuracy > 0.3
     assert 0 <= first.data_seconds <= first.seconds
+    assert first.placing_seconds is not None
+    assert 0 <= first.placing_seconds <= first.seconds - first.data_seconds
     assert first.validation_seconds > 0
     assert not first.shortened
+
+
+def test_bringing_a_batch_to_the_device_is_no_waiting_for_data(tmp_path: Path) -> None:
+    training = TrainingRun(spec(epochs=1, max_steps=3), tmp_path)
+    feeds = training._feeds
+    slow = Feed(feeds.training.num_batches, feeds.training.read, lambda batch: (time.sleep(0.1), batch)[1])
+    training._feeds = Feeds(slow, None)
+    epoch = training.run_epoch()
+    assert epoch.placing_seconds is not None
+    assert epoch.placing_seconds >= 0.3
+    assert epoch.data_seconds <= epoch.seconds - 0.3
 
 
 def test_a_shortened_epoch_says_so(tmp_path: Path) -> None:

@@ -166,6 +166,8 @@ class Epoch(Document):
     Attributes:
         seconds: Training part, waiting for data included; by the host's clock, synchronised at its end.
         data_seconds: Of that, the time the host waited for the next batch.
+        placing_seconds: Of that, the time the host took to bring batches to the device; where the copy is not
+            asynchronous it waits there for the steps in flight. None in older records, whose `data_seconds` hold it.
         first_step_seconds: Of `seconds`, the run's first step, synchronised at its end: libraries are loaded and
             algorithms are searched in it. None in later epochs.
         validation_seconds: The pass over the validation data; 0 without one.
@@ -185,6 +187,7 @@ class Epoch(Document):
 
     seconds: _Seconds
     data_seconds: _Seconds
+    placing_seconds: _Seconds | None = None
     first_step_seconds: _Seconds | None = None
     validation_seconds: _Seconds = 0.0
     num_steps: int

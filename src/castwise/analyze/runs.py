@@ -29,8 +29,8 @@ class Split:
 
     Attributes:
         start: The first step: libraries are loaded, algorithms searched, code compiled in it.
-        data: Waiting for batches.
-        train: The steps but the first.
+        data: Waiting for batches; 0 where the record does not tell it from waiting for the device.
+        train: The steps but the first, batches brought to the device included.
         validation: The passes over the validation data.
     """
 
@@ -131,19 +131,31 @@ def split(trial: Trial) -> Split | None:
     if not epochs:
         return None
     start = sum(epoch.first_step_seconds or 0.0 for epoch in epochs)
-    data = sum(epoch.data_seconds for epoch in epochs)
+    data = sum(epoch.data_seconds for epoch in epochs) if _knows_waits(trial, epochs) else 0.0
     train = sum(epoch.seconds for epoch in epochs) - start - data
     return Split(start, data, train, sum(epoch.validation_seconds for epoch in epochs))
 
 
 def data_share(trial: Trial) -> float | None:
-    """Return the share of the training time that went into waiting for batches, None where none was trained.
+    """Return the share of the training time that went into waiting for batches, None where that is not known.
 
     The run's first step is left out of that time.
     """
+    if not _knows_waits(trial, epochs_of(trial)):
+        return None
     parts = split(trial)
     seconds = parts.data + parts.train if parts is not None else 0.0
     return parts.data / seconds if parts is not None and seconds > 0 else None
+
+
+def _knows_waits(trial: Trial, epochs: Sequence[Epoch]) -> bool:
+    """Return whether a run tells waiting for data from waiting for the device.
+
+    Older records count a batch's copy to the device as waiting for data, and the copy waits for the steps in flight;
+    there are none in flight where the loss is read after each step.
+    """
+    reads_loss = trial.spec.recipe is not None and trial.spec.recipe.read_loss_every_step
+    return reads_loss or all(epoch.placing_seconds is not None for epoch in epochs)
 
 
 def throughput(trial: Trial) -> float | None:

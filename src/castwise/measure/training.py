@@ -127,8 +127,12 @@ class TrainingRun:
         counted_from, first_step = 0.0, None
         self._synchronize()
         started = time.perf_counter()
-        batches = Waiting(self._feeds.training.start(len(self._epochs)))
-        for index, batch in enumerate(batches):
+        feed, placing_seconds = self._feeds.training, 0.0
+        batches = Waiting(feed.read(len(self._epochs)))
+        for index, read in enumerate(batches):
+            placing = time.perf_counter()
+            batch = feed.place(read)
+            placing_seconds += time.perf_counter() - placing
             if index == recipe.skip_batches > 0:
                 self._synchronize()  # what is queued belongs to the batches that are not counted
                 counted_from = time.perf_counter() - started
@@ -148,6 +152,7 @@ class TrainingRun:
         return Epoch(
             seconds=seconds,
             data_seconds=batches.seconds,
+            placing_seconds=placing_seconds,
             first_step_seconds=first_step,
             num_steps=pass_.num_steps,
             num_samples=pass_.num_samples,

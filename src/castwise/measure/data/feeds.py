@@ -25,17 +25,30 @@ from castwise.workloads import Workload
 _SYNTHETIC_SAMPLES = 100_000  # of an epoch of synthetic data whose recipe names no number
 
 
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
 @dataclass(frozen=True)
 class Feed:
     """Batches of one epoch, again and again.
 
+    Reading and placing are apart so that each can be timed: a copy to the device waits for the steps in flight, which
+    is no waiting for data.
+
     Attributes:
         num_batches: Batches in an epoch.
-        start: Returns an iterator over the batches of an epoch, by its number from 0, on the device.
+        read: Returns an iterator over the batches of an epoch, by its number from 0, as their source has them.
+        place: Brings a batch to the device, as the step wants it.
     """
 
     num_batches: int
-    start: Callable[[int], Iterator[Batch]]
+    read: Callable[[int], Iterator[Batch]]
+    place: Prepare = _as_it_is
+
+    def start(self, epoch: int) -> Iterator[Batch]:
+        """Return an iterator over the batches of an epoch on the device."""
+        return map(self.place, self.read(epoch))
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,7 @@ def _epochs(spec: TrialSpec, recipe: Recipe, peers: Peers) -> Epochs:
 
 
 def _prepared(feed: Feed, prepare: Prepare) -> Feed:
-    return Feed(feed.num_batches, lambda epoch: map(prepare, feed.start(epoch)))
+    return Feed(feed.num_batches, feed.read, lambda batch: prepare(feed.place(batch)))
 
 
 def _load_corpus(spec: TrialSpec, data_dir: Path | None) -> Corpus:
@@ -162,12 +175,14 @@ def _resident(batches: Sequence[Batch]) -> Feed:
 def _loaded(loader: DataLoader[Batch], device: torch.device, non_blocking: bool = False) -> Feed:
     seed = loader.generator.initial_seed()
 
-    def start(epoch: int) -> Iterator[Batch]:
+    def read(epoch: int) -> Iterator[Batch]:
         # An epoch's order is its own, so that a run that goes on from a checkpoint sees what it would have seen.
         loader.generator.manual_seed(seed + epoch)
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
-        for batch in loader:
-            yield tuple(part.to(device, non_blocking=non_blocking) for part in batch)
+        return iter(loader)
 
-    return Feed(len(loader), start)
+    def place(batch: Batch) -> Batch:
+        return tuple(part.to(device, non_blocking=non_blocking) for part in batch)
+
+    return Feed(len(loader), read, place)
