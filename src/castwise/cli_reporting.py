@@ -44,6 +44,8 @@ Examples:
 
     castwise compare h200/ a100/ -o both.html            with charts
 
+    castwise compare h200/ a100/ --charts figures/       a picture a workload
+
     castwise compare published:T4 castwise-results/      a source's figures as a machine; also 2080Ti, 1080Ti, K80,
                                                          P100, TitanRTX
 
@@ -57,6 +59,8 @@ _Records = Annotated[
     typer.Argument(help="Results folders, or single records.", metavar="[DIR]...", show_default=False),
 ]
 _Workloads = Annotated[str | None, typer.Option("--workload", help="Only these workloads, comma-separated.")]
+_Charts = Annotated[Path | None, typer.Option(help="Write each chart as a picture into this folder.", metavar="DIR")]
+_ChartFormats = Annotated[str, typer.Option(help="Formats of the pictures, comma-separated.")]
 _Precisions = Annotated[str | None, typer.Option("--precision", help="Only these precisions, comma-separated.")]
 
 
@@ -73,10 +77,8 @@ def report(
         Path | None, typer.Option("--output", "-o", help="The file to write: .html or .md.", metavar="FILE")
     ] = None,
     title: Annotated[str, typer.Option(help="The report's title.")] = "castwise report",
-    charts: Annotated[
-        Path | None, typer.Option(help="Write each chart as a picture into this folder.", metavar="DIR")
-    ] = None,
-    chart_format: Annotated[str, typer.Option(help="Formats of the pictures, comma-separated.")] = "png,svg",
+    charts: _Charts = None,
+    chart_format: _ChartFormats = "png,svg",
     format_: Annotated[
         str | None, typer.Option("--format", help="table or markdown: print it on stdout and write no page.")
     ] = None,
@@ -124,6 +126,8 @@ def compare(
     margin: Annotated[
         str, typer.Option(help="How far from 1 a ratio still is the same: 1%, 0.05.", metavar="SHARE")
     ] = "1%",
+    charts: _Charts = None,
+    chart_format: _ChartFormats = "png,svg",
     results: Annotated[Path, typer.Option(help="The folder that machines are looked for in.", metavar="DIR")] = Path(
         "castwise-results"
     ),
@@ -144,8 +148,11 @@ def compare(
     compared = versus.compare(machines or [str(results)], asked, parse_share("--margin", margin), results)
     if output is not None:
         _say(f"{output}: {in_words(versus.write_compared(compared, output, title))}")
-    else:
+    elif charts is None:
         versus.print_compared(compared, format_)
+    if charts is not None:
+        count = versus.write_machine_pictures(compared, charts, _names(chart_format) or ())
+        _say(f"{charts}: {count} pictures")
     _tell_problems(compared.problems)
     if fail_on is not None:
         slower = versus.slower_lines(compared)

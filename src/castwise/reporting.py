@@ -3,15 +3,19 @@
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from castwise.analyze.collection import Collection, collect
 from castwise.errors import StoreError, UsageError, unknown_name
 from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.sweep.store import Problem, Record, read_records
+
+if TYPE_CHECKING:
+    from castwise.report.charts.images import Picture
 
 FileOf = Callable[[Trial], str]
 HTML = (".html", ".htm")
@@ -126,13 +130,26 @@ def write_pictures(found: Found, folder: Path, formats: Sequence[str]) -> int:
         UsageError: There is no such format, or what draws pictures is not installed.
         StoreError: The folder cannot be written.
     """
-    from castwise.report.charts.images import FORMATS, write_charts
+    from castwise.report.charts.images import pictures_of
+
+    return draw(pictures_of(found.collection, found.file_of), folder, formats)
+
+
+def draw(pictures: "Iterable[Picture]", folder: Path, formats: Sequence[str]) -> int:
+    """Write pictures of charts into a folder; return how many.
+
+    Raises:
+        UsageError: There is no such format, or what draws pictures is not installed.
+        StoreError: The folder cannot be written.
+    """
+    from castwise.report.charts.images import FORMATS
+    from castwise.report.charts.images import write_pictures as write
 
     for name in formats:
         if name not in FORMATS:
             raise unknown_name("format of pictures", name, FORMATS)
     try:
-        return len(write_charts(found.collection, found.file_of, folder, formats))
+        return len(write(pictures, folder, formats))
     except OSError as error:
         raise StoreError(f"'{folder}' cannot be written: {error.strerror or error}.") from None
 

@@ -15,7 +15,7 @@ from castwise.published import PREFIX, find_published
 from castwise.record import Trial
 from castwise.report import versus as shown
 from castwise.report.tables import result_console
-from castwise.reporting import HTML, MARKDOWN, Asked, FileOf, find, write_whole
+from castwise.reporting import HTML, MARKDOWN, Asked, FileOf, draw, find, write_whole
 
 JSON = (".json",)
 FORMATS = ("table", "markdown", "json")
@@ -102,6 +102,18 @@ def write_compared(compared: Compared, output: Path, title: str) -> int:
     else:
         raise UsageError(f"What '{output}' should be is not clear: its name ends in none of .html, .md and .json.")
     return write_whole(output, text.encode())
+
+
+def write_machine_pictures(compared: Compared, folder: Path, formats: Sequence[str]) -> int:
+    """Write a picture of each workload on all machines into a folder; return how many.
+
+    Raises:
+        UsageError: There is no such format, or what draws pictures is not installed.
+        StoreError: The folder cannot be written.
+    """
+    from castwise.report.charts.images import pictures_of_machines
+
+    return draw(pictures_of_machines(compared.comparison, compared.file_of), folder, formats)
 
 
 def slower_lines(compared: Compared) -> list[str]:

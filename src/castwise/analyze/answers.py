@@ -149,7 +149,10 @@ def _of_cells(topic: Topic, cells: Sequence[Cell]) -> Answer | None:
     where = f"{topic.title}, {setting}"
     cut = next((length_in_words(cell.trial) for cell in (best, baseline) if not is_whole(cell.trial)), "")
     if _gain(best) < WORTHWHILE:
-        comes = f"{best.precision} comes closest, at {_gain(best):.2f} times its speed{_in_runs(cut)}."
+        unsafe = [cell for cell in ended if cell.precision not in SIMPLEST_FIRST]
+        faster = any(_gain(cell) > _gain(best) for cell in unsafe)
+        among = " of those that keep float32 weights" if faster else ""
+        comes = f"{best.precision} comes closest{among}, at {_gain(best):.2f} times its speed{_in_runs(cut)}."
         return Answer(topic, BASELINE, f"{where}: stay with fp32. {comes}", "", baseline, baseline, cut)
     if cut:
         sentence = f"{where}: {best.precision} trains {_gain(best):.2f} times as fast as fp32{_quality(best, baseline)}"

@@ -1,7 +1,7 @@
 """Records of any origin put in order: steady cells and training runs by topic, whose cells can be set side by side."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -210,10 +210,15 @@ def _topics(trials: Sequence[Trial]) -> tuple[Topic, ...]:
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in (*steady, *training):
         groups.setdefault((cell.trial.spec.kind, *runs.same_but(cell.trial, *AXES)), []).append(cell)
-    several = len({trial.environment.fingerprint for trial in trials}) > 1
+    several = len({trial.environment.device_name for trial in trials}) > 1
+    alike: dict[str, list[Trial]] = {}
+    for cells in groups.values():
+        alike.setdefault(_title(cells[0].trial, several), []).append(cells[0].trial)
     topics: dict[str, Topic] = {}
     for cells in groups.values():
-        title = _free(_title(cells[0].trial, several), topics)
+        first = cells[0].trial
+        title = _title(first, several)
+        title = _free(title + _apart(first.environment, [each.environment for each in alike[title]]), topics)
         topics[title] = Topic(title, tuple(sorted(cells, key=_sort_key)))
     return tuple(topics.values())
 
@@ -250,6 +255,26 @@ def _of_run(run: Run) -> Cell:
 
 def _alone(value: float | None) -> Estimate | None:
     return None if value is None else Estimate(value, math.nan, math.nan, 1)
+
+
+# What tells machines with the same device apart, the first that does so alone.
+_APART: tuple[tuple[str, Callable[[Environment], object]], ...] = (
+    ("on host {}", lambda machine: machine.host),
+    ("{}-GPU machine", lambda machine: machine.num_gpus),
+    ("torch {}", lambda machine: machine.torch),
+    ("driver {}", lambda machine: machine.driver),
+    ("castwise {}", lambda machine: machine.castwise),
+    ("machine {}", lambda machine: machine.fingerprint),
+)
+
+
+def _apart(machine: Environment, machines: Sequence[Environment]) -> str:
+    """Return what tells a machine from others whose topics have the same title; empty where it is one machine."""
+    number = len({each.fingerprint for each in machines})
+    for words, value in _APART if number > 1 else ():
+        if len({(each.fingerprint, value(each)) for each in machines}) == len({value(each) for each in machines}):
+            return f", {words.format(value(machine))}"
+    return ""
 
 
 def _title(trial: Trial, several_machines: bool) -> str:

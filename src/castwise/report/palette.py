@@ -50,6 +50,16 @@ THEMES = {
 }
 
 
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever is easier to read on a colour.
+
+    Source: WCAG 2.1, relative luminance; black and white are equally easy to read at 0.179.
+    """
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#ffffff"
+
+
 def look_of(precision: str) -> Look:
     """Return how a precision looks; unknown ones all look alike."""
     return LOOKS.get(precision, UNKNOWN)

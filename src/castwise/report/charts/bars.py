@@ -11,17 +11,22 @@ from castwise.report.charts.drawing import (
     MOST_BARS,
     Document,
     axis,
+    beside_bar,
     error_bars,
     hover,
     inert,
     interval_text,
     layout,
+    on_lines,
 )
 from castwise.report.grid import Grid
-from castwise.report.palette import INK, look_of
+from castwise.report.palette import INK, ink_on, look_of
 from castwise.report.units import format_rate, format_ratio
 
 _MOST_TOPICS = 14  # side by side
+_MOST_LEVEL_TEXTS, _MOST_TEXTS = 8, 30  # bars with their figures in them, on half a page
+_BAR_HEIGHT = 17  # pixels of a lying one
+_TITLE_WIDTH = 30  # characters of a topic's title beside its bars
 
 _Get = Callable[[Cell], Estimate | None]
 
@@ -84,9 +89,15 @@ def overview(subject: OverviewSubject) -> Chart | None:
                 "type": "bar",
                 "orientation": "h",
                 "name": inert(precision),
-                "y": [inert(topic.title) for topic in having],
+                "y": [on_lines(topic.title, _TITLE_WIDTH) for topic in having],
                 "x": [_value(each) for each in found],
                 "error_x": error_bars(found),
+                "text": [format_ratio(_value(each)) for each in found],
+                "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
+                "insidetextanchor": "start",
+                "textfont": {"size": 10},
+                "constraintext": "none",
+                "cliponaxis": False,
                 "marker": {"color": look_of(precision).colour, "line": {"color": INK, "width": 0.5}},
                 "hovertext": [
                     _hover(subject.file_of(cell.trial), f"{topic.title}: {topic.label(cell)}", cell.speedup, "ratio")
@@ -95,10 +106,10 @@ def overview(subject: OverviewSubject) -> Chart | None:
                 "hoverinfo": "text",
             }
         )
-    document = layout(height=120 + sum(16 * max(2, len(best[topic.title])) + 10 for topic in shown))
+    document = layout(height=120 + sum(_BAR_HEIGHT * max(2, len(best[topic.title])) + 10 for topic in shown))
     document["barmode"] = "group"
     document["xaxis"] = axis("speed-up over fp32", rangemode="tozero")
-    order = [inert(topic.title) for topic in shown]
+    order = [on_lines(topic.title, _TITLE_WIDTH) for topic in shown]
     document["yaxis"] = axis(
         type="category", showgrid=False, autorange="reversed", categoryorder="array", categoryarray=order
     )
@@ -155,16 +166,21 @@ def _trace(
     subject: TopicSubject, cells: Sequence[Cell], names: list[str], get: _Get, text: Callable[[Cell], str], kind: str
 ) -> Document:
     found = [get(cell) for cell in cells]
-    crowded = len(subject.topic.cells) > 14
+    count, highest = len(subject.topic.cells), max(_value(get(cell)) for cell in subject.topic.cells)
     return {
         "type": "bar",
         "x": names,
         # A cell that failed keeps its place, with its status over no bar.
         "y": [_value(each) for each in found],
         "error_y": error_bars(found),
-        "text": None if crowded else [_over(cell, text(cell)) for cell in cells],
-        "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
-        "insidetextanchor": "start",
+        "text": None if count > _MOST_TEXTS else [_over(cell, text(cell)) for cell in cells],
+        "textposition": [
+            beside_bar(_value(each), highest, plain=cell.trial.status == "ok")
+            for each, cell in zip(found, cells, strict=True)
+        ],
+        "insidetextanchor": "start" if any(has_interval(each) for each in found) else "end",
+        "insidetextfont": {"color": [ink_on(look_of(cell.precision).colour) for cell in cells]},
+        "textangle": -90 if count > _MOST_LEVEL_TEXTS else 0,
         "cliponaxis": False,
         "marker": {
             "color": [look_of(cell.precision).colour for cell in cells],
@@ -210,7 +226,7 @@ def _ratio_text(cell: Cell) -> str:
 def _bar_layout(topic: Topic, cells: Sequence[Cell], title: str) -> Document:
     document = layout()
     document["xaxis"] = axis(type="category", showgrid=False)
-    document["yaxis"] = axis(title, rangemode="tozero")
+    document["yaxis"] = axis(title, rangemode="tozero", tickformat=",")
     document["barmode"] = "group"
     settings = [setting for setting in topic.settings if setting]
     if settings:
@@ -230,6 +246,7 @@ def _line_at_one(*, vertical: bool = False) -> Document:
         f"{across}0": 1,
         f"{across}1": 1,
         "line": {"color": INK, "width": 1, "dash": "dot"},
+        "layer": "below",  # figures in bars stay readable
     }
 
 

@@ -6,12 +6,14 @@ from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.drawing import (
     MOST_LINES,
     Document,
+    error_bars,
     hover,
     interval_text,
     line,
     lines_of,
     panel,
     panels,
+    variants,
 )
 from castwise.report.grid import Column
 from castwise.report.palette import INK
@@ -37,7 +39,12 @@ def batch(subject: TopicSubject) -> Chart | None:
             document[name]["type"] = "log"
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
     document["hovermode"] = "closest"
-    traces = [trace for name, own in lines.items() for trace in _traces(subject, name, own)]
+    numbers = variants([own[0].precision for own in lines.values()])
+    traces = [
+        trace
+        for (name, own), variant in zip(lines.items(), numbers, strict=True)
+        for trace in _traces(subject, name, own, variant)
+    ]
     whole = topic.first.environment.gpu_memory_bytes
     failed = [cell for cell in cells if cell.trial.status == "oom"]
     if whole is not None and failed:
@@ -65,15 +72,16 @@ def batch(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _traces(subject: TopicSubject, name: str, cells: list[Cell]) -> list[Document]:
+def _traces(subject: TopicSubject, name: str, cells: list[Cell], variant: int) -> list[Document]:
     rated = sorted((cell for cell in cells if cell.throughput), key=lambda cell: cell.trial.spec.batch_size)
     x = [cell.trial.spec.batch_size for cell in rated]
     rates = [cell.throughput.value if cell.throughput else None for cell in rated]
     texts = [_hover(subject, cell) for cell in rated]
     reserved = [_reserved(cell) for cell in rated]
     precision = cells[0].precision
-    above = line(name, precision, x, rates, texts)
-    below = line(name, precision, x, reserved, texts)
+    above = line(name, precision, x, rates, texts, variant)
+    above["error_y"] = error_bars([cell.throughput for cell in rated])
+    below = line(name, precision, x, reserved, texts, variant)
     return [{**above, **panel(0)}, {**below, **panel(1), "showlegend": False}]
 
 

@@ -21,6 +21,7 @@ from castwise.report.charts.drawing import (
     panels,
     template,
     thinned,
+    variants,
 )
 from castwise.report.grid import Column, Grid
 from castwise.report.palette import INK, STACK
@@ -80,10 +81,13 @@ def time_split(subject: TopicSubject) -> Chart | None:
         )
     document = layout(height=130 + 30 * len(cells))
     document["barmode"] = "stack"
+    document["legend"]["traceorder"] = "normal"
     document["xaxis"] = axis("seconds", rangemode="tozero")
     document["yaxis"] = axis(type="category", autorange="reversed")
     shares = [share for cell in cells if (share := runs.data_share(cell.trial)) is not None]
-    waits = f"; up to {format_percent(max(shares))} of the training is waiting for data" if shares else ""
+    waits = "; none of it waits for data" if shares else ""
+    if shares and max(shares) >= _WAITS:
+        waits = f"; up to {format_percent(max(shares))} of the training is waiting for data"
     figures = [_part_column(title, field) for title, field in _PARTS]
     return Chart(
         name="time",
@@ -95,6 +99,7 @@ def time_split(subject: TopicSubject) -> Chart | None:
     )
 
 
+_WAITS = 0.0005  # of the training: less is shown as nothing
 _PARTS = (("first step", "start"), ("waiting for data", "data"), ("training", "train"), ("validation", "validation"))
 
 
@@ -119,13 +124,14 @@ def _curves(
         return None
     shown = drawn[:MOST_LINES]
     traces: list[Document] = []
-    for cell, points in shown:
+    numbers = variants([cell.precision for cell, _ in shown])
+    for (cell, points), variant in zip(shown, numbers, strict=True):
         label, values = topic.label(cell), [point.value for point in points]
         for index, (x, unit) in enumerate((([p.seconds for p in points], "s"), ([p.epoch for p in points], "epochs"))):
             said = template(
                 [label, subject.file_of(cell.trial)], values=f"{y_title}: %{{y:.4g}}, after %{{x:.4g}} {unit}"
             )
-            trace = line(label, cell.precision, x, values, said)
+            trace = line(label, cell.precision, x, values, said, variant)
             traces.append({**trace, **panel(index), "showlegend": index == 0})
     last = [f"{topic.label(cell)} {points[-1].value:.4g}" for cell, points in shown[:8]]
     left_out = f"{len(shown)} of {len(drawn):,} runs; `castwise export` has all." if len(shown) < len(drawn) else ""

@@ -5,7 +5,8 @@ Names and messages come from records and may be anyone's: whatever text reaches 
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from castwise.analyze.collection import Cell, Topic, has_interval
@@ -17,9 +18,11 @@ MOST_BARS = 60
 MOST_LINES = 16
 MOST_POINTS = 200  # of a line: few screens show more
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_LEGEND_ROW, _LEGEND_MARK, _LEGEND_HEIGHT = 55, 6, 20  # characters a row and a mark, on half a page; pixels
-_PANEL_HEIGHT = 230
+_PANEL_HEIGHT = 190
+_PANEL_GAP, _TITLED_GAP = 26, 76  # pixels between panels, and where the upper one's axis has figures and a title
+_AROUND = 90  # pixels above and below what is drawn: one row of a legend, figures and title of the lowest axis
 _LONGEST = 120  # characters of a name
+_TALL = 0.3  # of the highest bar: a figure fits into it, upright or level
 
 Document = dict[str, Any]
 
@@ -28,6 +31,16 @@ def inert(text: object) -> str:
     """Return text that plotly prints as it stands: it takes a few HTML tags for formatting, and links for links."""
     words = str(text)
     return html.escape(words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…", quote=False)
+
+
+def on_lines(text: str, width: int) -> str:
+    """Return text that plotly prints on lines of so many characters."""
+    return "<br>".join(inert(line) for line in textwrap.wrap(text, width)) or "–"
+
+
+def beside_bar(value: float | None, highest: float, *, plain: bool) -> str:
+    """Return where the figure of an upright bar stands, by plotly's names: in it, or over a short or patterned one."""
+    return "inside" if plain and value and value >= _TALL * highest else "outside"
 
 
 def template(lines: Sequence[str], *, values: str) -> str:
@@ -74,7 +87,7 @@ def error_bars(found: Sequence[Estimate | None], scale: float = 1.0) -> Document
 def axis(title: str = "", **settings: Any) -> Document:
     """Return an axis in the page's style; names on it are never taken for numbers or dates unless it says so."""
     return {
-        "title": {"text": title, "standoff": 8},
+        "title": {"text": title, "standoff": 8, "font": {"size": 13}},
         "automargin": True,
         "gridcolor": FAINT,
         "linecolor": INK,
@@ -90,11 +103,19 @@ def layout(height: int = 340, **settings: Any) -> Document:
     """Return a layout in the page's style."""
     return {
         "height": height,
-        "margin": {"l": 56, "r": 16, "t": 16, "b": 44},
+        "margin": {"l": 12, "r": 16, "t": 16, "b": 12},
         "font": {"color": INK, "size": 13, "family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "title": {"text": ""}},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "title": {"text": ""},
+            "tracegroupgap": 2,
+            "maxheight": 1,
+        },
         "hoverlabel": {"align": "left", "namelength": -1},
         "dragmode": False,
         "bargap": 0.25,
@@ -114,9 +135,10 @@ def panels(
         **x_settings: Settings of every x axis.
     """
     count = len(y_titles)
-    gap = 0.0 if count == 1 else (0.24 if all(x_titles) else 0.08) / (count - 1) * (2 if count == 2 else 1.4)
-    share = (1 - gap * (count - 1)) / count
-    document = layout(height=height * count + 60)
+    between = _TITLED_GAP if all(x_titles) else _PANEL_GAP
+    drawn = height * count + between * (count - 1)
+    gap, share = between / drawn, height / drawn
+    document = layout(height=drawn + _AROUND)
     for index, (y_title, x_title) in enumerate(zip(y_titles, x_titles, strict=True)):
         top = 1 - index * (share + gap)
         number = "" if index == 0 else str(index + 1)
@@ -165,12 +187,6 @@ def line(
         "marker": {"color": look.colour, "symbol": look.marker + ("-open" if variant % 2 else ""), "size": 8},
         **said,
     }
-
-
-def with_room_for_legend(document: Document, names: Iterable[str]) -> Document:
-    """Return a layout that is higher by the rows that a long legend takes above the chart."""
-    rows = sum(len(name) + _LEGEND_MARK for name in dict.fromkeys(names)) // _LEGEND_ROW
-    return {**document, "height": document["height"] + _LEGEND_HEIGHT * max(0, rows - 1)}
 
 
 def variants(precisions: Sequence[str]) -> list[int]:

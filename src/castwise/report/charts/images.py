@@ -1,15 +1,19 @@
 """Charts as pictures, PNG and SVG, for papers and READMEs: drawn by kaleido in an installed Chrome or Chromium."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from castwise.analyze.collection import Collection
+from castwise.analyze.versus import Comparison
 from castwise.errors import UsageError
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.drawing import inert
+from castwise.report.charts.fit import fitted
+from castwise.report.charts.machines import MachinesSubject, machines
 from castwise.report.charts.registry import charts_of, overview_charts
 from castwise.report.palette import THEMES
 
@@ -19,14 +23,26 @@ _TITLE_HEIGHT = 60
 _NAME_LENGTH = 80
 
 
-def write_charts(
-    collection: Collection, file_of: Callable[[Trial], str], folder: Path, formats: Sequence[str] = FORMATS
-) -> list[Path]:
+@dataclass(frozen=True)
+class Picture:
+    """A chart that becomes a picture.
+
+    Attributes:
+        name: Its file's, without a suffix.
+        topic: What it is about besides its own title; empty where that says all.
+        chart: The chart.
+    """
+
+    name: str
+    topic: str
+    chart: Chart
+
+
+def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write a picture of each chart in each format and return their paths.
 
     Args:
-        collection: What the charts are of.
-        file_of: Returns the name of the file that a trial was read from.
+        pictures: The charts.
         folder: Where to write; made where it does not exist.
         formats: Of `FORMATS`.
 
@@ -41,11 +57,11 @@ def write_charts(
     folder.mkdir(parents=True, exist_ok=True)
     orders = [
         {
-            "fig": on_white(chart, topic),
-            "path": str(folder / f"{name}.{kind}"),
+            "fig": on_white(each.chart, each.topic),
+            "path": str(folder / f"{each.name}.{kind}"),
             "opts": {"format": kind, "scale": 2 if kind == "png" else 1},
         }
-        for name, topic, chart in _named(collection, file_of)
+        for each in pictures
         for kind in formats
     ]
     try:
@@ -61,27 +77,47 @@ def write_charts(
 def on_white(chart: Chart, topic: str = "") -> dict[str, Any]:
     """Return a chart as a figure that stands by itself: titled, in light colours, on white."""
     title = f"{chart.title}: {topic}" if topic else chart.title
-    layout = _light(chart.layout)
+    own = fitted(chart)
+    layout = _light(own)
     layout |= {
         "title": {"text": inert(title), "x": 0.02, "font": {"size": 16}},
         "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff",
         "width": _WIDTH,
-        "height": chart.layout["height"] + _TITLE_HEIGHT,
-        "margin": {**chart.layout["margin"], "t": chart.layout["margin"]["t"] + _TITLE_HEIGHT},
+        "height": own["height"] + _TITLE_HEIGHT,
+        "margin": {**own["margin"], "t": own["margin"]["t"] + _TITLE_HEIGHT},
     }
     return {"data": _light(chart.traces), "layout": layout}
 
 
-def _named(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[tuple[str, str, Chart]]:
-    """Return each chart with its file's name and its topic's; no two have the same."""
+def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
+    """Return all charts of a collection; no two have the same file.
+
+    Args:
+        collection: What the charts are of.
+        file_of: Returns the name of the file that a trial was read from.
+    """
     taken: set[str] = set()
     for chart in overview_charts(OverviewSubject(collection, file_of)):
-        yield chart.name, "", chart
+        yield Picture(chart.name, "", chart)
     for topic in collection.topics:
         slug = _free(_slug(topic.title), taken)
         for chart in charts_of(TopicSubject(topic, file_of)):
-            yield f"{slug}-{chart.name}", topic.title, chart
+            yield Picture(f"{slug}-{chart.name}", topic.title, chart)
+
+
+def pictures_of_machines(comparison: Comparison, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
+    """Return the charts of machines side by side, one a topic; no two have the same file.
+
+    Args:
+        comparison: The machines.
+        file_of: Returns the name of the file that a trial was read from.
+    """
+    taken: set[str] = set()
+    for topic, lines in comparison.topics.items():
+        chart = machines(MachinesSubject(topic, lines, file_of))
+        if chart is not None:
+            yield Picture(f"{_free(_slug(topic), taken)}-{chart.name}", "", chart)
 
 
 def _free(slug: str, taken: set[str]) -> str:

@@ -9,14 +9,26 @@ from castwise.analyze.versus import Line, Place
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart
-from castwise.report.charts.drawing import Document, axis, error_bars, hover, inert, interval_text, layout
+from castwise.report.charts.drawing import (
+    Document,
+    axis,
+    beside_bar,
+    error_bars,
+    hover,
+    inert,
+    interval_text,
+    layout,
+    on_lines,
+)
 from castwise.report.grid import Column, Grid
-from castwise.report.palette import INK, look_of
+from castwise.report.palette import INK, ink_on, look_of
 from castwise.report.units import format_rate, format_ratio
 from castwise.report.versus import rate_text, ratio_text, verdict_text
 
 _MOST_LINES = 24  # cells of a chart
-_OPACITIES = (1.0, 0.7, 0.5, 0.35)  # of the cells of one precision
+_PATTERNS = ("", ".", "-", "+")  # of the cells of one precision; "/" is of those that did not end well
+_MOST_LEVEL_TEXTS, _MOST_TEXTS = 8, 36  # bars with their figures in them
+_NAME_WIDTH = 20  # characters of a machine's name below its bars
 _GAP = 0.1  # between the two panels, of the width
 
 
@@ -44,7 +56,7 @@ def machines(subject: MachinesSubject) -> Chart | None:
     traces = []
     for line in lines:
         places = [place for place in line.places if place.entry is not None]
-        names = [inert(place.machine.name) for place in places]
+        names = [on_lines(place.machine.name, _NAME_WIDTH) for place in places]
         name = _label(line, subject.lines)
         rates = [place.throughput for place in places]
         left = {**_bars(subject, line, name, places, rates, "rate"), "x": names}
@@ -80,23 +92,30 @@ def _bars(
 ) -> Document:
     look = look_of(line.spec.precision)
     form = format_ratio if kind == "ratio" else format_rate
-    crowded = len(subject.lines) * len(places) > 12
+    count = len(subject.lines) * len(places)
+    panel = (place.speedup if kind == "ratio" else place.throughput for each in subject.lines for place in each.places)
+    highest = max((each.value for each in panel if each is not None), default=0.0)
+    own = _PATTERNS[min(_order(line, subject.lines), len(_PATTERNS) - 1)]
+    patterns = [own if place.entry and place.entry.status == "ok" else "/" for place in places]
     return {
         "type": "bar",
         "name": inert(name),
         "legendgroup": inert(name),
         "y": [each.value if each is not None else None for each in found],
         "error_y": error_bars(found),
-        "text": None if crowded else [form(each.value) if each is not None else "" for each in found],
-        "textangle": 0,
-        "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
-        "textfont": {"size": 11},
+        "text": None if count > _MOST_TEXTS else [form(each.value) if each is not None else "" for each in found],
+        "insidetextfont": {"color": ink_on(look.colour)},
+        "textangle": -90 if count > _MOST_LEVEL_TEXTS else 0,
+        "textposition": [
+            beside_bar(each.value if each else None, highest, plain=not pattern)
+            for each, pattern in zip(found, patterns, strict=True)
+        ],
+        "insidetextanchor": "start" if any(has_interval(each) for each in found) else "end",
         "cliponaxis": False,
         "marker": {
             "color": look.colour,
-            "opacity": _OPACITIES[min(_order(line, subject.lines), len(_OPACITIES) - 1)],
             "line": {"color": INK, "width": 0.5},
-            "pattern": {"shape": ["" if place.entry and place.entry.status == "ok" else "/" for place in places]},
+            "pattern": {"shape": patterns},
         },
         "hovertext": [_hover(subject, line, place, each, kind) for place, each in zip(places, found, strict=True)],
         "hoverinfo": "text",
@@ -142,7 +161,9 @@ def _layout(lines: Sequence[Line]) -> Document:
     half = (1 - _GAP) / 2
     document["barmode"] = "group"
     document["xaxis"] = axis(type="category", showgrid=False, domain=[0, half], anchor="y")
-    document["yaxis"] = axis(f"{lines[0].unit} per second", rangemode="tozero", anchor="x", domain=[0, 1])
+    document["yaxis"] = axis(
+        f"{lines[0].unit} per second", rangemode="tozero", tickformat=",", anchor="x", domain=[0, 1]
+    )
     document["xaxis2"] = axis(type="category", showgrid=False, domain=[half + _GAP, 1], anchor="y2")
     document["yaxis2"] = axis("speed-up over fp32", rangemode="tozero", anchor="x2", domain=[0, 1])
     document["shapes"] = [
@@ -155,6 +176,7 @@ def _layout(lines: Sequence[Line]) -> Document:
             "y0": 1,
             "y1": 1,
             "line": {"color": INK, "width": 1, "dash": "dot"},
+            "layer": "below",  # figures in bars stay readable
         }
     ]
     return document

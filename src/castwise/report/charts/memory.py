@@ -7,7 +7,8 @@ from castwise.report.charts.drawing import MOST_BARS, Document, axis, hover, ine
 from castwise.report.palette import INK, STACK
 from castwise.report.units import format_bytes
 
-_MOST_LEVEL_NAMES, _LETTER = 7, 7  # on half a page; pixels
+_MOST_UPRIGHT = 7  # bars with their names below them, on half a page
+_BAR_HEIGHT = 22  # pixels of a lying one
 _GIB = 2**30
 _DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
@@ -20,6 +21,8 @@ def memory(subject: TopicSubject) -> Chart | None:
     if not cells:
         return None
     names = [inert(topic.label(cell)) for cell in cells]
+    lying = len(cells) > _MOST_UPRIGHT
+    along, across = ("y", "x") if lying else ("x", "y")
     traces = []
     for index, (title, value) in enumerate(KINDS):
         values = [value(cell) for cell in cells]
@@ -29,8 +32,9 @@ def memory(subject: TopicSubject) -> Chart | None:
             {
                 "type": "bar",
                 "name": title,
-                "x": names,
-                "y": [(each or 0) / _GIB for each in values],
+                "orientation": "h" if lying else "v",
+                along: names,
+                across: [(each or 0) / _GIB for each in values],
                 "marker": {"color": STACK[index], "line": {"color": INK, "width": 0.5}},
                 "hovertext": [
                     hover(
@@ -46,13 +50,11 @@ def memory(subject: TopicSubject) -> Chart | None:
                 "hoverinfo": "text",
             }
         )
-    # Many names are written upwards, and take their length off the bars.
-    longest = max(len(name) for name in names) if len(names) > _MOST_LEVEL_NAMES else 0
-    document: Document = layout(height=380 + min(_LETTER * longest, 200))
+    document: Document = layout(height=120 + _BAR_HEIGHT * len(cells)) if lying else layout()
     document["barmode"] = "stack"
     document["legend"]["traceorder"] = "normal"
-    document["xaxis"] = axis(type="category", showgrid=False)
-    document["yaxis"] = axis("GiB", rangemode="tozero")
+    document[f"{along}axis"] = axis(type="category", showgrid=False, autorange="reversed" if lying else True)
+    document[f"{across}axis"] = axis("GiB", rangemode="tozero")
     least = min(cells, key=lambda cell: cell.allocated_bytes or 0)
     figures = [bytes_column(f"memory_{index}", title, value) for index, (title, value) in enumerate(KINDS)]
     figures.append(bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.allocated_bytes))

@@ -6,13 +6,13 @@ from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.drawing import (
     MOST_LINES,
     Document,
+    error_bars,
     hover,
     interval_text,
     line,
     panel,
     panels,
     variants,
-    with_room_for_legend,
 )
 from castwise.report.palette import INK
 from castwise.report.units import format_percent, format_rate
@@ -25,8 +25,7 @@ def scaling(subject: TopicSubject) -> Chart | None:
     if not lines:
         return None
     cells = list({id(cell): cell for own in lines.values() for cell in own}.values())
-    document = panels([f"{topic.unit} per second, of all", "efficiency, %"], ["", "GPUs"], dtick=1)
-    document = with_room_for_legend(document, lines)
+    document = panels([f"{topic.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
     numbers = variants([own[0].precision for own in lines.values()])
     traces = [
@@ -79,6 +78,7 @@ def _traces(subject: TopicSubject, name: str, cells: list[Cell], variant: int) -
     precision = cells[0].precision
     shares = [1.0 if cell.trial.spec.world_size == 1 else cell.efficiency for cell in cells]
     above = line(name, precision, x, [_rate(cell) for cell in cells], texts, variant)
+    above["error_y"] = error_bars([cell.throughput for cell in cells])
     below = line(name, precision, x, [None if share is None else 100 * share for share in shares], texts, variant)
     return [{**above, **panel(0)}, {**below, **panel(1), "showlegend": False}]
 

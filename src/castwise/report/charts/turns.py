@@ -9,6 +9,7 @@ from castwise.record import Reading
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.drawing import (
     MOST_LINES,
+    Document,
     axis,
     layout,
     line,
@@ -17,7 +18,6 @@ from castwise.report.charts.drawing import (
     template,
     thinned,
     variants,
-    with_room_for_legend,
 )
 from castwise.report.grid import Column, Grid
 from castwise.report.units import format_seconds
@@ -38,6 +38,9 @@ _PANELS: tuple[tuple[str, str, Callable[[Reading], float | None]], ...] = (
     ("power", "W", lambda reading: reading.power_watts),
     ("temperature", "°C", lambda reading: reading.max_temperature_celsius),
 )
+
+
+_LEAST_SPAN = 0.05  # of an axis, as a share of the highest value on it
 
 
 def telemetry(subject: TopicSubject) -> Chart | None:
@@ -66,13 +69,22 @@ def telemetry(subject: TopicSubject) -> Chart | None:
         title=f"Clock, power and temperature over the {what}s",
         says=f"SM clock, power and temperature of the GPU while it was timed, {what} by {what}.",
         traces=traces,
-        layout=with_room_for_legend(
-            panels(titles, ["", "", f"{what}s, in the order they were timed"], height=180),
-            [topic.label(cell) for cell, _ in shown],
-        ),
+        layout=_telemetry_layout(titles, f"{what}s, as timed", traces),
         table=_grid(subject, [turn for _, turns in shown for turn in turns]),
         note=_left_out(len(shown), len(watched)),
     )
+
+
+def _telemetry_layout(titles: Sequence[str], x_title: str, traces: Sequence[Document]) -> Document:
+    """Return the panels' layout; no axis magnifies what is steady into a storm of ticks."""
+    document = panels(titles, [""] * (len(titles) - 1) + [x_title], height=150)
+    for index in range(len(titles)):
+        number = panel(index)["yaxis"]
+        values = [value for trace in traces if trace["yaxis"] == number for value in trace["y"] if value is not None]
+        if values and max(values) - min(values) < _LEAST_SPAN * max(values):
+            middle, half = (max(values) + min(values)) / 2, _LEAST_SPAN * max(values) / 2
+            document[number.replace("y", "yaxis", 1)]["range"] = [middle - half, middle + half]
+    return document
 
 
 def blocks(subject: TopicSubject) -> Chart | None:
@@ -93,7 +105,7 @@ def blocks(subject: TopicSubject) -> Chart | None:
             values="block %{x}: %{y:+.2f} % beside the median",
         )
         traces.append(line(topic.label(cell), cell.precision, [index + 1 for index in kept], values, said, variant))
-    document = with_room_for_legend(layout(), [topic.label(cell) for cell, _ in shown])
+    document = layout()
     document["xaxis"] = axis("timed block", zeroline=False)
     document["yaxis"] = axis("beside the median, %")
     spreads = [spread for cell, _ in shown if (spread := metrics.spread(cell.trial)) is not None]

@@ -5,7 +5,7 @@ from itertools import pairwise
 from castwise.analyze.collection import Cell, Topic
 from castwise.report.charts.cell_columns import cell_grid, rate_columns, text_column
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import axis, hover, inert, layout
+from castwise.report.charts.drawing import axis, hover, inert, interval_text, layout
 from castwise.report.palette import INK, look_of
 from castwise.report.units import format_rate, format_ratio
 
@@ -24,6 +24,7 @@ def waterfall(subject: TopicSubject) -> Chart | None:
             [
                 topic.label(cell),
                 f"{format_rate(_rate(cell))} {cell.unit}/s, {format_ratio(_rate(cell) / rates[0])} the plain loop's",
+                interval_text(cell.throughput),
                 subject.file_of(cell.trial),
             ]
         )

@@ -18,6 +18,7 @@ from castwise import __version__
 from castwise.errors import UsageError
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart
+from castwise.report.charts.fit import fitted, fitted_to_phone
 from castwise.report.grid import Grid
 from castwise.report.palette import THEMES
 
@@ -54,8 +55,8 @@ class PageData:
             "says": chart.says,
             "note": chart.note,
             "traces": _finite(chart.traces),
-            "layout": chart.layout,
-            "narrow": chart.narrow,
+            "layout": fitted(chart),
+            "narrow": fitted_to_phone(chart),
             "table": _table(chart.table),
         }
         return name

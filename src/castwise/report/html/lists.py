@@ -29,7 +29,9 @@ def summary(collection: Collection) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     count = f"{len(trials):,} trial{'s' if len(trials) > 1 else ''}"
     where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"{count} of {len(collection.cells):,} cells on {where}, {when}"
+    cells = len(collection.cells)
+    what = count if cells == len(trials) else f"{count} of {cells:,} cell{'s' if cells > 1 else ''}"
+    return f"{what} on {where}, {when}"
 
 
 def topic_line(topic: Topic) -> str:
@@ -104,10 +106,10 @@ def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> Grid[
             "peak_allocated_bytes", "peak allocated", lambda line: line.peak_bytes, lambda x: format_bytes(x.peak_bytes)
         ),
         words("status", lambda t: t.status),
-        words("message", lambda t: t.message),
         *([words("machine", lambda t: f"{t.environment.device_name} {t.environment.fingerprint}")] if several else []),
         words("measured", lambda t: t.started_at[:16].replace("T", " ")),
         words("file", file_of),
+        words("message", lambda t: t.message),
     ]
     lines = [
         _Line(trial, throughput_of(trial), metrics.step_seconds(trial), metrics.peak_allocated_bytes(trial))
@@ -125,27 +127,41 @@ def _count(name: str, title: str, value: Callable[[Trial], int]) -> Column[_Line
     return Column(name, title, lambda line: value(line.trial), lambda line: str(value(line.trial)))
 
 
-def machine_grid(collection: Collection) -> Grid[Environment]:
-    """Return a table of the machines and their software."""
-    return Grid(
-        (
-            _words("device", lambda e: e.device_name),
-            _words("memory", lambda e: format_bytes(e.gpu_memory_bytes)),
-            _words("GPUs", lambda e: str(e.num_gpus)),
-            _words("host", lambda e: e.host),
-            _words("CPU", lambda e: e.cpu),
-            _words("system", lambda e: e.system),
-            _words("driver", lambda e: e.driver or "–"),
-            _words("CUDA", lambda e: e.cuda or "–"),
-            _words("cuDNN", lambda e: e.cudnn or "–"),
-            _words("torch", lambda e: e.torch),
-            _words("torchvision", lambda e: e.torchvision or "–"),
-            _words("Python", lambda e: e.python),
-            _words("castwise", lambda e: e.castwise + (f" at {e.commit}" if e.commit else "")),
-            _words("fingerprint", lambda e: e.fingerprint),
-        ),
-        list(collection.machines.values()),
-    )
+def machine_grid(collection: Collection) -> Grid[Any]:
+    """Return a table of the machines and their software: a column each, or a row each where they are many."""
+    machines = list(collection.machines.values())
+    if len(machines) > _MOST_MACHINE_COLUMNS:
+        return Grid([_words(trait, text) for trait, text in _TRAITS], machines)
+
+    def column(number: int, machine: Environment) -> Column[tuple[str, Callable[[Environment], str]]]:
+        title = machine.device_name
+        if sum(each.device_name == title for each in machines) > 1:
+            title += f" {machine.fingerprint}"
+        return Column(f"machine_{number}", title, lambda row: row[1](machine), lambda row: row[1](machine), left=True)
+
+    columns: list[Column[Any]] = [_words("of the machine", lambda row: row[0])]
+    columns += [column(number, machine) for number, machine in enumerate(machines, start=1)]
+    return Grid(columns, _TRAITS)
+
+
+_MOST_MACHINE_COLUMNS = 4
+_TRAITS: tuple[tuple[str, Callable[[Environment], str]], ...] = (
+    ("device", lambda e: e.device_name),
+    ("memory", lambda e: format_bytes(e.gpu_memory_bytes)),
+    ("GPUs", lambda e: str(e.num_gpus)),
+    ("host", lambda e: e.host),
+    ("CPU", lambda e: e.cpu),
+    ("threads", lambda e: str(e.num_threads)),
+    ("system", lambda e: e.system),
+    ("driver", lambda e: e.driver or "–"),
+    ("CUDA", lambda e: e.cuda or "–"),
+    ("cuDNN", lambda e: e.cudnn or "–"),
+    ("torch", lambda e: e.torch),
+    ("torchvision", lambda e: e.torchvision or "–"),
+    ("Python", lambda e: e.python),
+    ("castwise", lambda e: e.castwise + (f" at {e.commit}" if e.commit else "")),
+    ("fingerprint", lambda e: e.fingerprint),
+)
 
 
 def warnings(collection: Collection) -> list[tuple[TrialWarning, int, str]]:

@@ -13,6 +13,8 @@
   }
   const DATA = JSON.parse(await unpacked("data"));
   const PAGE_ROWS = 50;
+  const MOST_NARROW_TEXTS = 10; // bars with their figures in them on a narrow screen
+  const MOST_ON_A_LINE = 14; // characters of a heading
   const NARROW = 520; // pixels of a chart, below which two panels do not fit beside each other
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -93,7 +95,7 @@
       bar.append(make("button", { type: "button", onclick: () => save(`${this.fileName}.csv`, "text/csv", toCsv(this.table)) }, "CSV"));
       bar.append(this.count);
       this.heads = columns.map((column, index) =>
-        make("th", { scope: "col", class: column.left ? "left" : "" },
+        make("th", { scope: "col", class: [column.left ? "left" : "", column.title.length > MOST_ON_A_LINE ? "wide" : ""].join(" ").trim() },
           make("button", { type: "button", onclick: () => this.sortBy(index) }, column.title)));
       this.body = make("tbody");
       const table = make("table", {}, make("caption", { class: "unseen" }, this.caption),
@@ -162,7 +164,7 @@
       const shown = found.slice(this.page * PAGE_ROWS, (this.page + 1) * PAGE_ROWS);
       this.body.replaceChildren(...shown.map((place) => make("tr", {}, ...rows[place].map((cell, index) => {
         const text = textOf(cell);
-        const kind = [columns[index].left ? "left" : "", text.length > 70 ? "long" : "", columns[index].name === "file" ? "file" : "",
+        const kind = [columns[index].left ? "left" : "", columns[index].name === "file" ? "file" : text.length > 70 ? "long" : "",
           this.best.get(index)?.has(place) ? "best" : ""].filter(Boolean).join(" ");
         return make("td", kind ? { class: kind } : {}, text);
       }))));
@@ -196,6 +198,14 @@
     }
     return value;
   };
+  // On a narrow screen the figures of upright bars are written upwards, where bars are wide enough for a line: others
+  // would shrink beyond reading.
+  const onNarrow = (traces) => {
+    const upright = traces.filter((trace) => trace.type === "bar" && trace.orientation !== "h" && trace.text);
+    const bars = upright.reduce((sum, trace) => sum + trace.x.length, 0);
+    const changed = bars > MOST_NARROW_TEXTS ? { text: null } : { textangle: -90 };
+    return traces.map((trace) => (upright.includes(trace) ? { ...trace, ...changed } : trace));
+  };
   const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
   const drawn = new Map(); // figure → the theme it was drawn in
 
@@ -209,7 +219,8 @@
     drawn.set(figure, look);
     const layout = narrow ? { ...chart.layout, ...chart.narrow } : chart.layout;
     plot.style.minHeight = `${layout.height}px`;
-    Plotly.react(plot, themed(chart.traces, theme), themed(layout, theme), CONFIG);
+    const traces = narrow ? onNarrow(chart.traces) : chart.traces;
+    Plotly.react(plot, themed(traces, theme), themed(layout, theme), CONFIG);
     figure.dataset.drawn = theme;
   };
   const figures = [...document.querySelectorAll("[data-chart]")];

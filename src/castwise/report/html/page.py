@@ -29,6 +29,7 @@ class _Section:
     subtitle: str
     gist: str
     answers: Sequence[Answer]
+    codes: Sequence[tuple[str, str]]
     charts: Sequence[str]
     table: str
     remarks: Sequence[str]
@@ -91,6 +92,8 @@ def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Sourc
         subtitle=lists.topic_line(topic),
         gist="; ".join(lists.gist(answer) for answer in answers[:3]),
         answers=answers,
+        # Answers for several batch sizes are mostly the same lines of code.
+        codes=list(dict.fromkeys((each.precision or "", each.code) for each in answers if each.code)),
         charts=charts,
         table=data.add_table(f"{anchor}-results", grid),
         remarks=said,
