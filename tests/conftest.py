@@ -1,6 +1,8 @@
 """The command line in this process, on the fake engine."""
 
 import multiprocessing.util
+import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -20,6 +22,20 @@ from castwise.sweep import bench
 # The same examples every time, and no verdict by the clock: CI machines are slow and busy.
 settings.register_profile("castwise", derandomize=True, deadline=None)
 settings.load_profile("castwise")
+
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def browser_path() -> str:
+    """Return where Chromium is; without one the test is skipped, or fails where CI must not skip it unseen."""
+    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    if path is None and os.environ.get("CASTWISE_REQUIRE_BROWSER"):
+        pytest.fail("there is no Chromium, and CASTWISE_REQUIRE_BROWSER is set: `make browser` installs one")
+    if path is None:
+        pytest.skip("there is no Chromium or Chrome on the PATH; `make browser` installs Debian's")
+    return path
 
 
 @dataclass(frozen=True)

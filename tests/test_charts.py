@@ -6,13 +6,14 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
+from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
 
 from castwise.analyze.collection import collect
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.drawing import MOST_BARS, MOST_LINES, inert, thinned
+from castwise.report.charts.fit import fitted, fitted_to_phone
 from castwise.report.charts.registry import OVERVIEW_CHARTS, TOPIC_CHARTS, charts_of, overview_charts
 from castwise.report.grid import csv_grid
 from castwise.report.palette import LOOKS, THEMES
@@ -95,6 +96,16 @@ def test_a_cell_that_failed_keeps_its_place_with_its_status() -> None:
     assert trace["marker"]["pattern"]["shape"] == ["", "/"]
 
 
+def test_a_figure_stands_in_its_bar_or_over_one_that_is_short_or_hatched() -> None:
+    diverged = steady("fp16-true", factor=0.5).model_copy(update={"status": "diverged"})
+    trials = [steady("fp32"), steady("bf16-mixed"), diverged]
+    (trace,) = chart("throughput", *trials).traces
+    assert trace["textposition"] == ["outside", "inside", "outside"], "short, tall, hatched"
+    assert trace["textangle"] == 0
+    many = [steady(precision, batch_size=batch) for precision in ("fp32", "bf16-mixed") for batch in range(8, 72, 8)]
+    assert {trace["textangle"] for trace in chart("throughput", *many).traces} == {-90}
+
+
 def test_speed_ups_need_float32() -> None:
     assert "speedup" not in names(steady("bf16-mixed"), steady("tf32"))
     drawn = chart("speedup", steady("fp32"), steady("bf16-mixed"))
@@ -108,6 +119,15 @@ def test_memory_adds_up_to_the_driver_s_figure() -> None:
     assert kinds["weights"] == 4 * 25_000_000
     assert kinds["batches that lie on the device"] == 2**27
     assert sum(kinds.values()) == pytest.approx(2**31 + 2**29)
+
+
+def test_memory_of_many_cells_lies_so_that_their_names_can_be_read() -> None:
+    few, many = ([steady("fp32", batch_size=8 * n) for n in range(1, count)] for count in (8, 9))
+    assert {trace["orientation"] for trace in chart("memory", *few).traces} == {"v"}
+    drawn = chart("memory", *many)
+    assert {trace["orientation"] for trace in drawn.traces} == {"h"}
+    assert drawn.traces[0]["y"][0] == "fp32, batch 8"
+    assert drawn.layout["height"] > chart("memory", *few).layout["height"] - 50
 
 
 def test_memory_of_unknown_dtypes_is_not_split() -> None:
@@ -124,6 +144,16 @@ def test_a_batch_curve_needs_two_batches_and_marks_what_did_not_fit() -> None:
     assert drawn.traces[-1]["x"] == [4096]
     assert drawn.traces[-1]["y"] == [16.0]
     assert drawn.layout["xaxis"]["type"] == "log"
+
+
+def test_lines_over_batches_and_gpus_have_their_intervals() -> None:
+    rounds = [steady("fp32", repeat, batch_size=batch) for repeat in range(3) for batch in (32, 64)]
+    above = chart("batch", *rounds).traces[0]
+    assert 0 < above["error_y"]["array"][1] < 0.02 * above["y"][1]
+    spread = [
+        steady("fp32", repeat, world_size=n, parallelism=p) for repeat in range(3) for n, p in ((1, "none"), (2, "ddp"))
+    ]
+    assert len(chart("scaling", *spread).traces[0]["error_y"]["array"]) == 2
 
 
 def test_scaling_starts_at_the_single_gpu_and_knows_the_ideal() -> None:
@@ -153,6 +183,19 @@ def test_a_waterfall_links_sets_in_whatever_order_they_are_written_and_joined() 
     assert drawn.traces[0]["x"] == ["plain loop", "+ b", "+ a + d", "all together"]
 
 
+def test_a_waterfall_tells_intervals() -> None:
+    rounds = [steady("fp32", r, f, techniques=t) for r in range(3) for f, t in ((1.0, ()), (0.5, ("a",)))]
+    assert all("95 % interval" in text for text in chart("waterfall", *rounds).traces[0]["hovertext"])
+
+
+def test_curves_of_one_precision_differ_in_dash_and_marker() -> None:
+    runs = [fake_run(fake_training("fp32", {"epochs": 3, "validate_each_epoch": True}, seed=seed)) for seed in (0, 1)]
+    first, _, second, _ = chart("loss", *runs).traces
+    assert first["line"]["color"] == second["line"]["color"]
+    assert first["line"]["dash"] != second["line"]["dash"]
+    assert first["marker"]["symbol"] != second["marker"]["symbol"]
+
+
 def test_curves_are_over_time_and_over_epochs() -> None:
     accuracy = chart("accuracy", *every_kind())
     over_time, over_epochs = accuracy.traces[:2]
@@ -167,6 +210,25 @@ def test_telemetry_has_a_panel_each_for_clock_power_and_temperature() -> None:
     traces = chart("telemetry", steady("fp32")).traces
     assert [(trace["yaxis"], trace["y"][-1]) for trace in traces] == [("y", 1980.0), ("y2", 500.0), ("y3", 57.0)]
     assert "telemetry" not in names(fake_trial(step_seconds=(0.1,) * 6))
+
+
+def test_a_clock_that_stands_is_not_magnified() -> None:
+    low, high = chart("telemetry", steady("fp32")).layout["yaxis"]["range"]
+    assert (low, high) == (pytest.approx(1980 - 49.5), pytest.approx(1980 + 49.5))
+    assert "range" not in chart("telemetry", steady("fp32")).layout["yaxis3"], "the temperature rises"
+
+
+def test_a_layout_has_room_for_its_legend() -> None:
+    few = chart("blocks", steady("fp32"), steady("bf16-mixed"))
+    many = chart(
+        "blocks", *(steady(precision, batch_size=b) for precision in ("fp32", "tf32") for b in range(8, 64, 8))
+    )
+    assert fitted(few)["height"] == few.layout["height"]
+    assert fitted(many)["height"] > many.layout["height"] + 60
+    assert fitted_to_phone(many)["height"] > fitted(many)["height"] + 80
+    assert few.layout.keys() >= fitted_to_phone(few).keys()
+    alone = chart("throughput", steady("fp32"), steady("bf16-mixed"))
+    assert fitted(alone) == alone.layout, "it has no legend"
 
 
 def test_the_overview_needs_two_topics() -> None:

@@ -38,6 +38,28 @@ def test_the_same_question_on_another_machine_is_another_topic() -> None:
     assert [topic.title for topic in topics] == ["resnet50 (Fake GPU)", "resnet50 (Slow GPU)"]
 
 
+@pytest.mark.parametrize(
+    ("other", "apart"),
+    [
+        ({"driver": "1.2"}, ("driver 580.0", "driver 1.2")),
+        ({"torch": "2.99", "driver": "1.2"}, ("torch 2.11.0", "torch 2.99")),
+        ({"num_threads": 3}, ("machine ", "machine ")),
+    ],
+)
+def test_machines_with_the_same_device_are_told_apart_by_what_differs(
+    other: dict[str, object], apart: tuple[str, str]
+) -> None:
+    here = fake_environment(torch="2.11.0", driver="580.0")
+    there = here.model_copy(update=other)
+    only_here = fake_trial(fake_spec("fp32", workload="dpn92"), environment=here)
+    topics = collect([fake_trial(environment=here), fake_trial(environment=there), only_here]).topics
+    titles = [topic.title for topic in topics]
+    assert titles[2] == "dpn92", "there is nothing to tell it from"
+    for title, words in zip(titles, apart, strict=False):
+        assert title.startswith(f"resnet50, {words}")
+    assert len(set(titles)) == 3
+
+
 def test_batches_gpus_and_techniques_are_one_topic_and_in_order() -> None:
     topic = only_topic(
         steady("bf16-mixed", batch_size=64),

@@ -5,8 +5,6 @@ Skipped where there is no Chromium; CASTWISE_REQUIRE_BROWSER makes that a failur
 
 import csv
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,21 +26,29 @@ from castwise.report.html.versus_page import render_comparison
 from castwise.report.palette import LOOKS
 
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if path is None and os.environ.get("CASTWISE_REQUIRE_BROWSER"):
-        pytest.fail("there is no Chromium, and CASTWISE_REQUIRE_BROWSER is set: `make browser` installs one")
-    if path is None:
-        pytest.skip("there is no Chromium or Chrome on the PATH; `make browser` installs Debian's")
+def browser(browser_path: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path)
+        launched = playwright.chromium.launch(executable_path=browser_path)
         yield launched
         launched.close()
+
+
+_CUT_OFF = """() => [...document.querySelectorAll("figure.chart")].flatMap((figure) => {
+    const place = figure.querySelector(".plot").getBoundingClientRect();
+    const outside = [...figure.querySelectorAll(".main-svg text")].filter((text) => {
+        const box = text.getBoundingClientRect();
+        return box.width && (box.left < place.left - 2 || box.right > place.right + 2
+            || box.top < place.top - 2 || box.bottom > place.bottom + 2);
+    });
+    const scrolls = [...figure.querySelectorAll(".legend .scrollbar")]
+        .filter((bar) => bar.getBoundingClientRect().height > 0);
+    return [...outside.map((text) => `${figure.id}: ${text.textContent}`),
+        ...scrolls.map(() => `${figure.id}: its legend scrolls`)];
+})"""
 
 
 @dataclass
@@ -57,6 +63,13 @@ class Opened:
         for figure in self.page.locator("figure.chart:visible").all():
             figure.scroll_into_view_if_needed()
             figure.locator(".main-svg").first.wait_for()
+
+    def cut_off(self) -> list[str]:
+        """Return the charts' words that reach out of their place, and the legends that scroll."""
+        self.page.wait_for_timeout(300)
+        found = self.page.evaluate(_CUT_OFF)
+        assert isinstance(found, list)
+        return found
 
     def column(self, table: str, title: str) -> list[str]:
         """Return the texts of a table's column."""
@@ -235,6 +248,18 @@ def test_no_accessibility_violation_is_serious(open_page: Opener, viewport: dict
     assert [(each["id"], [node["html"][:120] for node in each["nodes"]][:3]) for each in serious] == []
 
 
+@pytest.mark.parametrize("width", [360, 1440])
+def test_nothing_of_a_chart_is_cut_off(open_page: Opener, width: int) -> None:
+    spread = [
+        steady(precision, 0, workload="resnet101", world_size=number, parallelism=way)
+        for precision in ("fp32", "fp16-mixed", "bf16-mixed")
+        for number, way in ((1, "none"), (2, "ddp"), (2, "dp"), (4, "ddp"), (4, "dp"))
+    ]
+    made = open_page([*every_kind(), *spread], {"width": width, "height": 800})
+    made.draw_all()
+    assert made.cut_off() == []
+
+
 @pytest.mark.parametrize("width", [360, 768, 1440])
 def test_nothing_is_wider_than_the_screen(open_page: Opener, width: int) -> None:
     made = open_page(every_kind(), {"width": width, "height": 800})
@@ -318,6 +343,21 @@ def test_one_trial_alone_makes_a_page(open_page: Opener) -> None:
     assert "stay with fp32" in made.page.locator("p.answer").inner_text()
 
 
+def test_several_answers_share_the_lines_that_switch_a_precision_on(open_page: Opener) -> None:
+    made = open_page([steady(precision, batch_size=b) for precision in ("fp32", "bf16-mixed") for b in (32, 64)])
+    topic = made.page.locator("details.topic")
+    assert topic.locator(".sentences li").count() == 2
+    assert topic.locator("details.code summary").all_inner_texts() == ["The lines that switch bf16-mixed on"]
+
+
+def test_a_machine_is_a_column_that_fits_a_phone(open_page: Opener) -> None:
+    made = open_page([steady()], NARROW)
+    assert made.column("machines", "of the machine")[0] == "device"
+    assert made.page.evaluate(
+        "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('[data-table=machines] .scroll'))"
+    )
+
+
 def test_the_best_of_a_table_is_marked(open_page: Opener) -> None:
     made = open_page([steady(precision) for precision in STEP_TIME])
     table = made.page.locator("[data-table=topic-1-results]")
@@ -334,6 +374,7 @@ def test_machines_side_by_side(open_page: Opener, viewport: dict[str, int], sche
     there = [other_machine(trial) for trial in here]
     made = open_page([*here, *there], viewport, scheme, page_of=comparison_of)
     made.draw_all()
+    assert made.cut_off() == []
     assert "Slow GPU is 0.50× as fast in fp32" in made.page.locator("p.answer").inner_text()
     assert set(made.column("ratios", "verdict")) == {"▼ slower"}
     figure = made.page.locator("figure.chart").first

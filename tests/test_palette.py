@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from castwise.precisions import PRECISIONS
-from castwise.report.palette import FAINT, INK, LOOKS, THEMES, UNKNOWN, look_of
+from castwise.report.palette import FAINT, INK, LOOKS, THEMES, UNKNOWN, Look, ink_on, look_of
 
 # What remains of linear RGB for people without one kind of cone.
 # Source: G. Machado, M. Oliveira, L. Fernandes, IEEE TVCG 15 (2009), severity 1.0.
@@ -67,6 +67,11 @@ def test_colours_stay_apart_for_everyone(sight: str) -> None:
 def test_an_unknown_precision_has_the_unknown_look() -> None:
     assert look_of("int4-mixed") is UNKNOWN
     assert look_of("fp32") is LOOKS["fp32"]
+
+
+@pytest.mark.parametrize("look", [*LOOKS.values(), UNKNOWN])
+def test_figures_in_bars_can_be_read(look: Look) -> None:
+    assert contrast(ink_on(look.colour), look.colour) > 4.5
 
 
 @pytest.mark.parametrize(("theme", "page"), [("light", "#ffffff"), ("dark", "#14171b")])

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,8 +13,6 @@ from fake_engine import fake_spec, fake_trial
 from fake_records import HOSTILE, every_kind, many, poisoned, steady, stored
 
 from castwise.sweep.store import Store
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture
@@ -196,10 +193,9 @@ def test_a_missing_extra_is_named(  # noqa: PLR0917  a fixture each
     assert extra in outcome.err
 
 
+@pytest.mark.usefixtures("browser_path")
 def test_every_chart_becomes_a_picture(command: CommandLine, results: Path, tmp_path: Path) -> None:
     pytest.importorskip("kaleido")
-    if not any(map(shutil.which, BROWSERS)) and not os.environ.get("CASTWISE_REQUIRE_BROWSER"):
-        pytest.skip("there is no Chromium or Chrome on the PATH; `make browser` installs Debian's")
     outcome = command("report", results, "--charts", tmp_path / "charts")
     assert outcome.code == 0, outcome.err
     names = {path.name for path in (tmp_path / "charts").iterdir()}

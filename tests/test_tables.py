@@ -147,6 +147,17 @@ def test_a_narrow_terminal_breaks_no_word_and_says_what_is_left_out(width: int) 
     assert "left out" not in printed(JOB, 160)
 
 
+@pytest.mark.parametrize("width", [30, 40, 50])
+def test_where_not_even_words_fit_beside_each_other_rows_become_lists(width: int) -> None:
+    lines = [line.strip() for line in printed(JOB, width).splitlines()]
+    words = " ".join(lines).split()
+    assert "left out, the terminal is too narrow" in " ".join(words)
+    for row in JOB:
+        assert any(line.split() == ["precision", row.spec.precision] for line in lines)
+    for word in ("853.3", "2,560", "images/s*", "3.00×*", "diverged", "(1.00×)"):
+        assert word in words
+
+
 def test_the_code_is_never_wrapped_so_that_it_can_be_copied() -> None:
     (advice,) = recommend(compare(JOB))
     code = [*advice.code.splitlines(), *snippet_lines(advice)]

@@ -123,6 +123,20 @@ def test_published_figures_are_a_machine(command: CommandLine, tmp_path: Path) -
     assert "Tesla P100 (published) is 1.22× as fast in fp32" in two.out
 
 
+@pytest.mark.usefixtures("browser_path")
+def test_every_workload_becomes_a_picture(command: CommandLine, sides: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("kaleido")
+    outcome = command("compare", *sides, "--charts", tmp_path / "charts")
+    assert (outcome.code, outcome.out) == (0, ""), outcome.err
+    assert {path.name for path in (tmp_path / "charts").iterdir()} == {
+        f"resnet50-machines.{suffix}" for suffix in ("png", "svg")
+    }
+    drawing = (tmp_path / "charts" / "resnet50-machines.svg").read_text()
+    assert "speed-up over fp32" in drawing
+    refused = command("compare", *sides, "--charts", tmp_path / "more", "--chart-format", "gif")
+    assert (refused.code, len(refused.error_lines)) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

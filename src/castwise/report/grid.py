@@ -13,6 +13,7 @@ from rich.table import Table
 R = TypeVar("R")
 
 BEST = "*"  # behind the best value of a column
+IN_CSV = "--format csv has all"  # where the figures are that a narrow terminal does without
 _GAP = 2  # between columns
 
 
@@ -82,6 +83,8 @@ def terminal_table(
 ) -> Table:
     """Return a table for a terminal; long headings take two lines.
 
+    Where not even its words fit beside each other, each row becomes a list of its figures.
+
     Args:
         columns: The columns.
         rows: The rows.
@@ -93,15 +96,52 @@ def terminal_table(
     best = [grid.best(column) for column in columns]
     table = Table(box=None, pad_edge=False)
     rigid = width is not None and _total(columns, rows) <= width
-    for column in columns:
+    widths: Sequence[int | None] = [None] * len(columns)
+    if width is not None and not rigid:
+        least = [_longest_word(column, rows) for column in columns]
+        if sum(least) + _GAP * (len(columns) - 1) > width:
+            return _listed(grid, best, style)
+        widths = _spread(least, [_width(column, rows) for column in columns], width - _GAP * (len(columns) - 1))
+    for column, own in zip(columns, widths, strict=True):
         fits = len(column.title) <= _width(column, rows)
         title = column.title if fits else "\n".join(_halves(column.title)).strip()
         no_wrap = rigid and not column.wraps
-        table.add_column(escape(title), justify="left" if column.left else "right", overflow="fold", no_wrap=no_wrap)
+        justify: Literal["left", "right"] = "left" if column.left else "right"
+        table.add_column(escape(title), justify=justify, overflow="fold", no_wrap=no_wrap, width=own)
     for number, row in enumerate(rows):
         cells = zip(columns, best, strict=True)
         table.add_row(*(_marked(column.text(row), number, places) for column, places in cells), style=style(row))
     return table
+
+
+def _listed(grid: Grid[R], best: Sequence[set[int]], style: Callable[[R], str | None]) -> Table:
+    """Return a table with a line a figure, row after row."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for number, row in enumerate(grid.rows):
+        for column, places in zip(grid.columns, best, strict=True):
+            star = BEST if number in places else ""
+            table.add_row(escape(column.title), f"{escape(column.text(row))}{star}", style=style(row))
+        if number + 1 < len(grid.rows):
+            table.add_row()
+    return table
+
+
+def _spread(least: Sequence[int], wanted: Sequence[int], width: int) -> list[int]:
+    """Return widths of columns that fill a width: where the most is wanting, more is given."""
+    widths = list(least)
+    for _ in range(width - sum(least)):
+        wanting = [want - own for want, own in zip(wanted, widths, strict=True)]
+        widths[wanting.index(max(wanting))] += max(wanting) > 0
+    return widths
+
+
+def _longest_word(column: Column[R], rows: Sequence[R]) -> int:
+    """Return how wide a column is whose title and cells break between all words."""
+    star = 0 if column.best is None else len(BEST)
+    words = (word for row in rows for word in column.text(row).split())
+    return max([*map(len, column.title.split()), *(len(word) + star for word in words)], default=0)
 
 
 def _marked(text: str, number: int, best: set[int]) -> str:
@@ -116,7 +156,7 @@ def fitting(
     rows: Sequence[R],
     width: int,
     dispensable: Sequence[str | tuple[str, ...]],
-    elsewhere: str = "--format csv has all",
+    elsewhere: str = IN_CSV,
 ) -> tuple[list[Column[R]], list[str]]:
     """Return the columns that fit into a width side by side, and a line on those left out, if any.
 

@@ -15,7 +15,7 @@ from castwise.analyze.suite_result import SuiteResult, notes
 from castwise.report.beside_columns import BESIDE, LIMITS, reasons, shown_beside
 from castwise.report.beside_columns import DISPENSABLE as BESIDE_ALSO
 from castwise.report.columns import software_of
-from castwise.report.grid import BEST, Column, Grid, csv_grid, fitting, markdown_grid, plain, terminal_table
+from castwise.report.grid import BEST, IN_CSV, Column, Grid, csv_grid, fitting, markdown_grid, plain, terminal_table
 from castwise.report.run_columns import DISPENSABLE as RUNS_ALSO
 from castwise.report.run_columns import EXTRA, competing, loss_curve, run_columns, shown
 
@@ -42,16 +42,17 @@ def print_suite(result: SuiteResult, console: Console) -> None:
         _print_lines(console, lines, "dim")
 
 
-def print_runs(rows: Sequence[Run], pairs: Mapping[str, float], console: Console) -> None:
+def print_runs(rows: Sequence[Run], pairs: Mapping[str, float], console: Console, elsewhere: str = IN_CSV) -> None:
     """Print a table of runs to a terminal.
 
     Args:
         rows: The runs.
         pairs: Speed-ups over float32 at the batch the source paired a run with, by the trial's key.
         console: The terminal.
+        elsewhere: Where the figures are that a narrow terminal does without.
     """
     every = shown(_with_curve(run_columns(pairs)), rows)
-    columns, left_out = fitting(every, rows, console.width, RUNS_ALSO)
+    columns, left_out = fitting(every, rows, console.width, RUNS_ALSO, elsewhere)
     console.print(terminal_table(columns, rows, _style, console.width, competing))
     _print_lines(console, left_out, "yellow")
     grid = Grid(columns, rows, competing)

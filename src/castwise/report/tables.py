@@ -19,6 +19,7 @@ from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, competing, headline,
 from castwise.report.costs import cost_lines, costs
 from castwise.report.grid import (
     BEST,
+    IN_CSV,
     Column,
     Grid,
     csv_grid,
@@ -48,11 +49,25 @@ _DISPENSABLE = (
 )
 
 
-def print_table(rows: Sequence[Row], advice: Sequence[Advice], console: Console, prices: Prices | None = None) -> None:
-    """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal."""
+def print_table(
+    rows: Sequence[Row],
+    advice: Sequence[Advice],
+    console: Console,
+    prices: Prices | None = None,
+    elsewhere: str = IN_CSV,
+) -> None:
+    """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal.
+
+    Args:
+        rows: The rows.
+        advice: What to take.
+        console: The terminal.
+        prices: What energy costs; None leaves that out.
+        elsewhere: Where the figures are that a narrow terminal does without.
+    """
     console.print(escape(headline(rows)), style="bold", highlight=False, soft_wrap=not console.is_terminal)
     *figures, status = shown_columns(rows)
-    columns, left_out = fitting([*figures, *_curves(rows), status], rows, console.width, _DISPENSABLE)
+    columns, left_out = fitting([*figures, *_curves(rows), status], rows, console.width, _DISPENSABLE, elsewhere)
     taken = {item.key for item in advice}
 
     def style(row: Row) -> str | None:

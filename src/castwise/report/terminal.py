@@ -10,6 +10,8 @@ from castwise.report.html.lists import summary
 from castwise.report.suites import print_runs
 from castwise.report.tables import print_table
 
+_ELSEWHERE = "`castwise export` has all"
+
 
 def print_report(collection: Collection, console: Console) -> None:
     """Print the answer, and a table for each topic."""
@@ -28,6 +30,6 @@ def print_report(collection: Collection, console: Console) -> None:
 
 def _print_topic(topic: Topic, console: Console) -> None:
     if topic.is_training:
-        print_runs(topic.runs, {}, console)
+        print_runs(topic.runs, {}, console, _ELSEWHERE)
     else:
-        print_table(topic.rows, recommend(topic.rows), console)
+        print_table(topic.rows, recommend(topic.rows), console, elsewhere=_ELSEWHERE)

@@ -18,6 +18,7 @@ from castwise.report.charts.drawing import (
     interval_text,
     layout,
     on_lines,
+    with_headroom,
 )
 from castwise.report.grid import Grid
 from castwise.report.palette import INK, ink_on, look_of
@@ -26,6 +27,7 @@ from castwise.report.units import format_rate, format_ratio
 _MOST_TOPICS = 14  # side by side
 _MOST_LEVEL_TEXTS, _MOST_TEXTS = 8, 30  # bars with their figures in them, on half a page
 _BAR_HEIGHT = 17  # pixels of a lying one
+_SETTING_WIDTH = 20  # characters of a setting below its bars, on a line
 _TITLE_WIDTH = 30  # characters of a topic's title beside its bars
 
 _Get = Callable[[Cell], Estimate | None]
@@ -39,12 +41,15 @@ def throughput(subject: TopicSubject) -> Chart | None:
         return None
     best = max((cell for cell in cells if cell.throughput), key=lambda cell: _value(cell.throughput))
     says = f"The highest is {format_rate(_value(best.throughput))} {topic.unit} a second, with {topic.label(best)}."
+    traces = _bars(subject, cells, lambda cell: cell.throughput, _rate_text, "rate")
+    document = _bar_layout(topic, cells, f"{topic.unit} per second")
+    document["yaxis"] = with_headroom(document["yaxis"], traces)
     return Chart(
         name="throughput",
         title="Throughput",
         says=says,
-        traces=_bars(subject, cells, lambda cell: cell.throughput, _rate_text, "rate"),
-        layout=_bar_layout(topic, cells, f"{topic.unit} per second"),
+        traces=traces,
+        layout=document,
         table=cell_grid(subject, topic.cells, rate_columns()),
         note=_left_out(topic.cells, cells),
     )
@@ -59,13 +64,15 @@ def speedup(subject: TopicSubject) -> Chart | None:
         return None
     cells = _shown(compared, lambda cell: cell.speedup)
     best = max(others, key=lambda cell: _value(cell.speedup))
+    traces = _bars(subject, cells, lambda cell: cell.speedup, _ratio_text, "ratio")
     document = _bar_layout(topic, cells, "speed-up over fp32")
+    document["yaxis"] = with_headroom(document["yaxis"], traces)
     document["shapes"] = [_line_at_one()]
     return Chart(
         name="speedup",
         title="Speed-up over fp32",
         says=f"The largest is {format_ratio(_value(best.speedup))}, with {topic.label(best)}.",
-        traces=_bars(subject, cells, lambda cell: cell.speedup, _ratio_text, "ratio"),
+        traces=traces,
         layout=document,
         table=cell_grid(subject, compared, ratio_columns()),
         note=_left_out(compared, cells),
@@ -108,7 +115,7 @@ def overview(subject: OverviewSubject) -> Chart | None:
         )
     document = layout(height=120 + sum(_BAR_HEIGHT * max(2, len(best[topic.title])) + 10 for topic in shown))
     document["barmode"] = "group"
-    document["xaxis"] = axis("speed-up over fp32", rangemode="tozero")
+    document["xaxis"] = axis("speed-up", rangemode="tozero")
     order = [on_lines(topic.title, _TITLE_WIDTH) for topic in shown]
     document["yaxis"] = axis(
         type="category", showgrid=False, autorange="reversed", categoryorder="array", categoryarray=order
@@ -157,7 +164,7 @@ def _bars(
     for precision in topic.precisions:
         own = [cell for cell in cells if cell.precision == precision]
         if own:
-            names = [inert(topic.setting(cell)) for cell in own]
+            names = [on_lines(topic.setting(cell), _SETTING_WIDTH) for cell in own]
             traces.append({**_trace(subject, own, names, get, text, kind), "name": inert(precision)})
     return traces
 
@@ -231,7 +238,7 @@ def _bar_layout(topic: Topic, cells: Sequence[Cell], title: str) -> Document:
     settings = [setting for setting in topic.settings if setting]
     if settings:
         shown = {topic.setting(cell) for cell in cells}
-        order = [inert(setting) for setting in settings if setting in shown]
+        order = [on_lines(setting, _SETTING_WIDTH) for setting in settings if setting in shown]
         document["xaxis"] |= {"categoryorder": "array", "categoryarray": order}
     return document
 

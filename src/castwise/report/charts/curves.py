@@ -14,9 +14,9 @@ from castwise.report.charts.drawing import (
     Document,
     axis,
     hover,
-    inert,
     layout,
     line,
+    on_lines,
     panel,
     panels,
     template,
@@ -60,7 +60,7 @@ def time_split(subject: TopicSubject) -> Chart | None:
     cells = every[:MOST_BARS]
     if not cells:
         return None
-    names = [inert(topic.label(cell)) for cell in cells]
+    names = [on_lines(topic.label(cell), _NAME_WIDTH) for cell in cells]
     traces = []
     for (title, field), colour in zip(_PARTS, STACK, strict=False):
         values = [_part(cell, field) for cell in cells]
@@ -99,6 +99,7 @@ def time_split(subject: TopicSubject) -> Chart | None:
     )
 
 
+_NAME_WIDTH = 26  # characters of a name beside its bar, on a line
 _WAITS = 0.0005  # of the training: less is shown as nothing
 _PARTS = (("first step", "start"), ("waiting for data", "data"), ("training", "train"), ("validation", "validation"))
 

@@ -22,6 +22,7 @@ _PANEL_HEIGHT = 190
 _PANEL_GAP, _TITLED_GAP = 26, 76  # pixels between panels, and where the upper one's axis has figures and a title
 _AROUND = 90  # pixels above and below what is drawn: one row of a legend, figures and title of the lowest axis
 _LONGEST = 120  # characters of a name
+_CROWN, _AIR = 0.3, 1.05  # of the highest bar: what two lines over it take, and what it has over it anyway
 _TALL = 0.3  # of the highest bar: a figure fits into it, upright or level
 
 Document = dict[str, Any]
@@ -41,6 +42,29 @@ def on_lines(text: str, width: int) -> str:
 def beside_bar(value: float | None, highest: float, *, plain: bool) -> str:
     """Return where the figure of an upright bar stands, by plotly's names: in it, or over a short or patterned one."""
     return "inside" if plain and value and value >= _TALL * highest else "outside"
+
+
+def with_headroom(bars: Document, places: Sequence[Document]) -> Document:
+    """Return the axis of upright bars with room for the figures that stand over tall ones.
+
+    Args:
+        bars: The axis.
+        places: The traces on it.
+    """
+    tops = [
+        (value + above, place)
+        for trace in places
+        for value, above, place in zip(
+            trace["y"],
+            trace["error_y"]["array"] if trace["error_y"] else [0] * len(trace["y"]),
+            trace["textposition"] if trace["text"] else [""] * len(trace["y"]),
+            strict=True,
+        )
+        if value is not None
+    ]
+    highest = max((top for top, _ in tops), default=0.0)
+    crowned = any(place == "outside" and top > (1 - _CROWN) * highest for top, place in tops)
+    return {**bars, "range": [0, (1 + _CROWN if crowned else _AIR) * highest]} if highest else bars
 
 
 def template(lines: Sequence[str], *, values: str) -> str:

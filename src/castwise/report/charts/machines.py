@@ -19,6 +19,7 @@ from castwise.report.charts.drawing import (
     interval_text,
     layout,
     on_lines,
+    with_headroom,
 )
 from castwise.report.grid import Column, Grid
 from castwise.report.palette import INK, ink_on, look_of
@@ -66,6 +67,9 @@ def machines(subject: MachinesSubject) -> Chart | None:
             right = _bars(subject, line, name, places, gains, "ratio")
             traces.append({**right, "x": names, "xaxis": "x2", "yaxis": "y2", "showlegend": not any(rates)})
     document = _layout(lines)
+    for name in ("yaxis", "yaxis2"):
+        own = [trace for trace in traces if trace.get("yaxis", "y") == name.replace("axis", "")]
+        document[name] = with_headroom(document[name], own)
     return Chart(
         name="machines",
         title=subject.title,

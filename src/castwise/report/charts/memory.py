@@ -3,12 +3,14 @@
 from castwise.analyze.collection import Cell
 from castwise.report.charts.cell_columns import bytes_column, cell_grid
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import MOST_BARS, Document, axis, hover, inert, layout
+from castwise.report.charts.drawing import MOST_BARS, Document, axis, hover, layout, on_lines
 from castwise.report.palette import INK, STACK
 from castwise.report.units import format_bytes
 
 _MOST_UPRIGHT = 7  # bars with their names below them, on half a page
-_BAR_HEIGHT = 22  # pixels of a lying one
+_LONGEST_UPRIGHT = 24  # characters of such a name
+_NAME_WIDTH = 26  # characters of a name beside its bar, on a line
+_BAR_HEIGHT, _LINE_HEIGHT = 6, 16  # pixels of a lying one: by itself, and for each line of its name
 _GIB = 2**30
 _DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
@@ -20,8 +22,9 @@ def memory(subject: TopicSubject) -> Chart | None:
     cells = every[:MOST_BARS]
     if not cells:
         return None
-    names = [inert(topic.label(cell)) for cell in cells]
-    lying = len(cells) > _MOST_UPRIGHT
+    labels = [topic.label(cell) for cell in cells]
+    lying = len(cells) > _MOST_UPRIGHT or max(map(len, labels)) > _LONGEST_UPRIGHT
+    names = [on_lines(label, _NAME_WIDTH) for label in labels]
     along, across = ("y", "x") if lying else ("x", "y")
     traces = []
     for index, (title, value) in enumerate(KINDS):
@@ -50,7 +53,7 @@ def memory(subject: TopicSubject) -> Chart | None:
                 "hoverinfo": "text",
             }
         )
-    document: Document = layout(height=120 + _BAR_HEIGHT * len(cells)) if lying else layout()
+    document: Document = layout(height=120 + sum(map(_height, names))) if lying else layout()
     document["barmode"] = "stack"
     document["legend"]["traceorder"] = "normal"
     document[f"{along}axis"] = axis(type="category", showgrid=False, autorange="reversed" if lying else True)
@@ -76,6 +79,10 @@ def memory(subject: TopicSubject) -> Chart | None:
         table=cell_grid(subject, every, figures),
         note=f"Weights are counted, not measured; gradients and the like are the rest of the peak.{on_cpu}{left_out}",
     )
+
+
+def _height(name: str) -> int:
+    return _BAR_HEIGHT + _LINE_HEIGHT * (1 + name.count("<br>"))
 
 
 def weights_bytes(cell: Cell) -> int | None:

@@ -5,9 +5,11 @@ from itertools import pairwise
 from castwise.analyze.collection import Cell, Topic
 from castwise.report.charts.cell_columns import cell_grid, rate_columns, text_column
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import axis, hover, inert, interval_text, layout
+from castwise.report.charts.drawing import axis, hover, interval_text, layout, on_lines
 from castwise.report.palette import INK, look_of
 from castwise.report.units import format_rate, format_ratio
+
+_NAME_WIDTH = 18  # characters of a technique's name below its bar, on a line
 
 
 def waterfall(subject: TopicSubject) -> Chart | None:
@@ -18,7 +20,7 @@ def waterfall(subject: TopicSubject) -> Chart | None:
         return None
     rates = [_rate(cell) for cell in chain]
     added = {id(cell): _added(cell, before) for before, cell in zip([None, *chain], chain, strict=False)}
-    names = [inert(added[id(cell)]) for cell in chain]
+    names = [on_lines(added[id(cell)], _NAME_WIDTH) for cell in chain]
     texts = [
         hover(
             [
