@@ -108,6 +108,16 @@ def test_a_file_that_is_no_record_is_named_and_the_others_count(
     assert "h200/bad.json" in output.read_text()
 
 
+def test_among_many_alien_files_a_newer_record_is_named(command: CommandLine, results: Path, tmp_path: Path) -> None:
+    record = next(results.rglob("*.json")).read_bytes()
+    (results / "z-newer.json").write_bytes(record.replace(b'"schema_version": 1', b'"schema_version": 7'))
+    for number in range(6):
+        (results / f"a-{number}.json").write_text("{}")
+    lines = command("report", results, "-o", tmp_path / "report.html").error_lines
+    assert lines[1].startswith("Left out: h200/z-newer.json: a record of schema 7")
+    assert lines[-1] == "Left out: 2 more files without a record to read"
+
+
 def test_only_files_that_are_none_are_said_in_a_line(command: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "package.json").write_text("{}")
     outcome = command("report", tmp_path)

@@ -86,7 +86,7 @@ def report(
     precision: _Precisions = None,
 ) -> None:
     """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
-    from castwise.reporting import Asked, find, in_words, print_found, write_pictures, write_report
+    from castwise.reporting import Asked, counted, find, in_words, print_found, write_pictures, write_report
 
     if format_ is not None and output is not None:
         raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
@@ -96,10 +96,10 @@ def report(
     elif output is not None or charts is None:
         path = output or _DEFAULT_REPORT
         size = write_report(found, path, title)
-        _say(f"{path}: {len(found.collection.trials):,} trials, {in_words(size)}")
+        _say(f"{path}: {counted(len(found.collection.trials), 'trial')}, {in_words(size)}")
     if charts is not None:
         count = write_pictures(found, charts, _names(chart_format) or ())
-        _say(f"{charts}: {count} pictures")
+        _say(f"{charts}: {counted(count, 'picture')}")
     _tell_problems(found.problems)
 
 
@@ -138,7 +138,7 @@ def compare(
     from castwise import versus
     from castwise.errors import unknown_name
     from castwise.quantities import parse_share
-    from castwise.reporting import Asked, in_words
+    from castwise.reporting import Asked, counted, in_words
 
     if fail_on not in (None, "slower"):
         raise unknown_name("reason to fail", fail_on or "", ("slower",))
@@ -152,7 +152,7 @@ def compare(
         versus.print_compared(compared, format_)
     if charts is not None:
         count = versus.write_machine_pictures(compared, charts, _names(chart_format) or ())
-        _say(f"{charts}: {count} pictures")
+        _say(f"{charts}: {counted(count, 'picture')}")
     _tell_problems(compared.problems)
     if fail_on is not None:
         slower = versus.slower_lines(compared)
@@ -204,10 +204,14 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _tell_problems(problems: list[tuple[str, str]]) -> None:
-    for path, reason in problems[:5]:
+    """Say which files were left out: first the records of a newer castwise, as these are no accident."""
+    from castwise.reporting import counted
+
+    ordered = sorted(problems, key=lambda problem: not problem[1].startswith("a record of schema"))
+    for path, reason in ordered[:5]:
         _say(f"Left out: {path}: {reason}")
     if len(problems) > 5:
-        _say(f"Left out: {len(problems) - 5} more files that are no records")
+        _say(f"Left out: {counted(len(problems) - 5, 'more file')} without a record to read")
 
 
 def _say(line: str) -> None:

@@ -190,7 +190,12 @@ def export(found: Found, level: str, name: str | None, output: Path | None) -> s
         count = row.write(tracked_runs(found.collection, found.file_of), output)
     except OSError as error:
         raise StoreError(f"'{output}' cannot be written: {error.strerror or error}.") from None
-    return f"{output}: {count:,} runs. To see them: {row.then.format(folder=output)}"
+    return f"{output}: {counted(count, 'run')}. To see them: {row.then.format(folder=output)}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: "1 trial", "10,000 trials"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def in_words(size: int) -> str:

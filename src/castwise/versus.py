@@ -15,7 +15,7 @@ from castwise.published import PREFIX, find_published
 from castwise.record import Trial
 from castwise.report import versus as shown
 from castwise.report.tables import result_console
-from castwise.reporting import HTML, MARKDOWN, Asked, FileOf, draw, find, write_whole
+from castwise.reporting import HTML, MARKDOWN, Asked, FileOf, counted, draw, find, write_whole
 
 JSON = (".json",)
 FORMATS = ("table", "markdown", "json")
@@ -160,6 +160,6 @@ def _check_common(comparison: Comparison) -> None:
         return
     refusals = comparison.refusals
     why = f"{refusals[0].machine.name}: {refusals[0].labels[0]}: {refusals[0].reason}" if refusals else "no cells"
-    more = f" (and {len(refusals) - 1} more reasons)" if len(refusals) > 1 else ""
+    more = f" (and {counted(len(refusals) - 1, 'more reason')})" if len(refusals) > 1 else ""
     names = " and ".join(machine.name for machine in comparison.machines)
     raise UsageError(f"Nothing of {names} can be compared. {why}{more}.")
