@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Real data sets lie here, or are downloaded to here.
 export CASTWISE_DATA ?= data
 
-.PHONY: demo test browser format lint types tests tables gpu-tests clean
+.PHONY: demo test browser format lint types tests tables pictures gpu-tests clean
 
 demo: .venv/installed-all
 	$(BIN)/castwise run
@@ -39,6 +39,10 @@ format: .venv/installed-dev
 # Writes the tables of README and docs from the records under benchmarks/records/.
 tables: .venv/installed-dev
 	$(BIN)/python benchmarks/tables.py
+
+# Takes the pictures of docs/reports.md anew, of the same records; needs a browser.
+pictures: .venv/installed-dev browser
+	$(BIN)/python benchmarks/screenshots.py
 
 .venv/installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "castwise needs Python 3.11 or newer; name one with make PYTHON=python3.12")'

@@ -1,6 +1,7 @@
 """castwise's command line on the fake engine, as a process of its own: `python fake_cli.py run resnet50 ...`.
 
 CASTWISE_FAKE_FAULTS     what goes wrong, as `fake_engine.parse_faults` reads it
+CASTWISE_FAKE_MISSING    packages that are not installed either, comma-separated
 CASTWISE_FAKE_READY_FD   a descriptor that a byte is written to when a trial starts to hang
 """
 
@@ -11,6 +12,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
 MEASURE_ONLY = ("torch", "torchvision", "timm", "pynvml")
+MISSING = os.environ.get("CASTWISE_FAKE_MISSING", "").split(",")
 UNCLEAN = 99
 
 
@@ -20,6 +22,8 @@ class _NoTorch(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if fullname.partition(".")[0] in MEASURE_ONLY:
             raise ImportError(f"{fullname} was imported outside measure/")
+        if fullname.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named '{fullname}'", name=fullname)
         return None
 
 

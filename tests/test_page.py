@@ -320,12 +320,22 @@ def test_a_chart_s_table_has_its_figures(open_page: Opener) -> None:
     assert "6,394 images/s" in figure.locator("tbody tr").nth(3).inner_text()
 
 
-def test_on_paper_all_charts_are_drawn_in_light_colours(open_page: Opener) -> None:
-    made = open_page(every_kind(), scheme="dark")
-    content = made.page.pdf()
-    assert content.startswith(b"%PDF")
+@pytest.mark.parametrize("kind", ["report", "comparison"])
+def test_on_paper_all_charts_are_drawn_in_light_colours_and_fit(open_page: Opener, kind: str) -> None:
+    trials = [*every_kind(), *([other_machine(each) for each in every_kind()] if kind == "comparison" else [])]
+    made = open_page(trials, scheme="dark", page_of=comparison_of if kind == "comparison" else None)
+    made.draw_all()
+    before = made.page.locator("figure.chart .main-svg").first.get_attribute("width")
+    assert made.page.pdf().startswith(b"%PDF")
+    made.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     charts = made.page.locator("figure.chart")
-    assert charts.count() == made.page.locator("figure.chart[data-drawn]").count()
+    assert charts.count() == made.page.locator("figure.chart[data-drawn=light]").count() > 0
+    widths = charts.evaluate_all("all => all.map((each) => each.querySelector('.main-svg').getAttribute('width'))")
+    assert set(widths) <= {"660", "305"}, "A4 has room for 700"
+    made.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    charts.first.scroll_into_view_if_needed()
+    made.page.locator("figure.chart[data-drawn=dark]").first.wait_for()
+    made.page.locator("figure.chart").first.locator(f".main-svg[width='{before}']").first.wait_for(state="attached")
 
 
 def test_many_topics_are_folded_and_unfold(open_page: Opener) -> None:

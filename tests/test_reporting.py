@@ -3,14 +3,16 @@
 import csv
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import CommandLine
 from fake_engine import fake_spec, fake_trial
-from fake_records import HOSTILE, every_kind, many, poisoned, steady, stored
+from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady, stored
 
 from castwise.sweep.store import Store
 
@@ -201,6 +203,37 @@ def test_a_missing_extra_is_named(  # noqa: PLR0917  a fixture each
     outcome = command(arguments[0], results, *arguments[1:])
     assert (outcome.code, len(outcome.error_lines)) == (2, 1)
     assert extra in outcome.err
+
+
+MORE_THAN_REPORT = "cloudpickle,pandas,pyarrow,kaleido,tensorboard,mlflow,wandb,lightning,transformers,accelerate"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "h200", "-o", "report.html"),
+        ("report", "h200", "--format", "table"),
+        ("compare", "h200", "a100", "-o", "both.html"),
+        ("compare", "h200", "a100", "--format", "markdown"),
+        ("export", "h200", "--level", "cells", "-o", "cells.csv"),
+    ],
+    ids=" ".join,
+)
+def test_what_reads_records_needs_no_more_than_the_extra_report(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    stored(tmp_path / "h200", [steady("fp32"), steady("bf16-mixed")])
+    stored(tmp_path / "a100", [other_machine(steady("fp32")), other_machine(steady("bf16-mixed"))])
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("fake_cli.py"), *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"CASTWISE_FAKE_MISSING": MORE_THAN_REPORT, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    written = tmp_path / arguments[-1]
+    assert (written.stat().st_size if written.suffix else len(done.stdout)) > 500
 
 
 @pytest.mark.usefixtures("browser_path")

@@ -185,6 +185,7 @@ def _trace(
             beside_bar(_value(each), highest, plain=cell.trial.status == "ok")
             for each, cell in zip(found, cells, strict=True)
         ],
+        "constraintext": "inside",
         "insidetextanchor": "start" if any(has_interval(each) for each in found) else "end",
         "insidetextfont": {"color": [ink_on(look_of(cell.precision).colour) for cell in cells]},
         "textangle": -90 if count > _MOST_LEVEL_TEXTS else 0,
@@ -253,7 +254,7 @@ def _line_at_one(*, vertical: bool = False) -> Document:
         f"{across}0": 1,
         f"{across}1": 1,
         "line": {"color": INK, "width": 1, "dash": "dot"},
-        "layer": "below",  # figures in bars stay readable
+        "layer": "between",  # over the grid, and below the figures in bars
     }
 
 

@@ -22,7 +22,7 @@ _PANEL_HEIGHT = 190
 _PANEL_GAP, _TITLED_GAP = 26, 76  # pixels between panels, and where the upper one's axis has figures and a title
 _AROUND = 90  # pixels above and below what is drawn: one row of a legend, figures and title of the lowest axis
 _LONGEST = 120  # characters of a name
-_CROWN, _AIR = 0.3, 1.05  # of the highest bar: what two lines over it take, and what it has over it anyway
+_CROWN, _AIR = 0.25, 1.05  # of the highest bar: what two lines over it take, and what it has over it anyway
 _TALL = 0.3  # of the highest bar: a figure fits into it, upright or level
 
 Document = dict[str, Any]

@@ -66,7 +66,8 @@ def machines(subject: MachinesSubject) -> Chart | None:
             gains = [place.speedup for place in places]
             right = _bars(subject, line, name, places, gains, "ratio")
             traces.append({**right, "x": names, "xaxis": "x2", "yaxis": "y2", "showlegend": not any(rates)})
-    document = _layout(lines)
+    compared = {name for trace in traces if trace.get("yaxis") == "y2" for name in trace["x"]}
+    document = _layout(lines, len(compared))
     for name in ("yaxis", "yaxis2"):
         own = [trace for trace in traces if trace.get("yaxis", "y") == name.replace("axis", "")]
         document[name] = with_headroom(document[name], own)
@@ -114,6 +115,7 @@ def _bars(
             beside_bar(each.value if each else None, highest, plain=not pattern)
             for each, pattern in zip(found, patterns, strict=True)
         ],
+        "constraintext": "inside",
         "insidetextanchor": "start" if any(has_interval(each) for each in found) else "end",
         "cliponaxis": False,
         "marker": {
@@ -160,7 +162,7 @@ def _says(lines: Sequence[Line]) -> str:
     )
 
 
-def _layout(lines: Sequence[Line]) -> Document:
+def _layout(lines: Sequence[Line], num_machines: int) -> Document:
     document = layout(height=380)
     half = (1 - _GAP) / 2
     document["barmode"] = "group"
@@ -173,14 +175,14 @@ def _layout(lines: Sequence[Line]) -> Document:
     document["shapes"] = [
         {
             "type": "line",
-            "xref": "x2 domain",
+            "xref": "x2",
             "yref": "y2",
-            "x0": 0,
-            "x1": 1,
+            "x0": -0.5,  # categories are counted from 0
+            "x1": num_machines - 0.5,
             "y0": 1,
             "y1": 1,
             "line": {"color": INK, "width": 1, "dash": "dot"},
-            "layer": "below",  # figures in bars stay readable
+            "layer": "between",  # over the grid, and below the figures in bars
         }
     ]
     return document

@@ -13,6 +13,7 @@
   }
   const DATA = JSON.parse(await unpacked("data"));
   const PAGE_ROWS = 50;
+  const PAPER = 660, HALF_PAPER = 305; // pixels of a chart on A4, alone and beside another
   const MOST_NARROW_TEXTS = 10; // bars with their figures in them on a narrow screen
   const MOST_ON_A_LINE = 14; // characters of a heading
   const NARROW = 520; // pixels of a chart, below which two panels do not fit beside each other
@@ -207,17 +208,18 @@
     return traces.map((trace) => (upright.includes(trace) ? { ...trace, ...changed } : trace));
   };
   const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
+  const onPaper = (figure) => (figure.closest(".charts") ? HALF_PAPER : PAPER);
   const drawn = new Map(); // figure → the theme it was drawn in
 
   const draw = (figure) => {
     const theme = themeName();
     const chart = DATA.charts[figure.dataset.chart];
     const plot = figure.querySelector(".plot");
-    const narrow = !printing && plot.clientWidth < NARROW;
-    const look = narrow ? `${theme}, narrow` : theme;
+    const narrow = printing ? onPaper(figure) < NARROW : plot.clientWidth < NARROW;
+    const look = `${theme}, ${narrow}, ${printing}`;
     if (drawn.get(figure) === look) return;
     drawn.set(figure, look);
-    const layout = narrow ? { ...chart.layout, ...chart.narrow } : chart.layout;
+    const layout = { ...chart.layout, ...(narrow ? chart.narrow : {}), ...(printing ? { width: onPaper(figure) } : {}) };
     plot.style.minHeight = `${layout.height}px`;
     const traces = narrow ? onNarrow(chart.traces) : chart.traces;
     Plotly.react(plot, themed(traces, theme), themed(layout, theme), CONFIG);
@@ -281,20 +283,19 @@
   });
   unfold();
 
-  // ---- paper: all charts, in light colours, as wide as the page
+  // ---- paper: all charts, in light colours, as wide as the page or its half
   let folded = [];
   window.addEventListener("beforeprint", () => {
     printing = true;
     folded = topics.filter((topic) => !topic.open);
     for (const topic of folded) topic.open = true;
     figures.forEach(draw);
-    for (const figure of figures) Plotly.relayout(figure.querySelector(".plot"), { width: 660 });
   });
   window.addEventListener("afterprint", () => {
     printing = false;
-    for (const figure of figures) Plotly.relayout(figure.querySelector(".plot"), { width: null, autosize: true });
     for (const topic of folded) topic.open = false;
     redraw();
+    for (const figure of drawn.keys()) if (figure.checkVisibility()) Plotly.Plots.resize(figure.querySelector(".plot"));
   });
   root.dataset.ready = "yes";
 })();
