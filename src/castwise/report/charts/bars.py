@@ -233,7 +233,7 @@ def _ratio_text(cell: Cell) -> str:
 
 def _bar_layout(topic: Topic, cells: Sequence[Cell], title: str) -> Document:
     document = layout()
-    document["xaxis"] = axis(type="category", showgrid=False)
+    document["xaxis"] = axis(type="category", showgrid=False, tickfont={"size": 11})
     document["yaxis"] = axis(title, rangemode="tozero", tickformat=",")
     document["barmode"] = "group"
     settings = [setting for setting in topic.settings if setting]

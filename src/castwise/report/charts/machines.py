@@ -29,7 +29,7 @@ from castwise.report.versus import rate_text, ratio_text, verdict_text
 _MOST_LINES = 24  # cells of a chart
 _PATTERNS = ("", ".", "-", "+")  # of the cells of one precision; "/" is of those that did not end well
 _MOST_LEVEL_TEXTS, _MOST_TEXTS = 8, 36  # bars with their figures in them
-_NAME_WIDTH = 20  # characters of a machine's name below its bars
+_NAME_WIDTH = 16  # characters of a machine's name below its bars
 _GAP = 0.1  # between the two panels, of the width
 
 

@@ -56,7 +56,9 @@ def memory(subject: TopicSubject) -> Chart | None:
     document: Document = layout(height=120 + sum(map(_height, names))) if lying else layout()
     document["barmode"] = "stack"
     document["legend"]["traceorder"] = "normal"
-    document[f"{along}axis"] = axis(type="category", showgrid=False, autorange="reversed" if lying else True)
+    tickfont = {"size": 12 if lying else 11}
+    turned = "reversed" if lying else True
+    document[f"{along}axis"] = axis(type="category", showgrid=False, autorange=turned, tickfont=tickfont)
     document[f"{across}axis"] = axis("GiB", rangemode="tozero")
     least = min(cells, key=lambda cell: cell.allocated_bytes or 0)
     figures = [bytes_column(f"memory_{index}", title, value) for index, (title, value) in enumerate(KINDS)]
