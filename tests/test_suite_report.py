@@ -405,7 +405,8 @@ def test_only_columns_that_wrap_give_way() -> None:
 
 def test_where_nothing_fits_cells_are_broken_and_not_cut_off() -> None:
     rows = [{"figure": "123456789"}]
-    assert "".join(table([column("figure")], rows, 4)[-3:]).replace(" ", "") == "123456789"
+    text = "".join(table([column("figure")], rows, 4))
+    assert "".join(letter for letter in text if letter.isdigit()) == "123456789"
 
 
 def test_columns_are_left_out_until_the_rest_fits() -> None:

@@ -85,7 +85,7 @@ def time_split(subject: TopicSubject) -> Chart | None:
     document["xaxis"] = axis("seconds", rangemode="tozero")
     document["yaxis"] = axis(type="category", autorange="reversed")
     shares = [share for cell in cells if (share := runs.data_share(cell.trial)) is not None]
-    waits = "; none of it waits for data" if shares else ""
+    waits = "; none of it waits for data" if len(shares) == len(cells) else ""  # some records do not know
     if shares and max(shares) >= _WAITS:
         waits = f"; up to {format_percent(max(shares))} of the training is waiting for data"
     figures = [_part_column(title, field) for title, field in _PARTS]
