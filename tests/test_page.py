@@ -11,7 +11,7 @@ from pathlib import Path
 
 import axe_playwright_python
 import pytest
-from fake_engine import STEP_TIME, fake_spec, fake_trial
+from fake_engine import STEP_TIME, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
@@ -358,6 +358,15 @@ def test_several_answers_share_the_lines_that_switch_a_precision_on(open_page: O
     topic = made.page.locator("details.topic")
     assert topic.locator(".sentences li").count() == 2
     assert topic.locator("details.code summary").all_inner_texts() == ["The lines that switch bf16-mixed on"]
+
+
+def test_what_came_out_of_runs_cut_short_stands_in_brackets(open_page: Opener) -> None:
+    cut = [fake_run(fake_training(precision, {"epochs": 4, "stop_after": 1})) for precision in ("fp32", "fp16-mixed")]
+    made = open_page([*cut, steady("fp32"), steady("bf16-mixed")])
+    taken = made.column("answers", "take")
+    assert "bf16-mixed" in taken
+    assert {"(fp16-mixed)", "(fp32)"} & set(taken)
+    assert "That is no recommendation." in made.page.locator("section[aria-labelledby=answers-title]").inner_text()
 
 
 def test_a_machine_is_a_column_that_fits_a_phone(open_page: Opener) -> None:

@@ -60,7 +60,7 @@ def answer_grid(answers: Sequence[Answer]) -> Grid[Answer]:
         (
             _words("workload", lambda a: a.topic.title),
             _words("setting", lambda a: "–" if a.cell is None else _setting(a)),
-            _words("take", lambda a: a.precision or "nothing"),
+            _words("take", _taken),
             Column("speedup", "speed-up over fp32", lambda a: a.gain, lambda a: format_ratio(a.gain)),
             Column("throughput", "throughput", _rate_value, _rate_text),
             Column(
@@ -178,10 +178,16 @@ def _few(labels: Sequence[str]) -> str:
     return "; ".join(labels[:_MOST_BEFALLEN]) + more
 
 
+def _taken(answer: Answer) -> str:
+    """Return what to take; in brackets what is no recommendation."""
+    precision = answer.precision or "nothing"
+    return f"({precision})" if answer.cut else precision
+
+
 def _grounds(answer: Answer) -> str:
     if not answer.topic.is_training:
         return "steady state"
-    return f"runs cut short: {answer.cut}" if answer.cut else "training runs"
+    return f"cut runs: {answer.cut}" if answer.cut else "training runs"
 
 
 def _setting(answer: Answer) -> str:

@@ -57,6 +57,7 @@ def render(collection: Collection, source: Source, title: str = "castwise report
         "summary": lists.summary(collection),
         "sentence": in_one_sentence(collection, answers),
         "answers": data.add_table("answers", lists.answer_grid(answers)) if len(answers) > 1 else None,
+        "some_cut": any(each.cut for each in answers),
         "overview": overview,
         "sections": sections,
         "more_topics": [topic.title for topic in collection.topics[_MOST_TOPICS:]],
