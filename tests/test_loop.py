@@ -12,7 +12,8 @@ from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import DynamicScaling
 from castwise.measure.techniques.loop import _SETTINGS, PLAIN, loop_of
 from castwise.recipe import Loader, Recipe
-from castwise.techniques import TECHNIQUES, join, why_unsupported
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES, join
 
 # What a loss may differ by after 20 steps, relative, in roundings of the format: a loss is a mean of many numbers, and
 # float32 training amplifies what a sum in another order begins. The losses themselves fall by 3 to 16 % in these steps.

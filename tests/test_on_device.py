@@ -19,7 +19,7 @@ from castwise.measure.data.on_device import (
 )
 from castwise.measure.data.transforms import STATISTICS, TRANSFORMS
 from castwise.measure.parallel import Peers
-from castwise.techniques import _ON_DEVICE_TRANSFORMS
+from castwise.technique_rules import _ON_DEVICE_TRANSFORMS
 
 CPU = torch.device("cpu")
 PLAIN = Augmentation()

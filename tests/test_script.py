@@ -20,7 +20,8 @@ from castwise.plan import TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.report.script.emit import script_of
 from castwise.report.script.sources import definitions, plain_definitions
-from castwise.techniques import TECHNIQUES, why_unsupported
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES
 from castwise.workloads import WORKLOADS, find_workload
 
 STEPS = 3

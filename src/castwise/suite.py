@@ -16,7 +16,8 @@ from castwise.loss_scales import parse_loss_scale
 from castwise.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, stand_in
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
-from castwise.techniques import NONE, parse_techniques, resolve
+from castwise.technique_rules import resolve
+from castwise.techniques import NONE, parse_techniques
 from castwise.workloads import find_workload
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first

@@ -13,7 +13,8 @@ from castwise.measure.steady import SteadyCell
 from castwise.measure.training import TrainingRun
 from castwise.plan import Protocol, TrialSpec
 from castwise.recipe import Loader, Optimizer, Recipe, Schedule
-from castwise.techniques import TECHNIQUES, join, why_unsupported
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES, join
 
 pytestmark = [
     pytest.mark.gpu,

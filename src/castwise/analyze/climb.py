@@ -13,7 +13,8 @@ from castwise.analyze.estimates import Estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Trial
-from castwise.techniques import TECHNIQUES, Numerics, find_technique, join, resolve
+from castwise.technique_rules import resolve
+from castwise.techniques import TECHNIQUES, Numerics, find_technique, join
 
 Outcome = Literal["taken", "second best", "same", "slower", "unproven", "failed", "unsupported"]
 Ending = Literal["nothing left", "budget", "failed"]
