@@ -111,6 +111,17 @@ def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     return None
 
 
+def _why_no_long_graph(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+    reason = _why_no_graph(spec, capability)
+    schedule = spec.recipe.schedule if spec.recipe is not None else None
+    if reason is None and schedule is not None and schedule.kind not in _STEADY_WITHIN_EPOCHS:
+        return f"cannot follow the schedule {schedule.kind}, which moves the rate each step: take cuda-graph"
+    return reason
+
+
+# The schedules that move the rate between epochs alone.
+_STEADY_WITHIN_EPOCHS = ("constant", "step", "plateau")
+
 # The transforms of `measure/data/transforms.py` that `measure/data/on_device.py` does.
 _ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
 _TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
@@ -124,4 +135,5 @@ _SPECIAL = {
     "compile": _why_no_compile,
     "compile-max-autotune": _why_no_compile,
     "cuda-graph": _why_no_graph,
+    "cuda-graph-8": _why_no_long_graph,
 }

@@ -194,6 +194,16 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         devices=("cuda",),
         several_gpus=False,
+        excludes=("cuda-graph-8",),
+    ),
+    Technique(
+        name="cuda-graph-8",
+        summary="8 whole steps are one launch",
+        needs="the same, and a rate that stays within an epoch",
+        cost="places for 8 batches; losses are there every 8 steps",
+        numerics="rounding",
+        devices=("cuda",),
+        several_gpus=False,
     ),
 )
 

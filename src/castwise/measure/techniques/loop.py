@@ -13,6 +13,7 @@ _MOST_WORKERS = 8
 _BATCHES_AHEAD = 4
 _VOCABULARY_MULTIPLE = 64
 _LOSS_CHUNKS = 8
+_STEPS_PER_LAUNCH = 8
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Loop:
         loss_chunks: Parts that decoder and loss are computed in, without keeping logits.
         compile_mode: The mode of torch.compile; None compiles nothing.
         cuda_graph: Whether the whole step is captured and replayed.
+        steps_per_launch: Steps that a replay takes.
     """
 
     resident_data: bool = False
@@ -48,6 +50,7 @@ class Loop:
     loss_chunks: int = 1
     compile_mode: str | None = None
     cuda_graph: bool = False
+    steps_per_launch: int = 1
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return a training run's recipe as this loop carries it out."""
@@ -63,6 +66,8 @@ class Loop:
 
 
 PLAIN = Loop()
+
+_GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
 
 # By technique. A fused optimizer and a graph decide on the device too: the one takes the overflow flag into its kernel,
 # as GradScaler hands it; the other cannot ask the host.
@@ -82,7 +87,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "compile": {"compile_mode": "default"},
     # Inductor's own graphs are left out: they would be graphs within the technique `cuda-graph`'s.
     "compile-max-autotune": {"compile_mode": "max-autotune-no-cudagraphs"},
-    "cuda-graph": {"cuda_graph": True, "reads_loss": False, "scales_on_device": True},
+    "cuda-graph": _GRAPH,
+    "cuda-graph-8": _GRAPH | {"steps_per_launch": _STEPS_PER_LAUNCH},
 }
 
 
