@@ -142,7 +142,7 @@ def place_of(image: Tensor, padded: Tensor) -> tuple[int, int, bool]:
 
 
 def test_a_batch_has_the_layout_of_channels_last() -> None:
-    ((images, _), *_) = DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16), CPU).start(0)
+    ((images, _), *_) = batches_of(DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16), CPU), 0)
     assert images.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -75,6 +75,15 @@ def test_a_graph_follows_schedules_that_leave_momentum_alone() -> None:
     assert "a graph holds the momentum fixed" in str(reason("one_cycle"))
 
 
+def test_a_launch_of_several_steps_follows_schedules_that_move_between_epochs() -> None:
+    def reason(kind: str) -> str | None:
+        return why_unsupported(training(Recipe(epochs=1, schedule=Schedule(kind=kind)), "cuda-graph-8"))  # type: ignore[arg-type]
+
+    assert reason("step") is reason("plateau") is reason("constant") is None
+    assert "moves the rate each step: take cuda-graph" in str(reason("triangular"))
+    assert "a graph holds the momentum fixed" in str(reason("one_cycle"))
+
+
 def test_sgd_s_rate_moves_in_a_graph_only_where_it_is_fused() -> None:
     sgd = Optimizer(name="SGD", arguments={"lr": 0.1})
     moving = Recipe(epochs=1, optimizer=sgd, schedule=Schedule(kind="step", arguments={"gamma": 0.5}))

@@ -17,6 +17,7 @@ _IMPORTS = {
     "import argparse": "argparse.",
     "import functools": "functools.",
     "import inspect": "inspect.",
+    "import math": "math.",
     "import statistics": "statistics.",
     "import time": "time.",
     "from collections.abc import Callable": "Callable",
@@ -37,6 +38,9 @@ _IMPORTS = {
     "import timm": "timm.",
 }
 
+_DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "cuda-graph", "cuda-graph-8"})
+_GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "StepGraph"]
+
 # Optimizers of torch that can count their steps on the device, of those that workloads use.
 _CAPTURABLE = ("Adadelta", "Adam", "AdamW")
 
@@ -54,13 +58,13 @@ def synchronize():
 
 for index in range(arguments.warm_up):
     step(batches[index % len(batches)])
-synchronize()
+{flush}synchronize()
 blocks, per_block = [], max(1, arguments.steps // 10)
 for start in range(0, arguments.steps, per_block):
     started, count = time.perf_counter(), min(per_block, arguments.steps - start)
     for index in range(start, start + count):
         loss = step(batches[(arguments.warm_up + index) % len(batches)])
-    synchronize()
+    {flush}synchronize()
     blocks.append((time.perf_counter() - started) / count)
 print(f"loss {loss.item():.9g}")
 print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(blocks):.6g} {UNIT}/s")"""
@@ -105,7 +109,7 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
                 _step_lines(spec, row, precision),
                 data_of(row),
                 _batch_lines(spec, row),
-                _TIMER,
+                _timer(spec),
             ],
         )
     )
@@ -133,9 +137,26 @@ def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
     return "\n".join(lines)
 
 
+def _timer(spec: TrialSpec) -> str:
+    at_once = launches_of(spec)
+    if at_once < 2:
+        return _TIMER.replace("{flush}", "")
+    whole = f"max(1, arguments.steps // {10 * at_once}) * {at_once}  # whole launches"
+    return (
+        _TIMER.replace("    {flush}", "    step.flush()\n    ")
+        .replace("{flush}", "step.flush()\n")
+        .replace("max(1, arguments.steps // 10)", whole)
+    )
+
+
 def scales_on_device(spec: TrialSpec) -> bool:
     """Return whether a loop decides on the device whether loss scaling skips a step."""
-    return bool({"fused-optimizer", "no-step-sync", "cuda-graph"} & set(spec.techniques))
+    return not _DECIDING_ON_DEVICE.isdisjoint(spec.techniques)
+
+
+def launches_of(spec: TrialSpec) -> int:
+    """Return how many steps are one launch of a graph, 0 where none is."""
+    return next((steps for name, steps in (("cuda-graph", 1), ("cuda-graph-8", 8)) if name in spec.techniques), 0)
 
 
 def _dynamic(spec: TrialSpec) -> bool:
@@ -162,7 +183,7 @@ def _master_definitions(precision: Precision) -> str:
 
 
 def _graph_definitions(spec: TrialSpec) -> str:
-    if "cuda-graph" not in spec.techniques:
+    if not launches_of(spec):
         return ""
     head = "UsageError = RuntimeError\nBatch = tuple[Tensor, ...]"
     return "\n\n\n".join(
@@ -171,7 +192,7 @@ def _graph_definitions(spec: TrialSpec) -> str:
             definitions("measure/techniques/compiled.py", ["Shapes"]),
             _SHAPES_OF,
             definitions("measure/workloads/task.py", ["Carried"]),
-            definitions("measure/techniques/graph.py", ["_WARM_UP_STEPS", "StepGraph"]),
+            definitions("measure/techniques/graph.py", _GRAPH),
         ]
     )
 
@@ -284,7 +305,9 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
         lines.append("    weights.publish()")
     lines += ["    return loss", "", ""]
     carried = "carried" if row.family == "rnn_lm" else "None"
-    lines.append(f"step = StepGraph(train, DEVICE, {carried})" if "cuda-graph" in spec.techniques else "step = train")
+    at_once = launches_of(spec)
+    several = f", {at_once}" if at_once > 1 else ""
+    lines.append(f"step = StepGraph(train, DEVICE, {carried}{several})" if at_once else "step = train")
     return "\n".join(lines)
 
 
