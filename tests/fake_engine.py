@@ -61,6 +61,9 @@ CONTEXT_BYTES = 2**28
 DATA_SET_SAMPLES = 12_800
 FIRST_STEP_SECONDS = 0.5
 
+# Made up: what of the loader's time is left with techniques of data.
+_LOADING = {"resident-data": 0.0, "loader-workers": 0.25}
+
 _REPEATED = ("run_block", "run_epoch")
 PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
 
@@ -217,6 +220,7 @@ class FakeEngine:
         on_hang: Is called when a trial starts to hang.
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
+        memory: How many times the memory a loop holds that its precision alone makes it; made up by the test.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
         checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
@@ -232,6 +236,7 @@ class FakeEngine:
     on_hang: Callable[[], None] = lambda: None
     load_seconds: float = 0.0
     gain: Callable[[TrialSpec], float] = lambda _: 1.0
+    memory: Callable[[TrialSpec], float] = lambda _: 1.0
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
@@ -349,7 +354,8 @@ class FakeSession:
         number, fault = len(self._epochs), self._fault()
         broken = fault is not None and fault.kind == "nan" and number >= fault.block
         gain = self._engine.gain(self.spec)
-        epoch = fake_epoch(self.spec, number, broken=broken, load_seconds=self._engine.load_seconds, gain=gain)
+        load_seconds = self._engine.load_seconds * _LOADING.get((self.spec.techniques or ("",))[0], 1.0)
+        epoch = fake_epoch(self.spec, number, broken=broken, load_seconds=load_seconds, gain=gain)
         self._epochs.append(epoch)
         if len(self._epochs) < recipe_of(self.spec).num_epochs:
             self._engine.checkpoints[self.spec.key] = list(self._epochs)
@@ -370,7 +376,8 @@ class FakeSession:
                 peak_reserved_bytes=None if on_cpu else reserved,
                 driver_used_bytes=None if on_cpu else reserved + CONTEXT_BYTES,
             )
-        peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision])
+        of_loop = self._engine.memory(self.spec)
+        peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision] * of_loop)
         reserved = None if on_cpu else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
 

@@ -7,9 +7,10 @@ acts on each other is tried as a pair, since neither may pay alone. Nothing here
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
@@ -230,6 +231,21 @@ def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, .
     """Return the techniques of a kind of trial that change the numbers this much at the most."""
     most = NUMERICS.index(numerics)
     return tuple(row.name for row in TECHNIQUES if kind in row.kinds and NUMERICS.index(row.numerics) <= most)
+
+
+def by_units(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+    """Return a ratio of step times as one of units a second: a larger batch has more of them in a step."""
+    factor = spec.batch_size / below.batch_size
+    if ratio is None or factor == 1:
+        return ratio
+    return replace(ratio, value=ratio.value * factor, low=ratio.low * factor, high=ratio.high * factor)
+
+
+def needs_of(trials: Sequence[Trial]) -> float:
+    """Return the most memory that processes of one loop held, infinite where it is not known."""
+    reserved = metrics.largest(map(metrics.peak_reserved_bytes, trials))
+    allocated = metrics.largest(map(metrics.peak_allocated_bytes, trials))
+    return float(reserved or allocated or math.inf)
 
 
 def loop_name(spec: TrialSpec) -> str:

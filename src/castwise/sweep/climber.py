@@ -5,9 +5,19 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from castwise.analyze.climb import Attempt, Climbed, Ending, Ladder, Move, Outcome, chain, move_between
+from castwise.analyze.climb import (
+    Attempt,
+    Climbed,
+    Ending,
+    Ladder,
+    Move,
+    Outcome,
+    by_units,
+    chain,
+    move_between,
+    needs_of,
+)
 from castwise.analyze.estimates import Estimate, judge
-from castwise.analyze.metrics import largest, peak_allocated_bytes, peak_reserved_bytes
 from castwise.analyze.speedups import speedup_estimate, turns_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
@@ -340,21 +350,6 @@ class Climb:
 
 _ONE = "one process: no interval"
 _OF_TURNS = "one process each: the interval is of its turns"
-
-
-def by_units(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-    """Return a ratio of step times as one of units a second: a larger batch has more of them in a step."""
-    factor = spec.batch_size / below.batch_size
-    if ratio is None or factor == 1:
-        return ratio
-    return replace(ratio, value=ratio.value * factor, low=ratio.low * factor, high=ratio.high * factor)
-
-
-def needs_of(trials: Sequence[Trial]) -> float:
-    """Return the most memory that processes of one loop held, infinite where it is not known."""
-    reserved = largest(map(peak_reserved_bytes, trials))
-    allocated = largest(map(peak_allocated_bytes, trials))
-    return float(reserved or allocated or math.inf)
 
 
 def half_batch(spec: TrialSpec) -> TrialSpec | None:
