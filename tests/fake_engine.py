@@ -40,6 +40,7 @@ STEP_TIME = {
     "bf16-mixed": 0.4,
     "fp16-mixed": 0.41,
     "fp16-master": 0.45,
+    "bf16-master": 0.46,
     "fp16-true": 0.35,
     "bf16-true": 0.36,
 }
@@ -49,6 +50,7 @@ MEMORY = {
     "bf16-mixed": 0.6,
     "fp16-mixed": 0.6,
     "fp16-master": 0.7,
+    "bf16-master": 0.7,
     "fp16-true": 0.5,
     "bf16-true": 0.5,
 }

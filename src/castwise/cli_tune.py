@@ -112,12 +112,8 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     """Climb from the plain loop to the fastest that computes the same, and say what each technique bought."""
     from castwise.commands import tune as carry_out
     from castwise.quantities import parse_duration, parse_list, parse_memory
-    from castwise.sweep.tune import BUDGET_SECONDS, TIMEOUT_SECONDS, TuneRequest
+    from castwise.sweep.tune import BUDGET_SECONDS, TIMEOUT_SECONDS, TuneRequest, source_of
 
-    if emit is not None:
-        from castwise.report.script.emit import check_script
-
-        check_script(workload.strip(), "training" if training else data_set or "synthetic")
     limit = None if memory is None else parse_memory("--memory", memory)
     request = TuneRequest(
         workload=workload.strip(),
@@ -137,6 +133,11 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         retry=retry,
         again=again,
     )
+    if emit is not None:
+        from castwise.report.script.emit import check_script
+
+        wanted, recipe = source_of(request) or (request.data_set or "synthetic", None)
+        check_script(request.workload, wanted, recipe)
     code, climbed = carry_out(request, output.value, limit)
     if emit is not None and climbed is not None and climbed.ending != "failed":
         from castwise.report.script.emit import script_of

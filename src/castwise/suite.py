@@ -269,6 +269,11 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
     return list(specs.values())
 
 
+def is_search(spec: TrialSpec) -> bool:
+    """Return whether a trial is a step in a search for the largest batch."""
+    return spec.recipe is not None and spec.recipe.max_steps == LIMIT_STEPS
+
+
 def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> list[tuple[TrialSpec, int]]:
     """Return the searches of a suite: a trial of a few steps, and the number its batch size is a multiple of.
 

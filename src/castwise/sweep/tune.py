@@ -83,7 +83,7 @@ def prepare_tuning(
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    source = _source(request)
+    source = source_of(request)
     data_set = source[0] if source is not None else request.data_set or SYNTHETIC
     job = prepare(
         Request(
@@ -150,7 +150,7 @@ def training_spec(steady: TrialSpec, data_set: str, recipe: Recipe) -> TrialSpec
     )
 
 
-def _source(request: TuneRequest) -> tuple[str, Recipe] | None:
+def source_of(request: TuneRequest) -> tuple[str, Recipe] | None:
     """Return how the suites train what is asked for; None where steps are timed.
 
     Raises:

@@ -8,8 +8,10 @@ from castwise.errors import UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.precisions import Precision, find_precision
+from castwise.recipe import Recipe
 from castwise.report.script.models import compute_loss_of, data_of, model_of
 from castwise.report.script.sources import definitions
+from castwise.report.script.training import check_training, images_of, run_of, schedule_of
 from castwise.techniques import join
 from castwise.workloads import Workload, find_workload
 
@@ -22,6 +24,7 @@ _IMPORTS = {
     "import time": "time.",
     "from collections.abc import Callable": "Callable",
     "from collections.abc import Iterable": "Iterable",
+    "from collections.abc import Iterator": "Iterator",
     "from collections.abc import Sequence": "Sequence",
     "from contextlib import nullcontext": "nullcontext",
     "from dataclasses import dataclass": "@dataclass",
@@ -35,6 +38,7 @@ _IMPORTS = {
     "from torch.utils import _pytree as pytree": "pytree.",
     "from torch.utils.checkpoint import checkpoint": "checkpoint(",
     "from torchvision import models": "models.get_model",
+    "import torchvision": "torchvision.datasets",
     "import timm": "timm.",
 }
 
@@ -70,19 +74,26 @@ print(f"loss {loss.item():.9g}")
 print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(blocks):.6g} {UNIT}/s")"""
 
 
-def check_script(workload: str, data_set: str) -> None:
+def check_script(workload: str, data_set: str, recipe: Recipe | None = None) -> None:
     """Make sure, before anything is measured, that a script can be written of a workload's loops.
+
+    Args:
+        workload: Its name.
+        data_set: Its data.
+        recipe: The training run, where whole epochs are timed.
 
     Raises:
         UsageError: None can.
     """
     model_of(find_workload(workload))
-    if data_set != SYNTHETIC:
-        raise UsageError("A script draws random data; --emit goes with the data set synthetic alone.")
+    if recipe is not None:
+        check_training(data_set, recipe)
+    elif data_set != SYNTHETIC:
+        raise UsageError("A script of steps draws random data; --emit goes with the data set synthetic alone.")
 
 
 def script_of(spec: TrialSpec, measured: str = "") -> str:
-    """Return the script of a steady loop on one device.
+    """Return the script of a loop on one device: of steps on random data, or of a training run on resident data.
 
     Args:
         spec: The loop.
@@ -92,8 +103,9 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
         UsageError: There is no plain script for the workload, its data or its spread.
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
-    if spec.data_set != SYNTHETIC or spec.world_size > 1 or spec.kind != "steady":
+    if spec.world_size > 1 or (spec.kind == "steady" and spec.data_set != SYNTHETIC):
         raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")
+    recipe = spec.recipe
     body = "\n\n\n".join(
         filter(
             None,
@@ -106,20 +118,54 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
                 _graph_definitions(spec),
                 _model_lines(spec, precision),
                 _optimizer_lines(spec, row, precision),
-                _step_lines(spec, row, precision),
-                data_of(row),
-                _batch_lines(spec, row),
-                _timer(spec),
+                *(_on_random_data(spec, row, precision) if recipe is None else _training(spec, row, precision, recipe)),
             ],
         )
     )
     loop = f"{row.name}, {spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
     lines = [f'"""{loop}: batch {spec.batch_size}.', "", *([measured, ""] if measured else [])]
-    lines += ["The data is random; put your own loader in the place of `batches`.", '"""', ""]
+    if recipe is None:
+        lines.append("The data is random; put your own loader in the place of `batches`.")
+    lines += ['"""', ""]
     imports = [line for line, sign in _IMPORTS.items() if sign in body or line == "import torch"]
     if "Optimizer" not in body and "SGD" in body and "isinstance(optimizer, SGD)" in body:
         imports.append("from torch.optim import SGD")
     return "\n".join([*lines, *imports, "", body, ""])
+
+
+def _on_random_data(spec: TrialSpec, row: Workload, precision: Precision) -> list[str]:
+    return [_step_lines(spec, row, precision), data_of(row), _batch_lines(spec, row), _timer(spec)]
+
+
+def _training(spec: TrialSpec, row: Workload, precision: Precision, recipe: Recipe) -> list[str]:
+    reading = {"no-step-sync", "cuda-graph", "cuda-graph-8"}.isdisjoint(spec.techniques)
+    dtype = precision.autocast_dtype
+    return [
+        images_of(spec, recipe),
+        _prepared_lines(spec),
+        schedule_of(recipe, is_graph=launches_of(spec) > 0),
+        _step_lines(spec, row, precision),
+        run_of(
+            recipe,
+            reads_loss=recipe.read_loss_every_step and reading,
+            autocast="nullcontext()" if dtype is None else f"torch.autocast(DEVICE.type, dtype=torch.{dtype})",
+            at_once=launches_of(spec),
+        ),
+    ]
+
+
+def _prepared_lines(spec: TrialSpec) -> str:
+    lines = ["def prepared(batch):", "    images, labels = batch"]
+    channels = _channels(spec)
+    if channels is not None:
+        lines.append(f"    images = nn.functional.pad(images, (0, 0, 0, 0, 0, {channels} - images.shape[1]))")
+    if "channels-last" in spec.techniques:
+        lines.append("    images = images.contiguous(memory_format=torch.channels_last)")
+    return "\n".join([*lines, "    return images, labels"])
+
+
+def _channels(spec: TrialSpec) -> int | None:
+    return next((int(name.rpartition("-")[2]) for name in spec.techniques if name.startswith("pad-channels")), None)
 
 
 def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
@@ -132,7 +178,8 @@ def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
     ]
     for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
         lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
-    lines.append(f"torch.backends.cudnn.benchmark = {'cudnn-search' in spec.techniques}")
+    searches = "cudnn-search" in spec.techniques or (spec.recipe is not None and spec.recipe.cudnn_benchmark)
+    lines.append(f"torch.backends.cudnn.benchmark = {searches}")
     lines.append("torch.manual_seed(SEED)")
     return "\n".join(lines)
 
@@ -200,7 +247,7 @@ def _graph_definitions(spec: TrialSpec) -> str:
 def _model_lines(spec: TrialSpec, precision: Precision) -> str:
     names = set(spec.techniques)
     lines: list[str] = []
-    channels = next((int(name.rpartition("-")[2]) for name in names if name.startswith("pad-channels")), None)
+    channels = _channels(spec)
     if channels is not None or "pad-vocabulary" in names:
         lines.append("UsageError = RuntimeError")
     if channels is not None:
@@ -256,16 +303,20 @@ def _conversion(precision: Precision) -> list[str]:
 
 
 def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
-    arguments = [f"{name}={value!r}" for name, value in row.optimizer.arguments]
+    asked = spec.recipe.optimizer if spec.recipe is not None else None
+    name, given = (
+        (row.optimizer.name, row.optimizer.arguments) if asked is None else (asked.name, asked.arguments.items())
+    )
+    arguments = [f"{argument}={value!r}" for argument, value in given]
     if "fused-optimizer" in spec.techniques:
         arguments.append("fused=True")
     if "foreach-optimizer" in spec.techniques:
         arguments.append("foreach=True")
-    if scales_on_device(spec) and spec.device_type == "cuda" and row.optimizer.name in _CAPTURABLE:
+    if scales_on_device(spec) and spec.device_type == "cuda" and name in _CAPTURABLE:
         arguments.append("capturable=True")
     lines = ["weights = MasterWeights(model)"] if precision.master_weights else []
     stepped = "weights.stepped" if precision.master_weights else "[p for p in model.parameters() if p.requires_grad]"
-    lines.append(f"optimizer = torch.optim.{row.optimizer.name}({stepped}, {', '.join(arguments)})")
+    lines.append(f"optimizer = torch.optim.{name}({stepped}, {', '.join(arguments)})")
     if _dynamic(spec):
         found = next(each for each in DYNAMIC_SCALES if each.name == spec.loss_scale)
         lines.append(f"scale = {found!r}")
@@ -283,7 +334,7 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
     if chosen is not None:
         lines += [f"compute_loss = torch.compile(compute_loss, mode={chosen!r}, dynamic=False)", "", ""]
     zero = "weights.zero_grad()" if precision.master_weights else "optimizer.zero_grad()"
-    lines += ["def train(batch):", f"    {zero}"]
+    lines += ["def train(batch):", *(["    batch = prepared(data.make(batch))"] if spec.recipe else []), f"    {zero}"]
     if precision.autocast_dtype is None:
         lines.append("    loss = compute_loss(model, batch)")
     else:
@@ -315,7 +366,7 @@ def _batch_lines(spec: TrialSpec, row: Workload) -> str:
     lines = [
         f"batches = make_batches({row.resident_batches}, BATCH_SIZE, DEVICE, torch.Generator(DEVICE).manual_seed(SEED))"
     ]
-    channels = next((int(name.rpartition("-")[2]) for name in spec.techniques if name.startswith("pad-ch")), None)
+    channels = _channels(spec)
     if channels is not None:
         lines.append(
             f"batches = [(nn.functional.pad(x, (0, 0, 0, 0, 0, {channels} - x.shape[1])), y) for x, y in batches]"
