@@ -14,6 +14,7 @@ from typing import Literal
 from castwise.analyze.estimates import settled
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
+from castwise.recipe import Recipe
 from castwise.record import Trial
 from castwise.sweep.engine import Session, TrialFailedError
 from castwise.sweep.runner import Attempt, Sweep
@@ -80,7 +81,8 @@ class _Resident:
 
     def take_turn(self) -> None:
         """Time one block, or of a training run an epoch."""
-        self._try(self._time_block if self.spec.recipe is None else self._run_epoch)
+        recipe = self.spec.recipe
+        self._try(self._time_block if recipe is None else lambda: self._train(recipe))
 
     def measure_energy(self) -> None:
         """Let steps run at a stretch, for the energy counter; a training run's epochs have readings of their own."""
@@ -104,13 +106,12 @@ class _Resident:
         self.attempt.gpu_facts = self._sweep.telemetry.gpu_facts(self.attempt.environment)
 
     def _warm_up(self) -> None:
-        training = self.spec.recipe is not None
-        facts = self.session.resume().facts if training else self.session.warm_up()
+        recipe = self.spec.recipe
+        facts = self.session.warm_up() if recipe is None else self.session.resume().facts
         update = {"ready_seconds": self.session.ready_seconds, "data_note": self._sweep.data_note}
         self.attempt.facts = facts.model_copy(update=update)
-        if training:  # as many epochs as its throughput does not count: the first step is in the first
-            for _ in range(self.spec.recipe.skip_epochs if self.spec.recipe else 0):
-                self._run_epoch()
+        for _ in range(0 if recipe is None else recipe.skip_epochs):  # the first step is in the first
+            self._train(recipe)
 
     def _time_block(self) -> None:
         with self._sweep.telemetry.watch(self.attempt.environment) as watch:
@@ -119,14 +120,15 @@ class _Resident:
         self.attempt.readings.append(watch.reading)
         self._took(block.seconds, block.num_steps)
 
-    def _run_epoch(self) -> None:
+    def _train(self, recipe: Recipe | None) -> None:
+        """Run an epoch, and count it if the run's throughput does."""
         with self._sweep.telemetry.watch(self.attempt.environment) as watch:
             epoch = self.session.run_epoch()
         self.attempt.epochs.append(epoch)
         self.attempt.readings.append(watch.reading)
         if epoch.diverged:
             raise TrialFailedError("diverged", epoch.diverged)
-        if len(self.attempt.epochs) > (self.spec.recipe.skip_epochs if self.spec.recipe else 0):
+        if recipe is not None and len(self.attempt.epochs) > recipe.skip_epochs:
             self._took(epoch.seconds, epoch.num_steps)
 
     def _took(self, seconds: float, num_steps: int) -> None:
