@@ -181,9 +181,9 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     """Each sitting costs the start of its processes, each compilation most of a minute on a GPU."""
     made = engine()
     climbed = climb(made)
-    assert len({trial.sitting for trial in climbed.trials}) <= 14
-    assert len(made.measured) <= 40
-    assert sum("compile" in spec.techniques for spec in made.measured) <= 9
+    assert len({trial.sitting for trial in climbed.trials}) <= 10
+    assert len(made.measured) <= 31
+    assert sum("compile" in spec.techniques for spec in made.measured) <= 8
 
 
 def sittings_of(climbed: Climbed, *specs: TrialSpec) -> int:

@@ -42,7 +42,6 @@ _ACTING = (
     (_PRECISION, "loader-workers"),
     ("compile", "channels-last"),
     ("compile", "cudnn-search"),
-    ("cuda-graph", "fused-optimizer"),
 )
 _TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
 
@@ -204,17 +203,19 @@ class Ladder:
     def moves(self, current: TrialSpec, attempts: Sequence[Attempt]) -> list[Move]:
         """Return what is to be tried next on a loop: the open moves of the lowest rank; none where none is left.
 
+        On a loop that compiles each sitting compiles it again: all that compiles no longer than it is tried at once.
+
         Args:
             current: The loop.
             attempts: What was tried; `rung` counts how often something was taken before.
         """
         found = [move for move in self._all(current, attempts) if _is_open(move, attempts)]
         lowest = min((move.rank for move in found), default=0)
-        found = [move for move in found if move.rank == lowest]
-        if lowest == _PRECISION_RANK and any(_RANKS.get(name, 0) >= _COMPILE_RANK for name in current.techniques):
-            found.sort(key=lambda move: -_speed(_last(move, attempts)))
-            return found[:_MOST_COMPILED_RIVALS]
-        return found
+        if lowest > _COMPILE_RANK or all(_RANKS.get(name, 0) < _COMPILE_RANK for name in current.techniques):
+            return [move for move in found if move.rank == lowest]
+        found = [move for move in found if move.rank <= _COMPILE_RANK]
+        rivals = sorted((move for move in found if move.precision), key=lambda move: -_speed(_last(move, attempts)))
+        return [*rivals[:_MOST_COMPILED_RIVALS], *(move for move in found if not move.precision)]
 
     def _all(self, current: TrialSpec, attempts: Sequence[Attempt]) -> list[Move]:
         new = [name for name in self.techniques if name not in current.techniques and _makes_sense(name, current)]
