@@ -222,7 +222,7 @@ class FakeEngine:
         on_hang: Is called when a trial starts to hang.
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
-        memory: How many times the memory a loop holds that its precision alone makes it; made up by the test.
+        holds: How many times the memory a loop holds that its precision alone makes it; made up by the test.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
         checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
@@ -238,7 +238,7 @@ class FakeEngine:
     on_hang: Callable[[], None] = lambda: None
     load_seconds: float = 0.0
     gain: Callable[[TrialSpec], float] = lambda _: 1.0
-    memory: Callable[[TrialSpec], float] = lambda _: 1.0
+    holds: Callable[[TrialSpec], float] = lambda _: 1.0
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
@@ -378,7 +378,7 @@ class FakeSession:
                 peak_reserved_bytes=None if on_cpu else reserved,
                 driver_used_bytes=None if on_cpu else reserved + CONTEXT_BYTES,
             )
-        of_loop = self._engine.memory(self.spec)
+        of_loop = self._engine.holds(self.spec)
         peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision] * of_loop)
         reserved = None if on_cpu else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)

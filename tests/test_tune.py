@@ -211,7 +211,7 @@ def needs(spec: TrialSpec) -> float:
 
 def test_a_second_climb_stays_within_the_memory_limit() -> None:
     """The fast loop holds too much from the search on; the climb under the limit goes on without it."""
-    made = engine(memory=needs)
+    made = engine(holds=needs)
     limit = 1.5 * 2**30
     climbed = climb(made, memory_bytes=limit)
     assert "cudnn-search" in climbed.winner.techniques
@@ -228,7 +228,7 @@ def test_a_loop_that_fits_is_climbed_to_even_where_it_is_slower() -> None:
     def gain(spec: TrialSpec) -> float:
         return 0.7 if "channels-last" in spec.techniques else 1.0
 
-    made = engine(gain, memory=lambda spec: 0.4 if "channels-last" in spec.techniques else 1.0)
+    made = engine(gain, holds=lambda spec: 0.4 if "channels-last" in spec.techniques else 1.0)
     climbed = climb(made, precisions=("fp32",), memory_bytes=2**30)
     within = fastest_within(climbed, 2**30)
     assert climbed.winner == climbed.start
