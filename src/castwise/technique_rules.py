@@ -111,6 +111,18 @@ def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     return None
 
 
+def _why_no_space_to_depth(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    workload = find_workload(spec.workload)
+    if workload.family in _STEMS_OF_STRIDE_1:
+        return f"finds nothing to do: the first convolution of {workload.name} has stride 1"
+    return None
+
+
+def _why_no_wider_state(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    width = int(dict(find_workload(spec.workload).options)["width"])
+    return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
+
+
 def _why_no_long_graph(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
     reason = _why_no_graph(spec, capability)
     schedule = spec.recipe.schedule if spec.recipe is not None else None
@@ -124,6 +136,8 @@ _STEADY_WITHIN_EPOCHS = ("constant", "step", "plateau")
 
 # The transforms of `measure/data/transforms.py` that `measure/data/on_device.py` does.
 _ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
+# The families whose images are read by a convolution of stride 1, or by none.
+_STEMS_OF_STRIDE_1 = ("mnist_cnn", "wide_resnet", "dpn", "mlp")
 _TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
 
 # Conditions of a row that are more than membership.
@@ -133,6 +147,9 @@ _SPECIAL = {
     "loader-workers": _why_no_loader,
     "pinned-transfer": _why_no_loader,
     "compile": _why_no_compile,
+    "compiled-update": _why_no_compile,
+    "space-to-depth": _why_no_space_to_depth,
+    "pad-hidden": _why_no_wider_state,
     "compile-max-autotune": _why_no_compile,
     "cuda-graph": _why_no_graph,
     "cuda-graph-8": _why_no_long_graph,

@@ -38,6 +38,7 @@ _COMPANION = "channels-last"
 _ACTING = (
     (_PRECISION, "cuda-graph"),  # a step that launches bound does not gain from faster kernels
     (_PRECISION, "compile"),
+    (_PRECISION, "compiled-update"),  # masters cost next to nothing in it
     (_PRECISION, "resident-data"),  # nor one that waits for its data
     (_PRECISION, "loader-workers"),
     ("compile", "channels-last"),
@@ -57,6 +58,7 @@ _RANKS = {
     "loader-workers": _DATA_RANK,
     "pinned-transfer": _DATA_RANK,
     "compile": _COMPILE_RANK,
+    "compiled-update": _COMPILE_RANK,
     "compile-max-autotune": _COMPILE_RANK + 1,
 }
 # A precision this far behind the one taken is not tried again, whatever is taken since. Source: chosen here.

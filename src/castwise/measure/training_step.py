@@ -18,6 +18,7 @@ from castwise.measure.techniques.batches import Prepare
 from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
 from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import PLAIN, Loop
+from castwise.measure.techniques.update import CompiledUpdate
 from castwise.measure.workloads.task import Batch, Task
 from castwise.precisions import Precision
 from castwise.record import Facts
@@ -73,6 +74,10 @@ class TrainingStep:
         self._make: Prepare | None = None
         self._run = self.graph or self._train
         self.clip_grad_norm = clip_grad_norm
+        self._update: Callable[[], None] = self._plain_update
+        if loop.compiled_update:
+            check_compiler(device)
+            self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
         self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer)) if own is not None else None
@@ -102,12 +107,15 @@ class TrainingStep:
             batch = self._make(batch)
         self._zero_grad()
         loss = self._run_backward(batch)
-        self._weights.collect_gradients()
-        self.scaling.step(self.optimizer, self.clip_grad_norm)
-        self._weights.publish()
+        self._update()
         if self._after_step is not None:
             self._after_step()
         return loss
+
+    def _plain_update(self) -> None:
+        self._weights.collect_gradients()
+        self.scaling.step(self.optimizer, self.clip_grad_norm)
+        self._weights.publish()
 
     def _backward(self, batch: Batch) -> Tensor:
         with self._autocast():
