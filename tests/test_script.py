@@ -70,6 +70,8 @@ def measured_loss(spec: TrialSpec) -> float:
         ("mnist-cnn", "fp16-master", ("foreach-optimizer",)),
         ("resnet18", "bf16-mixed", ("channels-last", "fused-optimizer")),
         ("lstm-lm", "fp32", ("pad-vocabulary", "chunked-loss")),
+        ("resnet18", "fp32", ("space-to-depth",)),
+        ("mnist-cnn", "bf16-master", ("compiled-update",)),
     ],
 )
 def test_a_script_computes_what_was_measured(
@@ -92,6 +94,10 @@ def _combinations() -> list[TrialSpec]:
         for workload in ("lstm-lm", "mnist-cnn"):
             spec = spec_of(workload, "fp16-mixed", (row.name,), **on_gpu)
             made += [spec] if why_unsupported(spec) is None else []
+    made += [spec_of("resnet50", "bf16-mixed", ("space-to-depth", "cuda-graph"), **on_gpu)]
+    made += [spec_of("lstm-lm-1500", "bf16-mixed", ("compiled-update", "pad-hidden", "pad-vocabulary"), **on_gpu)]
+    for name, scale in (("fp32", "none"), ("fp16-master", "128"), ("bf16-master", "none"), ("fp16-mixed", "dynamic")):
+        made.append(spec_of("resnet50", name, ("compiled-update", "cuda-graph"), **on_gpu, loss_scale=scale))
     return made
 
 

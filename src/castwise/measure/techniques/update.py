@@ -111,7 +111,7 @@ def _update(
     clip: float | None,
 ) -> Tensor | None:
     """Update all groups; return, where it is asked for, whether a gradient overflowed: a float32 scalar, 0 or 1."""
-    gradients = [_in_float32(group[0], group[1]) for group in groups]
+    gradients = [_in_dtype_of(group[0], group[1]) for group in groups]
     if inverse is not None:
         gradients = [list(torch._foreach_mul(each, inverse)) for each in gradients]
     every = [gradient for each in gradients for gradient in each]
@@ -131,7 +131,7 @@ def _update(
     return overflowed
 
 
-def _in_float32(gradients: list[Tensor], stepped: list[Tensor]) -> list[Tensor]:
+def _in_dtype_of(gradients: list[Tensor], stepped: list[Tensor]) -> list[Tensor]:
     return [gradient.to(tensor.dtype) for gradient, tensor in zip(gradients, stepped, strict=True)]
 
 

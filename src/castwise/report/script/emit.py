@@ -9,6 +9,7 @@ from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.precisions import Precision, find_precision
 from castwise.recipe import Recipe
+from castwise.report.script.changes import channels_of, model_lines
 from castwise.report.script.models import compute_loss_of, data_of, model_of
 from castwise.report.script.sources import definitions
 from castwise.report.script.training import check_training, images_of, run_of, schedule_of
@@ -34,7 +35,11 @@ _IMPORTS = {
     "import torch": "torch",
     "from torch import Tensor, nn": "nn.",
     "from torch.nn import functional": "functional.",
-    "from torch.optim import SGD, Optimizer": "Optimizer",
+    "from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer": "Optimizer",
+    "from torch.optim.adadelta import adadelta": "(\n        adadelta,",
+    "from torch.optim.adam import adam": "(\n        adam,",
+    "from torch.optim.adamw import adamw": "(\n        adamw,",
+    "from torch.optim.sgd import sgd": "(sgd,",
     "from torch.utils import _pytree as pytree": "pytree.",
     "from torch.utils.checkpoint import checkpoint": "checkpoint(",
     "from torchvision import models": "models.get_model",
@@ -42,7 +47,8 @@ _IMPORTS = {
     "import timm": "timm.",
 }
 
-_DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "cuda-graph", "cuda-graph-8"})
+_DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", "cuda-graph", "cuda-graph-8"})
+_UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_update", "_in_dtype_of", "_step", "_lists"]
 _GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "StepGraph"]
 
 # Optimizers of torch that can count their steps on the device, of those that workloads use.
@@ -114,9 +120,10 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
                 model_of(row),
                 compute_loss_of(row),
                 _scaling_definitions(spec),
-                _master_definitions(precision),
+                _master_definitions(spec, precision),
+                _update_definitions(spec),
                 _graph_definitions(spec),
-                _model_lines(spec, precision),
+                model_lines(spec, precision),
                 _optimizer_lines(spec, row, precision),
                 *(_on_random_data(spec, row, precision) if recipe is None else _training(spec, row, precision, recipe)),
             ],
@@ -156,16 +163,12 @@ def _training(spec: TrialSpec, row: Workload, precision: Precision, recipe: Reci
 
 def _prepared_lines(spec: TrialSpec) -> str:
     lines = ["def prepared(batch):", "    images, labels = batch"]
-    channels = _channels(spec)
+    channels = channels_of(spec)
     if channels is not None:
         lines.append(f"    images = nn.functional.pad(images, (0, 0, 0, 0, 0, {channels} - images.shape[1]))")
     if "channels-last" in spec.techniques:
         lines.append("    images = images.contiguous(memory_format=torch.channels_last)")
     return "\n".join([*lines, "    return images, labels"])
-
-
-def _channels(spec: TrialSpec) -> int | None:
-    return next((int(name.rpartition("-")[2]) for name in spec.techniques if name.startswith("pad-channels")), None)
 
 
 def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
@@ -211,9 +214,9 @@ def _dynamic(spec: TrialSpec) -> bool:
 
 
 def _scaling_definitions(spec: TrialSpec) -> str:
-    if spec.loss_scale == "none":
-        return ""
     names = ["NoScaling", "stepped_by", "clip"]
+    if spec.loss_scale == "none":
+        return definitions("measure/loss_scaling.py", names) if _compiles_update(spec) else ""
     if not _dynamic(spec):
         return definitions("measure/loss_scaling.py", [*names, "StaticScaling"])
     row = definitions("loss_scales.py", ["DynamicScale"])
@@ -223,10 +226,20 @@ def _scaling_definitions(spec: TrialSpec) -> str:
     return "\n\n\n".join([row, definitions("measure/loss_scaling.py", [*names, "DynamicScaling", "_HalfGradScaler"])])
 
 
-def _master_definitions(precision: Precision) -> str:
-    if not precision.master_weights:
+def _compiles_update(spec: TrialSpec) -> bool:
+    return "compiled-update" in spec.techniques
+
+
+def _master_definitions(spec: TrialSpec, precision: Precision) -> str:
+    if precision.master_weights:
+        return definitions("measure/precision.py", ["Weights", "MasterWeights"])
+    return definitions("measure/precision.py", ["Weights"]) if _compiles_update(spec) else ""
+
+
+def _update_definitions(spec: TrialSpec) -> str:
+    if not _compiles_update(spec):
         return ""
-    return definitions("measure/precision.py", ["Weights", "MasterWeights"])
+    return "UsageError = RuntimeError\n\n\n" + definitions("measure/techniques/update.py", _UPDATE)
 
 
 def _graph_definitions(spec: TrialSpec) -> str:
@@ -244,62 +257,10 @@ def _graph_definitions(spec: TrialSpec) -> str:
     )
 
 
-def _model_lines(spec: TrialSpec, precision: Precision) -> str:
-    names = set(spec.techniques)
-    lines: list[str] = []
-    channels = _channels(spec)
-    if channels is not None or "pad-vocabulary" in names:
-        lines.append("UsageError = RuntimeError")
-    if channels is not None:
-        lines += ["", "", definitions("measure/techniques/models.py", ["widen_first_convolution"]), "", ""]
-        lines.append(f"widen_first_convolution(model, {channels})")
-    if "pad-vocabulary" in names:
-        lines += ["", "", definitions("measure/techniques/models.py", ["_NEVER", "pad_decoder"]), "", ""]
-        lines.append("pad_decoder(model, 64)")
-    if "chunked-loss" in names:
-        lines.append("carried.chunk(8)")
-    lines.append("model.to(DEVICE)")
-    lines += _conversion(precision)
-    if "channels-last" in names:
-        lines.append("model.to(memory_format=torch.channels_last)")
-    lines.append("model.train()")
-    return "\n".join(lines)
-
-
 # castwise's own two reach into data classes and mappings too; what the models of scripts take and return is tuples.
 _SHAPES_OF = '''def shapes_of(batch: Batch) -> Shapes:
     """Return the shapes of a batch's tensors."""
     return tuple(part.shape for part in batch)'''
-
-_CAST_FLOATING = '''def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
-    """Return the same nest with every floating-point tensor in `dtype`."""
-    return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, nested)'''
-
-
-def _conversion(precision: Precision) -> list[str]:
-    if precision.param_dtype == "float32":
-        return []
-    dtype = f"torch.{precision.param_dtype}"
-    lines = [f"model.to({dtype})"]
-    if precision.batch_norm_dtype != precision.param_dtype:
-        lines += [
-            "for module in model.modules():",
-            "    if isinstance(module, nn.modules.batchnorm._BatchNorm):",
-            f"        module.to(torch.{precision.batch_norm_dtype})",
-        ]
-    return [
-        *lines,
-        "",
-        "",
-        _CAST_FLOATING,
-        "",
-        "",
-        "# Inputs are cast to the weights' dtype, and outputs to float32, so that the loss is taken in float32.",
-        "model.register_forward_pre_hook(",
-        f"    lambda _, args, kwargs: (cast_floating(args, {dtype}), cast_floating(kwargs, {dtype})), with_kwargs=True",
-        ")",
-        "model.register_forward_hook(lambda _, __, output: cast_floating(output, torch.float32))",
-    ]
 
 
 def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
@@ -310,11 +271,13 @@ def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> st
     arguments = [f"{argument}={value!r}" for argument, value in given]
     if "fused-optimizer" in spec.techniques:
         arguments.append("fused=True")
-    if "foreach-optimizer" in spec.techniques:
+    if not {"foreach-optimizer", "compiled-update"}.isdisjoint(spec.techniques):
         arguments.append("foreach=True")
     if scales_on_device(spec) and spec.device_type == "cuda" and name in _CAPTURABLE:
         arguments.append("capturable=True")
     lines = ["weights = MasterWeights(model)"] if precision.master_weights else []
+    if _compiles_update(spec) and not precision.master_weights:
+        lines.append("weights = Weights(model)")
     stepped = "weights.stepped" if precision.master_weights else "[p for p in model.parameters() if p.requires_grad]"
     lines.append(f"optimizer = torch.optim.{name}({stepped}, {', '.join(arguments)})")
     if _dynamic(spec):
@@ -324,6 +287,10 @@ def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> st
         lines.append(f"scaling = {kind if scales_on_device(spec) else 'DynamicScaling(scale, DEVICE.type, optimizer)'}")
     elif spec.loss_scale != "none":
         lines.append(f"scaling = StaticScaling({float(spec.loss_scale)!r})")
+    elif _compiles_update(spec):
+        lines.append("scaling = NoScaling()")
+    if _compiles_update(spec):
+        lines.append(f"update = CompiledUpdate(optimizer, weights, scaling, {row.clip_grad_norm!r})")
     return "\n".join(lines)
 
 
@@ -342,8 +309,17 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
         lines.append("        loss = compute_loss(model, batch)")
     scaled = spec.loss_scale != "none"
     lines.append("    scaling.backward(loss)" if scaled else "    loss.backward()")
-    if precision.master_weights:
-        lines.append("    weights.collect_gradients()")
+    lines += ["    update()"] if _compiles_update(spec) else _update_lines(row, precision, scaled=scaled)
+    lines += ["    return loss", "", ""]
+    carried = "carried" if row.family == "rnn_lm" else "None"
+    at_once = launches_of(spec)
+    several = f", {at_once}" if at_once > 1 else ""
+    lines.append(f"step = StepGraph(train, DEVICE, {carried}{several})" if at_once else "step = train")
+    return "\n".join(lines)
+
+
+def _update_lines(row: Workload, precision: Precision, *, scaled: bool) -> list[str]:
+    lines = ["    weights.collect_gradients()"] if precision.master_weights else []
     clip = row.clip_grad_norm
     if scaled:
         lines.append(f"    scaling.step(optimizer, {clip!r})")
@@ -354,19 +330,14 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
         lines.append("    optimizer.step()")
     if precision.master_weights:
         lines.append("    weights.publish()")
-    lines += ["    return loss", "", ""]
-    carried = "carried" if row.family == "rnn_lm" else "None"
-    at_once = launches_of(spec)
-    several = f", {at_once}" if at_once > 1 else ""
-    lines.append(f"step = StepGraph(train, DEVICE, {carried}{several})" if at_once else "step = train")
-    return "\n".join(lines)
+    return lines
 
 
 def _batch_lines(spec: TrialSpec, row: Workload) -> str:
     lines = [
         f"batches = make_batches({row.resident_batches}, BATCH_SIZE, DEVICE, torch.Generator(DEVICE).manual_seed(SEED))"
     ]
-    channels = _channels(spec)
+    channels = channels_of(spec)
     if channels is not None:
         lines.append(
             f"batches = [(nn.functional.pad(x, (0, 0, 0, 0, 0, {channels} - x.shape[1])), y) for x, y in batches]"
