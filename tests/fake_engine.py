@@ -40,6 +40,7 @@ STEP_TIME = {
     "bf16-mixed": 0.4,
     "fp16-mixed": 0.41,
     "fp16-master": 0.45,
+    "bf16-master": 0.46,
     "fp16-true": 0.35,
     "bf16-true": 0.36,
 }
@@ -49,6 +50,7 @@ MEMORY = {
     "bf16-mixed": 0.6,
     "fp16-mixed": 0.6,
     "fp16-master": 0.7,
+    "bf16-master": 0.7,
     "fp16-true": 0.5,
     "bf16-true": 0.5,
 }
@@ -60,6 +62,9 @@ FIXED_BYTES = 2**29
 CONTEXT_BYTES = 2**28
 DATA_SET_SAMPLES = 12_800
 FIRST_STEP_SECONDS = 0.5
+
+# Made up: what of the loader's time is left with techniques of data.
+_LOADING = {"resident-data": 0.0, "loader-workers": 0.25}
 
 _REPEATED = ("run_block", "run_epoch")
 PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
@@ -217,6 +222,7 @@ class FakeEngine:
         on_hang: Is called when a trial starts to hang.
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
+        holds: How many times the memory a loop holds that its precision alone makes it; made up by the test.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
         checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
@@ -232,6 +238,7 @@ class FakeEngine:
     on_hang: Callable[[], None] = lambda: None
     load_seconds: float = 0.0
     gain: Callable[[TrialSpec], float] = lambda _: 1.0
+    holds: Callable[[TrialSpec], float] = lambda _: 1.0
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
@@ -348,7 +355,9 @@ class FakeSession:
             tell(0.5)
         number, fault = len(self._epochs), self._fault()
         broken = fault is not None and fault.kind == "nan" and number >= fault.block
-        epoch = fake_epoch(self.spec, number, broken=broken, load_seconds=self._engine.load_seconds)
+        gain = self._engine.gain(self.spec)
+        load_seconds = self._engine.load_seconds * _LOADING.get((self.spec.techniques or ("",))[0], 1.0)
+        epoch = fake_epoch(self.spec, number, broken=broken, load_seconds=load_seconds, gain=gain)
         self._epochs.append(epoch)
         if len(self._epochs) < recipe_of(self.spec).num_epochs:
             self._engine.checkpoints[self.spec.key] = list(self._epochs)
@@ -369,7 +378,8 @@ class FakeSession:
                 peak_reserved_bytes=None if on_cpu else reserved,
                 driver_used_bytes=None if on_cpu else reserved + CONTEXT_BYTES,
             )
-        peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision])
+        of_loop = self._engine.holds(self.spec)
+        peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision] * of_loop)
         reserved = None if on_cpu else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
 
@@ -425,7 +435,9 @@ def recipe_of(spec: TrialSpec) -> Recipe:
     return spec.recipe
 
 
-def fake_epoch(spec: TrialSpec, number: int = 0, *, broken: bool = False, load_seconds: float = 0.0) -> Epoch:
+def fake_epoch(
+    spec: TrialSpec, number: int = 0, *, broken: bool = False, load_seconds: float = 0.0, gain: float = 1.0
+) -> Epoch:
     """Return an epoch of a made-up training trial; it counts what a real one counts.
 
     Args:
@@ -433,8 +445,9 @@ def fake_epoch(spec: TrialSpec, number: int = 0, *, broken: bool = False, load_s
         number: Epochs done before.
         broken: Whether its loss is no number.
         load_seconds: What the loader takes for a sample.
+        gain: How many times as fast its loop is as the plain one.
     """
-    recipe, step, batch_size = recipe_of(spec), step_seconds(spec), spec.process_batch_size
+    recipe, step, batch_size = recipe_of(spec), step_seconds(spec) / gain, spec.process_batch_size
     whole = max(1, (recipe.samples_per_epoch or DATA_SET_SAMPLES) // batch_size)
     steps = min(whole, recipe.max_steps or whole)
     wait = 0.01 * step + max(0.0, load_seconds * batch_size - step)

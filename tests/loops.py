@@ -63,5 +63,6 @@ def cell_of(spec: TrialSpec) -> Iterator[tuple[Cell, list[Batch]]]:
 def losses_of(spec: TrialSpec, num_steps: int = 20) -> Tensor:
     """Return the losses of a small cell's first steps, of shape (num_steps,), float64."""
     with cell_of(spec) as (cell, batches):
-        losses = [cell.step(batches[index % len(batches)]).detach().clone() for index in range(num_steps)]
+        losses = [cell.step(batches[index % len(batches)]).detach() for index in range(num_steps)]
+        cell.step.flush()
         return torch.stack(losses).double().cpu()

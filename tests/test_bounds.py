@@ -17,9 +17,22 @@ def words(
     tf32: float | None = None,
     sixteen: float | None = None,
     techniques: tuple[str, ...] = (),
+    resident: float | None = None,
 ) -> str:
     loop = fake_spec(techniques=techniques)
-    return words_of(Evidence(loop, of(graph), of(half), of(tf32), of(sixteen)))
+    return words_of(Evidence(loop, of(graph), of(half), of(tf32), of(sixteen), of(resident), waiting=0.25))
+
+
+@pytest.mark.parametrize(
+    ("resident", "said"),
+    [
+        (4.0, "bound by its input for 75% of the step at the least: with its data on the device it is 4.00 times"),
+        (1.02, "not bound by its input: with its data on the device it is 1.02 times as fast"),
+    ],
+)
+def test_resident_data_tells_of_input(resident: float, said: str) -> None:
+    assert words(resident=resident).startswith(said)
+    assert "the host waits for batches 25% of the time" in words(resident=resident)
 
 
 def test_without_evidence_nothing_is_known() -> None:

@@ -27,15 +27,20 @@ def all_of(
     ]
 
 
-def test_precisions_come_first_each_with_channels_last_too() -> None:
+def test_precisions_come_first_each_with_channels_last() -> None:
     start = fake_spec()
-    expected = {"tf32", "bf16-mixed", "tf32 + channels-last", "bf16-mixed + channels-last"}
-    assert names(LADDER, start) == expected
+    both = {"tf32 + channels-last", "bf16-mixed + channels-last"}
+    assert names(LADDER, start) == both
+    in_vain = [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, [])]
+    assert names(LADDER, start, *in_vain) == {"tf32", "bf16-mixed"}, "without it where that was slower"
+    words = fake_spec(workload="lstm-lm")
+    assert names(LADDER, words) == {"tf32", "bf16-mixed"}
 
 
 def test_what_is_cheap_comes_before_what_compiles() -> None:
     start = fake_spec()
     tried = all_of(0, start, 0.5)
+    tried += [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, tried)]
     cheap = {"channels-last", "cudnn-search", "cuda-graph", "channels-last + cudnn-search"}
     assert names(LADDER, start, *tried) == cheap
     tried += [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, tried)]
@@ -47,20 +52,24 @@ def test_what_is_cheap_comes_before_what_compiles() -> None:
 def test_what_did_not_pay_is_tried_again_once_its_partner_is_taken() -> None:
     start, graph = fake_spec(), Move(techniques=("cuda-graph",))
     tried = [attempt(0, move, start, "slower", 0.99) for move in LADDER.moves(start, [])]
+    tried += [attempt(0, move, start, "slower", 0.99) for move in LADDER.moves(start, tried)]
     assert "bf16-mixed" not in names(LADDER, start, *tried)
     tried.append(attempt(0, graph, start, "taken", 3.0))
-    assert {"tf32", "bf16-mixed"} <= names(LADDER, graph.on(start), *tried), "launches no longer hide it"
+    both = {"tf32 + channels-last", "bf16-mixed + channels-last"}
+    assert both <= names(LADDER, graph.on(start), *tried), "launches no longer hide it"
     search = attempt(0, Move(techniques=("cudnn-search",)), start, "taken", 3.0)
     assert "bf16-mixed" not in names(LADDER, search.spec, *tried[:-1], search)
 
 
 def test_a_precision_far_behind_the_one_taken_is_not_tried_again() -> None:
     start, bf16 = fake_spec(), Move(precision="bf16-mixed", techniques=("channels-last",))
-    tried = [attempt(0, Move(precision="tf32"), start, "slower", 1.9), attempt(0, bf16, start, "taken", 2.0)]
-    near = names(LADDER, bf16.on(start), *tried)
-    assert "tf32" in near
-    tried[0] = attempt(0, Move(precision="tf32"), start, "slower", 1.2)
-    assert "tf32" not in names(LADDER, bf16.on(start), *tried)
+    rival = Move(precision="tf32", techniques=("channels-last",))
+    graph = attempt(1, Move(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.5)
+    tried = [attempt(0, rival, start, "second best", 1.9), attempt(0, bf16, start, "taken", 2.0)]
+    assert "tf32" not in names(LADDER, bf16.on(start), *tried), "nothing since acts on it"
+    assert "tf32" in names(LADDER, graph.spec, *tried, graph)
+    tried[0] = attempt(0, rival, start, "second best", 1.2)
+    assert "tf32" not in names(LADDER, graph.spec, *tried, graph)
 
 
 def test_what_was_second_best_is_tried_on_the_next_rung() -> None:

@@ -70,13 +70,13 @@ def test_the_same_command_again_does_only_what_is_missing(command: CommandLine) 
     first = command.run("resnet50", "--precision", "fp32,tf32")
     second = command.run("resnet50")
     assert second.engine.measured_precisions == [name for name in ALL if name not in ("fp32", "tf32")]
-    assert second.error_lines[0] == "2 of 7 trials are on record already; measuring 5."
+    assert second.error_lines[0] == "2 of 8 trials are on record already; measuring 6."
     third = command.run("resnet50")
     assert third.engine.measured == []
-    assert third.error_lines == ["7 of 7 trials are on record already; measuring 0."]
+    assert third.error_lines == ["8 of 8 trials are on record already; measuring 0."]
     assert (first.code, second.code, third.code) == (0, 0, 0)
     assert third.out == second.out
-    assert len(command.records()) == 7
+    assert len(command.records()) == 8
 
 
 def test_rounds_on_a_cpu_say_what_ends_them_and_how_many_are_on_record(command: CommandLine) -> None:
@@ -102,7 +102,7 @@ def test_retry_and_again_say_what_they_measure(command: CommandLine) -> None:
     assert (retried.code, retried.engine.measured_precisions) == (0, ["tf32"])
     again = command.run("resnet50", "--again")
     assert again.engine.measured_precisions == ALL
-    assert len(command.records()) == 7 + 1 + 7
+    assert len(command.records()) == 8 + 1 + 8
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -311,8 +311,8 @@ def test_a_signal_stops_a_run_cleanly_and_the_next_completes_the_rest(
     assert ({trial.spec.precision for trial in trials}, problems) == ({"fp32", "tf32", "fp16-mixed"}, [])
     assert not list((tmp_path / "results").rglob(".*"))
     rest = command.run("resnet50")
-    assert rest.engine.measured_precisions == ["bf16-mixed", "fp16-master", "fp16-true", "bf16-true"]
-    assert rest.error_lines[0] == "3 of 7 trials are on record already; measuring 4."
+    assert rest.engine.measured_precisions == ["bf16-mixed", "fp16-master", "bf16-master", "fp16-true", "bf16-true"]
+    assert rest.error_lines[0] == "3 of 8 trials are on record already; measuring 5."
 
 
 def test_a_signal_while_the_machine_is_looked_at_is_clean_too(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_users_own_model_is_measured_in_every_precision(command: CommandLine, 
     assert '# Lightning: Trainer(precision="bf16-mixed")' in done.out
     again = command.run(train_me)
     assert again.engine.measured == []
-    assert "7 of 7 trials are on record already" in again.err
+    assert "8 of 8 trials are on record already" in again.err
 
 
 def test_a_users_own_model_is_measured_anew_once_it_has_changed(

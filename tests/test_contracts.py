@@ -95,7 +95,7 @@ def test_a_data_set_is_found_by_its_name(row: Any) -> None:
 @pytest.mark.parametrize(
     ("find", "name", "message"),
     [
-        (find_precision, "bf16", r"No precision named 'bf16'\. Did you mean bf16-(mixed|true) or bf16-(mixed|true)\?"),
+        (find_precision, "bf16", r"No precision named 'bf16'\. Did you mean bf16-true, bf16-mixed or bf16-master\?"),
         (find_precision, "FP16-MIXD", r"No precision named 'FP16-MIXD'\. Did you mean fp16-mixed\b.*\?"),
         (find_workload, "resnet5", r"No workload named 'resnet5'\. Did you mean .*\bresnet50\b.*\?"),
         (find_workload, "mnist-cn", r"No workload named 'mnist-cn'\. Did you mean mnist-cnn\b.*\?"),

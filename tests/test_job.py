@@ -126,6 +126,7 @@ def test_a_failure_is_an_answer_too_and_is_not_asked_for_twice(job: Prepare) -> 
         "fp16-mixed": "oom",
         "bf16-mixed": "unsupported",
         "fp16-master": "ok",
+        "bf16-master": "ok",
         "fp16-true": "diverged",
         "bf16-true": "ok",
     }
@@ -192,7 +193,12 @@ def test_files_that_are_no_records_are_reported_and_left_alone(job: Prepare) -> 
 def test_without_precisions_a_job_has_those_of_the_device(job: Prepare) -> None:
     assert precisions(job(FakeEngine(environment=fake_environment((9, 0))))) == ALL
     assert precisions(job(FakeEngine(environment=fake_environment((7, 5))))) == [p for p in ALL if p != "tf32"]
-    assert precisions(job(FakeEngine(environment=fake_environment((3, 7))))) == ["fp32", "bf16-mixed", "bf16-true"]
+    assert precisions(job(FakeEngine(environment=fake_environment((3, 7))))) == [
+        "fp32",
+        "bf16-mixed",
+        "bf16-master",
+        "bf16-true",
+    ]
     assert precisions(job(FakeEngine(environment=fake_environment(None)))) == [p for p in ALL if p != "tf32"]
 
 

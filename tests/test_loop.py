@@ -1,5 +1,6 @@
 """Every technique computes what the plain loop does: 20 losses beside each other, within the precision's rounding."""
 
+import copy
 import functools
 
 import pytest
@@ -11,15 +12,17 @@ from castwise.errors import UsageError
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import DynamicScaling
 from castwise.measure.techniques.loop import _SETTINGS, PLAIN, loop_of
+from castwise.measure.techniques.space_to_depth import use_space_to_depth
 from castwise.recipe import Loader, Recipe
-from castwise.techniques import TECHNIQUES, join, why_unsupported
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES, join
 
 # What a loss may differ by after 20 steps, relative, in roundings of the format: a loss is a mean of many numbers, and
 # float32 training amplifies what a sum in another order begins. The losses themselves fall by 3 to 16 % in these steps.
 BOUNDS = {"fp32": 500 * torch.finfo(torch.float32).eps, "bf16-mixed": 0.5 * torch.finfo(torch.bfloat16).eps}
 
 # Compiling takes long: the smallest model of each kind will do.
-SLOW = ("compile", "compile-max-autotune")
+SLOW = ("compile", "compile-max-autotune", "compiled-update")
 
 
 @functools.cache
@@ -148,3 +151,70 @@ def test_a_recipe_is_carried_out_as_the_loop_wants_it() -> None:
     many = loop_of(("loader-workers",)).recipe(recipe).loader
     assert many.num_workers >= 1
     assert (many.persistent, many.prefetch_batches) == (True, 4)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_TANH"])
+def test_padded_units_stay_0_and_compute_what_the_narrow_model_does(kind: str) -> None:
+    from castwise.measure.techniques.models import pad_hidden
+    from castwise.measure.workloads.rnn_lm import LanguageModel
+
+    torch.manual_seed(0)
+    narrow = LanguageModel(kind, width=12, dropout=0.0)
+    wide = copy.deepcopy(narrow)
+    pad_hidden(wide, 64)
+    assert (wide.rnn.hidden_size, wide.encoder.embedding_dim, wide.decoder.in_features) == (64, 64, 64)
+    tokens = torch.randint(100, (5, 3))
+    for _ in range(3):
+        found: list[float] = []
+        for model in (narrow, wide):
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            loss = nn.functional.cross_entropy(model(tokens, None)[0].flatten(0, 1), tokens.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        assert found[1] == pytest.approx(found[0], rel=1e-5)
+    hidden = wide(tokens, None)[1]
+    state = hidden if isinstance(hidden, Tensor) else torch.stack(hidden)
+    assert state[..., :12].abs().min() > 0
+    assert not state[..., 12:].any()
+    assert not wide.encoder.weight[:, 12:].any()
+    assert not wide.decoder.weight[:, 12:].any()
+    for name, weight in wide.rnn.named_parameters():
+        own = weight.unflatten(0, (-1, 64))
+        assert not own[:, 12:].any(), name
+        expected = dict(narrow.rnn.named_parameters())[name]
+        part = own[:, :12] if weight.dim() == 1 else own[:, :12, :12]
+        assert torch.allclose(part.flatten(0, 1), expected, atol=1e-5)
+    with pytest.raises(UsageError, match="a width of 64, a multiple of 8 already"):
+        pad_hidden(wide, 64)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "height", "width"),
+    [(7, 3, 224, 224), (3, 0, 299, 299), (3, 1, 33, 35), (4, 1, 32, 30), (5, 2, 31, 31), (2, 0, 9, 8), (6, 5, 12, 13)],
+)
+def test_space_to_depth_computes_the_same_convolution(kernel: int, padding: int, height: int, width: int) -> None:
+    conv = nn.Conv2d(3, 8, kernel, stride=2, padding=padding).double()
+    model = nn.Sequential(nn.Sequential(nn.Identity(), conv))
+    images = torch.randn(2, 3, height, width, dtype=torch.double)
+    expected = model(images)
+    expected.square().sum().backward()
+    gradients = [conv.weight.grad, conv.bias.grad]
+    keys = list(model.state_dict())
+    use_space_to_depth(model)
+    assert list(model.state_dict()) == keys
+    for layout in (torch.contiguous_format, torch.channels_last):
+        conv.weight.grad = conv.bias.grad = None
+        found = model(images.contiguous(memory_format=layout))
+        assert torch.allclose(found, expected)
+        found.square().sum().backward()
+        assert all(torch.allclose(p.grad, g) for p, g in zip((conv.weight, conv.bias), gradients, strict=True))
+
+
+def test_space_to_depth_is_for_first_convolutions_of_stride_2() -> None:
+    for conv in (nn.Conv2d(3, 4, 3), nn.Conv2d(8, 4, 3, stride=2), nn.Conv2d(3, 3, 3, stride=2, groups=3)):
+        with pytest.raises(UsageError, match="no ordinary convolution of stride 2"):
+            use_space_to_depth(nn.Sequential(conv, nn.Conv2d(3, 4, 3, stride=2)))
+    with pytest.raises(UsageError, match="no ordinary convolution of stride 2"):
+        use_space_to_depth(nn.Linear(3, 3))

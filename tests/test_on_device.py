@@ -1,6 +1,7 @@
 """Data sets that lie on the device: every sample once an epoch, normalised and augmented as the CPU's transforms do."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from castwise.measure.data.on_device import (
 )
 from castwise.measure.data.transforms import STATISTICS, TRANSFORMS
 from castwise.measure.parallel import Peers
-from castwise.techniques import _ON_DEVICE_TRANSFORMS
+from castwise.measure.workloads.task import Batch
+from castwise.technique_rules import _ON_DEVICE_TRANSFORMS
 
 CPU = torch.device("cpu")
 PLAIN = Augmentation()
@@ -39,8 +41,12 @@ def rank_of(rank: int, world_size: int) -> Peers:
     return peers
 
 
+def batches_of(data: DeviceImages, epoch: int) -> Iterator[Batch]:
+    return map(data.make, data.start(epoch))
+
+
 def labels_of(data: DeviceImages, epoch: int) -> list[int]:
-    return torch.cat([labels for _, labels in data.start(epoch)]).tolist()
+    return torch.cat([labels for _, labels in batches_of(data, epoch)]).tolist()
 
 
 def test_what_the_plan_allows_is_what_the_device_can_do() -> None:
@@ -55,7 +61,7 @@ def test_what_the_plan_allows_is_what_the_device_can_do() -> None:
 def test_images_are_normalised_as_on_the_cpu(name: str, channels: int, side: int) -> None:
     images, labels = make_images(8, channels, side)
     data = DeviceImages((images, labels), name, PLAIN, Epochs(8, shuffle=False), CPU)
-    ((found, found_labels),) = data.start(0)
+    ((found, found_labels),) = batches_of(data, 0)
     pixels = images.permute(0, 2, 3, 1).numpy()
     expected = [
         TRANSFORMS[name].validation(Image.fromarray(each[..., 0] if channels == 1 else each)) for each in pixels
@@ -69,7 +75,7 @@ def test_images_are_normalised_as_on_the_cpu(name: str, channels: int, side: int
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_an_epoch_has_every_sample_once(shuffle: bool, drop_last: bool) -> None:
     data = DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, shuffle, drop_last), CPU)
-    sizes = [len(labels) for _, labels in data.start(0)]
+    sizes = [len(labels) for _, labels in batches_of(data, 0)]
     assert sizes == [16, 16, 16] + ([] if drop_last else [2])
     assert data.num_batches == len(sizes)
     labels = labels_of(data, 0)
@@ -80,8 +86,8 @@ def test_an_epoch_has_every_sample_once(shuffle: bool, drop_last: bool) -> None:
 def test_an_epoch_follows_from_the_seed_and_its_number_alone() -> None:
     """So that a run that goes on from a checkpoint sees what it would have seen."""
     first, second = (DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, seed=3), CPU) for _ in range(2))
-    list(first.start(0))
-    for (images, labels), (others, other_labels) in zip(first.start(1), second.start(1), strict=True):
+    list(batches_of(first, 0))
+    for (images, labels), (others, other_labels) in zip(batches_of(first, 1), batches_of(second, 1), strict=True):
         assert torch.equal(images, others)
         assert torch.equal(labels, other_labels)
     assert labels_of(first, 0) != labels_of(first, 1)
@@ -114,7 +120,7 @@ def test_crops_are_torchvision_s_of_the_padded_image_mirrored_or_not() -> None:
     padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
     seen: dict[tuple[int, int, bool], int] = {}
     for epoch in range(500):
-        ((found, _),) = data.start(epoch)
+        ((found, _),) = batches_of(data, epoch)
         for image, whole in zip(undone(found), padded, strict=True):
             place = place_of(image, whole)
             seen[place] = seen.get(place, 0) + 1
@@ -136,7 +142,7 @@ def place_of(image: Tensor, padded: Tensor) -> tuple[int, int, bool]:
 
 
 def test_a_batch_has_the_layout_of_channels_last() -> None:
-    ((images, _), *_) = DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16), CPU).start(0)
+    ((images, _), *_) = batches_of(DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16), CPU), 0)
     assert images.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -24,7 +24,8 @@ from castwise.measure.workloads.own import build_own, look_at
 from castwise.own_models import locate, pickle_reference
 from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
-from castwise.techniques import TECHNIQUES, why_unsupported
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES
 from castwise.workloads import find_workload
 
 HEAD = "import torch\nfrom torch import nn\n"

@@ -5,6 +5,7 @@ from fake_engine import fake_spec, fake_training, fake_trial
 from rich.console import Console
 
 from castwise.report.progress import LiveProgress
+from castwise.suite import LIMIT_STEPS
 from castwise.sweep.runner import Listener
 
 
@@ -115,7 +116,7 @@ def test_it_says_nothing_before_a_trial_starts() -> None:
 def test_a_search_of_unknown_length_says_that_it_is_one(console: Console) -> None:
     with LiveProgress(console) as progress:
         for index in (1, 2):
-            spec = fake_training(batch_size=128 * index)
+            spec = fake_training(recipe={"max_steps": LIMIT_STEPS}, batch_size=128 * index)
             progress.started(spec, index, 0)
             progress.phase("epoch 1 of 1", 0.5)
             progress.ended(fake_trial(spec, status="oom", message="full", step_seconds=()))

@@ -18,9 +18,11 @@ from castwise.measure.cell import build_cell
 from castwise.measure.parallel import Peers
 from castwise.plan import TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
+from castwise.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.report.script.emit import script_of
 from castwise.report.script.sources import definitions, plain_definitions
-from castwise.techniques import TECHNIQUES, why_unsupported
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES
 from castwise.workloads import WORKLOADS, find_workload
 
 STEPS = 3
@@ -68,6 +70,8 @@ def measured_loss(spec: TrialSpec) -> float:
         ("mnist-cnn", "fp16-master", ("foreach-optimizer",)),
         ("resnet18", "bf16-mixed", ("channels-last", "fused-optimizer")),
         ("lstm-lm", "fp32", ("pad-vocabulary", "chunked-loss")),
+        ("resnet18", "fp32", ("space-to-depth",)),
+        ("mnist-cnn", "bf16-master", ("compiled-update",)),
     ],
 )
 def test_a_script_computes_what_was_measured(
@@ -90,6 +94,10 @@ def _combinations() -> list[TrialSpec]:
         for workload in ("lstm-lm", "mnist-cnn"):
             spec = spec_of(workload, "fp16-mixed", (row.name,), **on_gpu)
             made += [spec] if why_unsupported(spec) is None else []
+    made += [spec_of("resnet50", "bf16-mixed", ("space-to-depth", "cuda-graph"), **on_gpu)]
+    made += [spec_of("lstm-lm-1500", "bf16-mixed", ("compiled-update", "pad-hidden", "pad-vocabulary"), **on_gpu)]
+    for name, scale in (("fp32", "none"), ("fp16-master", "128"), ("bf16-master", "none"), ("fp16-mixed", "dynamic")):
+        made.append(spec_of("resnet50", name, ("compiled-update", "cuda-graph"), **on_gpu, loss_scale=scale))
     return made
 
 
@@ -158,3 +166,84 @@ def test_what_uses_castwise_is_no_plain_definition() -> None:
     text = plain_definitions("measure/workloads/mnist_cnn.py")
     assert "class MnistCnn" in text
     assert "def build" not in text
+
+
+# Training runs
+
+
+def training_of(
+    *techniques: str, precision: str = "fp32", data_set: str = "synthetic:mnist", **recipe: object
+) -> TrialSpec:
+    fields: dict[str, object] = {"epochs": 3, "loader": Loader(num_workers=0), "read_loss_every_step": True}
+    made = Recipe.model_validate(fields | recipe)
+    workload = "mnist-cnn" if data_set.endswith("mnist") else "wrn-28-10"
+    spec = spec_of(workload, precision, techniques, kind="training", recipe=made, data_set=data_set, batch_size=100)
+    return spec.model_copy(update={"loss_scale": find_precision(precision).loss_scale})
+
+
+@pytest.mark.parametrize(
+    ("precision", "techniques", "schedule"),
+    [
+        ("bf16-mixed", ("resident-data", "channels-last"), Schedule(kind="step", arguments={"gamma": 0.5})),
+        ("fp16-master", ("resident-data", "no-step-sync"), Schedule()),
+        (
+            "fp32",
+            ("resident-data", "foreach-optimizer"),
+            Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 5.0}),
+        ),
+    ],
+    ids=str,
+)
+def test_the_script_of_a_training_run_trains(
+    precision: str, techniques: tuple[str, ...], schedule: Schedule, tmp_path: Path
+) -> None:
+    optimizer = Optimizer(name="SGD", arguments={"lr": 0.01, "momentum": 0.9})
+    spec = training_of(*techniques, precision=precision, schedule=schedule, optimizer=optimizer)
+    assert why_unsupported(spec) is None
+    file = tmp_path / "train.py"
+    file.write_text(script_of(spec))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", str(file), "--epochs", "2", "--steps", "3"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, accuracy, speed = done.stdout.splitlines()
+    assert re.fullmatch(r"epoch 1 loss \d\.\S+ \S+ images/s", first)
+    assert re.fullmatch(r"epoch 2 loss \d\.\S+ \S+ images/s", second)
+    assert re.fullmatch(r"accuracy 0\.\d{4}", accuracy)
+    assert re.fullmatch(r"\S+ images/s", speed)
+
+
+@pytest.mark.parametrize("graph", [(), ("cuda-graph",), ("cuda-graph-8",)])
+@pytest.mark.parametrize("data_set", ["mnist", "cifar10", "synthetic:mnist"])
+def test_every_script_of_a_training_run_is_whole(data_set: str, graph: tuple[str, ...]) -> None:
+    schedule = Schedule(kind="step", arguments={"gamma": 0.5})
+    spec = training_of("resident-data", *graph, data_set=data_set, precision="fp16-mixed", schedule=schedule)
+    text = script_of(spec.model_copy(update={"device": "cuda:0"}))
+    assert undefined_names(ast.parse(text)) == set()
+    assert "castwise" not in {
+        alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names
+    }
+    assert ("step.flush()" in text) is (graph == ("cuda-graph-8",))
+    assert ("torchvision.datasets" in text) is (data_set in ("mnist", "cifar10"))
+    assert ("loss.item()  # as the source does" in text) is (not graph)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (training_of(), "reads it through a loader"),
+        (training_of("resident-data", schedule=Schedule(kind="one_cycle")), "no schedule 'one_cycle'"),
+        (training_of("resident-data", data_set="wikitext-2"), "does not go with the data set wikitext-2"),
+    ],
+    ids=["loader", "schedule", "text"],
+)
+def test_a_training_run_without_a_script_is_refused(spec: TrialSpec, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        script_of(spec)

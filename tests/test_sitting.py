@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, FakeSession, fake_spec
+from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training
 
+from castwise.analyze.metrics import turn_times
 from castwise.plan import Protocol, TrialSpec
 from castwise.record import Block, Environment, Facts
 from castwise.sweep.engine import TrialFailedError
@@ -128,3 +129,29 @@ def test_how_cells_move_in(moving_in: MovingIn, order: list[int]) -> None:
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
     sit(Sweep(engine, None, engine.environment, Silent()), specs, moving_in=moving_in)
     assert engine.seen == order  # type: ignore[attr-defined]
+
+
+def train(engine: FakeEngine, num_turns: int = 4) -> Sat:
+    protocol = Protocol(num_blocks=num_turns, min_blocks=2)
+    recipe = {"epochs": 9, "skip_epochs": 1}
+    specs = [fake_training(name, recipe, protocol=protocol) for name in ("fp32", "bf16-mixed")]
+    return sit(Sweep(engine, None, engine.environment, Silent()), specs)
+
+
+def test_epochs_of_training_runs_are_turns_and_the_first_is_not_counted() -> None:
+    trials = train(FakeEngine(exclusive=False)).trials
+    assert {trial.status for trial in trials} == {"ok"}
+    assert len({trial.sitting for trial in trials}) == 1
+    for trial in trials:
+        epochs = trial.ranks[0].epochs
+        assert 3 <= len(epochs) <= 5
+        assert epochs[0].first_step_seconds
+        assert turn_times(trial) == [epoch.seconds / epoch.num_steps for epoch in epochs[1:]]
+        assert len(trial.readings) == len(epochs)
+
+
+def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
+    first, second = train(FakeEngine(exclusive=False, faults={"bf16-mixed": Fault("nan")})).trials
+    assert first.status == "ok"
+    assert second.status == "diverged"
+    assert len(second.ranks[0].epochs) == 1

@@ -9,7 +9,7 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.estimates import LEVEL
 from castwise.analyze.recommend import recommend
-from castwise.analyze.speedups import speedup_estimate, step_estimate
+from castwise.analyze.speedups import speedup_estimate, step_estimate, turns_estimate
 from castwise.record import Status, Trial
 from castwise.report.columns import remarks
 from castwise.report.tables import to_json
@@ -41,6 +41,20 @@ def test_each_sitting_gives_one_ratio() -> None:
     assert found is not None
     assert (found.value, found.n) == (pytest.approx(3), 3)
     assert found.half_width == pytest.approx(0, abs=1e-9), "drift falls on both alike"
+
+
+def test_the_turns_of_one_sitting_have_an_interval_of_their_own() -> None:
+    before, after = sat("fp32", "s", 0.3, 0.31, 0.29, 0.3, 0.3), sat("bf16-mixed", "s", 0.1, 0.1, 0.1, 0.1, 0.1)
+    found = turns_estimate([before], [after])
+    assert found is not None
+    assert (found.value, found.n) == (pytest.approx(3, rel=0.01), 1), "one process each, however many turns"
+    assert 2.8 < found.low < 2.99
+    assert 3.01 < found.high < 3.2
+    assert turns_estimate([before], [sat("bf16-mixed", "other", 0.1)]) is None
+    last = sat("bf16-mixed", "t", 0.15, 0.15, 0.15)
+    newest = turns_estimate([before, sat("fp32", "t", 0.3, 0.3, 0.3)], [after, last])
+    assert newest is not None
+    assert newest.value == pytest.approx(2), "of the last sitting they share"
 
 
 def test_without_a_common_sitting_drift_is_in_the_interval() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_graphs import FakeCaptures
 from torch import Tensor
 
 from castwise.measure.data import feeds, resident
 from castwise.measure.data.feeds import Feed, Feeds
 from castwise.measure.data.wikitext import make_corpus
+from castwise.measure.techniques import graph as graphs
 from castwise.measure.training import TrainingRun
 from castwise.plan import TrialSpec
 from castwise.recipe import Loader, Optimizer, Recipe, Schedule
@@ -259,6 +261,26 @@ def test_without_step_sync_the_losses_are_the_same_and_not_read_one_by_one(
     assert with_reads >= 5
     assert len(reads) < with_reads - 4
     assert [loss for _, loss in quiet[0].losses] == pytest.approx([loss for _, loss in plain[0].losses], rel=1e-5)
+
+
+@pytest.mark.parametrize("graph", ["cuda-graph", "cuda-graph-8"])
+def test_a_run_of_graphs_takes_the_steps_of_the_plain_one(
+    graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are made within the graph, of what an epoch draws; here the graph is a fake."""
+    captures = FakeCaptures()
+    monkeypatch.setattr(graphs, "CudaCaptures", lambda _: captures)
+    resident_run = spec(epochs=4, schedule=Schedule(kind="step", arguments={"gamma": 0.5}))
+    resident_run = resident_run.model_copy(update={"techniques": ("resident-data",), "batch_size": 10})
+    with_graph = resident_run.model_copy(update={"techniques": ("resident-data", graph)})
+    plain, graphed = (run(each, tmp_path).finish().epochs for each in (resident_run, with_graph))
+    assert [epoch.num_steps for epoch in graphed] == [10] * 4
+    assert [epoch.num_samples for epoch in graphed] == [96] * 4
+    assert [epoch.losses for epoch in graphed] == [epoch.losses for epoch in plain]
+    assert [epoch.accuracy for epoch in graphed] == [epoch.accuracy for epoch in plain]
+    # An epoch is 9 whole batches, three of which warm the first one up, and a short one, which is warm in the second.
+    rest = [1] * 10 if graph == "cuda-graph" else [8, 1, 1]
+    assert captures.launches == [1] * 6 + 3 * rest
 
 
 def test_a_run_on_resident_data_goes_on_from_a_checkpoint_as_if_never_stopped(tmp_path: Path) -> None:

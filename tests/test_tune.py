@@ -3,15 +3,16 @@
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, Fault, fake_environment
 
-from castwise.analyze.climb import Climbed, loop_name
+from castwise.analyze.climb import Climbed, Ladder, loop_name
 from castwise.plan import TrialSpec
-from castwise.report.tuning import fastest_within, lines_of
+from castwise.report.tuning import conclusions, fastest_within, lines_of
 from castwise.sweep.store import load_folder
 from castwise.sweep.tune import TuneRequest, prepare_tuning
 
@@ -55,7 +56,7 @@ def test_it_climbs_to_the_fastest_and_sees_what_pays_only_together() -> None:
     assert climbed.winner.precision == "bf16-mixed"
     assert climbed.winner.techniques == ("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph")
     names = [each.move.name for each in climbed.attempts if each.outcome == "taken"]
-    assert names == ["bf16-mixed + channels-last", "cudnn-search", "fused-optimizer", "compile + cuda-graph"]
+    assert names == ["bf16-mixed", "channels-last", "cudnn-search", "fused-optimizer", "compile + cuda-graph"]
     assert made.num_open == 0
 
 
@@ -66,8 +67,8 @@ def test_every_rung_is_proven_over_the_one_below() -> None:
         found = next(attempt for attempt in taken if attempt.spec == each)
         assert found.below == below
         assert found.ratio is not None
-        assert found.ratio.n >= 3
         assert found.ratio.low > 1
+        assert found.ratio.n > 1 or found.ratio.low > 1.1, "what one process shows is far beyond what two differ by"
     assert lines_of(climbed)[-1].total is not None
 
 
@@ -161,7 +162,7 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 def test_the_budget_ends_it_with_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 5)
-    monkeypatch.setattr("castwise.sweep.tune.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("castwise.sweep.climber.time.perf_counter", lambda: float(next(clock)))
     climbed = climb(engine(), budget_seconds=300)
     assert climbed.ending == "budget"
     assert len(climbed.trials) < len(climb(engine(), budget_seconds=1e6).trials)
@@ -174,6 +175,108 @@ def test_the_fastest_within_a_memory_limit_is_another_loop() -> None:
     tight = fastest_within(climbed, peaks[0] + 2**22)
     assert tight is not None
     assert tight.peak_bytes == peaks[0]
+
+
+def test_it_takes_few_sittings_and_few_that_compile() -> None:
+    """Each sitting costs the start of its processes, each compilation most of a minute on a GPU."""
+    made = engine()
+    climbed = climb(made)
+    assert len({trial.sitting for trial in climbed.trials}) <= 10
+    assert len(made.measured) <= 31
+    assert sum("compile" in spec.techniques for spec in made.measured) <= 8
+
+
+def sittings_of(climbed: Climbed, *specs: TrialSpec) -> int:
+    """Return how often these loops sat side by side."""
+    return len(set.intersection(*({trial.sitting for trial in climbed.of(spec)} for spec in specs)))
+
+
+@pytest.mark.parametrize(("gain", "count"), [(1.03, 2), (1.5, 1)])
+def test_a_small_gain_is_proven_by_further_processes_and_a_large_one_by_the_first(gain: float, count: int) -> None:
+    made = engine(lambda spec: gain if spec.techniques else 1.0)
+    tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
+    climbed = replace(tuning, ladder=Ladder(("fp32",), ("fused-optimizer",))).run()
+    (taken,) = [each for each in climbed.attempts if each.outcome == "taken"]
+    assert sittings_of(climbed, climbed.start, taken.spec) == count
+    assert taken.ratio is not None
+    assert taken.ratio.value == pytest.approx(gain, rel=0.01)
+    assert taken.ratio.n == count
+    assert taken.reason == ("one process each: the interval is of its turns" if count == 1 else "")
+
+
+def needs(spec: TrialSpec) -> float:
+    """Return made-up memory, of the engine's for the precision: speed has its price here."""
+    return 2.0 if "cudnn-search" in spec.techniques else 1.0
+
+
+def test_a_second_climb_stays_within_the_memory_limit() -> None:
+    """The fast loop holds too much from the search on; the climb under the limit goes on without it."""
+    made = engine(holds=needs)
+    limit = 1.5 * 2**30
+    climbed = climb(made, memory_bytes=limit)
+    assert "cudnn-search" in climbed.winner.techniques
+    within = fastest_within(climbed, limit)
+    assert within is not None
+    assert set(within.spec.techniques) == {"channels-last", "fused-optimizer", "compile", "cuda-graph"}
+    assert any(each.outcome == "too large" for each in climbed.attempts if each.limited)
+    assert len(made.measured) < 60
+
+
+def test_a_loop_that_fits_is_climbed_to_even_where_it_is_slower() -> None:
+    """Nothing at float32 fits but the one that costs time."""
+
+    def gain(spec: TrialSpec) -> float:
+        return 0.7 if "channels-last" in spec.techniques else 1.0
+
+    made = engine(gain, holds=lambda spec: 0.4 if "channels-last" in spec.techniques else 1.0)
+    climbed = climb(made, precisions=("fp32",), memory_bytes=2**30)
+    within = fastest_within(climbed, 2**30)
+    assert climbed.winner == climbed.start
+    assert within is not None
+    assert within.spec.techniques == ("channels-last",)
+
+
+def test_a_larger_batch_is_a_move_where_it_is_asked_for() -> None:
+    def gain(spec: TrialSpec) -> float:
+        return 1.3 if spec.batch_size > 256 else 1.0
+
+    assert {spec.batch_size for spec in climb(engine(gain)).rungs} == {256}
+    climbed = climb(engine(gain), larger_batches=True, precisions=("fp32",))
+    assert climbed.winner.batch_size == 512
+    taken = next(each for each in climbed.attempts if each.outcome == "taken")
+    assert taken.move.name == "2 times the batch"
+    assert taken.ratio is not None
+    assert taken.ratio.value == pytest.approx(1.3, rel=0.1)
+    line = lines_of(climbed)[1]
+    assert line.total == pytest.approx(taken.ratio.value, rel=0.05), "by images a second, not by steps"
+
+
+def test_epochs_are_tuned_with_the_reading_of_their_data() -> None:
+    made = engine(load_seconds=0.001)
+    asked = TuneRequest("mnist-cnn", data_set="synthetic:mnist")
+    climbed = prepare_tuning(asked, make_engine=lambda *_: made).run()
+    assert {trial.spec.kind for trial in climbed.trials} == {"training"}
+    assert climbed.start.recipe is not None
+    assert climbed.start.recipe.loader.num_workers == 2, "as the source reads it"
+    assert next(each for each in climbed.attempts if each.outcome == "taken").move.name == "resident-data"
+    assert "resident-data" in climbed.winner.techniques
+    assert "bound by its input for" in conclusions(climbed)[-2]
+    assert all(len(trial.ranks[0].epochs) >= 4 for trial in climbed.trials if trial.status == "ok")
+
+
+def test_a_larger_loader_is_found_where_data_cannot_lie_on_the_device() -> None:
+    made = engine(load_seconds=0.001, faults={"resident-data": Fault("oom")})
+    asked = TuneRequest("mnist-cnn", data_set="synthetic:mnist", precisions=("fp32",))
+    climbed = prepare_tuning(asked, make_engine=lambda *_: made).run()
+    assert "loader-workers" in climbed.winner.techniques
+
+
+def test_training_needs_a_source(command: CommandLine) -> None:
+    done = command("tune", "resnet152", "--training", "--results", command.results, engine=engine())
+    assert done.code == 2
+    assert "No suite trains resnet152" in done.err
+    done = command("tune", "resnet50", "--data-set", "synthetic:mnist", "--results", command.results, engine=engine())
+    assert done.code == 2
 
 
 def test_it_says_in_words_what_was_reached(command: CommandLine) -> None:

@@ -31,6 +31,8 @@ Examples:
     castwise tune resnet50 --emit train.py          and the winner as a script
 
     castwise tune lstm-lm --allow shape             changes to the model, too
+
+    castwise tune mnist-cnn --data-set mnist        whole epochs, read as the source reads them
 """
 
 
@@ -73,7 +75,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     ] = Allowed.DRAWS,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.", min=1)] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Name the fastest loop within this memory too: 8GiB.", metavar="SIZE")
+        str | None, typer.Option(help="Climb to the fastest loop within this memory too: 8GiB.", metavar="SIZE")
     ] = None,
     emit: Annotated[
         Path | None,
@@ -83,7 +85,19 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         str | None, typer.Option(help="Wall time after which nothing further is tried: 5min.", metavar="TIME")
     ] = None,
     device: Device = None,
-    data_set: Annotated[str, typer.Option(help="synthetic, or a real data set.")] = "synthetic",
+    data_set: Annotated[
+        str | None,
+        typer.Option(
+            help="synthetic; or a real data set, or random samples in its shape (synthetic:NAME), whose epochs are "
+            "then timed as the source's suite reads them."
+        ),
+    ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="Time epochs as the source's suite runs them, on the suite's data.")
+    ] = False,
+    larger_batches: Annotated[
+        bool, typer.Option("--larger-batches", help="Try 2, 4 and 8 times the batch, too: that changes the training.")
+    ] = False,
     data: Data = None,
     results: Results = Path("castwise-results"),
     output: Output = Format.TABLE,
@@ -98,12 +112,9 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     """Climb from the plain loop to the fastest that computes the same, and say what each technique bought."""
     from castwise.commands import tune as carry_out
     from castwise.quantities import parse_duration, parse_list, parse_memory
-    from castwise.sweep.tune import BUDGET_SECONDS, TIMEOUT_SECONDS, TuneRequest
+    from castwise.sweep.tune import BUDGET_SECONDS, TIMEOUT_SECONDS, TuneRequest, source_of
 
-    if emit is not None:
-        from castwise.report.script.emit import check_script
-
-        check_script(workload.strip(), data_set)
+    limit = None if memory is None else parse_memory("--memory", memory)
     request = TuneRequest(
         workload=workload.strip(),
         precisions=parse_list("--precision", precision),
@@ -111,6 +122,9 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         batch_size=batch_size,
         device=device,
         data_set=data_set,
+        training=training,
+        larger_batches=larger_batches,
+        memory_bytes=limit,
         data_dir=data,
         results=results,
         budget_seconds=BUDGET_SECONDS if budget is None else parse_duration("--budget", budget),
@@ -119,7 +133,11 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         retry=retry,
         again=again,
     )
-    limit = None if memory is None else parse_memory("--memory", memory)
+    if emit is not None:
+        from castwise.report.script.emit import check_script
+
+        wanted, recipe = source_of(request) or (request.data_set or "synthetic", None)
+        check_script(request.workload, wanted, recipe)
     code, climbed = carry_out(request, output.value, limit)
     if emit is not None and climbed is not None and climbed.ending != "failed":
         from castwise.report.script.emit import script_of

@@ -16,7 +16,8 @@ from castwise.loss_scales import parse_loss_scale
 from castwise.own_models import OwnModel, OwnWorkload
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.recipe import Recipe
-from castwise.techniques import NONE, find_technique, join, parse_techniques, resolve
+from castwise.technique_rules import resolve
+from castwise.techniques import NONE, find_technique, join, parse_techniques
 from castwise.techniques import SETS as TECHNIQUE_SETS
 from castwise.workloads import Workload, find_workload
 

@@ -87,6 +87,22 @@ scaler.update()
 with torch.no_grad():
     torch._foreach_copy_(params, masters)"""
 
+_MASTER_BF16_CODE = """\
+model.bfloat16()  # once, before the loop
+for module in model.modules():
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        module.float()
+params = list(model.parameters())
+masters = [p.detach().clone().float().requires_grad_() for p in params]
+optimizer = torch.optim.SGD(masters, lr=lr)  # your optimizer, over the masters
+loss = loss_fn(model(x.bfloat16()).float(), y)  # each step
+loss.backward()
+for master, p in zip(masters, params):
+    master.grad, p.grad = p.grad.float(), None
+optimizer.step()
+with torch.no_grad():
+    torch._foreach_copy_(params, masters)"""
+
 _TRUE_CODE = """\
 model.to(torch.{dtype})  # once, before the loop and the optimizer
 loss = loss_fn(model(x.to(torch.{dtype})).float(), y)
@@ -173,6 +189,22 @@ PRECISIONS: tuple[Precision, ...] = (
         on_cpu=True,
         summary="float16 weights, float32 batch norm, float32 masters that the optimizer steps (Apex O2)",
         code=_MASTER_FP16_CODE,
+    ),
+    Precision(
+        name="bf16-master",
+        aliases=(),
+        param_dtype="bfloat16",
+        autocast_dtype=None,
+        float32_matmul="ieee",
+        master_weights=True,
+        batch_norm_dtype="float32",
+        loss_scale="none",
+        peak_dtype="bf16",
+        capability=(8, 0),
+        emulated_below=True,
+        on_cpu=True,
+        summary="bfloat16 weights, float32 batch norm, float32 masters that the optimizer steps, no loss scaling",
+        code=_MASTER_BF16_CODE,
     ),
     Precision(
         name="fp16-true",

@@ -16,7 +16,8 @@ from castwise.loss_scales import parse_loss_scale
 from castwise.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, stand_in
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
-from castwise.techniques import NONE, parse_techniques, resolve
+from castwise.technique_rules import resolve
+from castwise.techniques import NONE, parse_techniques
 from castwise.workloads import find_workload
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
@@ -266,6 +267,11 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
     if not specs:
         raise UsageError(f"The suite '{suite.name}' has no such cell; leave out some of what narrows it down.")
     return list(specs.values())
+
+
+def is_search(spec: TrialSpec) -> bool:
+    """Return whether a trial is a step in a search for the largest batch."""
+    return spec.recipe is not None and spec.recipe.max_steps == LIMIT_STEPS
 
 
 def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> list[tuple[TrialSpec, int]]:

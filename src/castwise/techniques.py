@@ -1,7 +1,8 @@
 """Changes to a training loop that leave what it computes alone: one row each, data only.
 
 `measure/techniques/` is where a row is applied; this module is what the command line, the plan and the reports know
-of it, without torch. What the plain loop does already is no technique: `IN_THE_PLAIN_LOOP` says so to whoever asks.
+of it, without torch, and `technique_rules.py` says which trials can have one. What the plain loop does already is no
+technique: `IN_THE_PLAIN_LOOP` says so to whoever asks.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from castwise.errors import UsageError, unknown_name
-from castwise.workloads import Unit, find_workload
+from castwise.workloads import Unit
 
 if TYPE_CHECKING:
-    from castwise.plan import TrialKind, TrialSpec
+    from castwise.plan import TrialKind
 
 # What a technique does to the numbers, from the least to the most:
 # `bits`      the same operations on the same numbers
@@ -140,9 +141,27 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
     ),
     Technique(
+        name="compiled-update",
+        summary="what follows backward (unscaling, clipping, update, rounding of masters) is one compiled function",
+        needs="what compile needs",
+        cost="the second step: seconds; gradients, weights and states are read and written once",
+        numerics="rounding",
+        optimizers=("SGD", "Adam", "AdamW", "Adadelta"),
+        several_gpus=False,
+        excludes=("fused-optimizer", "foreach-optimizer"),
+    ),
+    Technique(
         name="pad-vocabulary",
         summary="the decoder has 33,280 words for 33,278, a multiple of 64; the others' probability is 0",
         cost="2 rows of the decoder",
+        numerics="shape",
+        families=("rnn_lm",),
+    ),
+    Technique(
+        name="pad-hidden",
+        summary="embedding and state are a multiple of 64 wide (1,500 becomes 1,536), the further units 0",
+        needs="a width that is no multiple of 8",
+        cost="the further units' weights",
         numerics="shape",
         families=("rnn_lm",),
     ),
@@ -160,6 +179,15 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="2.7 times the input bytes",
         numerics="shape",
         units=("images",),
+    ),
+    Technique(
+        name="space-to-depth",
+        summary="the first convolution, of stride 2, reads 2 by 2 pixels as channels, for Tensor Cores",
+        needs="a model that begins with a convolution of stride 2",
+        cost="a copy of the images a step",
+        numerics="rounding",
+        units=("images",),
+        excludes=("pad-channels-4", "pad-channels-8"),
     ),
     Technique(
         name="chunked-loss",
@@ -190,6 +218,16 @@ TECHNIQUES: tuple[Technique, ...] = (
         summary="the whole step, optimizer and loss scaling included, is one launch",
         needs="shapes and control flow that do not depend on data, and a schedule that leaves momentum alone",
         cost="a copy of the batch a step; the step's memory is held for good",
+        numerics="rounding",
+        devices=("cuda",),
+        several_gpus=False,
+        excludes=("cuda-graph-8",),
+    ),
+    Technique(
+        name="cuda-graph-8",
+        summary="8 whole steps are one launch",
+        needs="the same, and a rate that stays within an epoch",
+        cost="places for 8 batches; losses are there every 8 steps",
         numerics="rounding",
         devices=("cuda",),
         several_gpus=False,
@@ -238,16 +276,7 @@ def parse_techniques(text: str) -> tuple[str, ...]:
     sets = [name for name in wanted if name in SETS]
     rows = {find_technique(name).name for name in wanted if name not in SETS}
     _check_exclusions(rows.union(*(SETS[name] for name in sets)))
-    return (*sorted(sets), *_in_order(rows))
-
-
-def resolve(names: Sequence[str], spec: "TrialSpec") -> "TrialSpec":
-    """Return a spec with these techniques, and of the sets among them those members that it can have."""
-    taken = {name for name in names if name not in SETS}
-    for name in names:
-        members = SETS.get(name, ())
-        taken |= {each for each in members if why_unsupported(spec.model_copy(update={"techniques": (each,)})) is None}
-    return spec.model_copy(update={"techniques": _in_order(taken)})
+    return (*sorted(sets), *in_order(rows))
 
 
 def times_kernels(names: Sequence[str]) -> bool:
@@ -276,115 +305,8 @@ def join(names: Sequence[str]) -> str:
     return _JOIN.join(names) or NONE
 
 
-def why_unsupported(spec: "TrialSpec", capability: tuple[int, int] | None = None) -> str | None:
-    """Return why a trial cannot have one of its techniques, or None where it can have all.
-
-    Args:
-        spec: The trial.
-        capability: The GPU's compute capability, where it is known.
-
-    Raises:
-        UsageError: A technique does not exist.
-    """
-    for name in spec.techniques:
-        reason = _why_not(find_technique(name), spec, capability)
-        if reason is not None:
-            return f"{name} {reason}"
-    return None
-
-
-def _why_not(row: Technique, spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
-    beside = [name for name in spec.techniques if name in row.excludes]
-    if beside:
-        return f"excludes {beside[0]}"
-    if spec.device_type not in row.devices:
-        return f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
-    if spec.kind not in row.kinds:
-        return "changes how a training run reads its data; steady trials have theirs on the device"
-    if spec.world_size > 1 and not row.several_gpus:
-        return f"works on one GPU; this step is spread over {spec.spread}"
-    misfit = _why_misfit(row, spec)
-    return _SPECIAL[row.name](spec, capability) if misfit is None and row.name in _SPECIAL else misfit
-
-
-def _why_misfit(row: Technique, spec: "TrialSpec") -> str | None:
-    """Return why a technique is not for a trial's model or optimizer."""
-    workload = find_workload(spec.workload)
-    if workload.family == "own":
-        return None if row.fits_own_models else "is for castwise's own workloads; put it into your own code"
-    if workload.unit not in row.units:
-        return f"is for {' and '.join(row.units)}; {workload.name} has {workload.unit}"
-    if row.families and workload.family not in row.families:
-        return f"is for recurrent language models; {workload.name} is none"
-    if row.optimizers and optimizer_of(spec) not in row.optimizers:
-        return f"fits {', '.join(row.optimizers)}; torch has no such {optimizer_of(spec)}"
-    return None
-
-
-def optimizer_of(spec: "TrialSpec") -> str:
-    """Return the name of the optimizer that a trial steps with."""
-    if spec.recipe is not None and spec.recipe.optimizer is not None:
-        return spec.recipe.optimizer.name
-    return find_workload(spec.workload).optimizer.name
-
-
-def _why_no_sync(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
-    reads_loss = spec.recipe is not None and spec.recipe.read_loss_every_step
-    if reads_loss or spec.loss_scale.startswith("dynamic"):
-        return None
-    return "finds nothing to leave out: this loop reads nothing from the device within a step"
-
-
-def _why_no_resident_data(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
-    if spec.recipe is not None and spec.recipe.loader.resident:
-        return "finds nothing to do: the source's data lies on the device already"
-    transform = spec.recipe.transform if spec.recipe is not None else None
-    if transform not in (None, *_ON_DEVICE_TRANSFORMS):
-        return f"cannot do the augmentation '{transform}' on the device; it can do {', '.join(_ON_DEVICE_TRANSFORMS)}"
-    return None
-
-
-def _why_no_loader(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
-    if spec.recipe is not None and spec.recipe.loader.resident:
-        return "finds no loader: the source's data lies on the device"
-    return None
-
-
-def _why_no_compile(_: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
-    if capability is None or capability >= _TRITON_CAPABILITY:
-        return None
-    return f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {capability[0]}.{capability[1]}"
-
-
-def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
-    schedule = spec.recipe.schedule if spec.recipe is not None else None
-    if schedule is None or schedule.kind == "constant":
-        return None
-    if schedule.kind == "one_cycle":
-        return "cannot follow the schedule one_cycle: a graph holds the momentum fixed that it moves"
-    # torch's other SGDs read the rate on the host.
-    if optimizer_of(spec) == "SGD" and "fused-optimizer" not in spec.techniques:
-        return "needs fused-optimizer where a schedule moves SGD's rate"
-    return None
-
-
 # Inductor times Triton's configurations of a kernel without max-autotune, too, though few of them.
 _TIMING_KERNELS = frozenset({"cudnn-search", "compile", "compile-max-autotune"})
-
-# The transforms of `measure/data/transforms.py` that `measure/data/on_device.py` does.
-_ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
-_TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
-
-# Conditions of a row that are more than membership.
-_SPECIAL = {
-    "no-step-sync": _why_no_sync,
-    "resident-data": _why_no_resident_data,
-    "loader-workers": _why_no_loader,
-    "pinned-transfer": _why_no_loader,
-    "compile": _why_no_compile,
-    "compile-max-autotune": _why_no_compile,
-    "cuda-graph": _why_no_graph,
-}
 
 
 def _check_exclusions(names: set[str]) -> None:
@@ -394,5 +316,6 @@ def _check_exclusions(names: set[str]) -> None:
                 raise UsageError(f"{row.name} and {other} exclude each other. Name one of them.")
 
 
-def _in_order(names: set[str]) -> tuple[str, ...]:
+def in_order(names: set[str]) -> tuple[str, ...]:
+    """Return names in the registry's order."""
     return tuple(row.name for row in TECHNIQUES if row.name in names)

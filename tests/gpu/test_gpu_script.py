@@ -21,6 +21,7 @@ LOOPS = [
     ("mnist-cnn", "bf16-mixed", 512, ("channels-last", "cudnn-search", "cuda-graph")),
     ("resnet50", "fp16-mixed", 128, ("channels-last", "cudnn-search", "fused-optimizer", "cuda-graph")),
     ("lstm-lm", "tf32", 20, ("fused-optimizer", "cuda-graph")),
+    ("lstm-lm", "tf32", 20, ("fused-optimizer", "cuda-graph-8")),
     ("resnet18", "bf16-mixed", 256, ("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph")),
 ]
 

@@ -13,7 +13,8 @@ from castwise.measure.steady import SteadyCell
 from castwise.measure.training import TrainingRun
 from castwise.plan import Protocol, TrialSpec
 from castwise.recipe import Loader, Optimizer, Recipe, Schedule
-from castwise.techniques import TECHNIQUES, join, why_unsupported
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES, join
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,6 +33,8 @@ TOGETHER = [
     ("fused-optimizer", "pad-vocabulary", "chunked-loss", "cuda-graph"),
     ("fused-optimizer", "pad-vocabulary", "compile", "cuda-graph"),
     ("no-step-sync", "cuda-graph"),
+    ("channels-last", "cudnn-search", "fused-optimizer", "cuda-graph-8"),
+    ("fused-optimizer", "compile", "cuda-graph-8"),
 ]
 
 
@@ -61,16 +64,18 @@ def test_a_graph_is_captured_once_and_replayed_for_its_shape() -> None:
         assert graph is not None
         for index in range(3):
             cell.step(batches[index])
-        assert graph.capture_seconds is None
+        assert graph.captures.seconds is None
         losses = [cell.step(batches[index % 4]) for index in range(8)]
-        captured = graph.capture_seconds
+        captured = graph.captures.seconds
         assert captured is not None
         assert len({loss.data_ptr() for loss in losses}) == len(losses)  # none is overwritten by the next replay
         assert len({loss.item() for loss in losses}) == len(losses)
         short = tuple(part[:3] for part in batches[0])
         assert cell.step(short).isfinite()
         assert cell.step(batches[0]).isfinite()
-        assert graph.capture_seconds == captured
+        assert graph.captures.seconds == captured
+        assert cell.step(short).isfinite()
+        assert graph.captures.seconds > captured, "a second shape is warm after a step"
 
 
 @pytest.mark.parametrize("workload", [IMAGES, ADADELTA])
@@ -93,6 +98,23 @@ def test_a_graph_skips_the_step_that_overflows_and_grows_its_scale(workload: str
         step(batches[1])
         assert step.scaling.skipped_steps == taken + 1
         assert not all(torch.equal(w, old) for w, old in zip(step.model.parameters(), weights, strict=True))
+
+
+def test_several_steps_are_one_launch_and_each_is_taken_once() -> None:
+    spec = spec_of(IMAGES, "fp16-mixed", "fused-optimizer", "cuda-graph-8", device=DEVICE)
+    with cell_of(spec) as (cell, batches):
+        for index in range(3):
+            cell.step(batches[index])
+        waiting = [cell.step(batches[index % 4]) for index in range(7)]
+        assert all(loss.isnan() for loss in waiting)
+        last = cell.step(batches[3])
+        found = torch.stack([*waiting, last])
+        assert found.isfinite().all()
+        assert len(set(found.tolist())) == 8
+        rest = cell.step(batches[0])
+        assert rest.isnan()
+        cell.step.flush()
+        assert rest.isfinite()
 
 
 def test_a_graph_draws_a_new_dropout_mask_each_step() -> None:
@@ -203,6 +225,9 @@ def run_mnist(techniques: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_
         ("loader-workers", "pinned-transfer"),
         ("resident-data", "channels-last", "cuda-graph"),
         ("resident-data", "channels-last", "compile", "cuda-graph"),
+        ("resident-data", "cuda-graph-8"),
+        ("resident-data", "channels-last", "cudnn-search", "compile", "cuda-graph-8"),
+        ("loader-workers", "cuda-graph-8"),
     ],
     ids="+".join,
 )
@@ -216,11 +241,12 @@ def test_a_training_run_with_techniques_learns(
     assert epochs[-1].accuracy == pytest.approx(plain[-1].accuracy, abs=0.1)
 
 
-def test_a_schedule_moves_the_rate_within_a_graph(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("graph", ["cuda-graph", "cuda-graph-8"])
+def test_a_schedule_moves_the_rate_within_a_graph(graph: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a rate of 0 from the second epoch on nothing is learned, whatever rate was captured."""
     sgd = Optimizer(name="SGD", arguments={"lr": 0.1, "momentum": 0.9})
     still = Schedule(kind="step", arguments={"gamma": 0.0})
-    names = ("resident-data", "fused-optimizer", "cuda-graph")
+    names = ("resident-data", "fused-optimizer", graph)
     epochs = run_mnist(names, monkeypatch, tmp_path, optimizer=sgd, schedule=still)
     assert epochs[0].losses[-1][1] < epochs[0].losses[0][1]
     assert epochs[1].learning_rate == 0.0

@@ -1,7 +1,7 @@
 """What bounds a loop, as far as neighbouring loops prove it: the same step as a graph, on half the batch, in TF32.
 
-A steady step has its data on the device, so that input bounds none of them; a training run's input is in its epochs'
-waiting time. Nothing is concluded from what was not measured.
+A steady step has its data on the device, so that input bounds none of them; of a training run the same epochs with
+resident data tell. Nothing is concluded from what was not measured.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ _GAINS = 1.05
 _FIXED = 0.8
 _SCALES = 0.55
 
+_GRAPHS = frozenset({"cuda-graph", "cuda-graph-8"})
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -26,6 +28,8 @@ class Evidence:
     Attributes:
         loop: The loop.
         graph: Its step time over that of the same step as a CUDA graph.
+        resident: Its step time over that of the same step with its data on the device.
+        waiting: The share of its epochs' time that the host waited for batches.
         half: Its step time over that on half the batch: 2 where time goes with the work, 1 where it does not.
         tf32: Its step time over that in TF32, which changes the arithmetic of products and no byte of memory.
         sixteen: Step time in TF32 over that in a 16-bit mixed precision: fewer bytes, and faster products.
@@ -36,6 +40,8 @@ class Evidence:
     half: Estimate | None
     tf32: Estimate | None
     sixteen: Estimate | None
+    resident: Estimate | None = None
+    waiting: float | None = None
 
 
 def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
@@ -54,9 +60,11 @@ def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
     mixed = [found for name in ("bf16-mixed", "fp16-mixed") if (found := ratio(inward("tf32"), inward(name)))]
     return Evidence(
         loop=loop,
-        graph=ratio(loop, Move(techniques=("cuda-graph",)).on(loop)),
+        graph=None if _GRAPHS & set(loop.techniques) else ratio(loop, Move(techniques=("cuda-graph",)).on(loop)),
         half=ratio(loop, loop.model_copy(update={"batch_size": max(1, loop.batch_size // 2)})),
         tf32=ratio(loop, inward("tf32")) if full else None,
+        resident=ratio(loop, Move(techniques=("resident-data",)).on(loop)),
+        waiting=_waiting(climbed, loop),
         sixteen=max(mixed, key=lambda each: each.value) if full and mixed else None,
     )
 
@@ -69,16 +77,40 @@ def sentences_of(climbed: Climbed) -> list[str]:
 
 def words_of(evidence: Evidence) -> str:
     """Return in words what evidence says of a loop."""
-    found = [*_launches(evidence), *_work(evidence), *_arithmetic(evidence)]
+    found = [*_input(evidence), *_launches(evidence), *_work(evidence), *_arithmetic(evidence)]
     if not found:
         return "what bounds it is not known: nothing that would tell was measured beside it."
     return "; ".join(found) + "."
 
 
+def _input(evidence: Evidence) -> list[str]:
+    resident = evidence.resident
+    if resident is None:
+        return []
+    waiting = "" if evidence.waiting is None else f"; the host waits for batches {evidence.waiting:.0%} of the time"
+    if resident.value >= _GAINS:
+        return [
+            f"bound by its input for {1 - 1 / resident.value:.0%} of the step at the least: "
+            f"with its data on the device it is {resident.value:.2f} times as fast{waiting}"
+        ]
+    return [f"not bound by its input: with its data on the device it is {resident.value:.2f} times as fast{waiting}"]
+
+
+def _waiting(climbed: Climbed, loop: TrialSpec) -> float | None:
+    """Return the share of the counted epochs' time in which the host waited for batches; None of steady steps."""
+    recipe = loop.recipe
+    if recipe is None:
+        return None
+    ranks = [trial.ranks[0] for trial in climbed.of(loop) if trial.ranks]
+    epochs = [epoch for rank in ranks for epoch in rank.epochs[recipe.skip_epochs :]]
+    total = sum(epoch.seconds for epoch in epochs)
+    return sum(epoch.data_seconds for epoch in epochs) / total if total else None
+
+
 def _launches(evidence: Evidence) -> list[str]:
     graph, loop = evidence.graph, evidence.loop
     if graph is None:
-        return ["its launches are one already"] if "cuda-graph" in loop.techniques else []
+        return ["its launches are one already"] if _GRAPHS & set(loop.techniques) else []
     if graph.value >= _GAINS:
         return [
             f"bound by launches for {1 - 1 / graph.value:.0%} of the step at the least: "

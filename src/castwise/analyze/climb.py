@@ -1,47 +1,71 @@
 """From the plain loop upwards: which changes to a loop are to be tried next, by what was tried before.
 
-A rung is a loop. From the one reached, every change that is open is a move; the one that buys most is taken if its
-interval lies above 1, and that is the next rung. What did not pay is tried again only where something taken since acts
-on it, and what acts on each other is tried as a pair, since neither may pay alone. Nothing here measures.
+On the loop reached, every change that is open is a move, the cheap kinds first; all that were faster are taken
+together, one on top of the other. What did not pay is tried again only where something taken since acts on it, and what
+acts on each other is tried as a pair, since neither may pay alone. Nothing here measures.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Trial
-from castwise.techniques import TECHNIQUES, Numerics, find_technique, join, resolve
+from castwise.technique_rules import resolve, why_unsupported
+from castwise.techniques import TECHNIQUES, Numerics, find_technique, join
 
-Outcome = Literal["taken", "second best", "same", "slower", "unproven", "failed", "unsupported"]
+Outcome = Literal["taken", "second best", "same", "slower", "unproven", "too large", "failed", "unsupported"]
 Ending = Literal["nothing left", "budget", "failed"]
 
 NUMERICS: tuple[Numerics, ...] = ("bits", "rounding", "draws", "shape")
-_PRECISION = "precision"
+_PRECISION, _BATCH = "precision", "batch"
 
 # What is tried together as well, where a loop has neither: the one may pay with the other only.
 _PAIRS = (
-    (_PRECISION, "channels-last"),  # Tensor Cores read channels innermost; float32 on CUDA cores does not
     ("channels-last", "cudnn-search"),
     ("compile", "cuda-graph"),
     ("no-step-sync", "fused-optimizer"),  # without the fused one, skipping on the device costs copies
+    ("loader-workers", "pinned-transfer"),
 )
+# Tensor Cores read channels innermost, float32 on CUDA cores does not: a precision brings it along, and goes without
+# it only where that was slower.
+_COMPANION = "channels-last"
 # What else acts on each other: a move that did not pay is tried again once its partner is part of the loop.
 _ACTING = (
     (_PRECISION, "cuda-graph"),  # a step that launches bound does not gain from faster kernels
     (_PRECISION, "compile"),
+    (_PRECISION, "compiled-update"),  # masters cost next to nothing in it
+    (_PRECISION, "resident-data"),  # nor one that waits for its data
+    (_PRECISION, "loader-workers"),
     ("compile", "channels-last"),
     ("compile", "cudnn-search"),
-    ("cuda-graph", "fused-optimizer"),
 )
 _TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
 
-# Dear moves come when cheap ones are spent: each of them costs seconds to minutes in every process.
-_LATER = {"compile": 2, "compile-max-autotune": 3}
+# More of what a loop must have first.
+_ONLY_ON = {"compile-max-autotune": "compile", "cuda-graph-8": "cuda-graph"}
+_GRAPHS = ("cuda-graph", "cuda-graph-8")
+
+# A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
+# to minutes in every process.
+_DATA_RANK, _PRECISION_RANK, _CHEAP_RANK, _COMPILE_RANK, _BATCH_RANK = 0, 1, 2, 3, 5
+_RANKS = {
+    "resident-data": _DATA_RANK,
+    "loader-workers": _DATA_RANK,
+    "pinned-transfer": _DATA_RANK,
+    "compile": _COMPILE_RANK,
+    "compiled-update": _COMPILE_RANK,
+    "compile-max-autotune": _COMPILE_RANK + 1,
+}
 # A precision this far behind the one taken is not tried again, whatever is taken since. Source: chosen here.
-_HOPELESS = 0.7
+_HOPELESS = 0.9
+_MOST_COMPILED_RIVALS = 2
+_LARGEST_BATCH = 8  # times the first
+_IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
 
 
 @dataclass(frozen=True)
@@ -51,35 +75,57 @@ class Move:
     Attributes:
         precision: The precision it goes to; None leaves it.
         techniques: The techniques it adds; one that excludes another takes its place.
+        batch_factor: What the batch is multiplied by.
     """
 
     precision: str | None = None
     techniques: tuple[str, ...] = ()
+    batch_factor: int = 1
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return what it changes: `precision`, and the names of techniques."""
-        return ((_PRECISION,) if self.precision else ()) + self.techniques
+        """Return what it changes: `precision`, `batch`, and the names of techniques."""
+        return (
+            ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_factor > 1 else ()) + self.techniques
+        )
+
+    @property
+    def singles(self) -> list["Move"]:
+        """Return its changes one by one, the precision first."""
+        first = [Move(precision=self.precision)] if self.precision else []
+        larger = [Move(batch_factor=self.batch_factor)] if self.batch_factor > 1 else []
+        return [*first, *(Move(techniques=(name,)) for name in self.techniques), *larger]
 
     @property
     def name(self) -> str:
         """Return it as people read it: `bf16-mixed + channels-last`."""
-        return " + ".join(filter(None, (self.precision, *self.techniques)))
+        larger = f"{self.batch_factor} times the batch" if self.batch_factor > 1 else None
+        return " + ".join(filter(None, (self.precision, *self.techniques, larger)))
 
     @property
     def rank(self) -> int:
         """Return when its turn is: the lowest first."""
+        if self.batch_factor > 1:
+            return _BATCH_RANK
         if self.precision:
-            return 0
-        return max(_LATER.get(name, 1) for name in self.techniques)
+            return _PRECISION_RANK
+        return max(_RANKS.get(name, _CHEAP_RANK) for name in self.techniques)
 
     def on(self, spec: TrialSpec) -> TrialSpec:
         """Return the loop that it makes of one."""
         if self.precision is not None:
             row = find_precision(self.precision)
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
+        spec = spec.model_copy(update={"batch_size": spec.batch_size * self.batch_factor})
         kept = [name for name in spec.techniques if not any(_excludes(name, added) for added in self.techniques)]
         return resolve((*kept, *self.techniques), spec)
+
+
+def move_between(below: TrialSpec, spec: TrialSpec) -> Move:
+    """Return the move that makes one loop of another."""
+    added = tuple(name for name in spec.techniques if name not in below.techniques)
+    precision = None if spec.precision == below.precision else spec.precision
+    return Move(precision, added, spec.batch_size // below.batch_size)
 
 
 @dataclass(frozen=True)
@@ -87,13 +133,14 @@ class Attempt:
     """A move that was tried.
 
     Attributes:
-        rung: How many moves had been taken before.
+        rung: How many rungs there were below.
         move: The move.
         below: The loop it was tried on.
         spec: The loop it made.
-        ratio: Its speed-up over the one below; None where it was not measured.
+        ratio: Its speed-up over the one below, by units a second; None where it was not measured.
         outcome: What came of it.
         reason: Why, in a few words.
+        limited: Whether it was tried in the climb under a memory limit alone, and is no part of the other ladder.
     """
 
     rung: int
@@ -103,6 +150,7 @@ class Attempt:
     ratio: Estimate | None
     outcome: Outcome
     reason: str = ""
+    limited: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +159,7 @@ class Climbed:
 
     Attributes:
         start: The plain loop.
-        attempts: All that was tried, in order.
+        attempts: All that was tried, rung by rung; of the climb under a memory limit what is not in the other.
         trials: Every trial, those of the probes among them.
         probes: Loops measured to tell what bounds the first and the last rung, and no rungs themselves.
         ending: Why no further move was tried.
@@ -128,7 +176,7 @@ class Climbed:
     @property
     def rungs(self) -> list[TrialSpec]:
         """Return the loops of the ladder, the plain one first."""
-        return [self.start, *(each.spec for each in self.attempts if each.outcome == "taken")]
+        return [self.start, *(each.spec for each in self.attempts if each.outcome == "taken" and not each.limited)]
 
     @property
     def winner(self) -> TrialSpec:
@@ -145,28 +193,40 @@ class Ladder:
     """What a climb may try.
 
     Attributes:
-        precisions: Precisions.
+        precisions: Precisions; the first is the plain loop's.
         techniques: Techniques.
+        start: The plain loop, whose batch a larger one is a multiple of; None tries no larger batch.
     """
 
     precisions: tuple[str, ...]
     techniques: tuple[str, ...]
+    start: TrialSpec | None = None
 
     def moves(self, current: TrialSpec, attempts: Sequence[Attempt]) -> list[Move]:
-        """Return what is to be tried next on a loop: the open moves of the lowest rank; none where none is left."""
-        found = [move for move in self._all(current) if _is_open(move, attempts)]
-        lowest = min((move.rank for move in found), default=0)
-        return [move for move in found if move.rank == lowest]
+        """Return what is to be tried next on a loop: the open moves of the lowest rank; none where none is left.
 
-    def _all(self, current: TrialSpec) -> list[Move]:
-        precisions = [name for name in self.precisions if name != current.precision]
-        new = [name for name in self.techniques if name not in current.techniques]
-        moves = [Move(precision=name) for name in precisions] + [Move(techniques=(name,)) for name in new]
-        for one, other in _PAIRS:
-            if other in new and one == _PRECISION:
-                moves += [Move(precision=name, techniques=(other,)) for name in precisions]
-            elif one in new and other in new:
-                moves.append(Move(techniques=(one, other)))
+        On a loop that compiles each sitting compiles it again: all that compiles no longer than it is tried at once.
+
+        Args:
+            current: The loop.
+            attempts: What was tried; `rung` counts how often something was taken before.
+        """
+        found = [move for move in self._all(current, attempts) if _is_open(move, attempts)]
+        lowest = min((move.rank for move in found), default=0)
+        if lowest > _COMPILE_RANK or all(_RANKS.get(name, 0) < _COMPILE_RANK for name in current.techniques):
+            return [move for move in found if move.rank == lowest]
+        found = [move for move in found if move.rank <= _COMPILE_RANK]
+        rivals = sorted((move for move in found if move.precision), key=lambda move: -_speed(_last(move, attempts)))
+        return [*rivals[:_MOST_COMPILED_RIVALS], *(move for move in found if not move.precision)]
+
+    def _all(self, current: TrialSpec, attempts: Sequence[Attempt]) -> list[Move]:
+        new = [name for name in self.techniques if name not in current.techniques and _makes_sense(name, current)]
+        others = [name for name in self.precisions[1:] if name != current.precision]  # none goes back to the first
+        moves = [move for name in others for move in _to(name, new, attempts, current)]
+        moves += [Move(techniques=(name,)) for name in new]
+        moves += [Move(techniques=pair) for pair in _PAIRS if pair[0] in new and pair[1] in new]
+        if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
+            moves.append(Move(batch_factor=2))
         return moves
 
 
@@ -176,9 +236,72 @@ def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, .
     return tuple(row.name for row in TECHNIQUES if kind in row.kinds and NUMERICS.index(row.numerics) <= most)
 
 
+def by_units(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+    """Return a ratio of step times as one of units a second: a larger batch has more of them in a step."""
+    factor = spec.batch_size / below.batch_size
+    if ratio is None or factor == 1:
+        return ratio
+    return replace(ratio, value=ratio.value * factor, low=ratio.low * factor, high=ratio.high * factor)
+
+
+def needs_of(trials: Sequence[Trial]) -> float:
+    """Return the most memory that processes of one loop held, infinite where it is not known."""
+    reserved = metrics.largest(map(metrics.peak_reserved_bytes, trials))
+    allocated = metrics.largest(map(metrics.peak_allocated_bytes, trials))
+    return float(reserved or allocated or math.inf)
+
+
 def loop_name(spec: TrialSpec) -> str:
     """Return a loop as people read it: `bf16-mixed, channels-last+compile`."""
     return f"{spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
+
+
+def chain(current: TrialSpec, moves: Sequence[Move]) -> list[TrialSpec]:
+    """Return the loops on the way up by several moves, one change at a time.
+
+    Args:
+        current: The loop below.
+        moves: The moves, the best first; one that changes what an earlier one does is left out.
+    """
+    changed: set[str] = set()
+    loops: list[TrialSpec] = []
+    for move in moves:
+        own = set(move.parts)
+        if own & changed or any(
+            _excludes(a, b) for a in own - {_PRECISION, _BATCH} for b in changed - {_PRECISION, _BATCH}
+        ):
+            continue
+        changed |= own
+        for single in move.singles:
+            loops.append(single.on(loops[-1] if loops else current))
+    return [loop for loop in loops if why_unsupported(loop) is None]
+
+
+def _to(precision: str, new: Sequence[str], attempts: Sequence[Attempt], current: TrialSpec) -> list[Move]:
+    """Return the moves to a precision: with its companion; without it where that is of no use."""
+    alone, both = Move(precision=precision), Move(precision=precision, techniques=(_COMPANION,))
+    if _COMPANION not in new or why_unsupported(Move(techniques=(_COMPANION,)).on(current)) is not None:
+        return [alone]
+    in_vain = any(
+        each.move == both and each.below.cell == current.cell and each.outcome in _IN_VAIN for each in attempts
+    )
+    return [both, alone] if in_vain else [both]
+
+
+def _makes_sense(name: str, current: TrialSpec) -> bool:
+    """Return whether a technique can do anything on a loop that has what it has already."""
+    if name in _ONLY_ON and _ONLY_ON[name] not in current.techniques:
+        return False
+    if name == "cuda-graph":
+        return "cuda-graph-8" not in current.techniques
+    if name == "compile":
+        return "compile-max-autotune" not in current.techniques
+    if name == "no-step-sync":  # these decide on the device, too; a fused optimizer leaves the loss to be read
+        reads = current.recipe is not None and current.recipe.read_loss_every_step
+        return not any(graph in current.techniques for graph in _GRAPHS) and (
+            reads or "fused-optimizer" not in current.techniques
+        )
+    return True
 
 
 def _excludes(one: str, other: str) -> bool:
@@ -187,11 +310,13 @@ def _excludes(one: str, other: str) -> bool:
 
 def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
     """Return whether a move is to be tried: not yet tried, promising, or acted on by what was taken since."""
-    last = next((each for each in reversed(attempts) if each.move == move), None)
+    last = _last(move, attempts)
     if last is None:
         return True
-    rung = sum(each.outcome == "taken" for each in attempts)
-    if last.rung == rung or last.outcome in ("taken", "failed"):
+    rung = 1 + max((each.rung for each in attempts if each.outcome == "taken"), default=-1)
+    if move.batch_factor > 1 and last.outcome == "taken":
+        return True
+    if last.rung == rung or last.outcome in ("taken", "failed", "too large"):
         return False
     since = [each for each in attempts if each.outcome == "taken" and each.rung >= last.rung]
     if last.outcome == "unsupported":  # another precision or technique may be what it lacked
@@ -203,6 +328,20 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
     if move.precision is not None:
         return acted_on and last.ratio.value / _lead(since, last.rung) >= _HOPELESS
     return acted_on or last.ratio.value > 1
+
+
+def _last(move: Move, attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the last attempt at a move; at a precision alone also that with its companion, unless it was in vain."""
+    for each in reversed(attempts):
+        if each.move == move:
+            return each
+        if move.precision and not move.techniques and each.move.precision == move.precision:
+            return None if each.outcome in _IN_VAIN else each
+    return None
+
+
+def _speed(attempt: Attempt | None) -> float:
+    return math.inf if attempt is None or attempt.ratio is None else attempt.ratio.value
 
 
 def _lead(since: Sequence[Attempt], rung: int) -> float:

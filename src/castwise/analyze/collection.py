@@ -12,7 +12,7 @@ from castwise.analyze.runs import Run
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, place_of
 from castwise.record import Environment, Trial
-from castwise.suite import LIMIT_STEPS
+from castwise.suite import is_search as searches
 
 # What differs between the cells of a topic.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
@@ -185,7 +185,7 @@ def throughput_of(trial: Trial) -> float | None:
 
 def is_search(trial: Trial) -> bool:
     """Return whether a trial is a step in a suite's search for the largest batch, whose times say nothing."""
-    return trial.spec.recipe is not None and trial.spec.recipe.max_steps == LIMIT_STEPS
+    return searches(trial.spec)
 
 
 def has_interval(found: Estimate | None) -> bool:

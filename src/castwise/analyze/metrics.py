@@ -15,6 +15,15 @@ def step_times(trial: Trial) -> list[float]:
     return [block.seconds / block.num_steps for block in _blocks(trial)]
 
 
+def turn_times(trial: Trial) -> list[float]:
+    """Return the seconds a step of each turn: of each block, or of a training run of each epoch that counts."""
+    recipe = trial.spec.recipe
+    if recipe is None or not trial.ranks:
+        return step_times(trial)
+    counted = [epoch for epoch in trial.ranks[0].epochs[recipe.skip_epochs :] if epoch.counted_samples]
+    return [epoch.counted_seconds / epoch.counted_samples * trial.spec.process_batch_size for epoch in counted]
+
+
 def step_seconds(trial: Trial) -> float | None:
     """Return the pseudomedian over blocks of seconds per step, None where nothing was timed."""
     per_step = step_times(trial)

@@ -15,7 +15,7 @@ from castwise.techniques import join
 WORTHWHILE = 1.03
 
 # The precisions that keep float32 weights, from the least change to a training loop to the largest.
-SIMPLEST_FIRST = ("fp32", "tf32", "bf16-mixed", "fp16-mixed", "fp16-master")
+SIMPLEST_FIRST = ("fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16-master", "fp16-master")
 
 # What a baseline that did not end well says about the others, by its status.
 _WITHOUT = {

@@ -47,6 +47,7 @@ _FRAMEWORKS: dict[str, _Frameworks] = {
     "fp16-mixed": _Frameworks("16-mixed", "fp16", "fp16=True"),
     "bf16-mixed": _Frameworks("bf16-mixed", "bf16", "bf16=True"),
     "fp16-master": _Frameworks(None, None, None),
+    "bf16-master": _Frameworks(None, None, None),
     "fp16-true": _Frameworks("16-true", "no", "", "model.to(torch.float16)"),
     "bf16-true": _Frameworks("bf16-true", "no", "", "model.to(torch.bfloat16)"),
 }

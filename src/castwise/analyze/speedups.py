@@ -1,9 +1,17 @@
 """The speed-up of a cell over its baseline, from all processes of both: paired by turn where they sat together."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from castwise.analyze.estimates import MIN_PROCESSES, Estimate, estimate, independent_ratio, paired_ratio
-from castwise.analyze.metrics import step_seconds, step_times
+from castwise.analyze.estimates import (
+    MIN_PROCESSES,
+    Estimate,
+    estimate,
+    independent_ratio,
+    paired_ratio,
+    pseudomedian,
+)
+from castwise.analyze.metrics import turn_times
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 
@@ -27,7 +35,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
         ratio
         for trial in own
         if trial.sitting in by_sitting
-        and (ratio := paired_ratio(step_times(by_sitting[trial.sitting]), step_times(trial))) is not None
+        and (ratio := paired_ratio(turn_times(by_sitting[trial.sitting]), turn_times(trial))) is not None
     ]
     fewest = min(len(own), len(others))
     if len(paired) >= min(MIN_PROCESSES, fewest) > 0:
@@ -35,6 +43,23 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     if not fewest:
         return None
     return independent_ratio([_middle(trial) for trial in others], [_middle(trial) for trial in own])
+
+
+def turns_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
+    """Return the speed-up within the last sitting that two cells share, with the interval of its turns.
+
+    It rests on one process each, and says nothing of what another would give: processes of one cell differ by
+    more than turns do. None where they share no sitting.
+    """
+    by_sitting = {trial.sitting: trial for trial in baselines if trial.sitting is not None and was_timed(trial)}
+    for trial in reversed([each for each in trials if was_timed(each)]):
+        other = by_sitting.get(trial.sitting or "")
+        if other is None:
+            continue
+        pairs = zip(turn_times(other), turn_times(trial), strict=False)
+        found = estimate([before / after for before, after in pairs])
+        return None if found is None else replace(found, n=1)
+    return None
 
 
 def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
@@ -50,10 +75,8 @@ def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
 
 def was_timed(trial: Trial) -> bool:
     """Return whether a trial has step times that stand for its cell's."""
-    return trial.status in _MEASURED and bool(step_times(trial))
+    return trial.status in _MEASURED and bool(turn_times(trial))
 
 
 def _middle(trial: Trial) -> float:
-    seconds = step_seconds(trial)
-    assert seconds is not None, "only trials that were timed are asked"
-    return seconds
+    return pseudomedian(turn_times(trial))  # only trials that were timed are asked

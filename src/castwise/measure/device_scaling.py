@@ -20,6 +20,8 @@ class DeviceScaling(NoScaling):
     Source: torch.amp.GradScaler; pytorch/pytorch torch/amp/grad_scaler.py (`_check_inf_per_device`, `update`).
     """
 
+    may_skip = True
+
     def __init__(self, row: DynamicScale, device: torch.device, optimizer: Optimizer) -> None:
         """Begin with the row's first scale, and give the optimizer its state where its first step would.
 
@@ -58,18 +60,24 @@ class DeviceScaling(NoScaling):
             optimizer.step()
         else:
             self._guarded_step(optimizer)
-        self._skipped += self._overflowed
+        self.settle(self._overflowed)
+
+    def inverse(self) -> Tensor:
+        """Return the scale's inverse, a float32 scalar; the reciprocal is taken in float64, as GradScaler takes it."""
+        return self._scale.double().reciprocal().float()
+
+    def settle(self, overflowed: Tensor | None) -> None:
+        """Count the step and move the scale."""
+        assert overflowed is not None, "dynamic scaling looks at every step"
+        self._skipped += overflowed
         row = self._row
-        torch._amp_update_scale_(
-            self._scale, self._good_steps, self._overflowed, row.factor, 1.0 / row.factor, row.window
-        )
+        torch._amp_update_scale_(self._scale, self._good_steps, overflowed, row.factor, 1.0 / row.factor, row.window)
         if row.maximum is not None:
             self._scale.clamp_(max=row.maximum)
 
     def _unscale(self, optimizer: Optimizer) -> None:
         self._overflowed.zero_()
-        # The reciprocal in float64, as GradScaler takes it.
-        inverse = self._scale.double().reciprocal().float()
+        inverse = self.inverse()
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for tensor in stepped_by(optimizer):
             if tensor.grad is not None:

@@ -14,6 +14,7 @@ class NoScaling:
     """Plain backward and step; also the interface of the others."""
 
     skipped_steps = 0
+    may_skip = False
 
     def backward(self, loss: Tensor) -> None:
         """Run backward on the (scaled) loss."""
@@ -24,6 +25,13 @@ class NoScaling:
         if clip_grad_norm is not None:
             clip(optimizer, clip_grad_norm)
         optimizer.step()
+
+    def inverse(self) -> float | Tensor | None:
+        """Return what gradients are multiplied by; None leaves them. For those who unscale and step themselves."""
+        return None
+
+    def settle(self, overflowed: Tensor | None) -> None:
+        """Take note of a step that somebody else made: 1 where a gradient overflowed, else 0; None: nobody looked."""
 
     def read_scale(self) -> float | None:
         """Return the present loss scale, None without scaling. Reads from the device: not for timed steps."""
@@ -54,6 +62,10 @@ class StaticScaling(NoScaling):
         """Multiply the gradients by the scale's inverse, clip, step."""
         torch._foreach_mul_([p.grad for p in stepped_by(optimizer) if p.grad is not None], 1.0 / self._scale)
         super().step(optimizer, clip_grad_norm)
+
+    def inverse(self) -> float | Tensor | None:
+        """Return the scale's inverse."""
+        return 1.0 / self._scale
 
     def read_scale(self) -> float | None:
         """Return the constant."""

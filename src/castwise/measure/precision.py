@@ -131,6 +131,10 @@ class Weights:
         """Return what the optimizer steps in the place of a tensor; of one that is no weight, itself."""
         return parameter
 
+    def behind(self, stepped: Tensor) -> Tensor:
+        """Return the weight that a tensor is stepped for, whose gradient backward leaves."""
+        return stepped
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for parameter in self._parameters:
@@ -155,6 +159,7 @@ class MasterWeights(Weights):
         self._masters = [p.detach().clone().float().requires_grad_() for p in self._low]
         self._gradients = [torch.zeros_like(master) for master in self._masters]
         self._master_of = dict(zip((id(p) for p in self._low), self._masters, strict=True))
+        self._weight_of = dict(zip((id(m) for m in self._masters), self._low, strict=True))
 
     @property
     def stepped(self) -> list[Tensor]:
@@ -164,6 +169,10 @@ class MasterWeights(Weights):
     def stepped_for(self, parameter: Tensor) -> Tensor:
         """Return the master of a lower-precision weight, and every other tensor itself."""
         return self._master_of.get(id(parameter), parameter)
+
+    def behind(self, stepped: Tensor) -> Tensor:
+        """Return the lower-precision weight of a master, and every other tensor itself."""
+        return self._weight_of.get(id(stepped), stepped)
 
     @torch.no_grad()
     def collect_gradients(self) -> None:

@@ -90,7 +90,7 @@ class SteadyCell:
             # Rank 0's clock and allocator decide for all.
             window_steps, is_long_enough, settled, time_is_up = self._peers.agree(
                 (
-                    max(1, round(_WINDOW_SECONDS / self._windows[-1])),
+                    self._whole_launches(_WINDOW_SECONDS / self._windows[-1]),
                     self._warm_up_steps >= protocol.warm_up_steps,
                     _has_settled(self._windows, self._reserved),
                     before + _since(started) >= protocol.warm_up_seconds,
@@ -99,23 +99,26 @@ class SteadyCell:
             if is_long_enough and (settled or time_is_up):
                 break
             self._run_window(window_steps)
-        self._steps_per_block = self._peers.agree(max(1, round(protocol.block_seconds / self._windows[-1])))
+        self._steps_per_block = self._peers.agree(self._whole_launches(protocol.block_seconds / self._windows[-1]))
         graph = self._step.graph
-        self._warm_up_peak = self._step.peak_allocated(self._memory.peak_allocated())
-        if graph is not None and self._warm_up_peak is not None:
-            self._warm_up_peak = max(self._warm_up_peak, graph.earlier_peak_bytes)
+        self._warm_up_peak = self._step.peak_allocated_ever(self._memory.peak_allocated())
         self._memory.restart()
         self._skipped_before = self._step.scaling.skipped_steps
         update = {
             "warm_up_seconds": _since(started),
             "warm_up_steps": self._warm_up_steps,
-            "capture_seconds": graph.capture_seconds if graph else None,
+            "capture_seconds": graph.captures.seconds if graph else None,
             "settled": settled,
         }
         if self._watch is not None:
             self._watch.start()
         self._facts = self._facts.model_copy(update=update)
         return self._facts
+
+    def _whole_launches(self, steps: float) -> int:
+        """Return a number of steps near this one, at least one, none of which waits for steps of the next block."""
+        at_once = self._step.steps_per_launch
+        return max(1, round(steps / at_once)) * at_once
 
     def _run_window(self, steps: int) -> None:
         seconds = self._time_steps(steps)[0]
@@ -144,7 +147,7 @@ class SteadyCell:
         """Run steps for about so many seconds at a stretch; return them as a block, which is not among the samples."""
         last = self._blocks[-1]
         step_seconds = last.seconds / last.num_steps
-        count = self._peers.agree(max(1, round(seconds / step_seconds)))
+        count = self._peers.agree(self._whole_launches(seconds / step_seconds))
         taken, loss = self._time_steps(count)
         return Block(seconds=taken, num_steps=count, loss=loss.item())
 
@@ -172,6 +175,7 @@ class SteadyCell:
         def work() -> None:
             for index in range(first, first + count):
                 loss = step(batches[index % len(batches)])
+            step.flush()
             losses.append(loss)
 
         return work

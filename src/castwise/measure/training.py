@@ -54,10 +54,6 @@ class TrainingRun:
             self._stack = stack.pop_all()
         self.facts = facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
 
-    def _peak_allocated(self) -> int | None:
-        peak, graph = self._step.peak_allocated(self._memory.peak_allocated()), self._step.graph
-        return peak if graph is None or peak is None else max(peak, graph.earlier_peak_bytes)
-
     def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
         spec, recipe = self._spec, self._recipe
         self._memory = memory_of(*devices_of(spec))
@@ -67,6 +63,7 @@ class TrainingRun:
         as_run = spec.model_copy(update={"recipe": recipe})
         feeds = make_feeds(find_workload(spec.workload), self._task, as_run, data_dir, self._peers)
         self._feeds = feeds.prepared(cell.prepare)
+        self._step.make_batches_by(self._feeds.training.make)
         whole = self._feeds.training.num_batches
         self._steps_per_epoch = min(whole, recipe.max_steps or whole)
         self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
@@ -106,7 +103,7 @@ class TrainingRun:
             checkpoints.drop(self._checkpoint)
         return RankSamples(
             epochs=self.epochs,
-            peak_allocated_bytes=self._peak_allocated(),
+            peak_allocated_bytes=self._step.peak_allocated_ever(self._memory.peak_allocated()),
             peak_reserved_bytes=self._memory.peak_reserved(),
             driver_used_bytes=self._memory.driver_used(),
         )
@@ -211,6 +208,7 @@ class TrainingRun:
         return num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes
 
     def _synchronize(self) -> None:
+        self._step.flush()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -248,6 +246,10 @@ class TrainingRun:
 
 
 def batch_size_of(batch: Batch, nominal: int) -> int:
-    """Return the samples of a batch: a last one may be short; a language model's are columns, not rows."""
+    """Return the samples of a batch, or of what one is made of: a last one may be short.
+
+    A language model's are columns, not rows.
+    """
     first = batch[0]
-    return min(nominal, first.shape[0]) if first.is_floating_point() else first.shape[1]
+    is_text = first.dim() == 2 and not first.is_floating_point()
+    return first.shape[1] if is_text else min(nominal, first.shape[0])

@@ -14,9 +14,11 @@ from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
 from castwise.measure.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
+from castwise.measure.techniques.batches import Prepare
 from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
 from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import PLAIN, Loop
+from castwise.measure.techniques.update import CompiledUpdate
 from castwise.measure.workloads.task import Batch, Task
 from castwise.precisions import Precision
 from castwise.record import Facts
@@ -31,6 +33,7 @@ class TrainingStep:
         optimizer: The optimizer, over the weights or their masters.
         scaling: The loss scaling.
         graph: The step as a CUDA graph, None where it is not one.
+        steps_per_launch: Steps that a graph takes at a time; before `flush` the last ones may not have been taken.
         clip_grad_norm: The norm that gradients are clipped to, or None.
         accumulate: Batches whose gradients are added up for one optimizer step.
     """
@@ -66,9 +69,15 @@ class TrainingStep:
         if loop.compile_mode is not None:
             check_compiler(device)
             self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
-        self.graph = StepGraph(self._train, device, task.carried) if loop.cuda_graph else None
+        self.graph = StepGraph(self._train, device, task.carried, loop.steps_per_launch) if loop.cuda_graph else None
+        self.steps_per_launch = loop.steps_per_launch
+        self._make: Prepare | None = None
         self._run = self.graph or self._train
         self.clip_grad_norm = clip_grad_norm
+        self._update: Callable[[], None] = self._plain_update
+        if loop.compiled_update:
+            check_compiler(device)
+            self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
         self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer)) if own is not None else None
@@ -77,6 +86,10 @@ class TrainingStep:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
         self._called = wrap(self.model)
 
+    def make_batches_by(self, make: Prepare | None) -> None:
+        """Let every step make its batch of what it is given; in a graph that is part of the launch."""
+        self._make = make
+
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch and return its loss, still on the device.
 
@@ -84,15 +97,25 @@ class TrainingStep:
         """
         return self._run(batch)
 
+    def flush(self) -> None:
+        """Take the steps that wait to be taken together with others: before the clock or a loss is read."""
+        if self.graph is not None:
+            self.graph.flush()
+
     def _train(self, batch: Batch) -> Tensor:
+        if self._make is not None:
+            batch = self._make(batch)
         self._zero_grad()
         loss = self._run_backward(batch)
-        self._weights.collect_gradients()
-        self.scaling.step(self.optimizer, self.clip_grad_norm)
-        self._weights.publish()
+        self._update()
         if self._after_step is not None:
             self._after_step()
         return loss
+
+    def _plain_update(self) -> None:
+        self._weights.collect_gradients()
+        self.scaling.step(self.optimizer, self.clip_grad_norm)
+        self._weights.publish()
 
     def _backward(self, batch: Batch) -> Tensor:
         with self._autocast():
@@ -121,7 +144,12 @@ class TrainingStep:
 
     def peak_allocated(self, seen: int | None) -> int | None:
         """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
-        return seen if self.graph is None or seen is None else max(seen, self.graph.peak_bytes)
+        return seen if self.graph is None or seen is None else max(seen, self.graph.captures.peak_bytes)
+
+    def peak_allocated_ever(self, seen: int | None) -> int | None:
+        """Return the same of all steps so far, those before a capture too, which the allocator has forgotten."""
+        peak = self.peak_allocated(seen)
+        return peak if self.graph is None or peak is None else max(peak, self.graph.captures.earlier_peak_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""

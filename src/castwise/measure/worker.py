@@ -32,7 +32,7 @@ from castwise.measure.workloads.own import look_at
 from castwise.own_models import OwnModel
 from castwise.plan import TrialSpec
 from castwise.record import Resumed
-from castwise.techniques import why_unsupported
+from castwise.technique_rules import why_unsupported
 from castwise.workloads import find_workload
 
 

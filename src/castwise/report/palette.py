@@ -30,6 +30,7 @@ LOOKS: dict[str, Look] = {
     "fp16-mixed": Look("#0072b2", "diamond", "solid"),
     "bf16-mixed": Look("#e69f00", "triangle-up", "dash"),
     "fp16-master": Look("#009e73", "triangle-down", "dot"),
+    "bf16-master": Look("#882255", "hexagon", "solid"),
     "fp16-true": Look("#d55e00", "x", "dashdot"),
     "bf16-true": Look("#cc79a7", "cross", "longdash"),
     "fp8-mixed": Look("#f0e442", "star", "longdashdot"),

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 from castwise.report.units import format_duration
+from castwise.suite import is_search
 
 
 class LiveProgress:
@@ -49,7 +50,7 @@ class LiveProgress:
         if index == 1:
             self._started = time.monotonic()
         self._label, self._index, self._count = spec.label, index, count
-        self._search = "search for the largest batch, " if spec.kind == "training" else ""
+        self._search = "search for the largest batch, " if is_search(spec) else ""
         if self._bar is not None and self._task is None:
             self._task = self._bar.add_task("", total=1.0, left="")
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from castwise.analyze import metrics
 from castwise.analyze.bounds import sentences_of
-from castwise.analyze.climb import Climbed, Outcome, loop_name
+from castwise.analyze.climb import Climbed, Outcome, by_units, loop_name, needs_of
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.speedups import speedup_estimate, step_estimate
 from castwise.plan import TrialSpec
@@ -68,7 +68,8 @@ def lines_of(climbed: Climbed) -> list[Line]:
             if len(each.move.parts) > 1 or each.move.name in refused or had:
                 continue
             refused.add(each.move.name)
-        lines.append(_line(climbed, each.rung + 1, each.move.name, each.spec, each.ratio, each.outcome, each.reason))
+        tried = each.move.name + (" (within the limit)" if each.limited else "")
+        lines.append(_line(climbed, each.rung + 1, tried, each.spec, each.ratio, each.outcome, each.reason))
     return lines
 
 
@@ -83,8 +84,7 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
 ) -> Line:
     trials = climbed.of(spec)
     well = [trial for trial in trials if trial.status == "ok"]
-    total = speedup_estimate(climbed.of(climbed.start), well)
-    facts = [trial.facts for trial in trials if trial.facts is not None]
+    total = by_units(speedup_estimate(climbed.of(climbed.start), well), climbed.start, spec)
     return Line(
         rung=rung,
         tried=tried,
@@ -95,9 +95,17 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
         reason=reason,
         throughput=throughput_of(well),
         unit=_unit(climbed),
-        first_step_seconds=max((each.first_step_seconds for each in facts), default=None),
+        first_step_seconds=max((found for each in trials if (found := _first_step(each)) is not None), default=None),
         peak_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in well),
     )
+
+
+def _first_step(trial: Trial) -> float | None:
+    """Return what a process's first step took; a training run has it in its first epoch."""
+    epochs = trial.ranks[0].epochs if trial.ranks else ()
+    if trial.spec.recipe is not None:
+        return epochs[0].first_step_seconds if epochs else None
+    return None if trial.facts is None else trial.facts.first_step_seconds
 
 
 def _unit(climbed: Climbed) -> str:
@@ -118,13 +126,9 @@ def fastest_within(climbed: Climbed, memory_bytes: float) -> Line | None:
 
     Memory is what the allocator reserved, by which a loop fits or not; of tensors on a CPU.
     """
-
-    def needs(line: Line) -> float:
-        own = climbed.of(line.spec)
-        reserved = metrics.largest(metrics.peak_reserved_bytes(trial) for trial in own)
-        return math.inf if line.peak_bytes is None else float(reserved or line.peak_bytes)
-
-    fitting_lines = [line for line in lines_of(climbed) if line.throughput and needs(line) <= memory_bytes]
+    fitting_lines = [
+        line for line in lines_of(climbed) if line.throughput and needs_of(climbed.of(line.spec)) <= memory_bytes
+    ]
     return max(fitting_lines, key=lambda line: line.throughput or 0.0, default=None)
 
 

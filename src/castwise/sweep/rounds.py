@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.analyze.estimates import Estimate, judge, noise_of
-from castwise.analyze.metrics import step_times
+from castwise.analyze.metrics import turn_times
 from castwise.analyze.speedups import baselines_among, speedup_estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
@@ -114,6 +114,16 @@ class Rounds:
         self._say_why(ending)
         return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
 
+    def run_once(self) -> Compared:
+        """Let all cells sit once more, whatever they had."""
+        telemetry, started = self._sweep.telemetry, time.perf_counter()
+        telemetry.look(self._sweep.environment)
+        try:
+            self._run_round(self._well_cells())
+        finally:
+            telemetry.close()
+        return Compared(tuple(self._trials), "rounds", time.perf_counter() - started)
+
     def _say_why(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._cells if not self._is_baseline(spec)), default=0)
         rounds, share = rounds or self._num_trials(self._cells[0]), f"{self._rule.half_width:.3g}"
@@ -188,7 +198,7 @@ class Rounds:
 
     def _noise(self) -> dict[str, float]:
         return {
-            spec.cell: max((noise_of(step_times(trial)) for trial in self._of(spec)), default=0.0)
+            spec.cell: max((noise_of(turn_times(trial)) for trial in self._of(spec)), default=0.0)
             for spec in self._cells
         }
 

@@ -15,7 +15,7 @@ from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.readings import note_of, unwatched
 from castwise.sweep.store import Store
 from castwise.sweep.telemetry import Telemetry
-from castwise.techniques import why_unsupported
+from castwise.technique_rules import why_unsupported
 
 # Ten ticks of an H200's energy counter.
 _STRETCH_SECONDS = 1.1

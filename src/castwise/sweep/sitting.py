@@ -14,6 +14,7 @@ from typing import Literal
 from castwise.analyze.estimates import settled
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
+from castwise.recipe import Recipe
 from castwise.record import Trial
 from castwise.sweep.engine import Session, TrialFailedError
 from castwise.sweep.runner import Attempt, Sweep
@@ -45,6 +46,7 @@ class _Resident:
         self._started = time.perf_counter()
         self._sweep = sweep
         self.timed = 0.0
+        self._step_times: list[float] = []
         self.is_baseline = is_baseline
         self.is_done = False  # takes no further turns
         self._earlier_noise = earlier_noise
@@ -57,13 +59,13 @@ class _Resident:
     @property
     def goes_on(self) -> bool:
         """Return whether another turn is to be timed."""
-        protocol, blocks = self.spec.protocol, self.attempt.blocks
-        if not self.is_well or len(blocks) >= protocol.num_blocks:
+        protocol, taken = self.spec.protocol, len(self._step_times)
+        if not self.is_well or taken >= protocol.num_blocks:
             return False
-        return len(blocks) < protocol.min_blocks or (self.timed <= protocol.max_seconds and not self._is_settled())
+        return taken < protocol.min_blocks or (self.timed <= protocol.max_seconds and not self._is_settled())
 
     def _is_settled(self) -> bool:
-        return settled([block.seconds / block.num_steps for block in self.attempt.blocks], self._earlier_noise)
+        return settled(self._step_times, self._earlier_noise)
 
     def arrive(self) -> None:
         """Open the device: the process is there, and torch is."""
@@ -78,12 +80,14 @@ class _Resident:
         self._try(self._warm_up)
 
     def take_turn(self) -> None:
-        """Time one block."""
-        self._try(self._time_block)
+        """Time one block, or of a training run an epoch."""
+        recipe = self.spec.recipe
+        self._try(self._time_block if recipe is None else lambda: self._train(recipe))
 
     def measure_energy(self) -> None:
-        """Let steps run at a stretch, for the energy counter."""
-        self._try(lambda: self._sweep.measure_energy(self.session, self.attempt, _STRETCH_SECONDS))
+        """Let steps run at a stretch, for the energy counter; a training run's epochs have readings of their own."""
+        if self.spec.recipe is None:
+            self._try(lambda: self._sweep.measure_energy(self.session, self.attempt, _STRETCH_SECONDS))
 
     def finish(self) -> None:
         """Fetch what the process measured."""
@@ -102,16 +106,34 @@ class _Resident:
         self.attempt.gpu_facts = self._sweep.telemetry.gpu_facts(self.attempt.environment)
 
     def _warm_up(self) -> None:
-        facts = self.session.warm_up()
+        recipe = self.spec.recipe
+        facts = self.session.warm_up() if recipe is None else self.session.resume().facts
         update = {"ready_seconds": self.session.ready_seconds, "data_note": self._sweep.data_note}
         self.attempt.facts = facts.model_copy(update=update)
+        for _ in range(0 if recipe is None else recipe.skip_epochs):  # the first step is in the first
+            self._train(recipe)
 
     def _time_block(self) -> None:
         with self._sweep.telemetry.watch(self.attempt.environment) as watch:
             block = self.session.run_block()
         self.attempt.blocks.append(block)
         self.attempt.readings.append(watch.reading)
-        self.timed += block.seconds
+        self._took(block.seconds, block.num_steps)
+
+    def _train(self, recipe: Recipe | None) -> None:
+        """Run an epoch, and count it if the run's throughput does."""
+        with self._sweep.telemetry.watch(self.attempt.environment) as watch:
+            epoch = self.session.run_epoch()
+        self.attempt.epochs.append(epoch)
+        self.attempt.readings.append(watch.reading)
+        if epoch.diverged:
+            raise TrialFailedError("diverged", epoch.diverged)
+        if recipe is not None and len(self.attempt.epochs) > recipe.skip_epochs:
+            self._took(epoch.seconds, epoch.num_steps)
+
+    def _took(self, seconds: float, num_steps: int) -> None:
+        self.timed += seconds
+        self._step_times.append(seconds / num_steps)
 
     def _fetch(self) -> None:
         self.attempt.samples = self.session.finish()

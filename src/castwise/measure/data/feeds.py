@@ -38,17 +38,21 @@ class Feed:
 
     Attributes:
         num_batches: Batches in an epoch.
-        read: Returns an iterator over the batches of an epoch, by its number from 0, as their source has them.
-        place: Brings a batch to the device, as the step wants it.
+        read: Returns an iterator over the batches of an epoch, by its number from 0, as their source has them; or over
+            what they are made of.
+        place: Brings what was read to the device.
+        make: Makes a batch of that, as the step wants it, on the device and without the host; None where it is one.
     """
 
     num_batches: int
     read: Callable[[int], Iterator[Batch]]
     place: Prepare = _as_it_is
+    make: Prepare | None = None
 
     def start(self, epoch: int) -> Iterator[Batch]:
         """Return an iterator over the batches of an epoch on the device."""
-        return map(self.place, self.read(epoch))
+        placed = map(self.place, self.read(epoch))
+        return placed if self.make is None else map(self.make, placed)
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,12 @@ def _device_feeds(spec: TrialSpec, recipe: Recipe, splits: tuple[Images, Images]
     device, name = torch.device(spec.device), spec.data_set.removeprefix(STAND_IN)
     augmentation = find_augmentation(recipe.transform or name)
     training = DeviceImages(splits[0], name, augmentation, _epochs(spec, recipe, peers), device)
-    feed = Feed(training.num_batches, training.start)
+    feed = Feed(training.num_batches, training.start, make=training.make)
     if not recipe.validate_each_epoch:
         return Feeds(feed, None)
     once = Epochs(recipe.validation_batch_size, shuffle=False)
     validation = DeviceImages(splits[1], name, Augmentation(), once, device)
-    return Feeds(feed, Feed(validation.num_batches, validation.start))
+    return Feeds(feed, Feed(validation.num_batches, validation.start, make=validation.make))
 
 
 def _drawn(row: Workload, task: Task, spec: TrialSpec, recipe: Recipe, peers: Peers) -> Feed:
@@ -148,7 +152,9 @@ def _epochs(spec: TrialSpec, recipe: Recipe, peers: Peers) -> Epochs:
 
 
 def _prepared(feed: Feed, prepare: Prepare) -> Feed:
-    return Feed(feed.num_batches, feed.read, lambda batch: prepare(feed.place(batch)))
+    make = feed.make
+    made = prepare if make is None else lambda parts: prepare(make(parts))
+    return Feed(feed.num_batches, feed.read, feed.place, made)
 
 
 def _load_corpus(spec: TrialSpec, data_dir: Path | None) -> Corpus:

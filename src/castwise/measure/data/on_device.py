@@ -70,8 +70,8 @@ class Epochs:
 class DeviceImages:
     """Batches of a data set that lies on the device: images, float32 of shape (batch, C, H, W), and labels.
 
-    The order and the augmentation of an epoch follow from the seed and its number alone. No step of making a batch
-    waits for the device.
+    The order and the augmentation of an epoch follow from the seed and its number alone: they are drawn first, and a
+    batch is made of what was drawn, by operations that a CUDA graph can hold. Nothing waits for the device.
     """
 
     def __init__(
@@ -110,14 +110,25 @@ class DeviceImages:
         return self.num_samples // size if self._epochs.drop_last else math.ceil(self.num_samples / size)
 
     def start(self, epoch: int) -> Iterator[Batch]:
-        """Return the batches of an epoch, by its number from 0."""
+        """Return what the batches of an epoch are made of, by its number from 0.
+
+        It is the indices of samples, of shape (batch,); where they are augmented, also the rows at which crops begin,
+        whether they are mirrored and the columns at which they begin, each of shape (batch, 1).
+        """
         epochs = self._epochs
         own = self._order(epoch)
         generator = torch.Generator(self._device)
         generator.manual_seed(epochs.seed + epoch + _RANK_SEEDS * epochs.peers.rank)
         for index in range(self.num_batches):
             chosen = own[index * epochs.batch_size : (index + 1) * epochs.batch_size]
-            yield self._images(chosen, generator), self._labels[chosen]
+            yield (chosen,) if self._augmentation == _NONE else (chosen, *self._draw(len(chosen), generator))
+
+    def make(self, drawn: Batch) -> Batch:
+        """Return the batch of what was drawn."""
+        chosen, *crop = drawn
+        pixels = self._crop(chosen, *crop) if crop else self._pixels[chosen]
+        images = torch.addcmul(self._shift, pixels, self._scale).permute(0, 3, 1, 2)
+        return images, self._labels[chosen]
 
     def _order(self, epoch: int) -> Tensor:
         """Return the indices of this rank's samples: every n-th of an order that all ranks share."""
@@ -130,24 +141,21 @@ class DeviceImages:
         order = torch.cat([order, order[: max(0, whole - total)]])[:whole]
         return order[epochs.peers.rank :: epochs.peers.world_size]
 
-    def _images(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        pixels = self._crop(chosen, generator) if self._augmentation != _NONE else self._pixels[chosen]
-        return torch.addcmul(self._shift, pixels, self._scale).permute(0, 3, 1, 2)
-
-    def _crop(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        """Return crops at random places, mirrored or not, of shape (batch, H, W, C): one gather for all."""
-        height, width = self._side
-        count = len(chosen)
-
+    def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         def draw(below: int) -> Tensor:
             return torch.randint(below, (count, 1), generator=generator, device=self._device)
 
         places = 2 * self._augmentation.padding + 1
-        rows = draw(places) + torch.arange(height, device=self._device)
-        across = torch.arange(width, device=self._device).expand(count, width)
-        if self._augmentation.flips:
-            across = torch.where(draw(2) == 1, across.flip(1), across)
-        columns = draw(places) + across
+        top = draw(places)
+        mirrored = draw(2) if self._augmentation.flips else torch.zeros_like(top)
+        return top, mirrored, draw(places)
+
+    def _crop(self, chosen: Tensor, top: Tensor, mirrored: Tensor, left: Tensor) -> Tensor:
+        """Return crops, mirrored or not, of shape (batch, H, W, C): one gather for all."""
+        height, width = self._side
+        rows = top + torch.arange(height, device=self._device)
+        across = torch.arange(width, device=self._device).expand(len(chosen), width)
+        columns = left + torch.where(mirrored == 1, across.flip(1), across)
         return self._pixels[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 

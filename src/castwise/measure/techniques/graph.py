@@ -1,7 +1,9 @@
-"""A whole training step as one CUDA graph: captured once, replayed for every batch of the same shape."""
+"""Whole training steps as CUDA graphs: captured once, replayed for every batch of the same shape, some at a launch."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,105 +15,191 @@ from castwise.measure.workloads.task import Batch, Carried
 # Steps on the capture's stream before it: libraries are loaded, algorithms are chosen, the optimizer has its state.
 # Source: PyTorch, "CUDA semantics", Whole-network capture: 3 steps.
 _WARM_UP_STEPS = 3
+# Batches of another shape, such as a short last one, find libraries and state there; algorithms are chosen by shape.
+_MORE_WARM_UP_STEPS = 1
+_MOST_SHAPES = 2
+
+
+class CudaCaptures:
+    """Captures work as CUDA graphs, which share their memory: no two of them run at once.
+
+    Attributes:
+        seconds: What capturing took so far; None before the first.
+        peak_bytes: The most memory that tensors held during a capture, which every replay uses again though the
+            allocator counts it as free; 0 before the first.
+        earlier_peak_bytes: The most that they held outside, which capturing makes the allocator forget; 0 before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self.seconds: float | None = None
+        self.peak_bytes = self.earlier_peak_bytes = 0
+
+    def run_aside(self, work: Callable[[], Tensor]) -> Tensor:
+        """Run work on the stream of the captures: backward runs where forward first ran."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            result = work()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return result
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Capture work, which computes nothing, and return what runs it.
+
+        Raises:
+            UsageError: It cannot be captured.
+        """
+        started = time.perf_counter()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        self.earlier_peak_bytes = max(self.earlier_peak_bytes, torch.cuda.max_memory_allocated(self._device))
+        torch.cuda.reset_peak_memory_stats(self._device)
+        try:
+            # A loader's thread may pin memory meanwhile: what other threads do is not the capture's.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                work()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise UsageError(f"cuda-graph cannot capture this step: {first_line}") from error
+        torch.cuda.synchronize(self._device)
+        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self._device))
+        self.seconds = (self.seconds or 0.0) + time.perf_counter() - started
+        return graph.replay
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """Steps as one graph.
+
+    Attributes:
+        places: Where the batches of a replay are put, a batch a step.
+        losses: Where their losses come to lie, of shape (steps,).
+        replay: Takes the steps.
+    """
+
+    places: Sequence[Batch]
+    losses: Tensor
+    replay: Callable[[], None]
 
 
 class StepGraph:
-    """A training step that runs as a CUDA graph once it has run a few times.
+    """A training step that runs as a CUDA graph once it has run a few times, one step or several at a launch.
 
-    The steps before the capture are real ones, and capturing computes nothing, so that every batch is trained on once.
-    Nothing within the step may depend on the host: learning rates that move are tensors, loss scaling is on the
-    device, and what the task carries from step to step is copied into place.
+    The steps before the capture are real ones, and capturing computes nothing, so that every batch is trained on once,
+    in its order. Nothing within a step may depend on the host: learning rates that move are tensors, loss scaling is on
+    the device, and what the task carries from step to step is copied into place.
+
+    Where a launch takes several steps, a batch waits until as many of its shape have come; a loss that was returned
+    is NaN until then. `flush` takes the steps that wait, one by one.
 
     Attributes:
-        capture_seconds: What capturing took; None before.
-        peak_bytes: The most memory that tensors held while it was captured, which every replay uses again though the
-            allocator counts it as free; 0 before.
-        earlier_peak_bytes: The most that they held before, which capturing makes the allocator forget; 0 before.
+        captures: Captures the graphs.
     """
 
-    def __init__(self, step: Callable[[Batch], Tensor], device: torch.device, carried: Carried | None) -> None:
+    def __init__(
+        self,
+        step: Callable[[Batch], Tensor],
+        device: torch.device,
+        carried: Carried | None,
+        steps_per_launch: int = 1,
+        captures: CudaCaptures | None = None,
+    ) -> None:
         """Wrap a step.
 
         Args:
             step: Trains on a batch and returns the loss.
             device: The GPU.
             carried: What the task carries from step to step, if anything.
+            steps_per_launch: Steps that are one launch.
+            captures: Captures the graphs; None makes one for the device.
         """
         self._step, self._carried, self._device = step, carried, device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graph = torch.cuda.CUDAGraph()
-        self._shapes: Shapes | None = None
-        self._num_steps = 0
-        self._inputs: Batch = ()
-        self._loss: Tensor | None = None
+        self._steps_per_launch = steps_per_launch
+        self.captures = captures or CudaCaptures(device)
+        self._warm_up_steps: dict[Shapes, int] = {}  # that are still to be run, by shape
+        self._captured: dict[tuple[Shapes, int], _Captured] = {}
         self._state: tuple[Tensor, ...] = ()
-        self.capture_seconds: float | None = None
-        self.peak_bytes = self.earlier_peak_bytes = 0
+        self._waiting: list[Batch] = []
+        self._waiting_shapes: Shapes = ()
+        self._losses = torch.empty(0)  # of the steps that wait
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on a batch and return its loss; a batch of another shape than the first runs uncaptured."""
+        """Train on a batch, now or with those that follow, and return its loss.
+
+        A batch of a third shape runs uncaptured.
+        """
         shapes = shapes_of(batch)
-        if self._shapes is None:
-            self._shapes = shapes
-        if shapes != self._shapes:
-            return self._step(batch)
-        if self._loss is None:
-            if not self._is_ready():
-                return self._step_aside(batch)
-            self._capture(batch)
-        return self._replay(batch)
-
-    def _is_ready(self) -> bool:
-        """Return whether there has been a warm-up, and what is carried has a form to be given a place."""
-        return self._num_steps >= _WARM_UP_STEPS and (self._carried is None or bool(self._carried.read()))
-
-    def _step_aside(self, batch: Batch) -> Tensor:
-        """Step on the stream of the capture: backward runs where forward first ran."""
-        self._num_steps += 1
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            loss = self._step(batch)
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        if self._waiting and shapes != self._waiting_shapes:
+            self.flush()
+        if not self._is_ready(shapes):
+            return self.captures.run_aside(lambda: self._step(batch))
+        if not self._waiting:
+            self._waiting_shapes = shapes
+            self._losses = torch.full((self._steps_per_launch,), math.nan, device=self._device)
+        self._waiting.append(batch)
+        loss = self._losses[len(self._waiting) - 1]
+        if len(self._waiting) == self._steps_per_launch:
+            self._launch(self._waiting, self._losses)
+            self._waiting = []
         return loss
 
-    def _capture(self, batch: Batch) -> None:
-        started = time.perf_counter()
-        self._inputs = tuple(part.clone() for part in batch)
-        if self._carried is not None:
-            self._state = tuple(part.clone() for part in self._carried.read())
-            self._carried.write(self._state)
-        torch.cuda.synchronize(self._device)
-        self.earlier_peak_bytes = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        try:
-            # A loader's thread may pin memory meanwhile: what other threads do is not the capture's.
-            with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._loss = self._step(self._inputs).detach()
-                if self._carried is not None:
-                    for place, value in zip(self._state, self._carried.read(), strict=True):
-                        place.copy_(value)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise UsageError(f"cuda-graph cannot capture this step: {first_line}") from error
-        if self._carried is not None:
-            self._carried.write(self._state)
-        torch.cuda.synchronize(self._device)
-        self.peak_bytes = torch.cuda.max_memory_allocated(self._device)
-        self.capture_seconds = time.perf_counter() - started
+    def flush(self) -> None:
+        """Take the steps that wait for others; their losses are there then."""
+        for index, batch in enumerate(self._waiting):
+            self._launch([batch], self._losses[index : index + 1])
+        self._waiting = []
 
-    def _replay(self, batch: Batch) -> Tensor:
-        for place, part in zip(self._inputs, batch, strict=True):
-            place.copy_(part, non_blocking=True)
+    def _is_ready(self, shapes: Shapes) -> bool:
+        """Return whether batches of this shape had their warm-up, and what is carried has a form."""
+        if shapes not in self._warm_up_steps:
+            if len(self._warm_up_steps) == _MOST_SHAPES:
+                return False
+            self._warm_up_steps[shapes] = _MORE_WARM_UP_STEPS if self._warm_up_steps else _WARM_UP_STEPS
+        if self._warm_up_steps[shapes]:
+            self._warm_up_steps[shapes] -= 1
+            return False
+        return self._carried is None or bool(self._state) or bool(self._carried.read())
+
+    def _launch(self, batches: Sequence[Batch], losses: Tensor) -> None:
+        """Take steps in one launch, and put their losses where they were promised."""
+        key = (shapes_of(batches[0]), len(batches))
+        if key not in self._captured:
+            self._captured[key] = self._capture(batches)
+        captured = self._captured[key]
+        for number in range(len(batches[0])):  # of the parts of a batch: those of all batches are one copy
+            places, parts = ([batch[number] for batch in side] for side in (captured.places, batches))
+            torch._foreach_copy_(places, parts, non_blocking=True)
         if self._carried is not None:
             self._fill_state(self._carried)
-        self._graph.replay()
-        assert self._loss is not None, "captured"
-        return self._loss.clone()  # the next replay overwrites it
+        captured.replay()
+        losses.copy_(captured.losses)  # the next replay overwrites them
+
+    def _capture(self, batches: Sequence[Batch]) -> _Captured:
+        places = [tuple(torch.empty_like(part) for part in batch) for batch in batches]
+        losses = torch.empty(len(batches), device=self._device)
+        carried = self._carried
+        if carried is not None and not self._state:
+            self._state = tuple(part.clone() for part in carried.read())
+        if carried is not None:
+            self._fill_state(carried)
+
+        def take_steps() -> None:
+            for index, place in enumerate(places):
+                losses[index].copy_(self._step(place).detach())
+            if carried is not None:
+                for kept, value in zip(self._state, carried.read(), strict=True):
+                    kept.copy_(value)
+                carried.write(self._state)
+
+        replay = self.captures.capture(take_steps)
+        return _Captured(places, losses, replay)
 
     def _fill_state(self, carried: Carried) -> None:
-        """Bring what is carried into the graph's place, where a new epoch or a step of another shape moved it."""
+        """Bring what is carried into the graphs' place, where a new epoch or a step of another shape moved it."""
         now = carried.read()
         if not now:
             for place in self._state:

@@ -13,6 +13,8 @@ _MOST_WORKERS = 8
 _BATCHES_AHEAD = 4
 _VOCABULARY_MULTIPLE = 64
 _LOSS_CHUNKS = 8
+_WIDTH_MULTIPLE = 64
+_STEPS_PER_LAUNCH = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,11 @@ class Loop:
         num_channels: The channels that images are brought to; None leaves them.
         loss_chunks: Parts that decoder and loss are computed in, without keeping logits.
         compile_mode: The mode of torch.compile; None compiles nothing.
+        compiled_update: Whether what follows backward is one compiled function.
+        width_multiple: What the width of a recurrent model is brought to a multiple of.
+        space_to_depth: Whether the first convolution, of stride 2, reads squares of 2 by 2 pixels as channels.
         cuda_graph: Whether the whole step is captured and replayed.
+        steps_per_launch: Steps that a replay takes.
     """
 
     resident_data: bool = False
@@ -47,7 +53,11 @@ class Loop:
     num_channels: int | None = None
     loss_chunks: int = 1
     compile_mode: str | None = None
+    compiled_update: bool = False
+    width_multiple: int = 1
+    space_to_depth: bool = False
     cuda_graph: bool = False
+    steps_per_launch: int = 1
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return a training run's recipe as this loop carries it out."""
@@ -64,6 +74,8 @@ class Loop:
 
 PLAIN = Loop()
 
+_GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
+
 # By technique. A fused optimizer and a graph decide on the device too: the one takes the overflow flag into its kernel,
 # as GradScaler hands it; the other cannot ask the host.
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -75,6 +87,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "foreach-optimizer": {"optimizer": (("foreach", True),)},
     "fused-optimizer": {"optimizer": (("fused", True),), "scales_on_device": True},
     "no-step-sync": {"reads_loss": False, "scales_on_device": True},
+    "compiled-update": {"optimizer": (("foreach", True),), "scales_on_device": True, "compiled_update": True},
+    "pad-hidden": {"width_multiple": _WIDTH_MULTIPLE},
+    "space-to-depth": {"space_to_depth": True},
     "pad-vocabulary": {"vocabulary_multiple": _VOCABULARY_MULTIPLE},
     "pad-channels-4": {"num_channels": 4},
     "pad-channels-8": {"num_channels": 8},
@@ -82,7 +97,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "compile": {"compile_mode": "default"},
     # Inductor's own graphs are left out: they would be graphs within the technique `cuda-graph`'s.
     "compile-max-autotune": {"compile_mode": "max-autotune-no-cudagraphs"},
-    "cuda-graph": {"cuda_graph": True, "reads_loss": False, "scales_on_device": True},
+    "cuda-graph": _GRAPH,
+    "cuda-graph-8": _GRAPH | {"steps_per_launch": _STEPS_PER_LAUNCH},
 }
 
 

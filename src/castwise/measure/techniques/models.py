@@ -1,14 +1,19 @@
 """Models changed in shape, so that what they compute stays and what computes it is faster."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from castwise.errors import UsageError
 from castwise.measure.techniques.loop import Loop
+from castwise.measure.techniques.space_to_depth import use_space_to_depth
 from castwise.measure.workloads.task import Task
 
 # The bias of a word that is not one: its probability is 0 in every precision, and it is a number in float16.
 _NEVER = -1e4
+# Rows of 8 numbers of 16 bits are 16 bytes, what Tensor Cores' kernels read at a time.
+_ALIGNED = 8
 
 
 def change_model(task: Task, loop: Loop) -> None:
@@ -19,6 +24,10 @@ def change_model(task: Task, loop: Loop) -> None:
     """
     if loop.num_channels is not None:
         widen_first_convolution(task.model, loop.num_channels)
+    if loop.space_to_depth:
+        use_space_to_depth(task.model)
+    if loop.width_multiple > 1:
+        pad_hidden(task.model, loop.width_multiple)
     if loop.vocabulary_multiple > 1:
         pad_decoder(task.model, loop.vocabulary_multiple)
     if loop.loss_chunks > 1:
@@ -46,6 +55,38 @@ def widen_first_convolution(model: nn.Module, num_channels: int) -> None:
     wider = nn.functional.pad(first.weight.detach(), (0, 0, 0, 0, 0, missing))
     first.weight = nn.Parameter(wider, requires_grad=first.weight.requires_grad)
     first.in_channels = num_channels
+
+
+def pad_hidden(model: nn.Module, multiple: int) -> None:
+    """Make a recurrent language model's embedding and state as wide as a multiple; further units are 0, and stay so.
+
+    A further unit's weights and biases are 0, so that its state is: an LSTM's new cell value is tanh(0), a GRU's and an
+    RNN's too. Nothing reads it but by weights of 0, and its gradient is 0. Outputs and the other weights' gradients are
+    the same as before.
+
+    Raises:
+        UsageError: The model is no such model, or its width is a multiple of 8 already, which kernels take.
+    """
+    encoder, rnn, decoder = (getattr(model, name, None) for name in ("encoder", "rnn", "decoder"))
+    if not (isinstance(encoder, nn.Embedding) and isinstance(rnn, nn.RNNBase) and isinstance(decoder, nn.Linear)):
+        raise UsageError("pad-hidden finds no embedding, recurrent layers and decoder in this model.")
+    width = rnn.hidden_size
+    if width % _ALIGNED == 0 or rnn.input_size != width:
+        raise UsageError(f"pad-hidden finds a width of {width:,}, a multiple of {_ALIGNED} already.")
+    missing = -width % multiple
+    kind: Callable[..., nn.RNNBase] = type(rnn)
+    arguments = {"num_layers": rnn.num_layers, "dropout": rnn.dropout, "batch_first": rnn.batch_first}
+    wider = kind(width + missing, width + missing, **arguments)
+    with torch.no_grad():
+        for name, weight in rnn.named_parameters():
+            gates = weight.reshape(-1, width, *weight.shape[1:])  # an LSTM has 4 in one tensor, a GRU 3
+            sides = (0, missing) if weight.dim() == 1 else (0, missing, 0, missing)
+            getattr(wider, name).copy_(nn.functional.pad(gates, sides).flatten(0, 1))
+        encoder.weight = nn.Parameter(nn.functional.pad(encoder.weight, (0, missing)))
+        decoder.weight = nn.Parameter(nn.functional.pad(decoder.weight, (0, missing)))
+    encoder.embedding_dim += missing
+    decoder.in_features += missing
+    model.rnn = wider
 
 
 def pad_decoder(model: nn.Module, multiple: int) -> None:

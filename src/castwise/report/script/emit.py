@@ -8,8 +8,11 @@ from castwise.errors import UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.precisions import Precision, find_precision
+from castwise.recipe import Recipe
+from castwise.report.script.changes import channels_of, model_lines
 from castwise.report.script.models import compute_loss_of, data_of, model_of
 from castwise.report.script.sources import definitions
+from castwise.report.script.training import check_training, images_of, run_of, schedule_of
 from castwise.techniques import join
 from castwise.workloads import Workload, find_workload
 
@@ -17,10 +20,12 @@ _IMPORTS = {
     "import argparse": "argparse.",
     "import functools": "functools.",
     "import inspect": "inspect.",
+    "import math": "math.",
     "import statistics": "statistics.",
     "import time": "time.",
     "from collections.abc import Callable": "Callable",
     "from collections.abc import Iterable": "Iterable",
+    "from collections.abc import Iterator": "Iterator",
     "from collections.abc import Sequence": "Sequence",
     "from contextlib import nullcontext": "nullcontext",
     "from dataclasses import dataclass": "@dataclass",
@@ -30,12 +35,21 @@ _IMPORTS = {
     "import torch": "torch",
     "from torch import Tensor, nn": "nn.",
     "from torch.nn import functional": "functional.",
-    "from torch.optim import SGD, Optimizer": "Optimizer",
+    "from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer": "Optimizer",
+    "from torch.optim.adadelta import adadelta": "(\n        adadelta,",
+    "from torch.optim.adam import adam": "(\n        adam,",
+    "from torch.optim.adamw import adamw": "(\n        adamw,",
+    "from torch.optim.sgd import sgd": "(sgd,",
     "from torch.utils import _pytree as pytree": "pytree.",
     "from torch.utils.checkpoint import checkpoint": "checkpoint(",
     "from torchvision import models": "models.get_model",
+    "import torchvision": "torchvision.datasets",
     "import timm": "timm.",
 }
+
+_DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", "cuda-graph", "cuda-graph-8"})
+_UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_update", "_in_dtype_of", "_step", "_lists"]
+_GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "StepGraph"]
 
 # Optimizers of torch that can count their steps on the device, of those that workloads use.
 _CAPTURABLE = ("Adadelta", "Adam", "AdamW")
@@ -54,31 +68,38 @@ def synchronize():
 
 for index in range(arguments.warm_up):
     step(batches[index % len(batches)])
-synchronize()
+{flush}synchronize()
 blocks, per_block = [], max(1, arguments.steps // 10)
 for start in range(0, arguments.steps, per_block):
     started, count = time.perf_counter(), min(per_block, arguments.steps - start)
     for index in range(start, start + count):
         loss = step(batches[(arguments.warm_up + index) % len(batches)])
-    synchronize()
+    {flush}synchronize()
     blocks.append((time.perf_counter() - started) / count)
 print(f"loss {loss.item():.9g}")
 print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(blocks):.6g} {UNIT}/s")"""
 
 
-def check_script(workload: str, data_set: str) -> None:
+def check_script(workload: str, data_set: str, recipe: Recipe | None = None) -> None:
     """Make sure, before anything is measured, that a script can be written of a workload's loops.
+
+    Args:
+        workload: Its name.
+        data_set: Its data.
+        recipe: The training run, where whole epochs are timed.
 
     Raises:
         UsageError: None can.
     """
     model_of(find_workload(workload))
-    if data_set != SYNTHETIC:
-        raise UsageError("A script draws random data; --emit goes with the data set synthetic alone.")
+    if recipe is not None:
+        check_training(data_set, recipe)
+    elif data_set != SYNTHETIC:
+        raise UsageError("A script of steps draws random data; --emit goes with the data set synthetic alone.")
 
 
 def script_of(spec: TrialSpec, measured: str = "") -> str:
-    """Return the script of a steady loop on one device.
+    """Return the script of a loop on one device: of steps on random data, or of a training run on resident data.
 
     Args:
         spec: The loop.
@@ -88,8 +109,9 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
         UsageError: There is no plain script for the workload, its data or its spread.
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
-    if spec.data_set != SYNTHETIC or spec.world_size > 1 or spec.kind != "steady":
+    if spec.world_size > 1 or (spec.kind == "steady" and spec.data_set != SYNTHETIC):
         raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")
+    recipe = spec.recipe
     body = "\n\n\n".join(
         filter(
             None,
@@ -98,24 +120,55 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
                 model_of(row),
                 compute_loss_of(row),
                 _scaling_definitions(spec),
-                _master_definitions(precision),
+                _master_definitions(spec, precision),
+                _update_definitions(spec),
                 _graph_definitions(spec),
-                _model_lines(spec, precision),
+                model_lines(spec, precision),
                 _optimizer_lines(spec, row, precision),
-                _step_lines(spec, row, precision),
-                data_of(row),
-                _batch_lines(spec, row),
-                _TIMER,
+                *(_on_random_data(spec, row, precision) if recipe is None else _training(spec, row, precision, recipe)),
             ],
         )
     )
     loop = f"{row.name}, {spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
     lines = [f'"""{loop}: batch {spec.batch_size}.', "", *([measured, ""] if measured else [])]
-    lines += ["The data is random; put your own loader in the place of `batches`.", '"""', ""]
+    if recipe is None:
+        lines.append("The data is random; put your own loader in the place of `batches`.")
+    lines += ['"""', ""]
     imports = [line for line, sign in _IMPORTS.items() if sign in body or line == "import torch"]
     if "Optimizer" not in body and "SGD" in body and "isinstance(optimizer, SGD)" in body:
         imports.append("from torch.optim import SGD")
     return "\n".join([*lines, *imports, "", body, ""])
+
+
+def _on_random_data(spec: TrialSpec, row: Workload, precision: Precision) -> list[str]:
+    return [_step_lines(spec, row, precision), data_of(row), _batch_lines(spec, row), _timer(spec)]
+
+
+def _training(spec: TrialSpec, row: Workload, precision: Precision, recipe: Recipe) -> list[str]:
+    reading = {"no-step-sync", "cuda-graph", "cuda-graph-8"}.isdisjoint(spec.techniques)
+    dtype = precision.autocast_dtype
+    return [
+        images_of(spec, recipe),
+        _prepared_lines(spec),
+        schedule_of(recipe, is_graph=launches_of(spec) > 0),
+        _step_lines(spec, row, precision),
+        run_of(
+            recipe,
+            reads_loss=recipe.read_loss_every_step and reading,
+            autocast="nullcontext()" if dtype is None else f"torch.autocast(DEVICE.type, dtype=torch.{dtype})",
+            at_once=launches_of(spec),
+        ),
+    ]
+
+
+def _prepared_lines(spec: TrialSpec) -> str:
+    lines = ["def prepared(batch):", "    images, labels = batch"]
+    channels = channels_of(spec)
+    if channels is not None:
+        lines.append(f"    images = nn.functional.pad(images, (0, 0, 0, 0, 0, {channels} - images.shape[1]))")
+    if "channels-last" in spec.techniques:
+        lines.append("    images = images.contiguous(memory_format=torch.channels_last)")
+    return "\n".join([*lines, "    return images, labels"])
 
 
 def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
@@ -128,14 +181,32 @@ def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
     ]
     for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
         lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
-    lines.append(f"torch.backends.cudnn.benchmark = {'cudnn-search' in spec.techniques}")
+    searches = "cudnn-search" in spec.techniques or (spec.recipe is not None and spec.recipe.cudnn_benchmark)
+    lines.append(f"torch.backends.cudnn.benchmark = {searches}")
     lines.append("torch.manual_seed(SEED)")
     return "\n".join(lines)
 
 
+def _timer(spec: TrialSpec) -> str:
+    at_once = launches_of(spec)
+    if at_once < 2:
+        return _TIMER.replace("{flush}", "")
+    whole = f"max(1, arguments.steps // {10 * at_once}) * {at_once}  # whole launches"
+    return (
+        _TIMER.replace("    {flush}", "    step.flush()\n    ")
+        .replace("{flush}", "step.flush()\n")
+        .replace("max(1, arguments.steps // 10)", whole)
+    )
+
+
 def scales_on_device(spec: TrialSpec) -> bool:
     """Return whether a loop decides on the device whether loss scaling skips a step."""
-    return bool({"fused-optimizer", "no-step-sync", "cuda-graph"} & set(spec.techniques))
+    return not _DECIDING_ON_DEVICE.isdisjoint(spec.techniques)
+
+
+def launches_of(spec: TrialSpec) -> int:
+    """Return how many steps are one launch of a graph, 0 where none is."""
+    return next((steps for name, steps in (("cuda-graph", 1), ("cuda-graph-8", 8)) if name in spec.techniques), 0)
 
 
 def _dynamic(spec: TrialSpec) -> bool:
@@ -143,9 +214,9 @@ def _dynamic(spec: TrialSpec) -> bool:
 
 
 def _scaling_definitions(spec: TrialSpec) -> str:
-    if spec.loss_scale == "none":
-        return ""
     names = ["NoScaling", "stepped_by", "clip"]
+    if spec.loss_scale == "none":
+        return definitions("measure/loss_scaling.py", names) if _compiles_update(spec) else ""
     if not _dynamic(spec):
         return definitions("measure/loss_scaling.py", [*names, "StaticScaling"])
     row = definitions("loss_scales.py", ["DynamicScale"])
@@ -155,14 +226,24 @@ def _scaling_definitions(spec: TrialSpec) -> str:
     return "\n\n\n".join([row, definitions("measure/loss_scaling.py", [*names, "DynamicScaling", "_HalfGradScaler"])])
 
 
-def _master_definitions(precision: Precision) -> str:
-    if not precision.master_weights:
+def _compiles_update(spec: TrialSpec) -> bool:
+    return "compiled-update" in spec.techniques
+
+
+def _master_definitions(spec: TrialSpec, precision: Precision) -> str:
+    if precision.master_weights:
+        return definitions("measure/precision.py", ["Weights", "MasterWeights"])
+    return definitions("measure/precision.py", ["Weights"]) if _compiles_update(spec) else ""
+
+
+def _update_definitions(spec: TrialSpec) -> str:
+    if not _compiles_update(spec):
         return ""
-    return definitions("measure/precision.py", ["Weights", "MasterWeights"])
+    return "UsageError = RuntimeError\n\n\n" + definitions("measure/techniques/update.py", _UPDATE)
 
 
 def _graph_definitions(spec: TrialSpec) -> str:
-    if "cuda-graph" not in spec.techniques:
+    if not launches_of(spec):
         return ""
     head = "UsageError = RuntimeError\nBatch = tuple[Tensor, ...]"
     return "\n\n\n".join(
@@ -171,31 +252,9 @@ def _graph_definitions(spec: TrialSpec) -> str:
             definitions("measure/techniques/compiled.py", ["Shapes"]),
             _SHAPES_OF,
             definitions("measure/workloads/task.py", ["Carried"]),
-            definitions("measure/techniques/graph.py", ["_WARM_UP_STEPS", "StepGraph"]),
+            definitions("measure/techniques/graph.py", _GRAPH),
         ]
     )
-
-
-def _model_lines(spec: TrialSpec, precision: Precision) -> str:
-    names = set(spec.techniques)
-    lines: list[str] = []
-    channels = next((int(name.rpartition("-")[2]) for name in names if name.startswith("pad-channels")), None)
-    if channels is not None or "pad-vocabulary" in names:
-        lines.append("UsageError = RuntimeError")
-    if channels is not None:
-        lines += ["", "", definitions("measure/techniques/models.py", ["widen_first_convolution"]), "", ""]
-        lines.append(f"widen_first_convolution(model, {channels})")
-    if "pad-vocabulary" in names:
-        lines += ["", "", definitions("measure/techniques/models.py", ["_NEVER", "pad_decoder"]), "", ""]
-        lines.append("pad_decoder(model, 64)")
-    if "chunked-loss" in names:
-        lines.append("carried.chunk(8)")
-    lines.append("model.to(DEVICE)")
-    lines += _conversion(precision)
-    if "channels-last" in names:
-        lines.append("model.to(memory_format=torch.channels_last)")
-    lines.append("model.train()")
-    return "\n".join(lines)
 
 
 # castwise's own two reach into data classes and mappings too; what the models of scripts take and return is tuples.
@@ -203,48 +262,24 @@ _SHAPES_OF = '''def shapes_of(batch: Batch) -> Shapes:
     """Return the shapes of a batch's tensors."""
     return tuple(part.shape for part in batch)'''
 
-_CAST_FLOATING = '''def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
-    """Return the same nest with every floating-point tensor in `dtype`."""
-    return pytree.tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, nested)'''
-
-
-def _conversion(precision: Precision) -> list[str]:
-    if precision.param_dtype == "float32":
-        return []
-    dtype = f"torch.{precision.param_dtype}"
-    lines = [f"model.to({dtype})"]
-    if precision.batch_norm_dtype != precision.param_dtype:
-        lines += [
-            "for module in model.modules():",
-            "    if isinstance(module, nn.modules.batchnorm._BatchNorm):",
-            f"        module.to(torch.{precision.batch_norm_dtype})",
-        ]
-    return [
-        *lines,
-        "",
-        "",
-        _CAST_FLOATING,
-        "",
-        "",
-        "# Inputs are cast to the weights' dtype, and outputs to float32, so that the loss is taken in float32.",
-        "model.register_forward_pre_hook(",
-        f"    lambda _, args, kwargs: (cast_floating(args, {dtype}), cast_floating(kwargs, {dtype})), with_kwargs=True",
-        ")",
-        "model.register_forward_hook(lambda _, __, output: cast_floating(output, torch.float32))",
-    ]
-
 
 def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
-    arguments = [f"{name}={value!r}" for name, value in row.optimizer.arguments]
+    asked = spec.recipe.optimizer if spec.recipe is not None else None
+    name, given = (
+        (row.optimizer.name, row.optimizer.arguments) if asked is None else (asked.name, asked.arguments.items())
+    )
+    arguments = [f"{argument}={value!r}" for argument, value in given]
     if "fused-optimizer" in spec.techniques:
         arguments.append("fused=True")
-    if "foreach-optimizer" in spec.techniques:
+    if not {"foreach-optimizer", "compiled-update"}.isdisjoint(spec.techniques):
         arguments.append("foreach=True")
-    if scales_on_device(spec) and spec.device_type == "cuda" and row.optimizer.name in _CAPTURABLE:
+    if scales_on_device(spec) and spec.device_type == "cuda" and name in _CAPTURABLE:
         arguments.append("capturable=True")
     lines = ["weights = MasterWeights(model)"] if precision.master_weights else []
+    if _compiles_update(spec) and not precision.master_weights:
+        lines.append("weights = Weights(model)")
     stepped = "weights.stepped" if precision.master_weights else "[p for p in model.parameters() if p.requires_grad]"
-    lines.append(f"optimizer = torch.optim.{row.optimizer.name}({stepped}, {', '.join(arguments)})")
+    lines.append(f"optimizer = torch.optim.{name}({stepped}, {', '.join(arguments)})")
     if _dynamic(spec):
         found = next(each for each in DYNAMIC_SCALES if each.name == spec.loss_scale)
         lines.append(f"scale = {found!r}")
@@ -252,6 +287,10 @@ def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> st
         lines.append(f"scaling = {kind if scales_on_device(spec) else 'DynamicScaling(scale, DEVICE.type, optimizer)'}")
     elif spec.loss_scale != "none":
         lines.append(f"scaling = StaticScaling({float(spec.loss_scale)!r})")
+    elif _compiles_update(spec):
+        lines.append("scaling = NoScaling()")
+    if _compiles_update(spec):
+        lines.append(f"update = CompiledUpdate(optimizer, weights, scaling, {row.clip_grad_norm!r})")
     return "\n".join(lines)
 
 
@@ -262,7 +301,7 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
     if chosen is not None:
         lines += [f"compute_loss = torch.compile(compute_loss, mode={chosen!r}, dynamic=False)", "", ""]
     zero = "weights.zero_grad()" if precision.master_weights else "optimizer.zero_grad()"
-    lines += ["def train(batch):", f"    {zero}"]
+    lines += ["def train(batch):", *(["    batch = prepared(data.make(batch))"] if spec.recipe else []), f"    {zero}"]
     if precision.autocast_dtype is None:
         lines.append("    loss = compute_loss(model, batch)")
     else:
@@ -270,8 +309,17 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
         lines.append("        loss = compute_loss(model, batch)")
     scaled = spec.loss_scale != "none"
     lines.append("    scaling.backward(loss)" if scaled else "    loss.backward()")
-    if precision.master_weights:
-        lines.append("    weights.collect_gradients()")
+    lines += ["    update()"] if _compiles_update(spec) else _update_lines(row, precision, scaled=scaled)
+    lines += ["    return loss", "", ""]
+    carried = "carried" if row.family == "rnn_lm" else "None"
+    at_once = launches_of(spec)
+    several = f", {at_once}" if at_once > 1 else ""
+    lines.append(f"step = StepGraph(train, DEVICE, {carried}{several})" if at_once else "step = train")
+    return "\n".join(lines)
+
+
+def _update_lines(row: Workload, precision: Precision, *, scaled: bool) -> list[str]:
+    lines = ["    weights.collect_gradients()"] if precision.master_weights else []
     clip = row.clip_grad_norm
     if scaled:
         lines.append(f"    scaling.step(optimizer, {clip!r})")
@@ -282,17 +330,14 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
         lines.append("    optimizer.step()")
     if precision.master_weights:
         lines.append("    weights.publish()")
-    lines += ["    return loss", "", ""]
-    carried = "carried" if row.family == "rnn_lm" else "None"
-    lines.append(f"step = StepGraph(train, DEVICE, {carried})" if "cuda-graph" in spec.techniques else "step = train")
-    return "\n".join(lines)
+    return lines
 
 
 def _batch_lines(spec: TrialSpec, row: Workload) -> str:
     lines = [
         f"batches = make_batches({row.resident_batches}, BATCH_SIZE, DEVICE, torch.Generator(DEVICE).manual_seed(SEED))"
     ]
-    channels = next((int(name.rpartition("-")[2]) for name in spec.techniques if name.startswith("pad-ch")), None)
+    channels = channels_of(spec)
     if channels is not None:
         lines.append(
             f"batches = [(nn.functional.pad(x, (0, 0, 0, 0, 0, {channels} - x.shape[1])), y) for x, y in batches]"

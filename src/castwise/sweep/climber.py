@@ -1,0 +1,369 @@
+"""The climb from the plain loop to the fastest that computes the same: screened, taken together, then proven."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from castwise.analyze.climb import (
+    Attempt,
+    Climbed,
+    Ending,
+    Ladder,
+    Move,
+    Outcome,
+    by_units,
+    chain,
+    move_between,
+    needs_of,
+)
+from castwise.analyze.estimates import Estimate, judge
+from castwise.analyze.speedups import speedup_estimate, turns_estimate
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+from castwise.sweep.job import Job, is_of
+from castwise.sweep.rounds import Rounds, Rule
+from castwise.sweep.runner import Uncounted, why_lacking
+
+_ONCE = Rule(min_rounds=1, max_rounds=1)
+# Loops that sit beside the one below at the most: a CPU has no cores for more than one.
+_SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
+_CONTEXT_BYTES = 2**30  # what a process holds beside its tensors
+_USABLE = 0.85  # of the device's memory, so that a search finds its workspace
+# A screened loop is looked at further from here. Source: chosen here.
+_PROMISING = 1.005
+# Two processes of a cell were seen to differ by up to 8 % where the host sets the pace: what the turns of one sitting
+# show beyond that needs no further process.
+_BEYOND_PROCESSES = 1.10
+_MOST_PROOFS = 3  # sittings in which the rungs are proven
+# Before anything was compiled, what compiling takes a process. Source: an H200's ResNet-50, as this was planned for.
+_COMPILE_SECONDS = 40.0
+_COMPILES = {"compile": 1.0, "compile-max-autotune": 4.0}  # times that
+_NO_OUTCOME: tuple[Outcome, str] = ("taken", "")
+
+
+@dataclass
+class Climb:
+    """A climb made concrete on this machine.
+
+    Attributes:
+        start: The plain loop.
+        ladder: What may be tried.
+        job: The machine, its records, and where to tell of progress.
+        budget_seconds: Wall time after which nothing further is tried.
+        known: The recorded trials that stand.
+        memory_bytes: What the second climb's loops may hold; None climbs once.
+    """
+
+    start: TrialSpec
+    ladder: Ladder
+    job: Job = field(repr=False)
+    budget_seconds: float
+    known: list[Trial] = field(repr=False, default_factory=list)
+    memory_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        self._cells: dict[str, TrialSpec] = {}  # all that belongs to the climb
+        self._probes: list[TrialSpec] = []
+        self._began = time.perf_counter()
+        self._sitting_seconds = self._compile_seconds = 0.0
+        # How many trials a climb takes nobody knows, and why rounds of its own end is no news.
+        self._sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener, remarks=False))
+
+    def run(self) -> Climbed:
+        """Climb until nothing left pays, or the time is up; then the same within the memory limit, if there is one."""
+        self._began = time.perf_counter()
+        self._probe(self.start)
+        ending: Ending = "failed"
+        attempts: list[Attempt] = []
+        if self._is_well(self.start):
+            attempts, ending = self._climb(None)
+            winner = next((each.spec for each in reversed(attempts) if each.outcome == "taken"), self.start)
+            if winner != self.start:
+                self._probe(winner)
+            if self.memory_bytes is not None and self._needs(winner) > self.memory_bytes and ending != "budget":
+                within, ending = self._climb(self.memory_bytes)
+                seen = {(each.below.cell, each.spec.cell) for each in attempts}
+                new = [each for each in within if (each.below.cell, each.spec.cell) not in seen]
+                attempts += [replace(each, limited=True) for each in new]
+        trials = tuple(trial for spec in self._cells.values() for trial in self._of(spec))
+        seconds = time.perf_counter() - self._began
+        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, seconds)
+
+    def _climb(self, limit: float | None) -> tuple[list[Attempt], Ending]:
+        """Climb once; return what was tried, rung by rung, and why it ended."""
+        loops, tries = [self.start], list[Attempt]()
+        ending: Ending | None = None
+        while ending is None:
+            current = loops[-1]
+            moves = self.ladder.moves(current, tries)
+            open_moves = self._supported(current, moves, tries)
+            if not moves:
+                ending = "nothing left"
+            elif open_moves:
+                steps, ending = self._step_up(current, open_moves, tries, limit)
+                loops += steps
+        self._prove(loops)
+        return self._told(loops, tries, limit), ending
+
+    def _step_up(
+        self, current: TrialSpec, moves: Sequence[Move], tries: list[Attempt], limit: float | None
+    ) -> tuple[list[TrialSpec], Ending | None]:
+        """Screen moves; return the loops on the way up by all that were faster, none where none was."""
+        ending: Ending | None = None if self._screen(current, [move.on(current) for move in moves]) else "budget"
+        moves = [move for move in moves if self._of(move.on(current))]
+        rung = 1 + max((each.rung for each in tries if each.outcome == "taken"), default=-1)
+        better = [move for move in moves if self._pays(current, move.on(current), limit)]
+        better.sort(key=lambda move: self._merit(current, move.on(current), limit), reverse=True)
+        loops = self._way_up(current, better, limit) if better else []
+        reached = move_between(current, loops[-1]) if loops else Move()
+        for move in moves:
+            spec = move.on(current)
+            ratio = self._ratio(current, spec)
+            taken = (
+                bool(loops)
+                and set(move.parts) <= set(reached.parts)
+                and move.precision == (reached.precision if move.precision else None)
+            )
+            outcome, reason = _NO_OUTCOME if taken else self._outcome(current, spec, limit)
+            tries.append(Attempt(rung, move, current, spec, ratio, outcome, reason))
+        if loops:
+            gain = self._ratio(current, loops[-1])
+            said = "" if gain is None else f", {gain.value:.2f}×"
+            self.job.sweep.listener.remark(f"up by {reached.name}{said}")
+        return loops, ending
+
+    def _way_up(self, current: TrialSpec, better: Sequence[Move], limit: float | None) -> list[TrialSpec]:
+        """Return the loops from one up to the best that these moves make together, a change each."""
+        loops = [loop for loop in chain(current, better) if why_lacking(loop, self.job.sweep.environment) is None]
+        best = better[0].on(current)
+        if len(loops) > 1 and self._has_time_for([current, *loops]):
+            self._sit_together([current, *loops])
+        known = [loop for loop in loops if self._pays(current, loop, limit)]
+        top = max(known, key=lambda loop: self._merit(current, loop, limit), default=best)
+        (fits, gain), (best_fits, best_gain) = (self._merit(current, loop, limit) for loop in (top, best))
+        if top not in loops or (fits, gain * _PROMISING) < (best_fits, best_gain):
+            return [best]
+        return loops[: loops.index(top) + 1]
+
+    def _pays(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
+        ratio = self._ratio(current, spec)
+        if ratio is None or spec.cell == current.cell:
+            return False
+        if limit is None:
+            return ratio.value > _PROMISING
+        if self._needs(current) > limit:  # first of all into the limit
+            return self._needs(spec) <= limit or (self._needs(spec) < self._needs(current) and ratio.value > _PROMISING)
+        return self._needs(spec) <= limit and ratio.value > _PROMISING
+
+    def _merit(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> tuple[bool, float]:
+        ratio = self._ratio(current, spec)
+        return limit is None or self._needs(spec) <= limit, 0.0 if ratio is None else ratio.value
+
+    def _outcome(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> tuple[Outcome, str]:
+        """Return what is said of a loop that is no rung."""
+        failed = next((trial for trial in self._of(spec) if trial.status != "ok"), None)
+        if failed is not None:
+            return "failed", f"{failed.status}: {failed.message}"
+        ratio = self._ratio(current, spec)
+        if ratio is None:
+            return "failed", "the loop below could not be timed beside it"
+        if limit is not None and self._needs(spec) > limit:
+            return "too large", "it holds more memory than --memory says"
+        if ratio.n == 1:
+            return ("second best" if ratio.value > _PROMISING else "slower" if ratio.value < 1 else "same"), _ONE
+        verdict = judge(ratio)
+        named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
+        return named.get(verdict.kind, "unproven"), verdict.reason
+
+    def _supported(self, current: TrialSpec, moves: Sequence[Move], tries: list[Attempt]) -> list[Move]:
+        """Return the moves that the loop can have; note why of those it cannot."""
+        rung = 1 + max((each.rung for each in tries if each.outcome == "taken"), default=-1)
+        kept: list[Move] = []
+        for move in moves:
+            spec = move.on(current)
+            reason = why_lacking(spec, self.job.sweep.environment)
+            if reason is None:
+                kept.append(move)
+            else:
+                tries.append(Attempt(rung, move, current, spec, None, "unsupported", reason))
+        return kept
+
+    # The ladder's proof
+
+    def _prove(self, loops: Sequence[TrialSpec]) -> None:
+        """Let neighbours whose difference is in doubt sit together again, all of them side by side."""
+        for _ in range(_MOST_PROOFS):
+            below, doubtful = loops[0], list[tuple[TrialSpec, TrialSpec]]()
+            for loop in loops[1:]:
+                ratio = self._ratio(below, loop)
+                if ratio is not None and ratio.value > _PROMISING:  # what is not is set beside the next one up
+                    doubtful += [] if self._is_answered(below, loop) else [(below, loop)]
+                    below = loop
+            cells = list({spec.cell: spec for pair in doubtful for spec in pair}.values())
+            if not cells or not self._has_time_for(cells, keep=0.0):
+                return
+            self._sit_again(cells)
+
+    def _is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
+        if not (self._is_well(below) and self._is_well(spec)):
+            return True
+        ratio = self._ratio(below, spec)
+        return ratio is None or self._is_clear(below, spec) or (ratio.n > 1 and judge(ratio).kind != "inconclusive")
+
+    def _is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
+        """Return whether one sitting shows more than processes of a cell differ by."""
+        found = self._of_turns(below, spec)
+        return found is not None and found.low > _BEYOND_PROCESSES
+
+    def _is_rung(self, below: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
+        ratio = self._ratio(below, spec)
+        if ratio is None or not self._is_well(spec):
+            return False
+        if limit is not None and self._needs(spec) <= limit < self._needs(below):
+            return True
+        return judge(ratio).kind == "faster" or (ratio.n == 1 and self._is_clear(below, spec))
+
+    def _told(self, loops: Sequence[TrialSpec], tries: Sequence[Attempt], limit: float | None) -> list[Attempt]:
+        """Return all that was tried, rung by rung.
+
+        A loop that is not proven over the rung below is none; the next one is set beside that rung then.
+        """
+        rungs, found, places = [loops[0]], list[Attempt](), {loops[0].cell: 0}
+        for loop in loops[1:]:
+            below = rungs[-1]
+            rung, shown = len(rungs) - 1, self._shown(below, loop)
+            if self._is_rung(below, loop, limit):
+                rungs.append(loop)
+                reason = _OF_TURNS if shown is not None and shown.n == 1 else ""
+                found.append(Attempt(rung, move_between(below, loop), below, loop, shown, "taken", reason))
+            else:
+                outcome, reason = self._outcome(below, loop, limit)
+                outcome = "unproven" if outcome == "second best" else outcome
+                found.append(Attempt(rung, move_between(below, loop), below, loop, shown, outcome, reason))
+            places[loop.cell] = len(rungs) - 1
+        own = {loop.cell for loop in loops}
+        for each in tries:
+            if each.outcome == "unsupported" or (each.outcome != "taken" and each.spec.cell not in own):
+                found.append(replace(each, rung=places.get(each.below.cell, each.rung)))
+        return sorted(found, key=lambda each: (each.rung, each.outcome != "taken"))
+
+    def _shown(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        ratio = self._ratio(below, spec)
+        return (self._of_turns(below, spec) or ratio) if ratio is not None and ratio.n == 1 else ratio
+
+    # Measuring
+
+    def _probe(self, loop: TrialSpec) -> None:
+        """Measure a loop beside what tells its bounds: half the batch, a CUDA graph, resident data, TF32."""
+        wanted = [half_batch(loop), *(Move(techniques=(name,)).on(loop) for name in ("cuda-graph", "resident-data"))]
+        if loop.precision == "fp32" and "tf32" in self.ladder.precisions:
+            wanted.append(Move(precision="tf32").on(loop))
+        probes = [spec for spec in wanted if spec is not None and spec.cell != loop.cell and _is_one_more(loop, spec)]
+        probes = [spec for spec in probes if why_lacking(spec, self.job.sweep.environment) is None]
+        if self._has_time_for([loop, *probes]) and self._screen(loop, probes):
+            self._probes += probes
+
+    def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> bool:
+        """Measure loops once beside the one below, those that were not yet; return whether there was time for all."""
+        self._belong([current, *specs])
+        waiting = list({spec.cell: spec for spec in specs if not self._of(spec)}.values())
+        if not specs and not self._of(current):
+            self._rounds([current], current)
+        width = self._width(current)
+        while waiting:
+            group, waiting = waiting[:width], waiting[width:]
+            if not self._has_time_for([current, *group]):
+                return False
+            self._rounds([current, *group], current)
+        return True
+
+    def _sit_together(self, specs: Sequence[TrialSpec]) -> None:
+        """Let loops sit side by side, unless all have done so."""
+        self._belong(specs)
+        sittings = [{trial.sitting for trial in self._of(spec)} - {None} for spec in specs]
+        if not set.intersection(*sittings):
+            self._sit_again(specs)
+
+    def _sit_again(self, specs: Sequence[TrialSpec]) -> None:
+        self._rounds(specs, specs[0], again=True)
+
+    def _belong(self, specs: Iterable[TrialSpec]) -> None:
+        for spec in specs:
+            self._cells.setdefault(spec.cell, spec)
+
+    def _rounds(self, specs: Sequence[TrialSpec], baseline: TrialSpec, *, again: bool = False) -> None:
+        """Let loops sit together, and keep their trials."""
+        self._belong(specs)
+        began = time.perf_counter()
+        recorded = [trial for spec in specs for trial in self._of(spec)]
+        rounds = Rounds(self._sweep, specs, _ONCE, recorded, baseline)
+        compared = rounds.run_once() if again else rounds.run()
+        fresh = compared.trials[len(recorded) :]
+        self.known += fresh
+        self._learn(time.perf_counter() - began, [trial.spec for trial in fresh])
+
+    def _learn(self, seconds: float, specs: Sequence[TrialSpec]) -> None:
+        """Take note of what a sitting took, and of that what compiling did."""
+        compiled = sum(map(_compilations, specs))
+        if not compiled:
+            self._sitting_seconds = max(self._sitting_seconds, seconds)
+        else:
+            self._compile_seconds = max(self._compile_seconds, (seconds - self._sitting_seconds) / compiled)
+
+    def _has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
+        """Return whether a sitting would end in time, and leave some for the proof: `keep` sittings."""
+        compiled = sum(map(_compilations, specs)) if self.start.device_type == "cuda" or self._compile_seconds else 0.0
+        seconds = self._sitting_seconds * (1 + keep) + compiled * (self._compile_seconds or _COMPILE_SECONDS)
+        return seconds <= self.budget_seconds - (time.perf_counter() - self._began)
+
+    def _width(self, current: TrialSpec) -> int:
+        """Return how many loops may sit beside one: as many as hold what it does fit into the device's memory."""
+        most, memory = _SIDE_BY_SIDE[current.device_type], self.job.sweep.environment.gpu_memory_bytes
+        needs = self._needs(self.start)
+        if memory is None or not math.isfinite(needs):
+            return most
+        return max(1, min(most, int(memory * _USABLE / (needs + _CONTEXT_BYTES)) - 1))
+
+    # What is known
+
+    def _ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        """Return a loop's speed-up over another by units a second; None where it was not measured well."""
+        if not self._is_well(spec):
+            return None
+        return by_units(speedup_estimate(self._of(below), self._of(spec)), below, spec)
+
+    def _of_turns(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        return by_units(turns_estimate(self._of(below), self._of(spec)), below, spec)
+
+    def _needs(self, spec: TrialSpec) -> float:
+        """Return the most memory that a loop's processes held: what the allocator reserved, on a CPU tensors."""
+        return needs_of(self._of(spec))
+
+    def _is_well(self, spec: TrialSpec) -> bool:
+        own = self._of(spec)
+        return bool(own) and all(trial.status == "ok" for trial in own)
+
+    def _of(self, spec: TrialSpec) -> list[Trial]:
+        return [trial for trial in self.known if is_of(trial, spec)]
+
+
+_ONE = "one process: no interval"
+_OF_TURNS = "one process each: the interval is of its turns"
+
+
+def half_batch(spec: TrialSpec) -> TrialSpec | None:
+    """Return the same loop on half the batch, None where that is no whole number."""
+    if spec.batch_size % 2:
+        return None
+    return spec.model_copy(update={"batch_size": spec.batch_size // 2})
+
+
+def _is_one_more(loop: TrialSpec, spec: TrialSpec) -> bool:
+    """Return whether a loop has all that another has, so that a graph of eight steps is not made one of one."""
+    return set(loop.techniques) <= set(spec.techniques) or spec.batch_size != loop.batch_size
+
+
+def _compilations(spec: TrialSpec) -> float:
+    """Return how many times what `compile` takes a loop's set-up takes."""
+    return sum(_COMPILES.get(name, 0.0) for name in spec.techniques)

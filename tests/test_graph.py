@@ -1,0 +1,116 @@
+"""Steps as graphs, with a fake in the place of CUDA's: which steps are one launch, and that each batch is one step."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+from fake_graphs import FakeCaptures
+from loops import WORDS, cell_of, spec_of
+from torch import Tensor
+
+from castwise.measure.techniques.graph import StepGraph
+from castwise.measure.workloads.task import Batch
+
+CPU = torch.device("cpu")
+WARM_UP = 3
+
+
+class Counted:
+    """A "step" that adds each batch's number to a list on the device, and returns it as the loss."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.seen.append(batch[0].flatten()[0].item())
+        return batch[0].flatten()[0] * 1.0
+
+
+def batch_of(number: int, size: int = 4) -> Batch:
+    return torch.full((size, 2), float(number)), torch.full((size,), number)
+
+
+def run(sizes: list[int], at_once: int) -> tuple[list[float], list[float], FakeCaptures]:
+    """Return the batches in the order in which steps were taken, the losses that were promised, and the launches."""
+    step, captures = Counted(), FakeCaptures()
+    graph = StepGraph(step, CPU, None, at_once, captures)  # type: ignore[arg-type]
+    losses = [graph(batch_of(number, size)) for number, size in enumerate(sizes)]
+    graph.flush()
+    return step.seen, [loss.item() for loss in losses], captures
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 8])
+@pytest.mark.parametrize(
+    "sizes",
+    [[4] * 2, [4] * 3, [4] * 19, [4] * 27, ([4] * 9 + [3]) * 4, [4] * 9 + [3, 2, 3, 2, 4, 4]],
+    ids=["warm-up", "just warm", "rest", "whole launches", "a short last one", "three shapes"],
+)
+def test_every_batch_is_one_step_in_its_order_and_has_its_loss(sizes: list[int], at_once: int) -> None:
+    seen, losses, _ = run(sizes, at_once)
+    expected = [float(number) for number in range(len(sizes))]
+    assert seen == expected
+    assert losses == expected
+
+
+def test_steps_are_launched_together_and_what_is_left_one_by_one() -> None:
+    _, _, captures = run([4] * (WARM_UP + 8 + 8 + 5), 8)
+    assert captures.launches == [8, 8, 1, 1, 1, 1, 1]
+    assert captures.num_captured == 2
+    assert captures.num_aside == WARM_UP
+
+
+def test_a_short_last_batch_is_captured_for_itself() -> None:
+    _, _, captures = run(([4] * (WARM_UP + 8) + [3]) * 3, 8)
+    # The first epoch warms both shapes up; then 11 batches are a launch and three, and the short one is its own.
+    assert captures.num_aside == WARM_UP + 1
+    assert captures.launches == [8] + 2 * [8, 1, 1, 1, 1]
+
+
+def test_a_loss_is_no_number_before_its_launch() -> None:
+    graph = StepGraph(Counted(), CPU, None, 8, FakeCaptures())  # type: ignore[arg-type]
+    for number in range(WARM_UP):
+        graph(batch_of(number))
+    waiting = [graph(batch_of(10 + number)) for number in range(7)]
+    assert all(math.isnan(loss.item()) for loss in waiting)
+    last = graph(batch_of(17))
+    assert [loss.item() for loss in (*waiting, last)] == [10.0 + number for number in range(8)]
+
+
+def test_batches_may_be_overwritten_once_they_are_launched() -> None:
+    """What a graph computes with lies in places of its own."""
+    step = Counted()
+    graph = StepGraph(step, CPU, None, 1, FakeCaptures())  # type: ignore[arg-type]
+    buffer = batch_of(0)
+    for number in range(8):
+        buffer[0].fill_(number)
+        graph(buffer)
+    assert step.seen == [float(number) for number in range(8)]
+
+
+Cell = Callable[[], AbstractContextManager[object]]
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_language_model_s_state_is_carried_through_launches_and_forgotten_with_an_epoch(at_once: int) -> None:
+    found: list[list[float]] = []
+    for graphed in (False, True):
+        with cell_of(spec_of(WORDS, "fp32")) as (cell, batches):
+            step = cell.step
+            if graphed:
+                graph = StepGraph(step._train, CPU, cell.task.carried, at_once, FakeCaptures())  # type: ignore[arg-type]
+            losses: list[Tensor] = []
+            for index in range(26):
+                if index in {9, 18}:
+                    if graphed:
+                        graph.flush()
+                    cell.task.begin_epoch()
+                batch = batches[index % 4]
+                if index in {8, 17}:  # a short last batch, then a new epoch
+                    batch = (batch[0][:20], batch[1][: 20 * batch[0].shape[1]])
+                losses.append((graph(batch) if graphed else step(batch)).detach())
+            if graphed:
+                graph.flush()
+            found.append([loss.item() for loss in losses])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

@@ -1,0 +1,122 @@
+"""The compiled update: the same losses and weights, one graph, skipped steps and clipping included."""
+
+from typing import Any
+
+import pytest
+import torch
+from loops import ADADELTA, IMAGES, WORDS, losses_of, spec_of
+from torch import Tensor, nn
+
+from castwise.errors import UsageError
+from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.measure.device_scaling import DeviceScaling
+from castwise.measure.loss_scaling import NoScaling, StaticScaling
+from castwise.measure.precision import convert_weights, make_weights
+from castwise.measure.techniques import update
+from castwise.measure.techniques.update import CompiledUpdate
+from castwise.precisions import find_precision
+
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
+    ("Adam", {"lr": 0.01}),
+    ("AdamW", {"lr": 0.01, "amsgrad": True}),
+    ("Adadelta", {"lr": 1.0, "weight_decay": 0.01}),
+]
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Leave the function as it is: what it computes is the question, and compiling takes seconds a case."""
+    asked: list[dict[str, Any]] = []
+
+    def leave(function: object, **settings: Any) -> object:
+        asked.append(settings)
+        return function
+
+    monkeypatch.setattr(torch, "compile", leave)
+    return asked
+
+
+def trained(
+    name: str, arguments: dict[str, Any], precision: str, scaling: str, clip: float | None, *, ours: bool
+) -> tuple[list[Tensor], int]:
+    """Return the weights after six steps, one of which overflows, and how many were skipped."""
+    torch.manual_seed(0)
+    row = find_precision(precision)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 1))
+    convert_weights(model, row)
+    unused = model[1].bias
+    weights = make_weights(model, row)
+    optimizer = getattr(torch.optim, name)(weights.stepped, foreach=True, **arguments)
+    dynamic = DYNAMIC_SCALES[0]
+    scale: NoScaling = NoScaling()
+    if scaling == "static":
+        scale = StaticScaling(128.0)
+    elif scaling == "dynamic":
+        scale = DeviceScaling(dynamic, torch.device("cpu"), optimizer)
+    compiled = CompiledUpdate(optimizer, weights, scale, clip) if ours else None
+    generator = torch.Generator().manual_seed(1)
+    for step in range(6):
+        model.zero_grad()
+        inputs = torch.randn(8, 6, generator=generator).to(model[0].weight.dtype)
+        loss = model(inputs).float().square().mean()
+        scale.backward(loss * (float("inf") if step == 3 and scaling == "dynamic" else 1.0))
+        unused.grad = None
+        if compiled is not None:
+            compiled()
+        else:
+            weights.collect_gradients()
+            scale.step(optimizer, clip)
+            weights.publish()
+    return [p.detach().clone() for p in (*model.parameters(), *weights.stepped)], scale.skipped_steps
+
+
+@pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "fp16-master", "bf16-master"])
+@pytest.mark.parametrize(("scaling", "clip"), [("none", None), ("none", 0.01), ("static", None), ("dynamic", 0.01)])
+def test_weights_are_those_of_the_plain_update(
+    name: str, arguments: dict[str, Any], precision: str, scaling: str, clip: float | None, uncompiled: object
+) -> None:
+    found, skipped = trained(name, arguments, precision, scaling, clip, ours=True)
+    expected, plainly_skipped = trained(name, arguments, precision, scaling, clip, ours=False)
+    assert skipped == plainly_skipped == (1 if scaling == "dynamic" else 0)
+    for tensor, other in zip(found, expected, strict=True):
+        assert tensor.isfinite().all()
+        assert torch.allclose(tensor, other, rtol=1e-5, atol=1e-7)
+
+
+def test_it_is_compiled_whole_and_for_its_shapes(uncompiled: list[dict[str, Any]]) -> None:
+    trained("SGD", {"lr": 0.1}, "fp32", "none", None, ours=True)
+    assert uncompiled == [{"dynamic": False, "fullgraph": True}]
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "loss_scale"),
+    [(ADADELTA, "fp32", "none"), (WORDS, "fp32", "dynamic"), (IMAGES, "bf16-master", "none")],
+)
+def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: str, loss_scale: str) -> None:
+    """Compiled for real."""
+    found = losses_of(spec_of(workload, precision, "compiled-update", loss_scale=loss_scale))
+    expected = losses_of(spec_of(workload, precision, loss_scale=loss_scale))
+    bound = 500 * 2.0**-23 if precision == "fp32" else 0.5 * 2.0**-7
+    assert ((found - expected) / expected).abs().max() < bound
+
+
+def test_an_optimizer_of_another_kind_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Rprop(model.parameters())
+    weights = make_weights(model, find_precision("fp32"))
+    with pytest.raises(UsageError, match="fits SGD, Adam, AdamW, Adadelta; this is Rprop"):
+        CompiledUpdate(optimizer, weights, NoScaling(), None)
+
+
+def test_every_optimizer_s_states_are_those_that_torch_keeps() -> None:
+    for kind, (_, names, settings) in update._FUNCTIONS.items():
+        weight = nn.Parameter(torch.ones(2))
+        arguments = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        optimizer = kind([weight], **arguments)  # type: ignore[call-arg]
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        assert set(optimizer.state[weight]) <= set(names)
+        assert set(settings) <= set(optimizer.param_groups[0])
