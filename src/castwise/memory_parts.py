@@ -10,7 +10,7 @@ _Bytes = Annotated[int, Field(ge=0)]
 
 
 class MemoryParts(Document):
-    """What held memory at the peak of one training step after the timed ones, which was taken apart operation by operation.
+    """What held memory at the peak of one training step after the timed ones, taken apart operation by operation.
 
     A tensor counts once, by its storage; what is saved for backward and lies in a weight or a batch is a weight or a
     batch.
@@ -22,7 +22,7 @@ class MemoryParts(Document):
         optimizer_bytes: The optimizer's state: momentum, Adam's moments.
         batches_bytes: Batches that lie on the device all the time.
         saved_bytes: Activations saved for backward.
-        weight_casts_bytes: Lower-precision copies of weights that autocast makes, and keeps until backward is through.
+        weight_casts_bytes: Lower-precision copies of weights that autocast makes and keeps until backward is over.
         temporaries_bytes: All other tensors alive at that moment: outputs in flight, gradients of activations.
         workspace_bytes: What the allocator had given out besides: workspaces within operations, those that cuBLAS keeps,
             rounding. None on a CPU, where nobody knows.

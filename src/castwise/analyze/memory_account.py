@@ -89,7 +89,7 @@ _TENSORS = (
     ("gradients_bytes", "gradients"),
     ("optimizer_bytes", "optimizer state"),
     ("batches_bytes", "batches on the device"),
-    ("saved_bytes", "saved for backward"),
+    ("saved_bytes", "activations saved for backward"),
     ("weight_casts_bytes", "autocast's weight copies"),
     ("temporaries_bytes", "other tensors"),
 )
@@ -113,7 +113,7 @@ def why_not_half(base: Account, other: Account, form: Callable[[float], str]) ->
         return head + _saved(base, other, form)
     above = sorted(((_excess(base, other, part), part) for part in other.parts), key=lambda pair: -pair[0])
     named = [part for over, part in above if over >= _WORTH_A_WORD * excess]
-    reasons = [f"{part.title} {_change(base, part, form)}{_reason(other.trial, part.name)}" for part in named]
+    reasons = [f"{part.title}: {_change(base, part, form)}{_reason(other.trial, part.name)}" for part in named]
     more = "more than fp32" if ratio > 1 else "more than half"
     return f"{head}. What makes it {more}: {'; '.join(reasons)}."
 
@@ -128,16 +128,16 @@ def _saved(base: Account, other: Account, form: Callable[[float], str]) -> str:
     """Return the part that shrank most."""
     most = max(base.parts, key=lambda part: base.bytes_of(part.name) - other.bytes_of(part.name))
     part = next(each for each in other.parts if each.name == most.name)
-    return f". Most of it is saved in {most.title}, {_change(base, part, form)}."
+    return f". Most is saved in {most.title}: {_change(base, part, form)}."
 
 
 def _change(base: Account, part: Part, form: Callable[[float], str]) -> str:
     before, now = base.bytes_of(part.name), part.num_bytes or 0
     if before == 0:
-        return f"add {form(now)}"
+        return f"{form(now)} more"
     if abs(now / before - 1) <= _NEAR:
-        return f"stay at {form(now)}"
-    return f"go from {form(before)} to {form(now)} ({now / before:.2f} times)"
+        return f"{form(now)} as in fp32"
+    return f"{form(now)} after {form(before)} ({now / before:.2f} times)"
 
 
 def _reason(trial: Trial, name: str) -> str:
@@ -147,21 +147,19 @@ def _reason(trial: Trial, name: str) -> str:
     keeps_float32 = set(dtypes) == {"float32"}
     has_masters = row is not None and row.master_weights
     reasons = {
-        "weights_bytes": ", for they stay float32" if keeps_float32 else "",
+        "weights_bytes": ", kept in float32" if keeps_float32 else "",
         "gradients_bytes": (
-            ", for they have the dtype of the float32 weights"
+            ", of the float32 weights' dtype"
             if keeps_float32
-            else ", for the masters have float32 ones beside the weights'"
+            else ", the masters' in float32 beside the weights'"
             if has_masters
             else ""
         ),
-        "optimizer_bytes": (
-            ", for it is kept in float32" if keeps_float32 or has_masters else ", for it is not halved with the weights"
-        ),
-        "masters_bytes": ", which fp32 does not need",
-        "weight_casts_bytes": ", which fp32 does not need",
-        "batches_bytes": ", for they are not cast before the step",
-        "saved_bytes": ", for some of it is saved in float32, or in both dtypes",
-        "process_bytes": ": libraries, and memory that was freed and not given back",
+        "optimizer_bytes": ", kept in float32" if keeps_float32 or has_masters else "",
+        "masters_bytes": ", of which fp32 has none",
+        "weight_casts_bytes": ", of which fp32 has none",
+        "batches_bytes": ", cast in the step and not before",
+        "saved_bytes": ", some of them in float32 still, or in both dtypes",
+        "process_bytes": ", libraries and what was freed and not given back",
     }
     return reasons.get(name, "")

@@ -20,7 +20,7 @@ class MemoryLimitError(MemoryError):
     def __init__(self, taken_bytes: int, limit_bytes: int) -> None:
         gib = 2**30
         super().__init__(
-            f"out of memory: the process grew by {taken_bytes / gib:.3g} GiB, and {limit_bytes / gib:.3g} GiB are allowed"
+            f"out of memory: the process grew by {taken_bytes / gib:.3g} GiB of the {limit_bytes / gib:.3g} GiB allowed"
         )
         self.shortfall = Shortfall(needed_bytes=taken_bytes, free_bytes=limit_bytes)
 

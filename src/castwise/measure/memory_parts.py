@@ -183,9 +183,9 @@ def _register(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> 
 
 def _run(storages: _Storages, step: TrainingStep, batch: Batch, device: torch.device) -> _Peak:
     peak = _Peak(storages, device)
-    with _gradients_told(step, storages), torch.autograd.graph.saved_tensors_hooks(_saver(storages), _same):
-        with _Watched(storages, peak):
-            step(batch)
+    saved = torch.autograd.graph.saved_tensors_hooks(_saver(storages), _same)
+    with _gradients_told(step, storages), saved, _Watched(storages, peak):
+        step(batch)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return peak

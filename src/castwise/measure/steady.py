@@ -26,8 +26,8 @@ from castwise.workloads import find_workload
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
-# Steps of the optimizer after which memory is that of any later step; and steps after which nobody waits for them: Apex's
-# dynamic scale starts at 2^32 and halves with every skipped step.
+# Steps of the optimizer after which memory is that of any later step; and steps after which nobody waits for them:
+# Apex's dynamic scale starts at 2^32 and halves with every skipped step.
 _STEPS_TAKEN, _MOST_SKIPPED = 2, 40
 
 

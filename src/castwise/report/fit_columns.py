@@ -13,6 +13,9 @@ from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.techniques import join
 
+# Neighbours of a curve's table differ by this factor at the least: what was tried near the limit is in CSV and JSON.
+_APART = 1.5
+
 
 def loop_name(fit: Fit) -> str:
     """Return a fit's loop in a few words: `bf16-mixed, channels-last`."""
@@ -27,8 +30,17 @@ def batch_text(trial: Trial | None) -> str:
 
 def rate_text(trial: Trial | None) -> str:
     """Return a throughput with its unit."""
-    rate = None if trial is None else metrics.throughput(trial)
+    rate = None if trial is None else _rate_of(trial)
     return "–" if trial is None or rate is None else f"{format_rate(rate)} {metrics.unit_of(trial)}/s"
+
+
+def _rate_of(trial: Trial) -> float | None:
+    """Return a throughput; of a batch that did not fit none, though its first steps may have been timed."""
+    return metrics.throughput(trial) if trained(trial) else None
+
+
+def _step_of(trial: Trial) -> float | None:
+    return metrics.step_seconds(trial) if trained(trial) else None
 
 
 def published_of(fit: Fit) -> list[LargestBatch]:
@@ -132,8 +144,20 @@ def shown_summary(fits: Sequence[Fit]) -> list[Column[Fit]]:
 
 
 def curve_of(fits: Sequence[Fit]) -> list[Trial]:
-    """Return the trials of the curves: all that trained, and the smallest batch that did not."""
-    return [trial for fit in fits for trial in fit.trials if trained(trial) or trial is fit.failing]
+    """Return the trials of the curves: those well apart, the knee, the largest that trained, the first that did not."""
+    return [trial for fit in fits for trial in _curve(fit)]
+
+
+def _curve(fit: Fit) -> list[Trial]:
+    kept: list[Trial] = []
+    reach = fit.largest.spec.batch_size / _APART if fit.largest is not None else 0.0
+    for trial in fit.trials:
+        is_apart = not kept or trial.spec.batch_size >= _APART * kept[-1].spec.batch_size
+        if trial in (fit.knee, fit.largest, fit.failing) or (
+            trained(trial) and is_apart and trial.spec.batch_size <= reach
+        ):
+            kept.append(trial)
+    return kept
 
 
 def _energy(trial: Trial) -> str:
@@ -149,8 +173,8 @@ CURVE: tuple[Column[Trial], ...] = (
     Column("precision", "precision", lambda t: t.spec.precision, lambda t: t.spec.precision, left=True),
     Column("techniques", "techniques", _techniques, _techniques, left=True),
     Column("batch_size", "batch", lambda t: t.spec.batch_size, batch_text),
-    Column("throughput_per_second", "throughput", metrics.throughput, rate_text),
-    Column("step_seconds", "step time", metrics.step_seconds, lambda t: format_seconds(metrics.step_seconds(t))),
+    Column("throughput_per_second", "throughput", _rate_of, rate_text),
+    Column("step_seconds", "step time", _step_of, lambda t: format_seconds(_step_of(t))),
     Column("joules_per_unit", "energy", joules_per_unit, _energy),
     Column(
         "peak_allocated_bytes",
@@ -181,11 +205,16 @@ def accounts_of(fits: Sequence[Fit]) -> list[Account]:
     return [account for trial in chosen if (account := account_of(trial)) is not None]
 
 
+def titles_of(accounts: Sequence[Account]) -> dict[str, str]:
+    """Return the parts that any of some accounts has, by name, as people read them."""
+    known = {part.name: part.title for account in accounts for part in account.parts}
+    return {name: title for name, title in known.items() if any(each.bytes_of(name) for each in accounts)}
+
+
 def parts_columns(accounts: Sequence[Account]) -> list[Column[Account]]:
     """Return a column for each part that any of the accounts has, their sum, and the peak that was measured."""
-    columns = [Column[Account]("precision", "precision", _loop, _loop, left=True)]
-    names = {part.name: part.title for account in accounts for part in account.parts if part.num_bytes}
-    columns += [_part_column(name, title) for name, title in names.items()]
+    columns = [Column[Account]("precision", "precision", account_name, account_name, left=True)]
+    columns += [_part_column(name, title) for name, title in titles_of(accounts).items()]
     columns.append(
         Column("total_bytes", "in all", lambda each: each.total_bytes, lambda each: format_bytes(each.total_bytes))
     )
@@ -200,7 +229,8 @@ def parts_columns(accounts: Sequence[Account]) -> list[Column[Account]]:
     return columns
 
 
-def _loop(account: Account) -> str:
+def account_name(account: Account) -> str:
+    """Return the loop an account is of, in a few words."""
     spec = account.trial.spec
     return f"{spec.precision}, {join(spec.techniques)}" if spec.techniques else spec.precision
 

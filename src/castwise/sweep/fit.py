@@ -101,7 +101,7 @@ class Fitting:
         return fits_of(tried.values())[0]
 
     def _next_of_curve(self, fit: Fit) -> int | None:
-        """Return a batch below the largest that the curve lacks: the small ones' series goes on, and the knee's sides."""
+        """Return a batch below the largest that the curve lacks: the small ones' series, and the knee's lower side."""
         if fit.largest is None or fit.failing is None:
             return None
         tried = [trial.spec.batch_size for trial in fit.trials]
