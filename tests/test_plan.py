@@ -40,6 +40,7 @@ OTHER_VALUES: dict[str, object] = {
     "recipe": Recipe(epochs=1),
     "weights": "resnet18.pth",
     "own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
+    "memory_limit_bytes": 2**30,
     "protocol": Protocol(num_blocks=21),
     "seed": 1,
     "repeat": 1,

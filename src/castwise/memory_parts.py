@@ -22,7 +22,7 @@ class MemoryParts(Document):
         optimizer_bytes: The optimizer's state: momentum, Adam's moments.
         batches_bytes: Batches that lie on the device all the time.
         saved_bytes: Activations saved for backward.
-        weight_casts_bytes: Lower-precision copies of weights that autocast makes and keeps until backward is over.
+        weight_casts_bytes: Lower-precision copies of weights that autocast makes and keeps for backward.
         temporaries_bytes: All other tensors alive at that moment: outputs in flight, gradients of activations.
         workspace_bytes: What the allocator had given out besides: workspaces within operations, those that cuBLAS keeps,
             rounding. None on a CPU, where nobody knows.

@@ -91,11 +91,12 @@ class Prediction:
         return max(0, int((self.usable_bytes - self.fixed_bytes) / self.sample_bytes))
 
 
-def foretell(trials: Sequence[Trial]) -> Prediction | None:
+def foretell(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
     """Return what the two largest of some trials foretell, None where fewer than two have trained.
 
     Args:
         trials: Trials of small batches that differ in their batch size alone.
+        usable: On a GPU, the share of what the allocator may hold that tensors can come to.
     """
     pairs = sorted(
         ((trial.spec.batch_size, held, trial) for trial in trials if trained(trial) and (held := held_bytes(trial))),
@@ -108,7 +109,7 @@ def foretell(trials: Sequence[Trial]) -> Prediction | None:
     if available is None:
         return None
     sample = (much - little) / (large - small)
-    share = USABLE if last.spec.device_type == "cuda" else 1.0
+    share = usable if last.spec.device_type == "cuda" else 1.0
     return Prediction(little - small * sample, sample, available * share, (small, large))
 
 
@@ -189,6 +190,15 @@ class Fit:
         if foretold is None or self.largest is None or self.failing is None:
             return None
         return foretold / self.largest.spec.batch_size - 1
+
+    @property
+    def usable(self) -> float | None:
+        """Return the share of the memory that the line of small batches came to at the largest; None without one."""
+        prediction, largest = self.prediction, self.largest
+        available = None if largest is None else available_bytes(largest)
+        if prediction is None or largest is None or self.failing is None or not available:
+            return None
+        return (prediction.fixed_bytes + prediction.sample_bytes * largest.spec.batch_size) / available
 
     @property
     def knee(self) -> Trial | None:

@@ -45,7 +45,9 @@ def _found(fit: Fit) -> list[str]:
         f"batch {batch_text(failing)} ran out of memory."
     )
     if knee is not None and knee is not largest:
-        line += f" Batch {batch_text(knee)} is the smallest within 2 % of the best throughput measured ({rate_text(knee)})"
+        line += (
+            f" Batch {batch_text(knee)} is the smallest within 2 % of the best throughput measured ({rate_text(knee)})"
+        )
         held, most = metrics.peak_allocated_bytes(knee), metrics.peak_allocated_bytes(largest)
         line += f", in {100 * held / most:.0f} % of the memory." if held and most else "."
     return [line]

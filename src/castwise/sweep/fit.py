@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from castwise.analyze import metrics
-from castwise.analyze.fit import GROWTH, START, Fit, Fitted, fits_of, is_fit
+from castwise.analyze.fit import GROWTH, START, USABLE, Fit, Fitted, fits_of, is_fit
 from castwise.errors import UsageError
 from castwise.plan import FIT, SYNTHETIC, Axes, TrialSpec
 from castwise.record import Environment, Trial
@@ -82,16 +82,20 @@ class Fitting:
         """Search for each loop's largest batch, and fill in its curve."""
         began = time.perf_counter()
         sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener))
-        fits = [self._fit(template, sweep) for template in self.templates]
+        fits: list[Fit] = []
+        for template in self.templates:
+            # How much of this device fragmentation takes is known once one search has ended.
+            usable = next((share for fit in reversed(fits) if (share := fit.usable) is not None), USABLE)
+            fits.append(self._fit(template, sweep, usable))
         return Fitted(tuple(fits), time.perf_counter() - began)
 
-    def _fit(self, template: TrialSpec, sweep: Sweep) -> Fit:
+    def _fit(self, template: TrialSpec, sweep: Sweep, usable: float) -> Fit:
         known = sweep.store.load(sweep.environment)[0] if sweep.store is not None else {}
 
         def measure(spec: TrialSpec) -> Trial:
             return recorded_of([spec], known, self._going).get(spec.key) or sweep.run([spec])[0]
 
-        trials = find_limit(measure, template, self.grid)
+        trials = find_limit(measure, template, self.grid, usable)
         # What an earlier search of the same loop tried belongs to it, too.
         earlier = [] if self._going.again else [t for t in known.values() if _is_of(t, template)]
         tried = {trial.spec.key: trial for trial in (*earlier, *trials)}

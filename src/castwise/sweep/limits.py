@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from castwise.analyze.fit import START, foretell, next_small, trained
+from castwise.analyze.fit import START, USABLE, foretell, next_small, trained
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 
@@ -41,6 +41,7 @@ class _Search:
     measure: Measure
     template: TrialSpec
     grid: Grid
+    usable: float
     trials: list[Trial] = field(default_factory=list)
     fits: int = 0
     fails: int | None = None
@@ -71,7 +72,7 @@ class _Search:
 
     def guess(self) -> int | None:
         """Return what the two largest batches that fit foretell; None where they foretell nothing."""
-        prediction = foretell(self.trials)
+        prediction = foretell(self.trials, self.usable)
         foretold = None if prediction is None else prediction.batch_size
         return None if foretold is None else self.grid.aligned(foretold)
 
@@ -93,7 +94,7 @@ class _Search:
         return max(low, middle, self.fits + self.step)
 
 
-def find_limit(measure: Measure, template: TrialSpec, grid: Grid) -> list[Trial]:
+def find_limit(measure: Measure, template: TrialSpec, grid: Grid, usable: float = USABLE) -> list[Trial]:
     """Return the trials of a search; the largest that trained and the smallest `oom` one are its answer.
 
     A few small batches say what a sample takes; the guess that follows from them is tried, and then what lies between
@@ -104,12 +105,13 @@ def find_limit(measure: Measure, template: TrialSpec, grid: Grid) -> list[Trial]
         measure: Runs a trial.
         template: The trial, whatever its batch size.
         grid: Which sizes may be tried.
+        usable: The share of a GPU's memory that tensors are thought to come to.
 
     Returns:
         Every trial, in the order it was run; the last one tells why where one ended in something else than steps
         or `oom`.
     """
-    search = _Search(measure, template, grid)
+    search = _Search(measure, template, grid, usable)
     size = next_small([], grid.aligned(grid.start))
     while size is not None:
         if not search.try_(size):

@@ -47,7 +47,7 @@ def batch(subject: TopicSubject) -> Chart | None:
         traces.append(_out_of_memory(subject, failed, whole))
     knees = [fit.knee for fit in subject.fits if fit.knee is not None]
     if knees:
-        traces.append(_knees(knees))
+        traces.append(_knees(subject, knees))
     figures = [
         Column[Cell](
             "batch_size", "batch", lambda cell: cell.trial.spec.batch_size, lambda cell: str(cell.trial.spec.batch_size)
@@ -93,7 +93,7 @@ def _joules(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g} J"
 
 
-def _knees(trials: list[Trial]) -> Document:
+def _knees(subject: TopicSubject, trials: list[Trial]) -> Document:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -101,7 +101,7 @@ def _knees(trials: list[Trial]) -> Document:
         "x": [trial.spec.batch_size for trial in trials],
         "y": [throughput(trial) for trial in trials],
         "marker": {"symbol": "circle-open", "size": 16, "line": {"width": 2, "color": INK}},
-        "hovertext": [hover([trial.spec.label, "knee"]) for trial in trials],
+        "hovertext": [hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in trials],
         "hoverinfo": "text",
         **panel(0),
     }

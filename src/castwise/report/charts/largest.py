@@ -32,7 +32,8 @@ def largest(subject: TopicSubject) -> Chart | None:
             "line": {"color": INK, "width": 0.5},
         },
         "hovertext": [
-            hover([loop_name(fit), f"batch {batch_text(fit.largest)}", rate_text(fit.largest)]) for fit in fits
+            hover([loop_name(fit), f"batch {batch_text(fit.largest)}", rate_text(fit.largest), *_files(subject, fit)])
+            for fit in fits
         ],
         "hoverinfo": "text",
     }
@@ -45,6 +46,10 @@ def largest(subject: TopicSubject) -> Chart | None:
         table=Grid(shown_summary(subject.fits), subject.fits),
         note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
     )
+
+
+def _files(subject: TopicSubject, fit: Fit) -> list[str]:
+    return [subject.file_of(trial) for trial in (fit.largest, fit.failing) if trial is not None]
 
 
 def _size(fit: Fit) -> int:

@@ -20,7 +20,7 @@ def parts(subject: TopicSubject) -> Chart | None:
         return None
     least = min(accounts, key=lambda each: each.seen_bytes)
     titles = titles_of(accounts)
-    traces = [_bars(accounts, number, *named) for number, named in enumerate(titles.items())]
+    traces = [_bars(subject, accounts, number, *named) for number, named in enumerate(titles.items())]
     document = with_room_for_legend(layout(height=420), titles.values())
     document["barmode"] = "stack"
     document["legend"]["traceorder"] = "normal"
@@ -39,7 +39,7 @@ def parts(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _bars(accounts: list[Account], number: int, name: str, title: str) -> Document:
+def _bars(subject: TopicSubject, accounts: list[Account], number: int, name: str, title: str) -> Document:
     return {
         "type": "bar",
         "name": title,
@@ -51,7 +51,8 @@ def _bars(accounts: list[Account], number: int, name: str, title: str) -> Docume
             "line": {"color": INK, "width": 0.5},
         },
         "hovertext": [
-            hover([account_name(account), f"{title}: {format_bytes(account.bytes_of(name))}"]) for account in accounts
+            hover([account_name(each), f"{title}: {format_bytes(each.bytes_of(name))}", subject.file_of(each.trial)])
+            for each in accounts
         ],
         "hoverinfo": "text",
     }
