@@ -107,5 +107,17 @@ def test_a_crash_ends_the_search() -> None:
     assert [trial.status for trial in trials] == ["crashed"]
 
 
+def test_a_crash_above_what_trains_bounds_it_as_well() -> None:
+    """cuDNN has errors of its own for workspace that is not there, and kernels have limits of their own on sizes."""
+    measure = made_up(lambda batch: GIB + 1e7 * batch)
+
+    def with_a_bound(spec: TrialSpec) -> Trial:
+        return fake_trial(spec, status="crashed", step_seconds=()) if spec.batch_size > 1000 else measure(spec)
+
+    trials = find_limit(with_a_bound, fake_spec(), Grid(8))
+    assert max(trial.spec.batch_size for trial in trials if trial.status == "ok") == 1000
+    assert min(trial.spec.batch_size for trial in trials if trial.status == "crashed") == 1008
+
+
 def test_memory_that_never_ends_does_not_search_for_ever() -> None:
     assert len(find_limit(fake_trial, fake_spec(), Grid(8))) <= MOST_TRIALS

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 def build():
-    layers = nn.Linear({WIDTH}, {HIDDEN}), nn.Sigmoid(), nn.Linear({HIDDEN}, {HIDDEN}), nn.Sigmoid(), nn.Linear({HIDDEN}, 1)
-    model = nn.Sequential(*layers)
+    hidden = nn.Linear({WIDTH}, {HIDDEN}), nn.Sigmoid(), nn.Linear({HIDDEN}, {HIDDEN}), nn.Sigmoid()
+    model = nn.Sequential(*hidden, nn.Linear({HIDDEN}, 1))
     batch = (torch.randn({BATCH}, {WIDTH}), torch.randn({BATCH}, 1))
     loss = nn.MSELoss()
     optimizer = lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)

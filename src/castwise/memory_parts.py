@@ -24,8 +24,8 @@ class MemoryParts(Document):
         saved_bytes: Activations saved for backward.
         weight_casts_bytes: Lower-precision copies of weights that autocast makes and keeps for backward.
         temporaries_bytes: All other tensors alive at that moment: outputs in flight, gradients of activations.
-        workspace_bytes: What the allocator had given out besides: workspaces within operations, those that cuBLAS keeps,
-            rounding. None on a CPU, where nobody knows.
+        workspace_bytes: What the allocator had given out besides: workspaces within operations, those that cuBLAS
+            keeps, rounding. None on a CPU, where nobody knows.
         outside_bytes: In use on the device outside the allocator: the CUDA context, libraries, other processes. None
             on a CPU.
         missing: Why the step was not taken apart; all else is 0 then.

@@ -30,6 +30,15 @@ def trained(trial: Trial) -> bool:
     return trial.status in ("ok", "diverged")
 
 
+def fails(trial: Trial, fitting: int) -> bool:
+    """Return whether a trial says that its batch is too large, where a smaller one is known to train.
+
+    That is an out-of-memory; and a crash too, since libraries have errors of their own for memory that is not there, and
+    limits of their own on sizes.
+    """
+    return trial.status == "oom" or (trial.status == "crashed" and 0 < fitting < trial.spec.batch_size)
+
+
 def is_fit(trial: Trial) -> bool:
     """Return whether a trial was made to find the largest batch."""
     return trial.spec.kind == "steady" and trial.spec.protocol.memory_parts
@@ -169,9 +178,9 @@ class Fit:
 
     @property
     def failing(self) -> Trial | None:
-        """Return the smallest batch above it that ran out of memory."""
+        """Return the smallest batch above it that did not train."""
         above = self.largest.spec.batch_size if self.largest else 0
-        return next((t for t in self.trials if t.status == "oom" and t.spec.batch_size > above), None)
+        return next((t for t in self.trials if fails(t, above) and t.spec.batch_size > above), None)
 
     @property
     def problem(self) -> Trial | None:

@@ -42,7 +42,7 @@ def _found(fit: Fit) -> list[str]:
     knee = fit.knee
     line = (
         f"{loop_name(fit)}: batch {batch_text(largest)} trained {num_steps(largest)} steps in a fresh process, "
-        f"batch {batch_text(failing)} ran out of memory."
+        f"batch {batch_text(failing)} {'ran out of memory' if failing.status == 'oom' else failing.status}."
     )
     if knee is not None and knee is not largest:
         line += (

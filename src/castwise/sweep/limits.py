@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from castwise.analyze.fit import START, USABLE, foretell, next_small, trained
+from castwise.analyze.fit import START, USABLE, fails, foretell, next_small, trained
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 
@@ -54,7 +54,7 @@ class _Search:
         self.trials.append(trial)
         if trained(trial):
             self.fits = max(self.fits, size)
-        elif trial.status == "oom":
+        elif fails(trial, self.fits):
             self.fails = size if self.fails is None else min(self.fails, size)
         else:
             return False
