@@ -33,8 +33,8 @@ def trained(trial: Trial) -> bool:
 def fails(trial: Trial, fitting: int) -> bool:
     """Return whether a trial says that its batch is too large, where a smaller one is known to train.
 
-    That is an out-of-memory; and a crash too, since libraries have errors of their own for memory that is not there, and
-    limits of their own on sizes.
+    That is an out-of-memory; and a crash too, since libraries have errors of their own for memory that is not there,
+    and limits of their own on sizes.
     """
     return trial.status == "oom" or (trial.status == "crashed" and 0 < fitting < trial.spec.batch_size)
 
