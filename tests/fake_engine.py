@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from castwise.memory_parts import MemoryParts, Shortfall
 from castwise.own_models import OwnModel, OwnWorkload
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
@@ -220,6 +221,7 @@ class FakeEngine:
         models: The models that its zoos have.
         own: The batch size that users' own models have, None where they do not tell; or why they cannot be run.
         on_hang: Is called when a trial starts to hang.
+        usable: Of its memory, the share that tensors can come to in a trial that is about memory.
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
         holds: How many times the memory a loop holds that its precision alone makes it; made up by the test.
@@ -236,6 +238,7 @@ class FakeEngine:
     models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")
     own: int | TrialFailedError | None = 16
     on_hang: Callable[[], None] = lambda: None
+    usable: float = 0.94
     load_seconds: float = 0.0
     gain: Callable[[TrialSpec], float] = lambda _: 1.0
     holds: Callable[[TrialSpec], float] = lambda _: 1.0
@@ -311,6 +314,8 @@ class FakeSession:
         self.checkpoint = checkpoint
         self._engine.measured.append(spec)
         self._enter("set_up", after="open")
+        if spec.protocol.memory_parts:
+            self._insist_on_memory()
 
     def warm_up(self) -> Facts:
         self._enter("warm_up", after="set_up")
@@ -378,10 +383,44 @@ class FakeSession:
                 peak_reserved_bytes=None if on_cpu else reserved,
                 driver_used_bytes=None if on_cpu else reserved + CONTEXT_BYTES,
             )
+        if self.spec.protocol.memory_parts:
+            return self._of_fit()
         of_loop = self._engine.holds(self.spec)
         peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision] * of_loop)
         reserved = None if on_cpu else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
+
+    def _insist_on_memory(self) -> None:
+        needed, room = round(self._line_bytes() / self._engine.usable), self._room()
+        if needed > room:
+            shortfall = Shortfall(needed_bytes=needed, free_bytes=room)
+            raise TrialFailedError("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", shortfall=shortfall)
+
+    def _room(self) -> int:
+        limit, whole = self.spec.memory_limit_bytes, self._engine.environment.gpu_memory_bytes
+        rooms = [limit, None if whole is None or self.spec.device == "cpu" else whole - CONTEXT_BYTES]
+        return min((room for room in rooms if room is not None), default=2**63)
+
+    def _line_bytes(self) -> int:
+        of_sample = SAMPLE_BYTES.get(self.spec.workload, OTHER_SAMPLE_BYTES)
+        return FIXED_BYTES + round(of_sample * self.spec.batch_size * MEMORY[self.spec.precision])
+
+    def _of_fit(self) -> RankSamples:
+        """Return samples whose memory is a line over the batch, which fragmentation keeps from using all of it."""
+        line, on_cpu = self._line_bytes(), self.spec.device == "cpu"
+        parts = MemoryParts(
+            weights_bytes=FIXED_BYTES // 4,
+            optimizer_bytes=FIXED_BYTES // 4,
+            saved_bytes=line - FIXED_BYTES,
+            workspace_bytes=None if on_cpu else FIXED_BYTES // 2,
+            outside_bytes=None if on_cpu else CONTEXT_BYTES,
+        )
+        return RankSamples(
+            blocks=tuple(self._blocks),
+            peak_allocated_bytes=line,
+            peak_reserved_bytes=None if on_cpu else min(round(1.2 * line), self._room()),
+            memory_parts=parts,
+        )
 
     def _reserved_bytes(self) -> int:
         of_sample = SAMPLE_BYTES.get(self.spec.workload, OTHER_SAMPLE_BYTES)

@@ -5,11 +5,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fake_engine import STEP_TIME, fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
+from fake_engine import (
+    STEP_TIME,
+    FakeEngine,
+    fake_environment,
+    fake_facts,
+    fake_run,
+    fake_spec,
+    fake_training,
+    fake_trial,
+)
 from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.plan import Protocol
 from castwise.record import RankSamples, Trial
+from castwise.sweep.fit import FitRequest, prepare_fit
 from castwise.sweep.store import Store
 
 # Ends every element that text may stand in, and then asks for a script in each way that browsers know.
@@ -79,7 +89,18 @@ def every_kind() -> list[Trial]:
         for workload, data in (("wrn-28-10", "cifar10"), ("lstm-lm", "wikitext-2"))
         for precision in ("fp32", "fp16-mixed", "bf16-mixed")
     ]
-    return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs]
+    return [*rounds, *batches, too_large, *spread, *tuned, plain, diverged, *runs, *fits("dpn92")]
+
+
+def fits(workload: str, *precisions: str) -> list[Trial]:
+    """Return the trials of a search for the largest batch, the first on the first of January 2000."""
+    request = FitRequest(workload, precisions=precisions or ("fp32", "fp16-master"))
+    trials = prepare_fit(request, make_engine=lambda *_: FakeEngine()).run().trials
+    order = sorted(trials, key=lambda trial: trial.started_at)
+    return [
+        trial.model_copy(update={"started_at": f"2000-01-01T01:{minute:02d}:00.000+00:00"})
+        for minute, trial in enumerate(order)
+    ]
 
 
 def many(count: int) -> Iterator[Trial]:

@@ -32,6 +32,7 @@ UPPER = {
     "comparison",
     "versus",
     "cli",
+    "cli_fit",
     "cli_options",
     "cli_reporting",
     "cli_tune",
@@ -49,8 +50,9 @@ ALLOWED = {
     "versus": {"analyze", "report", "reporting"},
     "cli_reporting": {"versus", "reporting", "report"},
     "cli_options": set[str](),
+    "cli_fit": {"cli_options", "commands", "sweep"},
     "cli_tune": {"cli_options", "commands", "report", "reporting", "sweep"},
-    "cli": {"cli_options", "cli_reporting", "cli_tune", "commands", "report", "sweep"},
+    "cli": {"cli_fit", "cli_options", "cli_reporting", "cli_tune", "commands", "report", "sweep"},
     "__main__": {"cli"},
 }
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "torchtext", "timm", "triton"}

@@ -25,6 +25,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "recipe": {"kind": "training", "recipe": Recipe(epochs=2)},
     "weights": {"weights": "resnet18.pth"},
     "own": {"own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")},
+    "memory_limit_bytes": {"memory_limit_bytes": 2**30},
     "protocol": {"protocol": Protocol(num_blocks=21)},
     "seed": {"seed": 1},
     "repeat": {"repeat": 1},

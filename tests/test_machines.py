@@ -50,7 +50,7 @@ def test_what_a_cell_asks_is_the_same_whichever_device_answers_and_however_long(
 def test_no_field_of_a_spec_is_overlooked() -> None:
     asked = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size", "parallelism"}
     asked |= {"kind", "recipe", "seed"}
-    beside_it = {"device", "weights", "protocol", "repeat", "own"}
+    beside_it = {"device", "weights", "protocol", "repeat", "own", "memory_limit_bytes"}
     assert asked | beside_it == set(TrialSpec.model_fields), "does the new field tell questions apart? See ASKED"
 
 

@@ -40,6 +40,7 @@ OTHER_VALUES: dict[str, object] = {
     "recipe": Recipe(epochs=1),
     "weights": "resnet18.pth",
     "own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
+    "memory_limit_bytes": 2**30,
     "protocol": Protocol(num_blocks=21),
     "seed": 1,
     "repeat": 1,
@@ -203,7 +204,8 @@ def test_the_key_depends_on_every_field_and_the_cell_on_all_but_the_repeat() -> 
 @pytest.mark.parametrize("name", list(Protocol.model_fields))
 def test_the_key_depends_on_every_field_of_the_protocol(name: str) -> None:
     spec = fake_spec()
-    protocol = spec.protocol.model_copy(update={name: getattr(spec.protocol, name) + 1})
+    value = getattr(spec.protocol, name)
+    protocol = spec.protocol.model_copy(update={name: not value if isinstance(value, bool) else value + 1})
     assert spec.model_copy(update={"protocol": protocol}).key != spec.key
 
 

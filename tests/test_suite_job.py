@@ -434,18 +434,18 @@ def test_the_largest_batch_is_found_and_found_again_from_records(command: Comman
 
 
 def test_a_search_that_crashed_is_said_and_retried(command: CommandLine) -> None:
-    # 1: the machine; 2 to 12: the cells; the second trial of the first search.
-    engine = FakeEngine(faults={"#14": Fault("crash", "set_up")})
+    # 1: the machine; 2 to 12: the cells; the first trial of the first search.
+    engine = FakeEngine(faults={"#13": Fault("crash", "set_up")})
     first = command.suite(*DPN, engine=engine)
     assert first.code == 1
-    assert limits(first)[0] == ("fp32", [128, None])
+    assert limits(first)[0] == ("fp32", [None, None])
     (suite,) = json.loads(first.out)["suites"]
-    assert any("the search for the largest batch ended early: dpn92 fp32 batch 256" in note for note in suite["notes"])
+    assert any("the search for the largest batch ended early: dpn92 fp32 batch 128" in note for note in suite["notes"])
     assert command.suite(*DPN).engine.measured == [], "not without --retry"
     retried = command.suite(*DPN, "--retry")
     assert retried.code == 0
     assert limits(retried)[0] == ("fp32", [384, 512])
-    assert retried.engine.measured[0].batch_size == 256
+    assert retried.engine.measured[0].batch_size == 128
 
 
 @pytest.mark.parametrize("arguments", [("--gpus", "1"), ("--precision", "O0")])

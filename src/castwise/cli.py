@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import castwise
-from castwise import cli_reporting, cli_tune
+from castwise import cli_fit, cli_reporting, cli_tune
 from castwise.cli_options import (
     Again,
     Data,
@@ -36,6 +36,8 @@ Examples:
     castwise run resnet50      every precision the GPU has
 
     castwise tune resnet50     from the plain loop to the fastest, technique by technique
+
+    castwise fit resnet50      the largest batch that trains, in every precision
 
     castwise report            what was measured, as a page with charts
 
@@ -322,6 +324,7 @@ def doctor() -> None:
 
 
 cli_tune.add_to(app)
+cli_fit.add_to(app)
 cli_reporting.add_to(app)
 
 

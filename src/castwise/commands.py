@@ -16,9 +16,11 @@ from castwise.analyze.suite_result import SuiteResult
 from castwise.errors import UsageError
 from castwise.prices import Prices
 from castwise.record import Trial
-from castwise.report import diagnosis, suites, tables, tuning
+from castwise.report import diagnosis, fitting, suites, tables, tuning
+from castwise.report.fit_lines import refuse_what_never_fits
 from castwise.report.progress import LiveProgress
 from castwise.sweep.bench import Bench, EngineFactory, find_bench, find_commit, find_device
+from castwise.sweep.fit import FitRequest, prepare_fit
 from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.launcher import ForkserverEngine
 from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check, prepare_suite
@@ -108,6 +110,47 @@ def tune(
     sys.stdout.flush()
     # That a technique fails is what a climb is there to find out.
     return (_FAILED if climbed.ending == "failed" else 0), climbed
+
+
+def fit(request: FitRequest, output: str, make_engine: EngineFactory | None = None, *, verbose: bool = False) -> int:
+    """Find the largest batches and print them; return the exit code.
+
+    Args:
+        request: What the user asked for.
+        output: table, markdown, csv or json.
+        make_engine: Makes the engine; real processes unless a test says otherwise.
+        verbose: Whether what failed trials printed is printed.
+
+    Raises:
+        UsageError: Not even one sample fits, in any precision.
+    """
+    errors = _errors()
+    progress = LiveProgress(errors)
+    try:
+        with _terminated_as_interrupted():
+            with _looking(errors):
+                search = prepare_fit(request, progress, make_engine)
+            for note in search.job.notes:
+                _say(errors, f"Note: {note}", style="yellow")
+            with progress:
+                fitted = search.run()
+    except KeyboardInterrupt:
+        return _interrupted(errors, request.results, again=request.again)
+    if verbose:
+        _print_logs([trial for trial in fitted.trials if trial.status != "oom"], errors)
+    refuse_what_never_fits(fitted.fits)
+    if output == "table":
+        fitting.print_fit(fitted.fits, tables.result_console(), fitted.seconds)
+    elif output == "markdown":
+        sys.stdout.write(fitting.markdown_fit(fitted.fits))
+    elif output == "csv":
+        sys.stdout.write(fitting.csv_fit(fitted))
+    else:
+        sys.stdout.write(fitting.json_fit(fitted) + "\n")
+    sys.stdout.flush()
+    # That float16 without masters diverges, or that a batch does not fit, is what a search is there to find out.
+    failed = any(trial.status in ("crashed", "timeout") for trial in fitted.trials)
+    return _FAILED if failed or not any(each.largest for each in fitted.fits) else 0
 
 
 def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | None = None) -> int:

@@ -48,10 +48,12 @@ class OwnWorkload(Document):
     Attributes:
         model: Where it comes from, with its digest.
         batch_size: Samples per optimizer step unless the user says otherwise; None where the model does not tell.
+        accumulate: Batches of one optimizer step: batch sizes are multiples of it.
     """
 
     model: OwnModel
     batch_size: int | None = Field(default=None, ge=1)
+    accumulate: int = Field(default=1, ge=1)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Protocol(Document):
         min_blocks: The fewest blocks a trial may end with.
         timeout_seconds: How long one phase (set-up with the first step, warm-up, one block) may take
             before the trial is `timeout`.
+        memory_parts: Whether one more step, after the timed ones, is taken apart to tell what holds the memory.
     """
 
     warm_up_steps: int = Field(default=5, ge=1)
@@ -48,6 +49,7 @@ class Protocol(Document):
     max_seconds: float = Field(default=60.0, gt=0)
     min_blocks: int = Field(default=3, ge=1)
     timeout_seconds: float = Field(default=600.0, gt=0)
+    memory_parts: bool = False
 
     @model_validator(mode="after")
     def _blocks_fit(self) -> Self:
@@ -66,6 +68,17 @@ CPU_ROUND = Protocol(
     warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0
 )
 CUDA_ROUND = Protocol(warm_up_steps=4, block_seconds=0.1, num_blocks=12, min_blocks=4, max_seconds=20.0)
+# A batch that fits is tried by a few steps, most of them near the device's limit, where one may take seconds. The
+# optimizer's state is there from the first step's end on: from the second, memory is that of any later one.
+FIT = Protocol(
+    warm_up_steps=3,
+    warm_up_seconds=0.5,
+    block_seconds=0.15,
+    num_blocks=4,
+    min_blocks=2,
+    max_seconds=0.6,
+    memory_parts=True,
+)
 
 
 class TrialSpec(Document):
@@ -85,6 +98,8 @@ class TrialSpec(Document):
         recipe: How the training run of a `training` trial goes; None for the other kinds.
         weights: The file of pretrained weights to start from; None starts from random ones.
         own: Where the user's own model comes from; None for the workloads castwise has.
+        memory_limit_bytes: The most memory that the trial may take: its caching allocator on a GPU, the growth of its
+            process on a CPU. None for no other limit than the device's.
         protocol: How long and how often.
         seed: Seeds weights, data and dropout.
         repeat: Tells apart trials that ask the same question again.
@@ -103,6 +118,7 @@ class TrialSpec(Document):
     recipe: Recipe | None = None
     weights: str | None = None
     own: OwnModel | None = None
+    memory_limit_bytes: int | None = Field(default=None, ge=1)
     protocol: Protocol = Protocol()
     seed: int = 0
     repeat: int = 0
@@ -156,7 +172,8 @@ class TrialSpec(Document):
         spread = f" on {self.spread}" if self.spread else ""
         seed = f" seed {self.seed}" if self.kind == "training" and self.seed else ""
         techniques = f" {join(self.techniques)}" if self.techniques else ""
-        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{techniques}{seed}"
+        limit = "" if self.memory_limit_bytes is None else f" within {self.memory_limit_bytes / 2**30:.3g} GiB"
+        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{techniques}{seed}{limit}"
 
     @property
     def spread(self) -> str:

@@ -89,6 +89,49 @@ def baseline_of(suite: Suite, figure: Published) -> Published | None:
     return max(candidates, key=lambda other: other.batch_size, default=None)
 
 
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch of a precision that a source found room for, beside float32's on the same GPU.
+
+    Attributes:
+        suite: The suite.
+        gpu: The GPU.
+        batch_size: The largest that trained.
+        failing: The smallest that did not, None where the source names none.
+        baseline: Float32's largest.
+    """
+
+    suite: str
+    gpu: str
+    batch_size: int
+    failing: int | None
+    baseline: int
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times float32's batch it is."""
+        return self.batch_size / self.baseline
+
+
+def largest_batches(workload: str, precision: str) -> list[LargestBatch]:
+    """Return what sources that filled their GPU's memory published of a workload in a precision."""
+    found: list[LargestBatch] = []
+    for suite in (each for name in SUITE_NAMES if (each := find_suite(name)).fills_memory):
+        own = [f for f in suite.published if f.workload == workload and f.world_size == 1]
+        for gpu in dict.fromkeys(figure.gpu for figure in own):
+            largest = _largest([f for f in own if f.gpu == gpu and f.precision == precision])
+            baseline = _largest([f for f in own if f.gpu == gpu and f.precision == BASELINE])
+            if largest is not None and baseline is not None:
+                failed = (f for f in own if (f.gpu, f.precision, f.outcome) == (gpu, precision, "oom"))
+                failing = min((f.batch_size for f in failed), default=None)
+                found.append(LargestBatch(suite.name, gpu, largest, failing, baseline))
+    return found
+
+
+def _largest(figures: Sequence[Published]) -> int | None:
+    return max((figure.batch_size for figure in figures if figure.outcome == "ok"), default=None)
+
+
 def is_figure_of(figure: Published, spec: TrialSpec) -> bool:
     """Return whether a figure is of the cell that a spec asks for."""
     return (

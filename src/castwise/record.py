@@ -10,13 +10,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from castwise.document import Document
+from castwise.memory_parts import MemoryParts, Shortfall
 from castwise.plan import TrialSpec
 from castwise.precisions import Hardware
 from castwise.workloads import Unit
 
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
 # without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
-# RankSamples.notes came with users' own models, with defaults.
+# RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
+# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults.
 SCHEMA_VERSION = 1
 
 # A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
@@ -228,6 +230,7 @@ class RankSamples(Document):
             allocator's, the CUDA context's and other processes'. None on a CPU.
         warm_up_peak_allocated_bytes: The same as `peak_allocated_bytes`, for set-up and warm-up.
         notes: What the user's own code was seen to do while steps were timed, a sentence each.
+        memory_parts: What held the memory at a step's peak; None where the protocol does not ask for it.
     """
 
     blocks: tuple[Block, ...] = ()
@@ -237,6 +240,7 @@ class RankSamples(Document):
     warm_up_peak_allocated_bytes: _Bytes | None = None
     driver_used_bytes: _Bytes | None = None
     notes: tuple[str, ...] = ()
+    memory_parts: MemoryParts | None = None
 
 
 class GpuFacts(Document):
@@ -346,6 +350,7 @@ class Trial(Document):
         readings: One for each timed block or epoch, in order; empty in records without telemetry.
         metered: Its energy; None where it was not measured by a stretch of steps of its own.
         gpu_facts: What the driver says of the GPU; None on a CPU and without telemetry.
+        shortfall: By how much memory fell short; None where it did not, or nobody knows.
         telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.
     """
@@ -363,5 +368,6 @@ class Trial(Document):
     readings: tuple[Reading, ...] = ()
     metered: Metered | None = None
     gpu_facts: GpuFacts | None = None
+    shortfall: Shortfall | None = None
     telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION

@@ -130,6 +130,7 @@ class Suite(Document):
         cells: The plan.
         limits: The searches for the largest batch, after the cells.
         published: The source's figures.
+        fills_memory: Whether the source took the largest batches that its GPU's memory allowed.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Suite(Document):
     cells: tuple[Cells, ...] = Field(min_length=1)
     limits: tuple[Limit, ...] = ()
     published: tuple[Published, ...] = ()
+    fills_memory: bool = False
 
     @property
     def products(self) -> tuple[_Product, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from castwise.analyze.collection import Cell, Collection, Topic, is_search
+from castwise.analyze.fit import Fit, fits_of
 from castwise.analyze.recommend import SIMPLEST_FIRST, WORTHWHILE, recommend
 from castwise.analyze.runs import epochs_of, is_whole, length_in_words, perplexity
 from castwise.plan import stands_in_for
@@ -56,7 +57,7 @@ def answers_of(collection: Collection) -> list[Answer]:
 def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     """Return what all answers come to."""
     if not answers:
-        return "No trial was measured."
+        return _largest_batches(fits_of(collection.trials)) or "No trial was measured."
     if len(answers) == 1:
         return answers[0].sentence
     machines = list(dict.fromkeys(each.device_name for each in collection.machines.values()))
@@ -73,6 +74,17 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     workloads = [name for _, given in taken for name in {each.topic.first.spec.workload for each in given}]
     torn = {name for name in workloads if workloads.count(name) > 1}
     return f"{where}: " + "; ".join(_clause(precision, given, torn) for (precision, _), given in taken) + "."
+
+
+def _largest_batches(fits: Sequence[Fit]) -> str:
+    """Return the largest batches found, by workload; empty where none was looked for."""
+    found: dict[str, list[str]] = {}
+    for fit in fits:
+        loop = ", ".join((fit.spec.precision, *fit.spec.techniques))
+        size = "none" if fit.largest is None else f"{fit.largest.spec.batch_size:,}"
+        found.setdefault(fit.spec.workload, []).append(f"{loop}: {size}")
+    named = [f"{name}: {'; '.join(sizes)}" for name, sizes in found.items()][:_MOST_NAMED]
+    return f"Largest batches that train. {'. '.join(named)}." if named else ""
 
 
 def _clause(precision: str, given: Sequence[Answer], torn: set[str]) -> str:
@@ -112,6 +124,8 @@ def _named(workload: str, answers: Sequence[Answer]) -> str:
 
 
 def _of_topic(topic: Topic) -> list[Answer]:
+    if topic.is_fit:
+        return []  # what fits is no word on what to take
     if topic.is_training:
         return _of_runs(topic)
     cells = {cell.trial.spec.key: cell for cell in topic.cells}

@@ -8,6 +8,7 @@ from functools import cached_property
 from castwise.analyze import metrics, runs
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.estimates import Estimate, Verdict
+from castwise.analyze.fit import is_fit
 from castwise.analyze.runs import Run
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, place_of
@@ -78,6 +79,11 @@ class Topic:
     def is_training(self) -> bool:
         """Return whether its cells are whole training runs."""
         return self.first.spec.kind == "training"
+
+    @property
+    def is_fit(self) -> bool:
+        """Return whether its cells were measured to find the largest batch."""
+        return is_fit(self.first)
 
     @property
     def unit(self) -> str:
@@ -284,6 +290,9 @@ def _title(trial: Trial, several_machines: bool) -> str:
         steps = spec.recipe.max_steps
         whole = "training" if steps is None else f"training, {steps} steps an epoch"
         title += f": {'search for the largest batch' if is_search(trial) else whole}"
+    if is_fit(trial):
+        limit = spec.memory_limit_bytes
+        title += ": largest batch" + (f" within {limit / 2**30:.3g} GiB" if limit is not None else "")
     return f"{title} ({trial.environment.device_name})" if several_machines else title
 
 

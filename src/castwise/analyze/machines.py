@@ -18,8 +18,8 @@ from castwise.record import Environment, Trial
 # What of a recipe says how much of a run is done and counted, and leaves the question as it is.
 _LENGTH = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
 # What a question is made of, in the order of `Entry.question`. The rest of a spec says which of a machine's devices
-# answers, from which weights, and for how long it is timed; and what the code of a user's own model was, as that code
-# before and after a change is what one compares.
+# answers, from which weights, within how much memory, and for how long it is timed; and what the code of a user's own
+# model was, as that code before and after a change is what one compares.
 ASKED = (
     *("precision", "loss scale", "batch size"),
     *("workload", "kind", "data set", "techniques", "number of GPUs", "parallelism", "seed", "recipe"),

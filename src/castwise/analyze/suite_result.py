@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analyze.beside import Beside, published_pairs, set_beside
+from castwise.analyze.fit import trained
 from castwise.analyze.metrics import peak_reserved_bytes
 from castwise.analyze.runs import Run, epochs_of, is_whole, runs
 from castwise.plan import stands_in_for
@@ -146,8 +147,8 @@ def _stand_ins(trials: Sequence[Trial]) -> Iterator[str]:
 
 def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
     spec = search[0].spec
-    fits = max((t.spec.batch_size for t in search if t.status == "ok"), default=None)
-    fails = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
+    fits = max((t.spec.batch_size for t in search if trained(t)), default=None)
+    above = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
     largest = next((t for t in search if t.spec.batch_size == fits), None)
     figures = [f for f in suite.published if _is_of(f, spec.workload, spec.precision)]
     gpu = figures[0].gpu if figures else None
@@ -161,7 +162,7 @@ def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
             max((f.batch_size for f in figures if f.outcome == "ok"), default=None),
             min((f.batch_size for f in figures if f.outcome == "oom"), default=None),
         ),
-        measured=(fits, fails),
+        measured=(fits, above),
         reserved_bytes=peak_reserved_bytes(largest) if largest else None,
     )
 

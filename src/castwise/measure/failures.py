@@ -1,10 +1,14 @@
 """Tell what an exception means for a trial: its status, and one line for the record."""
 
 import errno
+import re
 
 import torch
 
 from castwise.errors import CastwiseError
+from castwise.measure.memory import MemoryLimitError
+from castwise.memory_parts import Shortfall
+from castwise.quantities import parse_memory
 from castwise.record import Status
 
 # PyTorch has no exception class for a missing kernel: these are its wordings.
@@ -51,6 +55,37 @@ def classify(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, NotImplementedError) or _says(error, _MISSING_KERNEL):
         return "unsupported", text
     return "crashed", f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shortfall_of(error: BaseException) -> Shortfall | None:
+    """Return how far memory fell short by an exception's own word; None where it does not say.
+
+    Source: the wording of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.11), which has no fields.
+    """
+    if isinstance(error, MemoryLimitError):
+        return error.shortfall
+    text = str(error)
+    found = [_size_before(text, words) for words in (" is allocated by PyTorch", " is free", " is reserved by PyTorch")]
+    asked, (held, free, unused) = _ASKED.search(text), found
+    if not isinstance(error, torch.OutOfMemoryError) or asked is None or held is None or free is None:
+        return None
+    allowed = _size_before(text, " allowed")
+    room = held + free + (unused or 0)
+    room = room if allowed is None else min(room, allowed)
+    return Shortfall(needed_bytes=held + _bytes(asked[1]), free_bytes=room)
+
+
+_SIZE = r"([\d.]+ (?:bytes|[KMG]iB))"
+_ASKED = re.compile(f"Tried to allocate {_SIZE}")
+
+
+def _size_before(text: str, words: str) -> int | None:
+    found = re.search(_SIZE + re.escape(words), text)
+    return None if found is None else _bytes(found[1])
+
+
+def _bytes(size: str) -> int:
+    return round(parse_memory("size", size.replace("bytes", "B")))
 
 
 def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:

@@ -4,8 +4,25 @@ from pathlib import Path
 
 import torch
 
+from castwise.memory_parts import Shortfall
+
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class MemoryLimitError(MemoryError):
+    """A trial took more memory than it was given.
+
+    Attributes:
+        shortfall: What it took, and what it was given.
+    """
+
+    def __init__(self, taken_bytes: int, limit_bytes: int) -> None:
+        gib = 2**30
+        super().__init__(
+            f"out of memory: the process grew by {taken_bytes / gib:.3g} GiB of the {limit_bytes / gib:.3g} GiB allowed"
+        )
+        self.shortfall = Shortfall(needed_bytes=taken_bytes, free_bytes=limit_bytes)
 
 
 class CudaMemory:
@@ -41,6 +58,19 @@ class CudaMemory:
         """Return the bytes the allocator holds now, on all devices."""
         return sum(torch.cuda.memory_reserved(device) for device in self._devices)
 
+    def outside(self) -> int | None:
+        """Return the bytes in use on the device that the allocator does not hold: context, libraries, others'."""
+        return max(0, (self.driver_used() or 0) - self.reserved())
+
+    def confine(self, limit_bytes: int) -> None:
+        """Let the allocator hold no more than this on each device; what asks for more runs out of memory."""
+        for device in self._devices:
+            whole = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+
+    def check(self) -> None:
+        """Do nothing: the allocator itself refuses what is beyond the limit."""
+
 
 class CpuMemory:
     """Growth of the process's resident set since this object was made; an upper bound for what tensors hold.
@@ -50,6 +80,7 @@ class CpuMemory:
 
     def __init__(self) -> None:
         self._before = _read_status_bytes("VmRSS")
+        self._limit: int | None = None
 
     def restart(self) -> None:
         """Begin a new stretch."""
@@ -80,6 +111,24 @@ class CpuMemory:
     def reserved(self) -> int:
         """Return 0: nothing whose growth would tell that warm-up goes on."""
         return 0
+
+    def outside(self) -> int | None:
+        """Return None: a CPU has no allocator that anything could lie outside of."""
+        return None
+
+    def confine(self, limit_bytes: int) -> None:
+        """Let `check` refuse growth beyond this: the kernel's own limits count address space, which says little."""
+        self._limit = limit_bytes
+
+    def check(self) -> None:
+        """Make sure that the process has not grown beyond its limit in this stretch.
+
+        Raises:
+            MemoryLimitError: It has.
+        """
+        peak = self.peak_allocated()
+        if self._limit is not None and peak is not None and peak > self._limit:
+            raise MemoryLimitError(peak, self._limit)
 
 
 def memory_of(*devices: torch.device) -> CudaMemory | CpuMemory:

@@ -11,6 +11,7 @@ from torch import Tensor
 from castwise.measure.cell import build_cell
 from castwise.measure.data.shares import own_batches
 from castwise.measure.memory import memory_of
+from castwise.measure.memory_parts import take_apart
 from castwise.measure.nests import tensors_of
 from castwise.measure.parallel import Peers, devices_of
 from castwise.measure.side_effects import Watch
@@ -25,6 +26,9 @@ from castwise.workloads import find_workload
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
+# Steps of the optimizer after which memory is that of any later step; and steps after which nobody waits for them:
+# Apex's dynamic scale starts at 2^32 and halves with every skipped step.
+_STEPS_TAKEN, _MOST_SKIPPED = 2, 40
 
 
 class SteadyCell:
@@ -45,6 +49,8 @@ class SteadyCell:
         self._memory = memory_of(*devices_of(spec))
         self._stopwatch = stopwatch_of(self._device)
         self._memory.restart()  # what the process held before is not the trial's
+        if spec.memory_limit_bytes is not None:
+            self._memory.confine(spec.memory_limit_bytes)
         try:
             self._facts = self._set_up(data_dir)
         except BaseException:
@@ -91,7 +97,7 @@ class SteadyCell:
             window_steps, is_long_enough, settled, time_is_up = self._peers.agree(
                 (
                     self._whole_launches(_WINDOW_SECONDS / self._windows[-1]),
-                    self._warm_up_steps >= protocol.warm_up_steps,
+                    self._warm_up_steps >= protocol.warm_up_steps and self._has_all_memory(),
                     _has_settled(self._windows, self._reserved),
                     before + _since(started) >= protocol.warm_up_seconds,
                 )
@@ -119,6 +125,16 @@ class SteadyCell:
         """Return a number of steps near this one, at least one, none of which waits for steps of the next block."""
         at_once = self._step.steps_per_launch
         return max(1, round(steps / at_once)) * at_once
+
+    def _has_all_memory(self) -> bool:
+        """Return whether the steps so far held all that later ones do, where the trial is about memory.
+
+        A step that loss scaling skips leaves the optimizer without its state: there must be one that it took, and one
+        after that.
+        """
+        if not self._spec.protocol.memory_parts or self._warm_up_steps >= _MOST_SKIPPED:
+            return True
+        return self._warm_up_steps - self._step.scaling.skipped_steps >= _STEPS_TAKEN
 
     def _run_window(self, steps: int) -> None:
         seconds = self._time_steps(steps)[0]
@@ -160,13 +176,18 @@ class SteadyCell:
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=() if self._watch is None else self._watch.notes(),
         )
+        if self._spec.protocol.memory_parts:  # last: it is a step as no other
+            parts = take_apart(self._spec, self._step, self._batches, self._memory)
+            samples = samples.model_copy(update={"memory_parts": parts})
         self._stack.close()
         return samples
 
     def _time_steps(self, count: int) -> tuple[float, Tensor]:
         losses: list[Tensor] = []
         self._peers.barrier()  # what one rank waits for another at the start is not the steps' time
-        return self._stopwatch.time(self._steps_into(losses, count)), losses[-1]
+        seconds = self._stopwatch.time(self._steps_into(losses, count))
+        self._memory.check()
+        return seconds, losses[-1]
 
     def _steps_into(self, losses: list[Tensor], count: int) -> Callable[[], None]:
         step, batches, first = self._step, self._batches, self._next_batch

@@ -22,7 +22,7 @@ from castwise.errors import CastwiseError, UsageError
 from castwise.measure import user_code
 from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
-from castwise.measure.failures import classify
+from castwise.measure.failures import classify, shortfall_of
 from castwise.measure.parallel import Peers, join_peers
 from castwise.measure.steady import SteadyCell
 from castwise.measure.training import TrainingRun
@@ -62,6 +62,8 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
     reason = why_unsupported(spec)
     if reason is not None:
         raise UsageError(reason)
+    if spec.memory_limit_bytes is not None and spec.kind != "steady":
+        raise UsageError("A training run's memory cannot be limited; steady steps' can.")
     if (spec.world_size == 1) != (spec.parallelism == "none"):
         raise UsageError(f"World size {spec.world_size} with parallelism '{spec.parallelism}' is impossible.")
     if spec.parallelism == "dp" and spec.device_type != "cuda":
@@ -111,7 +113,11 @@ class _Worker:
             text += f" ({place})" if place is not None else ""
             # What the user's code raises before anything is measured is theirs to mend, as a misspelt name is.
             usage = isinstance(error, CastwiseError) or name == "look_at"
-            return json.dumps({"event": "failed", "status": status, "message": text, "usage": usage}).encode()
+            event: dict[str, Any] = {"event": "failed", "status": status, "message": text, "usage": usage}
+            shortfall = shortfall_of(error)
+            if shortfall is not None:
+                event["shortfall"] = shortfall.model_dump(mode="json")
+            return json.dumps(event).encode()
 
     def _open(self, command: dict[str, Any]) -> dict[str, Any]:
         device = command["device"]

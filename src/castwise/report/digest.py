@@ -2,7 +2,9 @@
 
 from castwise.analyze.answers import answers_of, in_one_sentence
 from castwise.analyze.collection import Collection, Topic
+from castwise.analyze.fit import fits_of
 from castwise.analyze.recommend import recommend
+from castwise.report.fitting import markdown_fit
 from castwise.report.grid import markdown_grid, markdown_text
 from castwise.report.html.lists import summary, topic_line
 from castwise.report.run_columns import run_columns, shown
@@ -24,6 +26,8 @@ def markdown_report(collection: Collection) -> str:
 
 def _topic(topic: Topic) -> str:
     head = f"### {markdown_text(topic.title)}\n\n"
+    if topic.is_fit:
+        return head + markdown_fit(fits_of(trial for cell in topic.cells for trial in cell.trials))
     if not topic.is_training:
         return head + to_markdown(topic.rows, recommend(topic.rows))
     lines = [markdown_text(topic_line(topic)), "", *markdown_grid(shown(run_columns({}), topic.runs), topic.runs)]

@@ -5,7 +5,9 @@ from rich.markup import escape
 
 from castwise.analyze.answers import answers_of, in_one_sentence
 from castwise.analyze.collection import Collection, Topic
+from castwise.analyze.fit import fits_of
 from castwise.analyze.recommend import recommend
+from castwise.report.fitting import print_fit
 from castwise.report.html.lists import summary
 from castwise.report.suites import print_runs
 from castwise.report.tables import print_table
@@ -29,7 +31,9 @@ def print_report(collection: Collection, console: Console) -> None:
 
 
 def _print_topic(topic: Topic, console: Console) -> None:
-    if topic.is_training:
+    if topic.is_fit:
+        print_fit(fits_of(trial for cell in topic.cells for trial in cell.trials), console)
+    elif topic.is_training:
         print_runs(topic.runs, {}, console, _ELSEWHERE)
     else:
         print_table(topic.rows, recommend(topic.rows), console, elsewhere=_ELSEWHERE)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from castwise.memory_parts import Shortfall
 from castwise.own_models import OwnModel, OwnWorkload
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
@@ -19,14 +20,23 @@ class TrialFailedError(Exception):
         message: What happened, in a line.
         log: The end of what the process printed.
         refused: Whether castwise itself refused the request: the user's mistake, not the model's.
+        shortfall: By how much memory fell short, where the process said so.
     """
 
-    def __init__(self, status: Status, message: str, log: str = "", refused: bool = False) -> None:
+    def __init__(
+        self,
+        status: Status,
+        message: str,
+        log: str = "",
+        refused: bool = False,
+        shortfall: Shortfall | None = None,
+    ) -> None:
         super().__init__(message)
         self.status: Status = status
         self.message = message
         self.log = log
         self.refused = refused
+        self.shortfall = shortfall
 
 
 class ProcessGoneError(TrialFailedError):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from castwise.data_sets import MNIST, find_data_set
 from castwise.errors import MissingDataError, UsageError
-from castwise.own_models import locate
+from castwise.own_models import OwnWorkload, locate
 from castwise.plan import (
     CPU_PROTOCOL,
     CPU_ROUND,
@@ -96,6 +96,7 @@ class Job:
         notes: What the user should know before it starts, a sentence each.
         sweep: Measures what is missing.
         rule: When a comparison's rounds end; None measures each cell once, by itself.
+        own: What a look at the user's own models told, by their names in the request.
     """
 
     plan: Plan
@@ -104,8 +105,8 @@ class Job:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     sweep: Sweep = field(repr=False)
-
     rule: Rule | None = None
+    own: Mapping[str, OwnWorkload] = field(default_factory=dict)
 
     def run(self) -> list[Trial]:
         """Measure what is missing and return all trials, cell by cell in the plan's order."""
@@ -223,11 +224,11 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     _check_names(request)
     store = Store(request.results) if request.results is not None else None
     bench = find_bench(request.device, request.data_dir, make_engine, _zoo_models(request))
-    specs, notes = _plan_for(request, bench)
+    own = look_at_own(bench, _own_models(request))
+    specs, notes = _plan_for(request, bench, own)
     specs = _supported(specs, bench.environment, explicit=request.axes.precisions is not None)
-    return assemble(
-        bench, store, specs, Going(request.retry, request.again, notes, _rule(request.rule, bench.device)), listener
-    )
+    going = Going(request.retry, request.again, notes, _rule(request.rule, bench.device))
+    return replace(assemble(bench, store, specs, going, listener), own=own)
 
 
 @dataclass(frozen=True)
@@ -319,7 +320,9 @@ def _own_models(request: Request) -> tuple[str, ...]:
     return tuple(name for name in request.axes.workloads or () if find_workload(name).family == "own")
 
 
-def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
+def _plan_for(
+    request: Request, bench: Bench, own: Mapping[str, OwnWorkload]
+) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
     is_cpu = bench.device == "cpu"
     axes = request.axes
     data_set, notes = request.data_set or SYNTHETIC, list[str]()
@@ -332,7 +335,6 @@ def _plan_for(request: Request, bench: Bench) -> tuple[tuple[TrialSpec, ...], tu
     protocol = _protocol(request, is_cpu)
     if request.short and is_cpu and axes.precisions is None:
         axes = replace(axes, precisions=_BARE_CPU[1])
-    own = look_at_own(bench, _own_models(request))
     plan = build_plan(axes, device=bench.device, data_set=data_set, protocol=protocol, seed=request.seed, own=own)
     if data_set != SYNTHETIC:
         provide(bench.engine, find_data_set(data_set), bench.data_dir)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from castwise.document import Document
 from castwise.errors import EngineError
+from castwise.memory_parts import Shortfall
 from castwise.record import Environment, Status
 from castwise.sweep import door
 from castwise.sweep.conversation import Answer, Command, Conversation, phase_of
@@ -43,6 +44,7 @@ class _Failed(Document):
     status: Status
     message: str
     usage: bool
+    shortfall: Shortfall | None = None
 
 
 class ForkserverEngine:
@@ -178,7 +180,7 @@ class ProcessSession(Conversation):
             raise self.no_answer(command) from None
         self.is_busy = False
         if failed is not None:
-            raise TrialFailedError(failed.status, failed.message, self._tail(), failed.usage)
+            raise TrialFailedError(failed.status, failed.message, self._tail(), failed.usage, failed.shortfall)
         return dict(event)
 
     def too_slow(self, command: Command, limit: float) -> TrialFailedError:

@@ -1,69 +1,124 @@
 """Find the largest batch that trains and the first that does not, by trials alone: no size is claimed untried."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from castwise.analyze.metrics import peak_reserved_bytes
+from castwise.analyze.fit import START, USABLE, fails, foretell, next_small, trained
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 
 Measure = Callable[[TrialSpec], Trial]
 
-_MOST_TRIALS = 20
-# Of the device's memory, what a first guess leaves to the CUDA context and the allocator's slack.
-_USABLE = 0.97
+MOST_TRIALS = 24
+# How far from a guess that was wrong the next one lies, as a share of it. Source: chosen here; guesses are mostly wrong
+# by a per cent or two.
+_STEP = 0.01
 
 
-def find_limit(measure: Measure, template: TrialSpec, multiple: int, memory_bytes: int) -> list[Trial]:
-    """Return the trials of a search; the largest `ok` batch and the smallest `oom` one are its answer.
+@dataclass(frozen=True)
+class Grid:
+    """Which batch sizes are tried.
 
-    Two small batches say what a sample takes; the guess that follows from them is tried, and then what lies
-    between the largest batch that fits and the smallest that does not, until they are neighbours.
+    Attributes:
+        multiple: Sizes are multiples of this, as long as one fits.
+        finest: Where the smallest does not, multiples of this.
+        start: The first size tried.
+    """
+
+    multiple: int
+    finest: int = 1
+    start: int = START
+
+    def aligned(self, size: int) -> int:
+        """Return the largest multiple that is no more than a size, and the smallest multiple for one below."""
+        return max(self.multiple, size // self.multiple * self.multiple)
+
+
+@dataclass
+class _Search:
+    """A search that goes on: what fits, what does not, and how often a guess was too low or too high."""
+
+    measure: Measure
+    template: TrialSpec
+    grid: Grid
+    usable: float
+    trials: list[Trial] = field(default_factory=list)
+    fits: int = 0
+    fails: int | None = None
+    rises: int = 0
+    falls: int = 0
+
+    def try_(self, size: int) -> bool:
+        """Try a size; return whether the search can go on."""
+        trial = self.measure(self.template.model_copy(update={"batch_size": size}))
+        self.trials.append(trial)
+        if trained(trial):
+            self.fits = max(self.fits, size)
+        elif fails(trial, self.fits):
+            self.fails = size if self.fails is None else min(self.fails, size)
+        else:
+            return False
+        return len(self.trials) < MOST_TRIALS
+
+    @property
+    def step(self) -> int:
+        """Return the distance of neighbours."""
+        return self.grid.finest if self.fails is not None and self.fails <= self.grid.multiple else self.grid.multiple
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether what fits and what does not are neighbours."""
+        return self.fails is not None and self.fails - self.fits <= self.step
+
+    def guess(self) -> int | None:
+        """Return what the two largest batches that fit foretell; None where they foretell nothing."""
+        prediction = foretell(self.trials, self.usable)
+        foretold = None if prediction is None else prediction.batch_size
+        return None if foretold is None else self.grid.aligned(foretold)
+
+    def next_size(self, guess: int | None) -> int:
+        """Return the next size between, or beyond, what is known."""
+        if guess is not None and self.fits < guess and (self.fails is None or guess < self.fails):
+            return guess
+        stride = max(self.step, self.grid.aligned(round(_STEP * (guess or self.fits))))
+        if self.fails is None:
+            size = self.fits + stride * 2**self.rises if guess else 2 * self.fits
+            again = (
+                self.guess() if guess and not self.rises else None
+            )  # the guess that fitted tells more than small ones
+            self.rises += 1
+            return max(size, again or 0)
+        middle = (self.fits + self.fails) // 2 // self.step * self.step
+        low = self.fails - stride * 2**self.falls if guess and not self.rises else 0
+        self.falls += 1
+        return max(low, middle, self.fits + self.step)
+
+
+def find_limit(measure: Measure, template: TrialSpec, grid: Grid, usable: float = USABLE) -> list[Trial]:
+    """Return the trials of a search; the largest that trained and the smallest `oom` one are its answer.
+
+    A few small batches say what a sample takes; the guess that follows from them is tried, and then what lies between
+    the largest batch that fits and the smallest that does not, until they are neighbours. Where the smallest does not
+    fit, smaller ones are tried, down to one sample.
 
     Args:
         measure: Runs a trial.
         template: The trial, whatever its batch size.
-        multiple: Batch sizes tried are multiples of this.
-        memory_bytes: The device's memory.
+        grid: Which sizes may be tried.
+        usable: The share of a GPU's memory that tensors are thought to come to.
 
     Returns:
-        Every trial, in the order it was run; the last one tells why where one ended in something else than
-        `ok` or `oom`.
+        Every trial, in the order it was run; the last one tells why where one ended in something else than steps
+        or `oom`.
     """
-    trials: list[Trial] = []
-    fits, fails = 0, None  # in multiples
-    rises = falls = 0  # how often a batch fitted and did not, beyond the two small ones
-    while len(trials) < _MOST_TRIALS and (fails is None or fails - fits > 1):
-        foretold = _foretell(trials, memory_bytes) // multiple
-        if len(trials) < 2:
-            size = 1 + fits
-        elif fails is None:
-            size = max(foretold or 2 * fits, fits + 2**rises)
-        elif fits < foretold < fails:
-            size = foretold
-        else:  # the guess was too high: by little, if it was any good
-            size = max(fails - 2 ** (falls - 1), (fits + fails) // 2)
-        trial = measure(template.model_copy(update={"batch_size": size * multiple}))
-        trials.append(trial)
-        if trial.status == "ok":
-            fits, rises = size, rises + (foretold > 0)
-        elif trial.status == "oom":
-            fails, falls = size, falls + 1
-        else:
+    search = _Search(measure, template, grid, usable)
+    size = next_small([], grid.aligned(grid.start))
+    while size is not None:
+        if not search.try_(size):
+            return search.trials
+        size = next_small(search.trials, size)
+    guess = search.guess()
+    while not search.is_done:
+        if not search.try_(search.next_size(guess)):
             break
-    return trials
-
-
-def _foretell(trials: list[Trial], memory_bytes: int) -> int:
-    """Return the batch size that the two largest that fit foretell, 0 where they foretell nothing."""
-    peaks = sorted(
-        (trial.spec.batch_size, peak)
-        for trial in trials
-        if trial.status == "ok" and (peak := peak_reserved_bytes(trial)) is not None
-    )
-    if len(peaks) < 2:
-        return 0
-    (small, little), (large, much) = peaks[-2:]
-    if much <= little:
-        return 0
-    per_sample = (much - little) / (large - small)
-    return int((memory_bytes * _USABLE - (little - small * per_sample)) / per_sample)
+    return search.trials

@@ -239,7 +239,12 @@ class Attempt:
         )
         if self.failure is None:
             return judge(trial)
-        update = {"status": self.failure.status, "message": self.failure.message, "log": self.failure.log}
+        update = {
+            "status": self.failure.status,
+            "message": self.failure.message,
+            "log": self.failure.log,
+            "shortfall": self.failure.shortfall,
+        }
         return trial.model_copy(update=update)
 
     def refuse(self, reason: str) -> Trial:

@@ -15,7 +15,7 @@ from castwise.suite import Choice, Suite, limit_specs, specs_of
 from castwise.sweep.bench import Bench, check_device_name, provide
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.job import Going, Job, assemble, recorded_of
-from castwise.sweep.limits import find_limit
+from castwise.sweep.limits import Grid, find_limit
 from castwise.sweep.runner import Listener, Uncounted
 from castwise.sweep.store import Store
 from castwise.workloads import find_workload
@@ -89,8 +89,7 @@ class SuiteJob:
         def measure(spec: TrialSpec) -> Trial:
             return recorded_of([spec], known, self._going).get(spec.key) or sweep.run([spec])[0]
 
-        memory = sweep.environment.gpu_memory_bytes
-        return tuple(find_limit(measure, template, multiple, memory)) if memory else ()
+        return tuple(find_limit(measure, template, Grid(multiple, multiple, multiple)))
 
 
 def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None = None) -> SuiteJob:

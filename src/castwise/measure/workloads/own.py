@@ -37,7 +37,8 @@ def look_at(model: OwnModel) -> OwnWorkload:
     """
     loaded = _load(model)
     found = model.model_copy(update={"digest": loaded.digest})
-    return OwnWorkload(model=found, batch_size=loaded.contract.batch_size or loaded.batches.batch_size)
+    batch_size = loaded.contract.batch_size or loaded.batches.batch_size
+    return OwnWorkload(model=found, batch_size=batch_size, accumulate=loaded.contract.accumulate)
 
 
 def build_own(model: OwnModel) -> Task:

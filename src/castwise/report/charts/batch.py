@@ -1,6 +1,9 @@
 """Throughput and memory over the batch size."""
 
 from castwise.analyze.collection import Cell
+from castwise.analyze.energy import joules_per_unit
+from castwise.analyze.metrics import throughput
+from castwise.record import Trial
 from castwise.report.charts.cell_columns import bytes_column, cell_grid, rate_columns
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.drawing import (
@@ -45,15 +48,19 @@ def batch(subject: TopicSubject) -> Chart | None:
         for (name, own), variant in zip(lines.items(), numbers, strict=True)
         for trace in _traces(subject, name, own, variant)
     ]
-    whole = topic.first.environment.gpu_memory_bytes
+    whole = topic.first.spec.memory_limit_bytes or topic.first.environment.gpu_memory_bytes
     failed = [cell for cell in cells if cell.trial.status == "oom"]
     if whole is not None and failed:
         traces.append(_out_of_memory(subject, failed, whole))
+    knees = [fit.knee for fit in subject.fits if fit.knee is not None]
+    if knees:
+        traces.append(_knees(subject, knees))
     figures = [
         Column[Cell](
             "batch_size", "batch", lambda cell: cell.trial.spec.batch_size, lambda cell: str(cell.trial.spec.batch_size)
         ),
         *rate_columns(),
+        *_energy(cells),
         bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.allocated_bytes),
         bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.reserved_bytes),
     ]
@@ -68,8 +75,43 @@ def batch(subject: TopicSubject) -> Chart | None:
         traces=traces,
         layout=document,
         table=cell_grid(subject, cells, figures),
-        note="Crosses are batches that ran out of memory." if failed else "",
+        note=" ".join(_notes(failed=bool(failed), knees=bool(knees))),
     )
+
+
+def _notes(*, failed: bool, knees: bool) -> list[str]:
+    return (["Crosses are batches that ran out of memory."] if failed else []) + (
+        ["Rings are knees: the smallest batch within 2 % of the best throughput."] if knees else []
+    )
+
+
+def _energy(cells: list[Cell]) -> list[Column[Cell]]:
+    """Return the column of energy, where any cell's was measured."""
+    column = Column[Cell](
+        "joules_per_unit",
+        "energy",
+        lambda cell: joules_per_unit(cell.trial),
+        lambda cell: _joules(joules_per_unit(cell.trial)),
+    )
+    return [column] if any(column.value(cell) is not None for cell in cells) else []
+
+
+def _joules(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g} J"
+
+
+def _knees(subject: TopicSubject, trials: list[Trial]) -> Document:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "knee",
+        "x": [trial.spec.batch_size for trial in trials],
+        "y": [throughput(trial) for trial in trials],
+        "marker": {"symbol": "circle-open", "size": 16, "line": {"width": 2, "color": INK}},
+        "hovertext": [hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in trials],
+        "hoverinfo": "text",
+        **panel(0),
+    }
 
 
 def _traces(subject: TopicSubject, name: str, cells: list[Cell], variant: int) -> list[Document]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from castwise.analyze.collection import Collection, Topic
+from castwise.analyze.fit import Fit, fits_of
 from castwise.record import Trial
 from castwise.report.grid import Grid
 
@@ -47,6 +48,11 @@ class TopicSubject:
 
     topic: Topic
     file_of: Callable[[Trial], str]
+
+    @property
+    def fits(self) -> list[Fit]:
+        """Return the topic's searches for the largest batch."""
+        return fits_of(trial for cell in self.topic.cells for trial in cell.trials)
 
 
 @dataclass(frozen=True)

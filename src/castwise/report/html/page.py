@@ -9,6 +9,9 @@ from castwise.analyze.collection import Collection, Topic
 from castwise.report.charts.chart import OverviewSubject, TopicSubject
 from castwise.report.charts.registry import charts_of, overview_charts
 from castwise.report.columns import competing, remarks, shown_columns
+from castwise.report.fit_columns import shown_summary
+from castwise.report.fit_lines import conclusions
+from castwise.report.fit_lines import remarks as fit_remarks
 from castwise.report.grid import Grid
 from castwise.report.html import lists
 from castwise.report.html.frame import PageData, Source, assemble
@@ -84,6 +87,9 @@ def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Sourc
             for run in topic.runs
             if run.trial.status != "ok"
         ]
+    elif topic.is_fit:
+        fits = TopicSubject(topic, source.file_of).fits
+        grid, said = Grid(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
     else:
         grid = Grid(shown_columns(topic.rows), topic.rows, competing)
         said = remarks(topic.rows)

@@ -1,0 +1,257 @@
+"""The largest batch that fits, by trials alone: what was foretold from small ones, what was verified, and the knee.
+
+Everything here is read off records: a search that is going on, one that ended, and one that lies in a folder are the
+same to it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from castwise.analyze import metrics
+from castwise.memory_parts import MemoryParts
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+
+# The first batch tried, and how much larger each further one of the small ones is.
+START, GROWTH = 8, 4
+# Small batches end at this share of the batch that they foretell.
+_SMALL = 1 / 6
+# Of what the allocator may hold, the share that tensors come to at the largest batch; fragmentation takes the rest.
+# Source: DPN-92 in fp32 and fp16-master on an H200 (benchmarks/records/suites/quick): 0.934 to 0.953, as far as
+# multiples of 128 tell. The line of small batches reached 130 GiB of 139, and 132.6 GiB did not fit.
+USABLE = 0.94
+# A throughput this near to the best is as good. Source: chosen here, as the project's goal states it.
+KNEE = 0.02
+
+
+def trained(trial: Trial) -> bool:
+    """Return whether a trial's steps ran to their end: a loss that is no number takes as much memory as another."""
+    return trial.status in ("ok", "diverged")
+
+
+def fails(trial: Trial, fitting: int) -> bool:
+    """Return whether a trial says that its batch is too large, where a smaller one is known to train.
+
+    That is an out-of-memory; and a crash too, since libraries have errors of their own for memory that is not there,
+    and limits of their own on sizes.
+    """
+    return trial.status == "oom" or (trial.status == "crashed" and 0 < fitting < trial.spec.batch_size)
+
+
+def is_fit(trial: Trial) -> bool:
+    """Return whether a trial was made to find the largest batch."""
+    return trial.spec.kind == "steady" and trial.spec.protocol.memory_parts
+
+
+def held_bytes(trial: Trial) -> int | None:
+    """Return what a trial held, as far as a limit is concerned.
+
+    On a GPU it is the tensors' peak in the timed steps: what the allocator keeps beyond it gives way when memory ends.
+    On a CPU it is the growth of the process, from its start.
+    """
+    peak = metrics.peak_allocated_bytes(trial)
+    if trial.spec.device_type == "cuda" or not trial.ranks:
+        return peak
+    return metrics.largest([peak, *(rank.warm_up_peak_allocated_bytes for rank in trial.ranks)])
+
+
+def outside_bytes(trial: Trial) -> int:
+    """Return what lay on the device outside the trial's allocator, 0 where nobody knows."""
+    found = [rank.memory_parts.outside_bytes for rank in trial.ranks if rank.memory_parts is not None]
+    found += [
+        rank.driver_used_bytes - rank.peak_reserved_bytes
+        for rank in trial.ranks
+        if rank.driver_used_bytes is not None and rank.peak_reserved_bytes is not None
+    ]
+    return max(0, metrics.largest(found) or 0)
+
+
+def available_bytes(trial: Trial) -> int | None:
+    """Return what a trial's allocator, or its process on a CPU, could have held; None where nobody knows."""
+    limit, whole = trial.spec.memory_limit_bytes, trial.environment.gpu_memory_bytes
+    if trial.spec.device_type == "cpu" or whole is None:
+        return limit
+    room = whole - outside_bytes(trial)
+    return room if limit is None else min(limit, room)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What two small batches foretell.
+
+    Attributes:
+        fixed_bytes: What is held whatever the batch.
+        sample_bytes: What a sample takes on top.
+        usable_bytes: What tensors can hold in all.
+        from_batches: The two batch sizes.
+    """
+
+    fixed_bytes: float
+    sample_bytes: float
+    usable_bytes: float
+    from_batches: tuple[int, int]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Return the largest batch foretold, 0 where none fits; None where a sample takes nothing."""
+        if self.sample_bytes <= 0:
+            return None
+        return max(0, int((self.usable_bytes - self.fixed_bytes) / self.sample_bytes))
+
+
+def foretell(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
+    """Return what the two largest of some trials foretell, None where fewer than two have trained.
+
+    Args:
+        trials: Trials of small batches that differ in their batch size alone.
+        usable: On a GPU, the share of what the allocator may hold that tensors can come to.
+    """
+    pairs = sorted(
+        ((trial.spec.batch_size, held, trial) for trial in trials if trained(trial) and (held := held_bytes(trial))),
+        key=lambda pair: pair[0],
+    )
+    if len(pairs) < 2:
+        return None
+    (small, little, _), (large, much, last) = pairs[-2:]
+    available = available_bytes(last)
+    if available is None:
+        return None
+    sample = (much - little) / (large - small)
+    share = usable if last.spec.device_type == "cuda" else 1.0
+    return Prediction(little - small * sample, sample, available * share, (small, large))
+
+
+def next_small(trials: Sequence[Trial], first: int) -> int | None:
+    """Return the next small batch to try, None where there are enough of them, or one did not train.
+
+    Args:
+        trials: The small ones tried so far, in order.
+        first: The first of them.
+    """
+    if not trials:
+        return first
+    if not trained(trials[-1]):
+        return None
+    following = trials[-1].spec.batch_size * GROWTH
+    found = foretell(trials)
+    if found is None:
+        return following if len(trials) < 2 else None
+    largest = found.batch_size
+    return following if largest is None or following <= largest * _SMALL else None
+
+
+def small_ones(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the small batches that a search began with, by the order in which its trials were run."""
+    found: list[Trial] = []
+    for trial in sorted(trials, key=lambda each: each.started_at):
+        if found and next_small(found, START) != trial.spec.batch_size:
+            break
+        found.append(trial)
+    return found
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All trials that differ in their batch size alone.
+
+    Attributes:
+        trials: By batch size.
+    """
+
+    trials: tuple[Trial, ...]
+
+    @property
+    def spec(self) -> TrialSpec:
+        """Return what all have in common; of the smallest batch."""
+        return self.trials[0].spec
+
+    @cached_property
+    def trained(self) -> list[Trial]:
+        """Return the trials whose steps ran."""
+        return [trial for trial in self.trials if trained(trial)]
+
+    @property
+    def largest(self) -> Trial | None:
+        """Return the largest batch that trained."""
+        return self.trained[-1] if self.trained else None
+
+    @property
+    def failing(self) -> Trial | None:
+        """Return the smallest batch above it that did not train."""
+        above = self.largest.spec.batch_size if self.largest else 0
+        return next((t for t in self.trials if fails(t, above) and t.spec.batch_size > above), None)
+
+    @property
+    def problem(self) -> Trial | None:
+        """Return a trial that ended in neither steps nor an out-of-memory, the largest batch's first; None for none."""
+        return next((t for t in reversed(self.trials) if not trained(t) and t.status != "oom"), None)
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """Return what its small batches foretold."""
+        return foretell(small_ones(self.trials))
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Return by what share the prediction was above what was verified; None without either."""
+        foretold = self.prediction.batch_size if self.prediction is not None else None
+        if foretold is None or self.largest is None or self.failing is None:
+            return None
+        return foretold / self.largest.spec.batch_size - 1
+
+    @property
+    def usable(self) -> float | None:
+        """Return the share of the memory that the line of small batches came to at the largest; None without one."""
+        prediction, largest = self.prediction, self.largest
+        available = None if largest is None else available_bytes(largest)
+        if prediction is None or largest is None or self.failing is None or not available:
+            return None
+        return (prediction.fixed_bytes + prediction.sample_bytes * largest.spec.batch_size) / available
+
+    @property
+    def knee(self) -> Trial | None:
+        """Return the smallest batch whose throughput is within 2 % of the best."""
+        rates = {trial.spec.key: metrics.throughput(trial) for trial in self.trained}
+        best = max((rate for rate in rates.values() if rate), default=None)
+        if best is None:
+            return None
+        return next(trial for trial in self.trained if (rates[trial.spec.key] or 0.0) >= (1 - KNEE) * best)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What came of `castwise fit`.
+
+    Attributes:
+        fits: A search for each loop.
+        seconds: Wall time.
+    """
+
+    fits: tuple[Fit, ...]
+    seconds: float
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Return all trials."""
+        return tuple(trial for fit in self.fits for trial in fit.trials)
+
+
+def fits_of(trials: Iterable[Trial]) -> list[Fit]:
+    """Return trials that were made to find the largest batch, put together, in the order of their first ones."""
+    groups: dict[tuple[object, ...], list[Trial]] = {}
+    for trial in trials:
+        if is_fit(trial):
+            groups.setdefault(_group(trial), []).append(trial)
+    return [Fit(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
+
+
+def _group(trial: Trial) -> tuple[object, ...]:
+    spec = trial.spec.model_dump(exclude={"batch_size", "repeat"})
+    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
+
+
+def parts_of(trial: Trial) -> MemoryParts | None:
+    """Return what held a trial's memory; None where nobody looked, or nobody could see."""
+    parts = trial.ranks[0].memory_parts if trial.ranks else None
+    return None if parts is None or parts.missing else parts

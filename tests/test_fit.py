@@ -1,0 +1,250 @@
+"""`castwise fit` on the fake engine: what is searched, found, said, resumed and reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import (
+    CONTEXT_BYTES,
+    FIXED_BYTES,
+    MEMORY,
+    OTHER_SAMPLE_BYTES,
+    SAMPLE_BYTES,
+    FakeEngine,
+    Fault,
+    fake_environment,
+    fake_spec,
+    fake_trial,
+)
+
+from castwise.analyze.fit import START, Fit, fits_of, held_bytes, is_fit
+from castwise.plan import FIT
+from castwise.published import largest_batches
+from castwise.sweep.fit import FitRequest, prepare_fit
+from castwise.sweep.store import load_folder
+
+GIB = 2**30
+
+
+def fit(made: FakeEngine | None = None, **request: object) -> dict[str, Fit]:
+    asked = FitRequest("resnet50", **{"precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
+    made = made or FakeEngine()
+    found = prepare_fit(asked, make_engine=lambda *_: made).run()
+    assert made.num_open == 0
+    return {",".join((each.spec.precision, *each.spec.techniques)): each for each in found.fits}
+
+
+def true_limit(precision: str, room: int, usable: float = 0.94) -> int:
+    """Return the largest batch of the fake device."""
+    return int((usable * room - FIXED_BYTES) / (OTHER_SAMPLE_BYTES * MEMORY[precision]))
+
+
+def sizes(found: Fit) -> tuple[int, int]:
+    assert found.largest is not None
+    assert found.failing is not None
+    return found.largest.spec.batch_size, found.failing.spec.batch_size
+
+
+WHOLE = 16 * GIB - CONTEXT_BYTES
+
+
+@pytest.mark.parametrize("usable", [0.94, 0.97, 0.8])
+def test_the_answer_is_what_trained_and_the_next_that_did_not(usable: float) -> None:
+    for precision, found in fit(FakeEngine(usable=usable)).items():
+        expected = true_limit(precision, WHOLE, usable) // 8 * 8
+        assert sizes(found) == (expected, expected + 8)
+
+
+def test_the_prediction_comes_from_two_small_batches_and_is_set_beside_what_was_verified() -> None:
+    found = fit()["fp32"]
+    assert found.prediction is not None
+    assert found.prediction.from_batches == (32, 128)
+    assert found.prediction.fixed_bytes == pytest.approx(FIXED_BYTES, rel=1e-6)
+    assert found.prediction.sample_bytes == pytest.approx(OTHER_SAMPLE_BYTES, rel=1e-6)
+    assert abs(found.prediction_error or 1) < 0.03
+    wrong = fit(FakeEngine(usable=0.8))["fp32"].prediction_error
+    assert wrong == pytest.approx(0.94 / 0.8 - 1, abs=0.02)
+
+
+def test_exact_goes_to_the_sample_and_tries_nothing_twice(tmp_path: Path) -> None:
+    fit(results=tmp_path)
+    again = FakeEngine()
+    found = fit(again, results=tmp_path, exact=True)
+    limit = true_limit("fp32", WHOLE)
+    assert sizes(found["fp32"]) == (limit, limit + 1)
+    kept, problems = load_folder(tmp_path)
+    assert not problems
+    assert len({trial.spec.key for trial in kept}) == len(kept)
+
+
+def test_the_same_command_measures_nothing_again_and_finds_the_same(tmp_path: Path) -> None:
+    first, second = FakeEngine(), FakeEngine()
+    before = fit(first, results=tmp_path)
+    after = fit(second, results=tmp_path)
+    assert first.measured
+    assert not second.measured
+    assert {name: sizes(each) for name, each in after.items()} == {name: sizes(each) for name, each in before.items()}
+    assert after["fp32"].prediction == before["fp32"].prediction
+    third = FakeEngine()
+    fit(third, results=tmp_path, again=True)
+    assert len(third.measured) == len(first.measured)
+
+
+def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    cut = FakeEngine(faults={"bf16-mixed": Fault("interrupt")})
+    with pytest.raises(KeyboardInterrupt):
+        fit(cut, results=tmp_path)
+    rest = FakeEngine()
+    found = fit(rest, results=tmp_path)
+    assert {spec.precision for spec in rest.measured} == {"bf16-mixed"}
+    assert sizes(found["fp32"])[0] == true_limit("fp32", WHOLE) // 8 * 8
+
+
+def test_a_limit_and_a_margin_are_what_trials_are_held_to() -> None:
+    made = FakeEngine()
+    found = fit(made, memory_bytes=8 * GIB, margin=0.05)
+    limit = int(8 * GIB * 0.95)
+    assert {spec.memory_limit_bytes for spec in made.measured} == {limit}
+    assert sizes(found["fp32"])[0] == true_limit("fp32", limit) // 8 * 8
+    made = FakeEngine()
+    fit(made, margin=0.1)
+    assert {spec.memory_limit_bytes for spec in made.measured} == {int(16 * GIB * 0.9)}
+    made = FakeEngine()
+    fit(made)
+    assert {spec.memory_limit_bytes for spec in made.measured} == {None}
+
+
+def test_the_curve_has_batches_all_the_way_and_the_knee_between_close_neighbours() -> None:
+    found = fit()["fp32"]
+    tried = [trial.spec.batch_size for trial in found.trials]
+    assert {START, 32, 128, 512} <= set(tried)
+    assert found.knee is not None
+    knee = found.knee.spec.batch_size
+    below = max(each for each in tried if each < knee)
+    assert knee <= 2 * below
+    assert len(fit(curve=False)["fp32"].trials) < len(found.trials)
+
+
+def test_steps_are_at_least_as_many_as_asked_for() -> None:
+    made = FakeEngine()
+    fit(made, steps=50)
+    assert {spec.protocol.warm_up_steps + spec.protocol.min_blocks for spec in made.measured} == {50}
+
+
+def test_sets_of_techniques_are_searched_each_for_itself() -> None:
+    found = fit(techniques=("none", "channels-last"))
+    assert set(found) == {"fp32", "bf16-mixed", "fp32,channels-last", "bf16-mixed,channels-last"}
+
+
+def test_on_a_cpu_the_limit_counts_from_the_first_step() -> None:
+    trial = fake_trial(fake_spec(device="cpu", protocol=FIT), environment=fake_environment(None))
+    ranks = (trial.ranks[0].model_copy(update={"warm_up_peak_allocated_bytes": 2 * GIB}),)
+    assert held_bytes(trial.model_copy(update={"ranks": ranks})) == 2 * GIB
+    on_gpu = fake_trial(fake_spec(protocol=FIT))
+    assert held_bytes(on_gpu.model_copy(update={"ranks": ranks})) == GIB
+
+
+def test_other_trials_are_no_search() -> None:
+    assert not is_fit(fake_trial())
+    assert fits_of([fake_trial()]) == []
+
+
+def test_sources_that_filled_their_memory_are_set_beside() -> None:
+    (found,) = largest_batches("dpn92", "fp16-master")
+    assert (found.gpu, found.baseline, found.batch_size, found.failing, found.ratio) == ("Titan RTX", 256, 512, 640, 2)
+    ratios = [largest_batches(f"fastai-resnet{depth}", "fp16-master")[0].ratio for depth in (18, 34, 50, 101, 152)]
+    assert [f"{ratio:.2f}" for ratio in ratios] == ["1.76", "2.00", "1.67", "1.81", "1.83"]
+    assert largest_batches("resnet50", "fp16-mixed") == [], "whose batches were chosen, not found"
+
+
+def command_of(command: CommandLine, *arguments: str, engine: FakeEngine | None = None):  # type: ignore[no-untyped-def]
+    return command("fit", *arguments, "--results", command.results, engine=engine)
+
+
+def test_the_command_prints_what_was_foretold_and_verified(command: CommandLine) -> None:
+    done = command_of(command, "dpn92", "--precision", "fp32,fp16-master")
+    assert done.code == 0
+    limit = int((0.94 * WHOLE - FIXED_BYTES) / SAMPLE_BYTES["dpn92"]) // 8 * 8
+    assert f"fp32: batch {limit} trained" in done.out
+    assert f"batch {limit + 8} ran out of memory" in done.out
+    assert "predicted" in done.out
+    assert "2.00× (Titan RTX)" in done.out
+    assert "dpn-cifar10 had 2.00× on a Titan RTX (256 and 512)" in done.out
+    assert "What makes it more than half" in done.out
+    assert "Where the memory goes" in done.out
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "markdown"])
+def test_every_format_has_the_answer(command: CommandLine, form: str) -> None:
+    done = command_of(command, "resnet50", "--precision", "fp32", "--format", form)
+    limit = true_limit("fp32", WHOLE) // 8 * 8
+    assert done.code == 0
+    if form == "json":
+        document = json.loads(done.out)
+        assert document["fits"][0]["largest_batch"] == limit
+        assert document["fits"][0]["failing_batch"] == limit + 8
+        assert len(document["curve"]) == len(document["trials"])
+        assert document["curve"][0]["saved_bytes"] > 0
+    elif form == "csv":
+        assert f",{limit}," in done.out
+        assert ",oom" in done.out
+    else:
+        assert f"| fp32 | {limit:,} | {limit + 8:,} |" in done.out
+
+
+def test_the_report_has_the_largest_batches(command: CommandLine, tmp_path: Path) -> None:
+    command_of(command, "resnet50", "--precision", "fp32,bf16-mixed")
+    done = command("report", str(command.results), "--format", "markdown")
+    limit = true_limit("fp32", WHOLE) // 8 * 8
+    assert "### resnet50: largest batch" in done.out
+    assert f"Largest batches that train. resnet50: fp32: {limit:,}" in done.out
+    page = tmp_path / "report.html"
+    assert command("report", str(command.results), "-o", str(page)).code == 0
+    assert "resnet50: largest batch" in page.read_text()
+    assert "Largest batch of resnet50" in command("report", str(command.results), "--format", "table").out
+
+
+def test_memory_below_the_smallest_batch_is_one_clear_line(command: CommandLine) -> None:
+    done = command_of(command, "resnet50", "--precision", "fp32", "--memory", "400MiB")
+    assert done.code == 2
+    assert done.err.strip().splitlines()[-1].startswith("castwise: batch 1 does not fit in fp32: needs at least ")
+    assert done.err.strip().endswith("400 MiB free.")
+    assert not done.out
+
+
+def test_one_precision_that_does_not_fit_does_not_hide_the_others(command: CommandLine) -> None:
+    done = command_of(
+        command, "resnet50", "--precision", "fp32,bf16-mixed", engine=FakeEngine(faults={"fp32": Fault("oom")})
+    )
+    assert done.code == 0
+    assert "batch 1 does not fit in fp32" in done.out
+    assert "bf16-mixed: batch" in done.out
+
+
+def test_a_crash_is_said_and_is_the_exit_code(command: CommandLine) -> None:
+    done = command_of(
+        command, "resnet50", "--precision", "fp32,bf16-mixed", engine=FakeEngine(faults={"fp32": Fault("crash")})
+    )
+    assert done.code == 1
+    assert "crashed: RuntimeError: an illegal memory access" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("resnet50", "--device", "cpu"), "name a limit with --memory"),
+        (("resnet50", "--memory", "1000GiB"), "is more than Fake GPU has (16.0 GiB)"),
+        (("resnet50", "--memory", "much"), "--memory takes an amount of memory"),
+        (("resnet50", "--margin", "120%"), "--margin takes a share"),
+        (("resnet50", "--steps", "2"), "2 are too few"),
+        (("resnet50", "--precision", "fp31"), "No precision named 'fp31'"),
+        (("resnet5", "--memory", "1GiB"), "resnet5"),
+    ],
+)
+def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...], said: str) -> None:
+    done = command_of(command, *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not done.engine.measured

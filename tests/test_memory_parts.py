@@ -1,0 +1,137 @@
+"""A training step taken apart on the CPU, against what can be counted by hand."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from castwise.analyze.fit import fits_of
+from castwise.measure.failures import shortfall_of
+from castwise.measure.memory import CpuMemory, MemoryLimitError
+from castwise.measure.steady import SteadyCell
+from castwise.memory_parts import MemoryParts
+from castwise.own_models import OwnModel
+from castwise.plan import FIT, TrialSpec
+from castwise.precisions import find_precision
+
+BATCH, WIDTH, HIDDEN = 256, 32, 128
+WEIGHTS = 4 * (WIDTH * HIDDEN + HIDDEN + HIDDEN * HIDDEN + HIDDEN + HIDDEN + 1)
+
+MODEL = f"""\
+import torch
+from torch import nn
+
+def build():
+    hidden = nn.Linear({WIDTH}, {HIDDEN}), nn.Sigmoid(), nn.Linear({HIDDEN}, {HIDDEN}), nn.Sigmoid()
+    model = nn.Sequential(*hidden, nn.Linear({HIDDEN}, 1))
+    batch = (torch.randn({BATCH}, {WIDTH}), torch.randn({BATCH}, 1))
+    loss = nn.MSELoss()
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+    return {{"model": model, "batch": batch, "loss": loss, "optimizer": optimizer}}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> OwnModel:
+    file = tmp_path / "small.py"
+    file.write_text(MODEL)
+    return OwnModel(kind="file", path=str(file), name="build")
+
+
+def parts_of(own: OwnModel, precision: str, batch_size: int = BATCH, **changes: object) -> MemoryParts:
+    scale = {"loss_scale": find_precision(precision).loss_scale, **changes}
+    spec = TrialSpec.model_validate(
+        {"workload": "small.py:build", "precision": precision, "batch_size": batch_size, "device": "cpu"}
+        | {"own": own, "protocol": FIT}
+        | scale
+    )
+    cell = SteadyCell(spec, None)
+    cell.warm_up()
+    cell.run_block()
+    samples = cell.finish()
+    assert samples.memory_parts is not None
+    assert samples.memory_parts.missing == ""
+    return samples.memory_parts
+
+
+def test_float32_is_counted_to_the_byte(own: OwnModel) -> None:
+    parts = parts_of(own, "fp32")
+    assert parts.weights_bytes == WEIGHTS
+    assert parts.optimizer_bytes == WEIGHTS, "momentum"
+    assert parts.batches_bytes == 4 * BATCH * (WIDTH + 1)
+    # A sigmoid saves its output, which the layer after it saves too: one storage. The peak is in the last sigmoid's
+    # backward, when what the loss saved is gone.
+    assert parts.saved_bytes == 4 * BATCH * 2 * HIDDEN
+    assert parts.masters_bytes == parts.weight_casts_bytes == 0
+    assert parts.workspace_bytes is None
+    assert parts.peak_bytes == parts.tensors_bytes
+
+
+def test_activations_go_with_the_batch_and_the_rest_does_not(own: OwnModel) -> None:
+    one, four = parts_of(own, "fp32"), parts_of(own, "fp32", 4 * BATCH)
+    assert four.saved_bytes == 4 * one.saved_bytes
+    assert (four.weights_bytes, four.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
+
+
+def test_autocast_keeps_float32_weights_and_adds_copies_of_them(own: OwnModel) -> None:
+    parts = parts_of(own, "bf16-mixed")
+    assert (parts.weights_bytes, parts.optimizer_bytes) == (WEIGHTS, WEIGHTS)
+    assert 2 * HIDDEN * HIDDEN <= parts.weight_casts_bytes <= WEIGHTS // 2
+    assert parts.saved_bytes >= 2 * BATCH * 2 * HIDDEN
+
+
+def test_masters_are_told_from_weights_and_have_gradients_of_their_own(own: OwnModel) -> None:
+    parts = parts_of(own, "fp16-master", loss_scale="128")
+    assert parts.weights_bytes == WEIGHTS // 2
+    assert parts.masters_bytes == WEIGHTS
+    assert parts.optimizer_bytes == WEIGHTS
+    assert parts.gradients_bytes >= WEIGHTS
+
+
+def test_true_half_precision_halves_all_that_belongs_to_weights(own: OwnModel) -> None:
+    parts = parts_of(own, "bf16-true")
+    assert (parts.weights_bytes, parts.optimizer_bytes, parts.masters_bytes) == (WEIGHTS // 2, WEIGHTS // 2, 0)
+
+
+def test_steps_that_loss_scaling_skips_are_waited_for(own: OwnModel) -> None:
+    """The optimizer has no state before its first step; a scale that starts at 2^32 skips many."""
+    parts = parts_of(own, "fp16-master", loss_scale="dynamic-apex")
+    assert parts.optimizer_bytes == WEIGHTS
+
+
+def test_growth_beyond_the_limit_is_an_out_of_memory_that_says_how_far() -> None:
+    memory = CpuMemory()
+    memory.restart()
+    memory.confine(16 * 2**20)
+    memory.check()
+    held = torch.ones(2**24)
+    with pytest.raises(MemoryLimitError) as found:
+        memory.check()
+    assert held.nbytes == 2**26
+    shortfall = shortfall_of(found.value)
+    assert shortfall is not None
+    assert shortfall.free_bytes == 16 * 2**20
+    assert shortfall.needed_bytes > 16 * 2**20
+
+
+@contextmanager
+def as_torch_says(text: str) -> Iterator[torch.OutOfMemoryError]:
+    yield torch.OutOfMemoryError(text)
+
+
+def test_torch_s_own_words_say_how_far() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 359.12 "
+        "MiB is free. Including non-PyTorch memory, this process has 139.44 GiB memory in use. Of the allocated memory "
+        "127.97 GiB is allocated by PyTorch, and 10.72 GiB is reserved by PyTorch but unallocated."
+    )
+    with as_torch_says(text) as error:
+        found = shortfall_of(error)
+    assert found is not None
+    assert found.needed_bytes == round(127.97 * 2**30) + 448 * 2**20
+    assert found.free_bytes == pytest.approx((127.97 + 10.72) * 2**30 + 359.12 * 2**20, rel=1e-6)
+    assert shortfall_of(torch.OutOfMemoryError("no memory")) is None
+    assert shortfall_of(ValueError("Tried to allocate 1.00 GiB")) is None
+    assert fits_of([]) == []
