@@ -1,14 +1,17 @@
 """How often castwise calls a cell different from itself, and finds a slowdown that was put into one arm.
 
-    python benchmarks/aa.py [--comparisons N] [--pairs N] [--max-rounds N] [--budget SECONDS] [--out FILE] [CELL ...]
+    python benchmarks/aa.py [--comparisons N] [--places N,N,N] [--max-rounds N] [--budget SECONDS] [--out FILE]
+                             [CELL ...]
 
-CELL is WORKLOAD:PRECISION:BATCH. Each sitting holds, beside N plain processes, as many more plain ones and as many
-that are slowed down by 1 % and by 2 %: after every step the device spins, and the host waits, for that share of the
-step's time, so that whichever sets the pace is slowed down. Each comparison is castwise's own: rounds of fresh
-processes that take turns, its stop rule, its interval, its verdict.
+CELL is WORKLOAD:PRECISION:BATCH. Each sitting holds five plain processes, two that are slowed down by 1 % and two by
+2 %: after every step the device spins, and the host waits, for that share of the step's time, so that whichever sets
+the pace is slowed down. Compared are all pairs of plain ones (10), and each slowed one with each plain one (10 and 10),
+as castwise does: rounds of fresh processes that take turns, its stop rule, its interval, its verdict. Comparisons of
+one set share processes, as the cells of one command share their baseline: 100 of them are 10 sets.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -57,9 +60,16 @@ class Arms:
 
 @dataclass
 class Comparison:
-    """One process's cell against another's, round after round."""
+    """One place's process against another's, round after round.
 
-    baseline: int
+    Attributes:
+        before: The place of the plain process.
+        after: That of the other.
+        arm: How the other is slowed down, as a place in `SLOWDOWNS`.
+    """
+
+    before: int
+    after: int
     arm: int
     ratios: list[float] = field(default_factory=list)
     is_over: bool = False
@@ -91,27 +101,38 @@ class Comparison:
         }
 
 
-def one_set(spec: TrialSpec, pairs: int, bench: Bench, rule: Rule, deadline: float) -> list[dict[str, object]]:
-    """Return the comparisons of one set of rounds: for each slowdown as many as there are pairs.
+def pairs_of(arms: Sequence[int]) -> list[Comparison]:
+    """Return what is compared: every two plain places, and every slowed one with every plain one."""
+    plain = [place for place, arm in enumerate(arms) if arm == 0]
+    found = [Comparison(before, after, 0) for before, after in itertools.combinations(plain, 2)]
+    slowed_down = [place for place, arm in enumerate(arms) if arm]
+    return found + [Comparison(before, after, arms[after]) for after in slowed_down for before in plain]
+
+
+def one_set(
+    spec: TrialSpec, seats: Sequence[int], bench: Bench, rule: Rule, deadline: float
+) -> list[dict[str, object]]:
+    """Return the comparisons of one set of rounds, for places that are slowed down so.
 
     None where the deadline comes first: those that had ended by then would be the easy ones.
     """
-    comparisons = [Comparison(n, arm) for n in range(pairs) for arm in range(len(SLOWDOWNS))]
+    comparisons = pairs_of(seats)
     arms, number, noise = Arms(), 0, 0.0
     sweep = Sweep(arms, None, bench.environment, Silent())
     while going := [each for each in comparisons if not each.is_over]:
         if time.perf_counter() > deadline:
             return []
         number += 1
-        baselines = sorted({each.baseline for each in going})
-        arms.seat([0] * len(baselines) + [each.arm for each in going])
-        specs = [spec.model_copy(update={"repeat": n}) for n in range(len(baselines) + len(going))]
+        places = sorted({place for each in going for place in (each.before, each.after)})
+        arms.seat([seats[place] for place in places])
+        specs = [spec.model_copy(update={"repeat": place}) for place in places]
         started = time.perf_counter()
         trials = sit(sweep, specs, number=number, noise={spec.cell: noise}).trials
         _check(trials, len(specs))
         noise = max(noise, *(noise_of(step_times(trial)) for trial in trials))
-        for each, trial in zip(going, trials[len(baselines) :], strict=True):
-            each.take(trials[baselines.index(each.baseline)], trial, rule)
+        trial_at = dict(zip(places, trials, strict=True))
+        for each in going:
+            each.take(trial_at[each.before], trial_at[each.after], rule)
         print(f"  round {number}: {_how_it_went(trials)}, {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return [each.record() for each in comparisons]
 
@@ -139,7 +160,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", default=CELLS)
     parser.add_argument("--comparisons", type=int, default=100)
-    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument(
+        "--places", default="5,2,2", help="plain processes, and those slowed down by 1 and by 2 per cent"
+    )
     parser.add_argument("--max-rounds", type=int, default=Rule.max_rounds)
     parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds a cell; what has not ended then is left out"
@@ -147,6 +170,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     bench = find_bench(None, None)
+    seats = [arm for arm, count in enumerate(arguments.places.split(",")) for _ in range(int(count))]
     rule = Rule(min_rounds=min(3, arguments.max_rounds), max_rounds=arguments.max_rounds)
     results = []
     for cell in arguments.cells:
@@ -162,7 +186,7 @@ def main() -> int:
         started, comparisons = time.perf_counter(), list[dict[str, object]]()
         deadline = started + arguments.budget
         while len(comparisons) < arguments.comparisons * len(SLOWDOWNS) and time.perf_counter() < deadline:
-            comparisons += one_set(spec, arguments.pairs, bench, rule, deadline)
+            comparisons += one_set(spec, seats, bench, rule, deadline)
         results.append({"cell": cell, "seconds": time.perf_counter() - started, "comparisons": comparisons})
         for slowdown in SLOWDOWNS:
             kinds = [str(each["verdict"]) for each in comparisons if each["slowdown"] == slowdown]

@@ -351,3 +351,17 @@ def test_the_examples_of_the_help_are_understood(
             continue  # it needs real data
         engine = FakeEngine(exclusive="--within" not in arguments)
         assert command(*arguments, "--results", command.results, engine=engine).code == 0, example
+
+
+def test_a_margin_decides_what_is_the_same(command: CommandLine) -> None:
+    def verdict(*margin: str) -> str:
+        engine = FakeEngine(exclusive=False)
+        arguments = ("mnist-cnn", "--precision", "fp32,tf32", "--rounds", "3", "--format", "json", "--again")
+        shown = command("run", *arguments, *margin, "--results", command.results, engine=engine)
+        assert shown.code == 0, shown.err
+        return str(json.loads(shown.out)["rows"][1]["verdict"]["kind"])
+
+    assert verdict() == "faster"
+    assert verdict("--margin", "99%") == "same"
+    alone = command("run", "mnist-cnn", "--margin", "2%", "--results", command.results)
+    assert (alone.code, "--margin is for speed-ups with intervals" in alone.err) == (2, True)

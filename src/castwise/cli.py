@@ -176,6 +176,10 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         int | None,
         typer.Option(help="Rounds at the most, each with fresh processes that take turns.", min=1, metavar="N"),
     ] = None,
+    margin: Annotated[
+        str | None,
+        typer.Option(help="In rounds: how far from 1 a speed-up still is the same; 1% without it.", metavar="SHARE"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
     retry: Retry = False,
     again: Again = False,
@@ -212,7 +216,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         seconds=seconds,
         timeout_seconds=timeout,
         seed=seed,
-        rule=_rule(within, budget, rounds),
+        rule=_rule(within, budget, rounds, margin),
         retry=retry,
         again=again,
     )
@@ -338,16 +342,20 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _rule(within: str | None, budget: str | None, rounds: int | None) -> "Rule | None":
-    """Return when rounds end; None where none of the three is asked for, so that each cell is measured once."""
+def _rule(within: str | None, budget: str | None, rounds: int | None, margin: str | None) -> "Rule | None":
+    """Return when rounds end; None where none are asked for, so that each cell is measured once."""
+    from castwise.errors import UsageError
     from castwise.quantities import parse_duration, parse_share
     from castwise.sweep.rounds import Rule
 
     if within is None and budget is None and rounds is None:
+        if margin is not None:
+            raise UsageError("--margin is for speed-ups with intervals: add --within, --budget or --rounds.")
         return None
     most = Rule.max_rounds if rounds is None else rounds
     return Rule(
         half_width=Rule.half_width if within is None else parse_share("--within", within),
+        margin=Rule.margin if margin is None else parse_share("--margin", margin),
         min_rounds=min(Rule.min_rounds, most),
         max_rounds=most,
         budget_seconds=None if budget is None else parse_duration("--budget", budget),

@@ -10,7 +10,7 @@ from types import FrameType
 from rich.console import Console
 
 from castwise.analyze.climb import Climbed
-from castwise.analyze.compare import compare
+from castwise.analyze.compare import MARGIN, compare
 from castwise.analyze.recommend import recommend
 from castwise.analyze.suite_result import SuiteResult
 from castwise.errors import UsageError
@@ -64,7 +64,7 @@ def measure(
         if verbose and error.details:
             _say(errors, error.details.rstrip())
         raise
-    print_results(trials, output, prices)
+    print_results(trials, output, prices, MARGIN if request.rule is None else request.rule.margin)
     if verbose:
         _print_logs(trials, errors)
     return exit_code(trials)
@@ -234,9 +234,16 @@ def _interrupted(errors: Console, results: Path | None, *, again: bool) -> int:
     return INTERRUPTED
 
 
-def print_results(trials: Sequence[Trial], output: str, prices: Prices | None = None) -> None:
-    """Print trials on stdout as table, markdown, csv or json."""
-    rows = compare(trials)
+def print_results(trials: Sequence[Trial], output: str, prices: Prices | None = None, margin: float = MARGIN) -> None:
+    """Print trials on stdout as table, markdown, csv or json.
+
+    Args:
+        trials: What was measured.
+        output: One of the four.
+        prices: What electricity and GPUs cost the user; None where that was not said.
+        margin: How far from 1 a speed-up still is "the same".
+    """
+    rows = compare(trials, margin)
     advice = recommend(rows)
     if output == "table":
         tables.print_table(rows, advice, tables.result_console(), prices)
