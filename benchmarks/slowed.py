@@ -18,7 +18,7 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
             facts = super().warm_up()
             seconds = min(self._time_steps(10)[0] / 10 for _ in range(5))
             cycles = _cycles(share * seconds) if self._device.type == "cuda" else 0
-            plain = self._step
+            plain = self._step._run
 
             def slower(batch):  # type: ignore[no-untyped-def]
                 started = time.perf_counter()
@@ -30,8 +30,7 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
                     pass
                 return loss
 
-            slower.scaling = plain.scaling  # type: ignore[attr-defined]
-            self._step = slower
+            self._step._run = slower
             return facts
 
     worker.SteadyCell = Slower  # type: ignore[misc]
