@@ -139,7 +139,8 @@ def test_the_answer_comes_first_and_charts_follow(open_page: Opener) -> None:
 
 
 def test_a_table_sorts_by_figures_and_back(open_page: Opener) -> None:
-    made = open_page(every_kind())
+    # As many as one screen of the table has: what comes last is to be seen.
+    made = open_page([trial for trial in every_kind() if not trial.spec.protocol.memory_parts])
     head = made.page.locator("[data-table=trials] th", has_text="step time")
     head.get_by_role("button").click()
     assert head.get_attribute("aria-sort") == "descending"

@@ -94,7 +94,9 @@ def test_what_fails_is_recorded_and_the_climb_goes_on(kind: str) -> None:
     assert outcomes(climbed)["compile"] == "failed"
     reason = next(each.reason for each in climbed.attempts if each.move.name == "compile")
     assert "(fake)" in reason or "fake_kernel" in reason
-    assert sum("compile" in spec.techniques for spec in made.measured) <= 6, "with others and alone, and not again"
+    assert sum("compile" in spec.techniques for spec in made.measured) <= 8, (
+        "beside all, beside fewer, alone, not again"
+    )
 
 
 def test_without_the_first_loop_there_is_no_climb() -> None:
@@ -181,8 +183,8 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     """Each sitting costs the start of its processes, each compilation most of a minute on a GPU."""
     made = engine()
     climbed = climb(made)
-    assert len({trial.sitting for trial in climbed.trials}) <= 10
-    assert len(made.measured) <= 31
+    assert len({trial.sitting for trial in climbed.trials}) <= 11
+    assert len(made.measured) <= 34
     assert sum("compile" in spec.techniques for spec in made.measured) <= 8
 
 
