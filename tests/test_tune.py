@@ -184,7 +184,7 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     made = engine()
     climbed = climb(made)
     assert len({trial.sitting for trial in climbed.trials}) <= 11
-    assert len(made.measured) <= 34
+    assert len(made.measured) <= 35
     assert sum("compile" in spec.techniques for spec in made.measured) <= 8
 
 

@@ -118,6 +118,15 @@ def _why_no_space_to_depth(spec: "TrialSpec", _: tuple[int, int] | None) -> str 
     return None
 
 
+def _why_no_pool_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+    workload = find_workload(spec.workload)
+    if "channels-last" not in spec.techniques:
+        return "needs channels-last, whose layout its kernels read"
+    if workload.family in _WITHOUT_SUCH_POOLING or str(dict(workload.options).get("model")).startswith("efficientnet"):
+        return f"finds nothing to do: {workload.name} has no max pooling of 3 by 3 with stride 2"
+    return _why_no_compile(spec, capability)
+
+
 def _why_no_wider_state(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     width = int(dict(find_workload(spec.workload).options)["width"])
     return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
@@ -138,6 +147,8 @@ _STEADY_WITHIN_EPOCHS = ("constant", "step", "plateau")
 _ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
 # The families whose images are read by a convolution of stride 1, or by none.
 _STEMS_OF_STRIDE_1 = ("mnist_cnn", "wide_resnet", "dpn", "mlp")
+# Those that pool by other sizes, or not at all.
+_WITHOUT_SUCH_POOLING = ("mnist_cnn", "wide_resnet", "dpn", "mlp")
 _TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
 
 # Conditions of a row that are more than membership.
@@ -150,6 +161,7 @@ _SPECIAL = {
     "compiled-update": _why_no_compile,
     "space-to-depth": _why_no_space_to_depth,
     "pad-hidden": _why_no_wider_state,
+    "max-pool-kernel": _why_no_pool_kernel,
     "compile-max-autotune": _why_no_compile,
     "cuda-graph": _why_no_graph,
     "cuda-graph-8": _why_no_long_graph,

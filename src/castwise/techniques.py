@@ -190,6 +190,15 @@ TECHNIQUES: tuple[Technique, ...] = (
         excludes=("pad-channels-4", "pad-channels-8"),
     ),
     Technique(
+        name="max-pool-kernel",
+        summary="max poolings of 3 by 3 with stride 2 run by kernels that read each window about once in backward",
+        needs="channels-last, Triton, and such a pooling",
+        cost="none",
+        numerics="rounding",
+        devices=("cuda",),
+        units=("images",),
+    ),
+    Technique(
         name="chunked-loss",
         summary="decoder and loss run over an 8th of the words at a time and again in backward: no logits are kept",
         cost="the decoder's product is computed twice",

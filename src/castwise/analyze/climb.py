@@ -47,7 +47,7 @@ _ACTING = (
 _TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
 
 # More of what a loop must have first.
-_ONLY_ON = {"compile-max-autotune": "compile", "cuda-graph-8": "cuda-graph"}
+_ONLY_ON = {"compile-max-autotune": "compile", "max-pool-kernel": "channels-last", "cuda-graph-8": "cuda-graph"}
 _GRAPHS = ("cuda-graph", "cuda-graph-8")
 
 # A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds

@@ -13,7 +13,32 @@ _SPACE_TO_DEPTH = [
     "_is_stem",
 ]
 # The techniques whose code refuses models that they do not fit.
-_CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth")
+_CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "max-pool-kernel")
+
+_MAX_POOL = ["_SIDE", "_STRIDE", "_PADDINGS", "KernelMaxPool", "use_max_pool_kernel", "_is_such"]
+_MAX_POOL_KERNELS = [
+    "_SIDE",
+    "_STRIDE",
+    "_BLOCK",
+    "forward_kernel",
+    "_window",
+    "backward_kernel",
+    "launch_forward",
+    "launch_backward",
+    "_outputs",
+    "max_pool",
+    "max_pool_backward",
+    "_remember",
+    "_backward",
+]
+_IMPORT_OF_KERNELS = "        from castwise.measure.techniques.max_pool_kernels import max_pool\n\n"
+
+
+def _max_pool_definitions() -> str:
+    modules = definitions("measure/techniques/max_pool.py", _MAX_POOL)
+    kernels = definitions("measure/techniques/max_pool_kernels.py", _MAX_POOL_KERNELS)
+    registered = "max_pool.register_autograd(_backward, setup_context=_remember)"
+    return "\n\n\n".join([modules.replace(_IMPORT_OF_KERNELS, ""), kernels, registered])
 
 
 def channels_of(spec: TrialSpec) -> int | None:
@@ -34,6 +59,8 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
     if "space-to-depth" in names:
         lines += ["", "", definitions("measure/techniques/space_to_depth.py", _SPACE_TO_DEPTH), "", ""]
         lines.append("use_space_to_depth(model)")
+    if "max-pool-kernel" in names:
+        lines += ["", "", _max_pool_definitions(), "", "", "use_max_pool_kernel(model)"]
     if "pad-hidden" in names:
         lines += ["", "", definitions("measure/techniques/models.py", ["_ALIGNED", "pad_hidden"]), "", ""]
         lines.append("pad_hidden(model, 64)")

@@ -1,0 +1,176 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+"""Max pooling of 3 by 3 with stride 2 over channels that lie innermost: kernels of its own, in Triton.
+
+Torch's backward, Inductor's too, looks for each input pixel at all windows that could hold it. With stride 2 the rows
+of the input come in pairs: one that only window i has (its middle), and one that windows i and i + 1 share. A program
+that writes such pairs reads each window's gradient about once.
+
+Imported only where Triton is installed.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+_BLOCK = 1024
+_SIDE = 3
+_STRIDE = 2
+
+
+@triton.jit
+def forward_kernel(
+    images, out, places, height, width, out_height, out_width, channels, padding: tl.constexpr, block: tl.constexpr
+):
+    """Pool, for every image, the rows of a program; a program has one output row, or a part of it."""
+    row = tl.program_id(0) + tl.zeros((block,), tl.int32)  # of all images' rows, once for each element
+    image, i = row // out_height, row % out_height
+    element = tl.program_id(1) * block + tl.arange(0, block)
+    j, channel = element // channels, element % channels
+    inside = element < out_width * channels
+    best = tl.full((block,), float("-inf"), tl.float32)
+    place = tl.full((block,), -1, tl.int32)
+    for a in tl.static_range(3):
+        for b in tl.static_range(3):
+            y, x = 2 * i - padding + a, 2 * j - padding + b
+            there = inside & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+            offset = ((image * height + y).to(tl.int64) * width + x) * channels + channel
+            value = tl.load(images + offset, mask=there, other=float("-inf")).to(tl.float32)
+            # As torch: the first of equals, and a NaN before all.
+            better = there & ((value > best) | (value != value) | (place < 0))
+            best = tl.where(better, value, best)
+            place = tl.where(better, 3 * a + b, place)
+    offset = row.to(tl.int64) * out_width * channels + element
+    tl.store(out + offset, best, mask=inside)
+    tl.store(places + offset, place, mask=inside)
+
+
+@triton.jit
+def _window(gradients, places, offset, is_row, j, out_width, inside):
+    """Return a window's place and gradient; no place where there is no such window."""
+    there = inside & is_row & (j >= 0) & (j < out_width)
+    place = tl.load(places + offset, mask=there, other=255)
+    return place, tl.load(gradients + offset, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def backward_kernel(
+    gradients,
+    places,
+    out,
+    height,
+    width,
+    out_height,
+    out_width,
+    channels,
+    num_rows,
+    num_columns,
+    padding: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Write the gradients of a pair of rows, or a part of it."""
+    program = tl.program_id(0) + tl.zeros((block,), tl.int32)
+    image = program // num_rows
+    i = program % num_rows - (1 - padding)  # the window whose middle row is written, and the next row
+    element = tl.program_id(1) * block + tl.arange(0, block)
+    j, channel = element // channels - (1 - padding), element % channels
+    inside = element < num_columns * channels
+    above, below = (i >= 0) & (i < out_height), i + 1 < out_height
+    row = (image * out_height + i).to(tl.int64) * out_width * channels
+    here = j * channels + channel
+    p00, g00 = _window(gradients, places, row + here, above, j, out_width, inside)
+    p01, g01 = _window(gradients, places, row + here + channels, above, j + 1, out_width, inside)
+    row += out_width * channels
+    p10, g10 = _window(gradients, places, row + here, below, j, out_width, inside)
+    p11, g11 = _window(gradients, places, row + here + channels, below, j + 1, out_width, inside)
+    y, x = 2 * i - padding + 1, 2 * j - padding + 1
+    offset = ((image * height + y).to(tl.int64) * width + x) * channels + channel
+    is_y, is_y1 = (y >= 0) & (y < height), y + 1 < height
+    is_x, is_x1 = inside & (x >= 0) & (x < width), inside & (x + 1 >= 0) & (x + 1 < width)
+    middle = tl.where(p00 == 4, g00, 0.0)
+    right = tl.where(p00 == 5, g00, 0.0) + tl.where(p01 == 3, g01, 0.0)
+    under = tl.where(p00 == 7, g00, 0.0) + tl.where(p10 == 1, g10, 0.0)
+    corner = tl.where(p00 == 8, g00, 0.0) + tl.where(p01 == 6, g01, 0.0)
+    corner += tl.where(p10 == 2, g10, 0.0) + tl.where(p11 == 0, g11, 0.0)
+    tl.store(out + offset, middle, mask=is_y & is_x)
+    tl.store(out + offset + channels, right, mask=is_y & is_x1)
+    offset += width * channels
+    tl.store(out + offset, under, mask=is_y1 & is_x)
+    tl.store(out + offset + channels, corner, mask=is_y1 & is_x1)
+
+
+def launch_forward(kernel: Any, images: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Return the pooled images and for each the place in its window, 0 to 8, of the largest pixel.
+
+    Args:
+        kernel: `forward_kernel`, as whoever calls has to wrap it.
+        images: Shape (N, C, H, W), channels innermost.
+        padding: 0 or 1.
+    """
+    count, channels, height, width = images.shape
+    out_height, out_width = (_outputs(size, padding) for size in (height, width))
+    shape, layout = (count, channels, out_height, out_width), torch.channels_last
+    out = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=layout)
+    places = torch.empty(shape, dtype=torch.uint8, device=images.device, memory_format=layout)
+    grid = (count * out_height, triton.cdiv(out_width * channels, _BLOCK))
+    kernel[grid](images, out, places, height, width, out_height, out_width, channels, padding=padding, block=_BLOCK)
+    return out, places
+
+
+def launch_backward(kernel: Any, gradients: Tensor, places: Tensor, height: int, width: int, padding: int) -> Tensor:
+    """Return the images' gradients, of shape (N, C, height, width), channels innermost.
+
+    Args:
+        kernel: `backward_kernel`, as whoever calls has to wrap it.
+        gradients: Of the pooled images, channels innermost.
+        places: From `launch_forward`.
+        height: Of the images.
+        width: Of the images.
+        padding: 0 or 1.
+    """
+    count, channels, out_height, out_width = gradients.shape
+    shape = (count, channels, height, width)
+    out = torch.empty(shape, dtype=gradients.dtype, device=gradients.device, memory_format=torch.channels_last)
+    # Pairs of rows begin with the one before the images where no padding stands there.
+    num_rows, num_columns = ((size - 2 + padding) // _STRIDE + 2 - padding for size in (height, width))
+    grid = (count * num_rows, triton.cdiv(num_columns * channels, _BLOCK))
+    kernel[grid](
+        gradients, places, out, height, width, out_height, out_width, channels, num_rows, num_columns,
+        padding=padding, block=_BLOCK,
+    )  # fmt: skip
+    return out
+
+
+def _outputs(size: int, padding: int) -> int:
+    return (size + 2 * padding - _SIDE) // _STRIDE + 1
+
+
+@triton_op("castwise::max_pool", mutates_args={})
+def max_pool(images: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Return `launch_forward`'s, as one operation that torch.compile knows."""
+    return launch_forward(wrap_triton(forward_kernel), images, padding)
+
+
+@triton_op("castwise::max_pool_backward", mutates_args={})
+def max_pool_backward(gradients: Tensor, places: Tensor, height: int, width: int, padding: int) -> Tensor:
+    """Return `launch_backward`'s, as one operation that torch.compile knows."""
+    return launch_backward(wrap_triton(backward_kernel), gradients, places, height, width, padding)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+    images, ctx.padding = inputs
+    ctx.height, ctx.width = images.shape[2:]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, gradients: Tensor, _: object) -> tuple[Tensor, None]:
+    (places,) = ctx.saved_tensors
+    gradients = gradients.contiguous(memory_format=torch.channels_last)
+    return max_pool_backward(gradients, places, ctx.height, ctx.width, ctx.padding), None
+
+
+max_pool.register_autograd(_backward, setup_context=_remember)

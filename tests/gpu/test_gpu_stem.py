@@ -1,0 +1,81 @@
+"""What ImageNet models begin with, computed otherwise: pooling kernels and first convolutions beside torch's own."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from castwise.measure.cell import build_cell
+from castwise.measure.data.shares import own_batches
+from castwise.measure.parallel import Peers
+from castwise.measure.techniques.max_pool import KernelMaxPool
+from castwise.plan import TrialSpec
+from castwise.precisions import find_precision
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import join
+from castwise.workloads import find_workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = "cuda:0"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("side", "padding"), [(112, 1), (147, 0), (56, 0), (31, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_pooling_kernels_compute_what_torch_s_do(
+    dtype: torch.dtype, side: int, padding: int, compiled: bool
+) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(4, 64, side, side, device=DEVICE, dtype=dtype).relu()
+    images = images.contiguous(memory_format=torch.channels_last).requires_grad_()
+    expected = nn.functional.max_pool2d(images, 3, 2, padding)
+    gradients = torch.randn_like(expected)
+    expected.backward(gradients)
+    wanted, images.grad = images.grad, None
+    assert wanted is not None
+    pool = KernelMaxPool(3, 2, padding)
+    found = (torch.compile(pool) if compiled else pool)(images)
+    assert torch.equal(found, expected)
+    found.backward(gradients)
+    assert images.grad is not None
+    assert torch.allclose(images.grad.float(), wanted.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+def losses(precision: str, *techniques: str) -> Tensor:
+    spec = TrialSpec(
+        workload="resnet18",
+        precision=precision,
+        loss_scale=find_precision(precision).loss_scale,
+        batch_size=16,
+        device=DEVICE,
+        techniques=techniques,
+    )
+    assert why_unsupported(spec) is None
+    with ExitStack() as stack:
+        cell = build_cell(spec, stack, Peers())
+        batches = own_batches(find_workload(spec.workload), cell.task, spec, 4, Peers())
+        batches = [cell.prepare(batch) if cell.prepare else batch for batch in batches]
+        found = [cell.step(batches[index % 4]).detach().clone() for index in range(10)]
+        return torch.stack(found).double().cpu()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed", "bf16-master"])
+@pytest.mark.parametrize(
+    "techniques",
+    [
+        ("channels-last", "space-to-depth"),
+        ("channels-last", "max-pool-kernel"),
+        ("channels-last", "compiled-update", "space-to-depth", "max-pool-kernel", "compile", "cuda-graph"),
+    ],
+    ids=join,
+)
+def test_the_losses_are_the_plain_loop_s(precision: str, techniques: tuple[str, ...]) -> None:
+    """The first ones, before batch norm and Adam have amplified another order's rounding."""
+    found, expected = losses(precision, *techniques)[:4], losses(precision)[:4]
+    bound = 1e-4 if precision == "fp32" else 2.0**-6
+    assert ((found - expected) / expected).abs().max() < bound

@@ -1,0 +1,88 @@
+"""The max pooling kernels beside torch's, in Triton's interpreter, and where models are given them."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from loops import spec_of
+from torch import nn
+
+from castwise.errors import UsageError
+from castwise.measure.techniques import max_pool
+from castwise.measure.techniques.max_pool import KernelMaxPool, use_max_pool_kernel
+from castwise.technique_rules import why_unsupported
+
+# Triton decides at import whether it interprets: a process of its own.
+BESIDE_TORCH = """
+    import torch
+    from castwise.measure.techniques import max_pool_kernels as kernels
+
+    torch.manual_seed(0)
+    for shape in ((2, 5, 8, 8), (1, 3, 9, 7), (2, 4, 7, 10), (1, 2, 3, 4), (1, 70, 31, 32)):
+        for padding in (0, 1):
+            images = torch.randn(shape).relu().contiguous(memory_format=torch.channels_last).requires_grad_()
+            expected = torch.nn.functional.max_pool2d(images, 3, 2, padding)
+            gradients = torch.randn(expected.shape).contiguous(memory_format=torch.channels_last)
+            expected.backward(gradients)
+            found, places = kernels.launch_forward(kernels.forward_kernel, images.detach(), padding)
+            assert torch.equal(found, expected), (shape, padding)
+            own = kernels.launch_backward(kernels.backward_kernel, gradients, places, *shape[2:], padding)
+            assert torch.allclose(own, images.grad, rtol=1e-5, atol=1e-6), (shape, padding)
+    images = torch.full((1, 1, 4, 4), float("-inf"))
+    images[0, 0, 1, 1] = float("nan")
+    found, places = kernels.launch_forward(kernels.forward_kernel, images, 1)
+    assert found.isnan().all() and places.flatten().tolist() == [8, 6, 2, 0]
+    print("same")
+"""
+
+
+def test_the_kernels_compute_what_torch_s_do() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(BESIDE_TORCH)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_poolings_of_the_kind_are_replaced_and_no_others() -> None:
+    stays = [nn.MaxPool2d(2), nn.MaxPool2d(3, 1), nn.MaxPool2d(3, 2, ceil_mode=True), nn.MaxPool2d(3, 2, dilation=2)]
+    model = nn.Sequential(nn.Sequential(nn.MaxPool2d(3, 2, 1)), *stays, nn.MaxPool2d(3, stride=2))
+    use_max_pool_kernel(model)
+    assert [type(module) is KernelMaxPool for module in (model[0][0], *model[1:])] == [True, *[False] * 4, True]
+    assert (model[0][0].padding, model[5].padding) == (1, 0)
+    images = torch.randn(1, 2, 32, 32)
+    assert torch.equal(model[0](images), nn.functional.max_pool2d(images, 3, 2, 1)), "a CPU's are torch's to pool"
+    with pytest.raises(UsageError, match="finds no max pooling of 3 by 3"):
+        use_max_pool_kernel(nn.Sequential(*stays))
+
+
+def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(max_pool, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="needs Triton"):
+        use_max_pool_kernel(nn.Sequential(nn.MaxPool2d(3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("workload", "techniques", "reason"),
+    [
+        ("resnet50", ("channels-last", "max-pool-kernel"), None),
+        ("resnet50", ("max-pool-kernel",), "needs channels-last"),
+        ("efficientnet_b0", ("channels-last", "max-pool-kernel"), "no max pooling of 3 by 3"),
+        ("wrn-28-10", ("channels-last", "max-pool-kernel"), "no max pooling of 3 by 3"),
+        ("resnet50", ("space-to-depth",), None),
+        ("wrn-28-10", ("space-to-depth",), "has stride 1"),
+        ("lstm-lm", ("pad-hidden",), "a width of 200 is a multiple of 8 already"),
+        ("lstm-lm-1500", ("pad-hidden",), None),
+    ],
+)
+def test_what_a_model_has_not_is_known_beforehand(
+    workload: str, techniques: tuple[str, ...], reason: str | None
+) -> None:
+    spec = spec_of("mnist-cnn", "fp32").model_copy(
+        update={"workload": workload, "device": "cuda:0", "techniques": techniques}
+    )
+    found = why_unsupported(spec)
+    assert (found is None) if reason is None else (found is not None and reason in found)
