@@ -53,6 +53,11 @@ def scaling(workload: str) -> str:
     return markdown_table([row for row in rows("scaling") if row.trial.spec.workload == workload])
 
 
+def loops(workload: str) -> str:
+    """Return the table of one workload's trials with techniques, beside its plain loops."""
+    return markdown_table([row for row in rows("techniques") if row.trial.spec.workload == workload])
+
+
 def advice(workload: str) -> str:
     """Return what castwise says of one workload's trials, and the code it prints."""
     (item,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
@@ -186,6 +191,7 @@ def techniques(_: str) -> str:
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "scaling": scaling,
+    "loops": loops,
     "advice": advice,
     "hand_written": hand_written,
     "overhead": overhead,
