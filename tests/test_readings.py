@@ -139,6 +139,10 @@ def test_a_note_gives_each_reason_once() -> None:
         "not available: power_watts, sm_clock_hertz, persistence_mode (Not Supported); energy_joules (GPU is lost)"
     )
     assert note_of([fake_reading()], fake_gpu_facts()) == note_of([], None) == ""
+    still = [fake_reading(missing={"energy_joules": "the driver's counter did not move"})]
+    assert note_of(still, None) == "not available: energy_joules (the driver's counter did not move)"
+    assert note_of(still, None, Metered(missing="nothing was read")) == note_of(still, None)
+    assert not note_of(still, None, Metered(joules=500.0, seconds=1.0, num_ticks=10))
 
 
 def test_epochs_of_an_earlier_process_have_empty_readings() -> None:

@@ -111,13 +111,21 @@ def unwatched(count: int) -> list[Reading]:
     return [Reading(seconds=0.0, missing={"gpu": _EARLIER})] * count
 
 
-def note_of(readings: Iterable[Reading], facts: GpuFacts | None) -> str:
-    """Return what of a trial's telemetry is "not available: why", each reason once; empty where all is there."""
+def note_of(readings: Iterable[Reading], facts: GpuFacts | None, metered: Metered | None = None) -> str:
+    """Return what of a trial's telemetry is "not available: why", each reason once; empty where all is there.
+
+    Args:
+        readings: One a timed block.
+        facts: Of the GPU.
+        metered: The energy of a stretch of steps; where there is one, it does not matter that the counter stood still
+            over a block.
+    """
     why: dict[str, list[str]] = {}
     named = set[str]()
     for missing in (*(reading.missing for reading in readings), facts.missing if facts is not None else {}):
         for name, reason in missing.items():
-            if name not in named:
+            is_known = name == "energy_joules" and metered is not None and not metered.missing
+            if name not in named and not is_known:
                 named.add(name)
                 why.setdefault(reason, []).append(name)
     parts = [f"{', '.join(names)} ({reason})" for reason, names in why.items()]

@@ -235,7 +235,7 @@ class Attempt:
             readings=tuple(self.readings),
             gpu_facts=self.gpu_facts,
             metered=self.metered,
-            telemetry_note=note_of(self.readings, self.gpu_facts),
+            telemetry_note=note_of(self.readings, self.gpu_facts, self.metered),
         )
         if self.failure is None:
             return judge(trial)
