@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from castwise.errors import UsageError
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import DynamicScaling
 from castwise.measure.techniques.loop import _SETTINGS, PLAIN, loop_of
+from castwise.measure.techniques.matmul_stem import MatmulConv, use_matmul_stem
 from castwise.measure.techniques.space_to_depth import use_space_to_depth
 from castwise.recipe import Loader, Recipe
 from castwise.technique_rules import why_unsupported
@@ -210,6 +212,29 @@ def test_space_to_depth_computes_the_same_convolution(kernel: int, padding: int,
         assert torch.allclose(found, expected)
         found.square().sum().backward()
         assert all(torch.allclose(p.grad, g) for p, g in zip((conv.weight, conv.bias), gradients, strict=True))
+
+
+@pytest.mark.parametrize(("channels", "kernel", "padding"), [(1, 3, 0), (3, 3, 1), (1, 5, 2), (4, (3, 1), (1, 0))])
+def test_a_stem_as_a_product_computes_the_same_convolution(channels: int, kernel: Any, padding: Any) -> None:
+    conv = nn.Conv2d(channels, 8, kernel, padding=padding, bias=channels != 3).double()
+    model = nn.Sequential(conv)
+    images = torch.randn(2, channels, 10, 12, dtype=torch.double)
+    expected = model(images)
+    expected.square().sum().backward()
+    wanted, conv.weight.grad = conv.weight.grad, None
+    use_matmul_stem(model)
+    assert type(model[0]) is MatmulConv
+    found = model(images)
+    assert torch.allclose(found, expected)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    found.square().sum().backward()
+    assert torch.allclose(conv.weight.grad, wanted)
+
+
+def test_a_stem_as_a_product_is_for_short_windows_of_stride_1() -> None:
+    for conv in (nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(8, 4, 3), nn.Conv2d(1, 4, 3, padding="same")):
+        with pytest.raises(UsageError, match="no ordinary convolution of stride 1"):
+            use_matmul_stem(nn.Sequential(conv))
 
 
 def test_space_to_depth_is_for_first_convolutions_of_stride_2() -> None:

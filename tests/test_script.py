@@ -71,6 +71,7 @@ def measured_loss(spec: TrialSpec) -> float:
         ("resnet18", "bf16-mixed", ("channels-last", "fused-optimizer")),
         ("lstm-lm", "fp32", ("pad-vocabulary", "chunked-loss")),
         ("resnet18", "fp32", ("space-to-depth",)),
+        ("mnist-cnn", "fp32", ("matmul-stem",)),
         ("mnist-cnn", "bf16-master", ("compiled-update",)),
     ],
 )
@@ -95,6 +96,7 @@ def _combinations() -> list[TrialSpec]:
             spec = spec_of(workload, "fp16-mixed", (row.name,), **on_gpu)
             made += [spec] if why_unsupported(spec) is None else []
     made += [spec_of("resnet50", "bf16-mixed", ("space-to-depth", "cuda-graph"), **on_gpu)]
+    made += [spec_of("mnist-cnn", "bf16-mixed", ("channels-last", "matmul-stem", "compiled-update"), **on_gpu)]
     made += [spec_of("lstm-lm-1500", "bf16-mixed", ("compiled-update", "pad-hidden", "pad-vocabulary"), **on_gpu)]
     made += [spec_of("resnet50", "fp16-mixed", ("channels-last", "space-to-depth", "max-pool-kernel"), **on_gpu)]
     for name, scale in (("fp32", "none"), ("fp16-master", "128"), ("bf16-master", "none"), ("fp16-mixed", "dynamic")):

@@ -118,6 +118,13 @@ def _why_no_space_to_depth(spec: "TrialSpec", _: tuple[int, int] | None) -> str 
     return None
 
 
+def _why_no_matmul_stem(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    workload = find_workload(spec.workload)
+    if workload.family in ("torchvision", "fastai_resnet", "mlp"):
+        return f"finds nothing to do: {workload.name} begins with no convolution of stride 1"
+    return None
+
+
 def _why_no_pool_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
     workload = find_workload(spec.workload)
     if "channels-last" not in spec.techniques:
@@ -161,6 +168,7 @@ _SPECIAL = {
     "compiled-update": _why_no_compile,
     "space-to-depth": _why_no_space_to_depth,
     "pad-hidden": _why_no_wider_state,
+    "matmul-stem": _why_no_matmul_stem,
     "max-pool-kernel": _why_no_pool_kernel,
     "compile-max-autotune": _why_no_compile,
     "cuda-graph": _why_no_graph,

@@ -190,6 +190,15 @@ TECHNIQUES: tuple[Technique, ...] = (
         excludes=("pad-channels-4", "pad-channels-8"),
     ),
     Technique(
+        name="matmul-stem",
+        summary="the first convolution, of stride 1, is a matrix product over its windows",
+        needs="a model that begins with a convolution of stride 1 and short windows",
+        cost="the windows, written out: 9 numbers a pixel and channel",
+        numerics="rounding",
+        units=("images",),
+        excludes=("pad-channels-4", "pad-channels-8", "space-to-depth"),
+    ),
+    Technique(
         name="max-pool-kernel",
         summary="max poolings of 3 by 3 with stride 2 run by kernels that read each window about once in backward",
         needs="channels-last, Triton, and such a pooling",

@@ -37,6 +37,7 @@ class Loop:
         compiled_update: Whether what follows backward is one compiled function.
         width_multiple: What the width of a recurrent model is brought to a multiple of.
         space_to_depth: Whether the first convolution, of stride 2, reads squares of 2 by 2 pixels as channels.
+        matmul_stem: Whether the first convolution, of stride 1, is a matrix product over its windows.
         max_pool_kernel: Whether max poolings of 3 by 3 with stride 2 have kernels of their own.
         cuda_graph: Whether the whole step is captured and replayed.
         steps_per_launch: Steps that a replay takes.
@@ -57,6 +58,7 @@ class Loop:
     compiled_update: bool = False
     width_multiple: int = 1
     space_to_depth: bool = False
+    matmul_stem: bool = False
     max_pool_kernel: bool = False
     cuda_graph: bool = False
     steps_per_launch: int = 1
@@ -92,6 +94,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "compiled-update": {"optimizer": (("foreach", True),), "scales_on_device": True, "compiled_update": True},
     "pad-hidden": {"width_multiple": _WIDTH_MULTIPLE},
     "space-to-depth": {"space_to_depth": True},
+    "matmul-stem": {"matmul_stem": True},
     "max-pool-kernel": {"max_pool_kernel": True},
     "pad-vocabulary": {"vocabulary_multiple": _VOCABULARY_MULTIPLE},
     "pad-channels-4": {"num_channels": 4},

@@ -7,6 +7,7 @@ from torch import nn
 
 from castwise.errors import UsageError
 from castwise.measure.techniques.loop import Loop
+from castwise.measure.techniques.matmul_stem import use_matmul_stem
 from castwise.measure.techniques.max_pool import use_max_pool_kernel
 from castwise.measure.techniques.space_to_depth import use_space_to_depth
 from castwise.measure.workloads.task import Task
@@ -27,6 +28,8 @@ def change_model(task: Task, loop: Loop) -> None:
         widen_first_convolution(task.model, loop.num_channels)
     if loop.space_to_depth:
         use_space_to_depth(task.model)
+    if loop.matmul_stem:
+        use_matmul_stem(task.model)
     if loop.max_pool_kernel:
         use_max_pool_kernel(task.model)
     if loop.width_multiple > 1:

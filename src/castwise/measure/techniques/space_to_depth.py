@@ -6,12 +6,11 @@ Images have 3 channels, and Tensor Cores take 8 or 16 at a time: most of such a 
 Source of the idea: MLPerf's ResNet submissions (MLPerf Training v0.6, Google's and NVIDIA's); the arithmetic is below.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
+from castwise.measure.techniques.stems import find_stem, take_place
 
 _STRIDE = 2
 _MOST_CHANNELS = 4
@@ -24,15 +23,6 @@ class SpaceToDepthConv(nn.Conv2d):
     Output row i reads input rows 2i + u - p for u in 0 … k - 1. With q = ⌈p / 2⌉ and u + 2q - p = 2a + r, r in {0, 1},
     that is row r of the pair of rows i + a - q: a kernel of ⌈(k + 2q - p) / 2⌉ pairs, begun q pairs before.
     """
-
-    @classmethod
-    def of(cls, conv: nn.Conv2d) -> "SpaceToDepthConv":
-        """Return the same convolution computed so; it shares the weights."""
-        arguments: dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "bias": conv.bias is not None}
-        kernel = (conv.kernel_size[0], conv.kernel_size[1])
-        made = cls(conv.in_channels, conv.out_channels, kernel, device="meta", **arguments)
-        made.weight, made.bias = conv.weight, conv.bias
-        return made
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.Conv2d names it
         """Return the convolution of images.
@@ -68,16 +58,14 @@ def use_space_to_depth(model: nn.Module) -> None:
     Raises:
         UsageError: It is no ordinary one of stride 2 over images.
     """
-    name, first = next(((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)), ("", None))
-    if first is None or not _is_stem(first):
+    name, first = find_stem(model)
+    if first is None or not _is_strided(first):
         raise UsageError(
             "space-to-depth finds no ordinary convolution of stride 2 over images at the model's beginning."
         )
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, SpaceToDepthConv.of(first))
+    take_place(model, name, first, SpaceToDepthConv)
 
 
-def _is_stem(conv: nn.Conv2d) -> bool:
-    ordinary = type(conv) is nn.Conv2d and conv.groups == 1 and conv.padding_mode == "zeros"
-    strided = conv.stride == (_STRIDE, _STRIDE) and conv.dilation == (1, 1) and not isinstance(conv.padding, str)
-    return ordinary and strided and conv.in_channels <= _MOST_CHANNELS
+def _is_strided(conv: nn.Conv2d) -> bool:
+    strided = conv.stride == (_STRIDE, _STRIDE) and conv.dilation == (1, 1)
+    return strided and conv.in_channels <= _MOST_CHANNELS

@@ -10,10 +10,11 @@ _SPACE_TO_DEPTH = [
     "_CHANNEL_MULTIPLE",
     "SpaceToDepthConv",
     "use_space_to_depth",
-    "_is_stem",
+    "_is_strided",
 ]
+_MATMUL_STEM = ["_ALIGNED", "_MOST_NUMBERS", "MatmulConv", "use_matmul_stem", "_is_short"]
 # The techniques whose code refuses models that they do not fit.
-_CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "max-pool-kernel")
+_CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "matmul-stem", "max-pool-kernel")
 
 _MAX_POOL = ["_SIDE", "_STRIDE", "_PADDINGS", "KernelMaxPool", "use_max_pool_kernel", "_is_such"]
 _MAX_POOL_KERNELS = [
@@ -32,6 +33,11 @@ _MAX_POOL_KERNELS = [
     "_backward",
 ]
 _IMPORT_OF_KERNELS = "        from castwise.measure.techniques.max_pool_kernels import max_pool\n\n"
+
+
+def _stems(module: str, names: list[str]) -> str:
+    common = definitions("measure/techniques/stems.py", ["find_stem", "take_place"])
+    return "\n\n\n".join([common, definitions(f"measure/techniques/{module}", names)])
 
 
 def _max_pool_definitions() -> str:
@@ -57,8 +63,10 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
         lines += ["", "", definitions("measure/techniques/models.py", ["widen_first_convolution"]), "", ""]
         lines.append(f"widen_first_convolution(model, {channels})")
     if "space-to-depth" in names:
-        lines += ["", "", definitions("measure/techniques/space_to_depth.py", _SPACE_TO_DEPTH), "", ""]
+        lines += ["", "", _stems("space_to_depth.py", _SPACE_TO_DEPTH), "", ""]
         lines.append("use_space_to_depth(model)")
+    if "matmul-stem" in names:
+        lines += ["", "", _stems("matmul_stem.py", _MATMUL_STEM), "", "", "use_matmul_stem(model)"]
     if "max-pool-kernel" in names:
         lines += ["", "", _max_pool_definitions(), "", "", "use_max_pool_kernel(model)"]
     if "pad-hidden" in names:
