@@ -2,10 +2,11 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 
@@ -25,6 +26,8 @@ from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.launcher import ForkserverEngine
 from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check, prepare_suite
 from castwise.sweep.tune import TuneRequest, prepare_tuning
+
+_Result_co = TypeVar("_Result_co", covariant=True)
 
 INTERRUPTED = 130
 _FAILED = 1
@@ -88,15 +91,8 @@ def tune(
         make_engine: Makes the engine; real processes unless a test says otherwise.
     """
     errors = _errors()
-    progress = LiveProgress(errors)
     try:
-        with _terminated_as_interrupted():
-            with _looking(errors):
-                climb = prepare_tuning(request, progress, make_engine)
-            for note in climb.job.notes:
-                _say(errors, f"Note: {note}", style="yellow")
-            with progress:
-                climbed = climb.run()
+        climbed = _carry_out(lambda progress: prepare_tuning(request, progress, make_engine), errors)
     except KeyboardInterrupt:
         return _interrupted(errors, request.results, again=request.again), None
     if output == "table":
@@ -112,6 +108,26 @@ def tune(
     return (_FAILED if climbed.ending == "failed" else 0), climbed
 
 
+class _Prepared(Protocol[_Result_co]):
+    """What says what is to be noted, and runs."""
+
+    @property
+    def job(self) -> Job: ...
+
+    def run(self) -> _Result_co: ...
+
+
+def _carry_out(prepare_it: Callable[[LiveProgress], _Prepared[_Result_co]], errors: Console) -> _Result_co:
+    progress = LiveProgress(errors)
+    with _terminated_as_interrupted():
+        with _looking(errors):
+            prepared = prepare_it(progress)
+        for note in prepared.job.notes:
+            _say(errors, f"Note: {note}", style="yellow")
+        with progress:
+            return prepared.run()
+
+
 def fit(request: FitRequest, output: str, make_engine: EngineFactory | None = None, *, verbose: bool = False) -> int:
     """Find the largest batches and print them; return the exit code.
 
@@ -125,15 +141,8 @@ def fit(request: FitRequest, output: str, make_engine: EngineFactory | None = No
         UsageError: Not even one sample fits, in any precision.
     """
     errors = _errors()
-    progress = LiveProgress(errors)
     try:
-        with _terminated_as_interrupted():
-            with _looking(errors):
-                search = prepare_fit(request, progress, make_engine)
-            for note in search.job.notes:
-                _say(errors, f"Note: {note}", style="yellow")
-            with progress:
-                fitted = search.run()
+        fitted = _carry_out(lambda progress: prepare_fit(request, progress, make_engine), errors)
     except KeyboardInterrupt:
         return _interrupted(errors, request.results, again=request.again)
     if verbose:
