@@ -3,15 +3,21 @@
 Nothing of castwise's step is used here: only its models and batches, so that both sides compute the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from castwise.measure.workloads import build_task
 from castwise.workloads import Workload
 
 Loop = Callable[[int], None]
+Batch = tuple[Tensor, ...]
+Step = Callable[[Batch], Tensor]
+ComputeLoss = Callable[[nn.Module, Batch], Tensor]
+
+_AUTOCAST = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
 def hand_loop(row: Workload, precision: str, batch_size: int, device: torch.device) -> Loop:
@@ -29,72 +35,62 @@ def hand_loop(row: Workload, precision: str, batch_size: int, device: torch.devi
     optimizer = getattr(torch.optim, row.optimizer.name)(model.parameters(), **dict(row.optimizer.arguments))
     generator = torch.Generator(device).manual_seed(0)
     batches = task.make_batches(row.resident_batches, batch_size, device, generator)
-    loss_of = task.compute_loss
-    if precision == "fp16-mixed":
-        return _scaled(model, optimizer, batches, loss_of, row.clip_grad_norm)
-    if precision == "bf16-mixed":
-        return _autocast(model, optimizer, batches, loss_of, row.clip_grad_norm)
-    return _plain(model, optimizer, batches, loss_of, row.clip_grad_norm)
+    step = make_step(task.compute_loss, model, optimizer, precision, row.clip_grad_norm)
 
-
-def _plain(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[tuple[Tensor, ...]],
-    loss_of: Callable[..., Tensor],
-    clip: float | None,
-) -> Loop:
     def loop(steps: int) -> None:
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss = loss_of(model, batches[step % len(batches)])
-            loss.backward()
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
+        for index in range(steps):
+            step(batches[index % len(batches)])
 
     return loop
 
 
-def _autocast(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[tuple[Tensor, ...]],
-    loss_of: Callable[..., Tensor],
-    clip: float | None,
-) -> Loop:
-    def loop(steps: int) -> None:
-        for step in range(steps):
-            optimizer.zero_grad()
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                loss = loss_of(model, batches[step % len(batches)])
-            loss.backward()
-            if clip is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
+def make_step(
+    loss_of: ComputeLoss, model: nn.Module, optimizer: torch.optim.Optimizer, precision: str, clip: float | None
+) -> Step:
+    """Return what trains on a batch and returns its loss.
 
-    return loop
+    Args:
+        loss_of: The task's loss of a model and a batch.
+        model: The model; it may be compiled, or shared with other GPUs.
+        optimizer: Over its weights.
+        precision: "fp32", "tf32", "fp16-mixed" or "bf16-mixed".
+        clip: The norm that gradients are clipped to, or None.
+    """
+    device_type = next(model.parameters()).device.type
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def computed(batch: Batch) -> Tensor:
+        with autocast_of(precision, device_type):
+            return loss_of(model, batch)
+
+    def step(batch: Batch) -> Tensor:
+        optimizer.zero_grad()
+        loss = computed(batch)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(weights, clip)
+        optimizer.step()
+        return loss
+
+    if precision != "fp16-mixed":
+        return step
+    scaler = torch.amp.GradScaler(device_type)
+
+    def scaled_step(batch: Batch) -> Tensor:
+        optimizer.zero_grad()
+        loss = computed(batch)
+        scaler.scale(loss).backward()
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(weights, clip)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return scaled_step
 
 
-def _scaled(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[tuple[Tensor, ...]],
-    loss_of: Callable[..., Tensor],
-    clip: float | None,
-) -> Loop:
-    scaler = torch.amp.GradScaler("cuda")
-
-    def loop(steps: int) -> None:
-        for step in range(steps):
-            optimizer.zero_grad()
-            with torch.autocast("cuda", dtype=torch.float16):
-                loss = loss_of(model, batches[step % len(batches)])
-            scaler.scale(loss).backward()
-            if clip is not None:
-                scaler.unscale_(optimizer)
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-            scaler.step(optimizer)
-            scaler.update()
-
-    return loop
+def autocast_of(precision: str, device_type: str) -> AbstractContextManager[object]:
+    """Return the autocast of a precision; one that does nothing for float32."""
+    dtype = _AUTOCAST.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)

@@ -1,0 +1,231 @@
+"""The rows of the speed goals: what is trained, what is to be reached, by hand how, and by castwise how. Data only."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+# What a goal is about.
+# `rate`        units (images, tokens, samples) per second, at least
+# `steps`       seconds of a number of steps, at most
+# `run`         seconds of all epochs of a published run, as long as those after the first take, at most
+# `efficiency`  throughput on several GPUs over that of as many single ones, at least
+Measure = Literal["rate", "steps", "run", "efficiency"]
+
+
+@dataclass(frozen=True)
+class HandLoop:
+    """The best loop that one writes by hand.
+
+    Attributes:
+        precision: castwise's name of what the loop computes in: "tf32", "fp16-mixed" or "bf16-mixed".
+        tuned: Whether it has channels_last, cuDNN's search and a fused optimizer, as far as they apply.
+        compiled: Whether the model is under torch.compile.
+        graph: Whether the whole step is a CUDA graph.
+    """
+
+    precision: str
+    tuned: bool = True
+    compiled: bool = False
+    graph: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return it in words: "bf16-mixed, tuned, compiled"."""
+        names = [name for name in ("tuned", "compiled", "graph") if getattr(self, name)]
+        return ", ".join([self.precision, *names]) if names else f"{self.precision}, default"
+
+
+@dataclass(frozen=True)
+class OurLoop:
+    """A loop of castwise's.
+
+    Attributes:
+        precision: A precision's name.
+        techniques: Techniques, joined by "+".
+    """
+
+    precision: str
+    techniques: str
+
+    @property
+    def label(self) -> str:
+        """Return it in words."""
+        return f"{self.precision}, {self.techniques}"
+
+
+@dataclass(frozen=True)
+class GoalRow:
+    """One goal.
+
+    Attributes:
+        name: What the command line calls it.
+        workload: The workload.
+        batch_size: Samples a step and GPU.
+        measure: What the goal is about.
+        goal: The figure to be reached, in SI units.
+        hand: The loops by hand; the first is the best one that is known.
+        ours: castwise's; the first is the best one that is known.
+        num_steps: The steps that `steps` times; one else.
+        suite: The suite whose run it is, for `run`.
+        data_set: The run's data.
+        world_size: GPUs.
+        block_seconds: The length of a timed block.
+    """
+
+    name: str
+    workload: str
+    batch_size: int
+    measure: Measure
+    goal: float
+    hand: tuple[HandLoop, ...]
+    ours: tuple[OurLoop, ...]
+    num_steps: int = 1
+    suite: str | None = None
+    data_set: str | None = None
+    world_size: int = 1
+    block_seconds: float = 0.2
+
+    @property
+    def more_is_better(self) -> bool:
+        """Return whether the goal is a least figure."""
+        return self.measure in ("rate", "efficiency")
+
+    def is_reached(self, value: float) -> bool:
+        """Return whether a figure reaches the goal."""
+        return value >= self.goal if self.more_is_better else value <= self.goal
+
+
+_BF16_COMPILED = HandLoop("bf16-mixed", compiled=True)
+_FP16_COMPILED = HandLoop("fp16-mixed", compiled=True)
+_STRIDED = "channels-last+cudnn-search+compiled-update+space-to-depth+compile+cuda-graph"
+_CIFAR = "channels-last+cudnn-search+compiled-update+compile+cuda-graph"
+
+
+def _imagenet(name: str, workload: str, batch_size: int, goal: float, hand: tuple[HandLoop, ...]) -> GoalRow:
+    ours = (OurLoop("bf16-mixed", _STRIDED),)
+    return GoalRow(name, workload, batch_size, "rate", goal, hand, ours)
+
+
+ROWS: tuple[GoalRow, ...] = (
+    GoalRow(
+        name="mlp",
+        workload="mlp-4096",
+        batch_size=512,
+        measure="steps",
+        goal=0.090,
+        num_steps=150,
+        # Compiling made all three precisions slower; float32 with TF32 products was the fastest.
+        hand=(HandLoop("tf32"), HandLoop("tf32", tuned=False)),
+        ours=(
+            OurLoop("bf16-master", "compiled-update+compile+cuda-graph-8"),
+            OurLoop("bf16-mixed", "fused-optimizer+compile+cuda-graph"),
+        ),
+        block_seconds=0.09,
+    ),
+    _imagenet("resnet50", "resnet50", 256, 8000.0, (_BF16_COMPILED, _FP16_COMPILED)),
+    _imagenet("resnet101", "resnet101", 128, 4400.0, (_BF16_COMPILED,)),
+    _imagenet("inception", "inception_v3", 128, 4500.0, (_BF16_COMPILED,)),
+    _imagenet("efficientnet", "efficientnet_b0", 128, 8000.0, (_BF16_COMPILED,)),
+    GoalRow(
+        name="wrn",
+        workload="wrn-28-10",
+        batch_size=128,
+        measure="rate",
+        goal=11_000.0,
+        hand=(_BF16_COMPILED,),
+        ours=(OurLoop("bf16-mixed", _CIFAR),),
+    ),
+    GoalRow(
+        name="wrn-run",
+        workload="wrn-28-10",
+        batch_size=128,
+        measure="run",
+        goal=46.0,
+        hand=(_BF16_COMPILED,),
+        # The schedule moves SGD's rate each step: a graph follows it with the fused optimizer alone.
+        ours=(OurLoop("bf16-mixed", "resident-data+channels-last+cudnn-search+fused-optimizer+compile+cuda-graph"),),
+        suite="wrn-cifar10",
+        data_set="cifar10",
+    ),
+    GoalRow(
+        name="mnist",
+        workload="mnist-cnn",
+        batch_size=512,
+        measure="run",
+        goal=1.5,
+        hand=(HandLoop("bf16-mixed", graph=True),),
+        ours=(
+            OurLoop(
+                "bf16-mixed", "resident-data+channels-last+cudnn-search+compiled-update+compile+cuda-graph-8"
+            ),
+        ),
+        suite="tensorcore",
+        data_set="mnist",
+    ),
+    GoalRow(
+        name="lstm-200",
+        workload="lstm-lm",
+        batch_size=20,
+        measure="rate",
+        goal=500_000.0,
+        hand=(HandLoop("tf32"),),
+        ours=(
+            OurLoop("bf16-mixed", "compiled-update+compile+cuda-graph-8"),
+            OurLoop("bf16-mixed", "compiled-update+pad-vocabulary+compile+cuda-graph-8"),
+        ),
+    ),
+    GoalRow(
+        name="lstm-1500",
+        workload="lstm-lm-1500",
+        batch_size=80,
+        measure="rate",
+        goal=260_000.0,
+        hand=(HandLoop("bf16-mixed"),),
+        # The second is another model, 1,536 wide and with 2 words more.
+        ours=(
+            OurLoop("bf16-mixed", "compiled-update+compile+cuda-graph"),
+            OurLoop("bf16-mixed", "compiled-update+pad-vocabulary+pad-hidden+compile+cuda-graph"),
+        ),
+    ),
+    GoalRow(
+        name="resnet50-x4",
+        workload="resnet50",
+        batch_size=256,
+        measure="efficiency",
+        goal=0.98,
+        hand=(HandLoop("bf16-mixed"), _BF16_COMPILED),
+        ours=(OurLoop("bf16-mixed", "channels-last+cudnn-search+fused-optimizer+space-to-depth+compile"),),
+        world_size=4,
+    ),
+)
+
+
+def find_rows(text: str | None) -> tuple[GoalRow, ...]:
+    """Return the rows with these names, joined by commas; all of them for None.
+
+    Raises:
+        ValueError: No row has one of the names.
+    """
+    if text is None:
+        return ROWS
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = {row.name: row for row in ROWS}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"No row named '{name}'. Rows: {', '.join(known)}.")
+    return tuple(known[name] for name in names)
+
+
+def with_max_autotune(row: GoalRow) -> GoalRow:
+    """Return a row whose loops of castwise's are tried under max-autotune too."""
+    tried = []
+    for loop in row.ours:
+        names = loop.techniques.split("+")
+        if "compile" in names:
+            names[names.index("compile")] = "compile-max-autotune"
+            tried.append(replace(loop, techniques="+".join(names)))
+    return replace(row, ours=(*row.ours, *tried))
+
+
+def firsts(row: GoalRow) -> GoalRow:
+    """Return a row with the best known loop of either side alone."""
+    return replace(row, hand=row.hand[:1], ours=row.ours[:1])
