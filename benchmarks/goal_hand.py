@@ -157,11 +157,11 @@ def _steps_of(task: HandTask, device: torch.device) -> Callable[[int], None]:
     if task.world_size > 1:
         ids = [device.index] if device.type == "cuda" else None
         shared = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-    step: Step = make_step(
-        parts.compute_loss, compiled(shared, task), optimizer, task.precision, row.clip_grad_norm
-    )
+    step: Step = make_step(parts.compute_loss, compiled(shared, task), optimizer, task.precision, row.clip_grad_norm)
     generator = torch.Generator(device).manual_seed(0)
-    batches = [laid_out(each, task) for each in parts.make_batches(row.resident_batches, task.batch_size, device, generator)]
+    batches = [
+        laid_out(each, task) for each in parts.make_batches(row.resident_batches, task.batch_size, device, generator)
+    ]
     taken = 0
 
     def work(steps: int) -> None:

@@ -1,4 +1,4 @@
-"""A published run by hand: the data set lies on the device, the step may be a CUDA graph, nothing is read in between."""
+"""A published run by hand: its data lies on the device, the step may be a CUDA graph, nothing is read in between."""
 
 import time
 from collections.abc import Iterator
@@ -99,7 +99,9 @@ class _Images:
     def batches(self, batch_size: int, *, drop_last: bool) -> Iterator[Batch]:
         """Return the batches of an epoch."""
         count = len(self._labels)
-        order = torch.randperm(count, device=self._device) if self._shuffles else torch.arange(count, device=self._device)
+        order = (
+            torch.randperm(count, device=self._device) if self._shuffles else torch.arange(count, device=self._device)
+        )
         for index in range(self.num_batches(batch_size, drop_last=drop_last)):
             chosen = order[index * batch_size : (index + 1) * batch_size]
             images = self._cropped(chosen) if self._augments else self._images[chosen]

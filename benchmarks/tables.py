@@ -14,6 +14,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from goal_rows import ROWS
+from goal_tables import goals_table, least_time_table, measured_rows
+
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.recommend import recommend
 from castwise.analyze.suite_result import SuiteResult
@@ -188,6 +191,18 @@ def techniques(_: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def goals(_: str) -> str:
+    """Return the speed goals, as far as they were measured."""
+    measured = measured_rows(RECORDS / "goals")
+    return goals_table([measured[row.name] for row in ROWS if row.name in measured])
+
+
+def least_time(name: str) -> str:
+    """Return the least times of the goals' steps on one GPU."""
+    document = json.loads((RECORDS / "least_time" / f"{name}.json").read_text())
+    return least_time_table(document, measured_rows(RECORDS / "goals"))
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "scaling": scaling,
@@ -199,6 +214,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "suite": suite,
     "suite_loops": suite_loops,
     "techniques": techniques,
+    "goals": goals,
+    "least_time": least_time,
 }
 
 

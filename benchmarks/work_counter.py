@@ -14,8 +14,7 @@ Counted are the operations that torch's own loop does, with these assumptions of
 Nothing stays in the cache from one operation to the next.
 """
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +59,12 @@ def count_work(row: Workload, batch_size: int, recipe: Recipe | None = None) -> 
         num_states=_STATES.get(name, int(bool(arguments.get("momentum")))),
         clips=row.clip_grad_norm is not None,
     )
+
+
+def units_per_sample(row: Workload) -> int:
+    """Return the units of throughput in a sample: the tokens of a language model's column, else 1."""
+    with _META:
+        return build_task(row).units_per_sample
 
 
 class _Recorder(TorchDispatchMode):
@@ -167,11 +172,13 @@ class _RecurrentStandIn(nn.Module):
 
     def __init__(self, layer: nn.RNNBase, recorder: _Recorder) -> None:
         super().__init__()
-        assert not layer.bidirectional and not layer.batch_first
+        assert not layer.bidirectional
+        assert not layer.batch_first
         self.layer, self._recorder = layer, recorder  # the layer's weights stay among the model's
 
     def forward(self, inputs: Tensor, hidden: Any) -> tuple[Tensor, Any]:
         """Return the outputs, of shape (steps, batch, hidden), and no state."""
+        del hidden
         layer, samples = self.layer, inputs.shape[0] * inputs.shape[1]
         gates = _GATES[layer.mode.split("_")[0]] * layer.hidden_size
         for index in range(layer.num_layers):
@@ -183,7 +190,7 @@ class _RecurrentStandIn(nn.Module):
             self._recorder.add("recurrent", flops, moved + weights)
             # Backward: of the inputs, and of the weights; gates and gradients are read, and gradients are written.
             self._recorder.add("recurrent_backward", 2 * flops, 2 * moved + 2 * weights)
-        outputs: Tensor = _Through.apply(inputs, layer.hidden_size, list(layer.parameters())[0])
+        outputs: Tensor = _Through.apply(inputs, layer.hidden_size, next(iter(layer.parameters())))
         return outputs, _state(layer, inputs)
 
 
@@ -206,15 +213,3 @@ class _Through(torch.autograd.Function):
 def _state(layer: nn.RNNBase, inputs: Tensor) -> Any:
     state = inputs.new_empty(layer.num_layers, inputs.shape[1], layer.hidden_size)
     return (state, state) if isinstance(layer, nn.LSTM) else state
-
-
-def largest(operations: Iterable[Operation], count: int) -> list[tuple[str, float, float]]:
-    """Return the names that move the most, each with its operations and numbers moved."""
-    totals: dict[str, list[float]] = {}
-    for each in operations:
-        total = totals.setdefault(each.name, [0.0, 0.0])
-        total[0] += each.flops
-        total[1] += each.elements
-    ordered = sorted(totals.items(), key=lambda item: -item[1][1])
-    assert all(math.isfinite(value) for _, values in ordered for value in values)
-    return [(name, *values) for name, values in ordered[:count]]  # type: ignore[misc]
