@@ -6,6 +6,7 @@ TASK is JSON, a `HandTask`. Plain PyTorch: of castwise's are the models, the bat
 compute the same. Prints JSON: the seconds a step of each timed block, or the seconds of each epoch of a run.
 """
 
+import inspect
 import json
 import socket
 import sys
@@ -14,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from castwise.recipe import Recipe
 from castwise.workloads import OptimizerSpec, Workload, find_workload
 
 _FIRST_STEPS = 4  # libraries are loaded, algorithms searched, code compiled
-_WARM_UP_SECONDS = 1.5
 _FEWEST_BLOCKS = 3
 
 
@@ -49,6 +48,7 @@ class HandTask:
         device: "cpu" or "cuda:N", the first of several.
         seconds: Time of all blocks.
         block_seconds: Time of one.
+        warm_up_seconds: Time of steps before them, after the first ones.
         world_size: GPUs, each with its process.
         recipe: Of a run, as JSON has it; None times steps.
         data_set: The run's data.
@@ -64,6 +64,7 @@ class HandTask:
     device: str
     seconds: float = 4.0
     block_seconds: float = 0.2
+    warm_up_seconds: float = 1.5
     world_size: int = 1
     recipe: dict[str, Any] | None = None
     data_set: str | None = None
@@ -131,7 +132,7 @@ def _time_steps(task: HandTask, device: torch.device) -> dict[str, object]:
             timed(1)
         start_seconds = time.perf_counter() - started
         step_seconds = timed(_FIRST_STEPS) / _FIRST_STEPS
-        warm_up = _agreed(max(_FIRST_STEPS, round(_WARM_UP_SECONDS / step_seconds)), device)
+        warm_up = _agreed(max(_FIRST_STEPS, round(task.warm_up_seconds / step_seconds)), device)
         step_seconds = timed(min(warm_up, 5000)) / min(warm_up, 5000)
         per_block = _agreed(max(1, round(task.block_seconds / step_seconds)), device)
         count = _agreed(max(_FEWEST_BLOCKS, round(task.seconds / (per_block * step_seconds))), device)
@@ -152,7 +153,7 @@ def _steps_of(task: HandTask, device: torch.device) -> Callable[[int], None]:
     row = task.row
     parts = build_task(row)
     model = placed(parts.model, task, device)
-    optimizer = make_optimizer(row.optimizer, model, {"fused": True} if task.tuned else {})
+    optimizer = make_optimizer(row.optimizer, model, fused=task.tuned)
     shared: nn.Module = model
     if task.world_size > 1:
         ids = [device.index] if device.type == "cuda" else None
@@ -192,10 +193,15 @@ def laid_out(batch: Batch, task: HandTask) -> Batch:
     return tuple(each.contiguous(memory_format=torch.channels_last) if each.dim() == 4 else each for each in batch)
 
 
-def make_optimizer(spec: OptimizerSpec, model: nn.Module, added: dict[str, Any]) -> torch.optim.Optimizer:
-    """Return the optimizer over a model's weights, with the arguments of the loop on top of its own."""
-    make = partial(getattr(torch.optim, spec.name), [each for each in model.parameters() if each.requires_grad])
-    optimizer: torch.optim.Optimizer = make(**dict(spec.arguments), **added)
+def make_optimizer(
+    spec: OptimizerSpec, model: nn.Module, *, fused: bool, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """Return the optimizer over a model's weights, fused or for a CUDA graph where its class can be."""
+    kind = getattr(torch.optim, spec.name)
+    known = inspect.signature(kind).parameters
+    added = {name: True for name, asked in (("fused", fused), ("capturable", capturable)) if asked and name in known}
+    weights = [each for each in model.parameters() if each.requires_grad]
+    optimizer: torch.optim.Optimizer = kind(weights, **dict(spec.arguments), **added)
     return optimizer
 
 

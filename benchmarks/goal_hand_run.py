@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from goal_hand import HandTask
 
 _PADDING = 4  # of CIFAR's crops
-_FUSED = ("SGD", "Adam", "AdamW")
 _WARM_UP_STEPS = 3  # Source: PyTorch, "CUDA semantics", Whole-network capture
 
 
@@ -36,7 +35,7 @@ def train_run(task: "HandTask", recipe: Recipe) -> dict[str, object]:
     asked = recipe.optimizer
     spec = row.optimizer if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))  # type: ignore[arg-type]
     is_graph = task.graph and device.type == "cuda"
-    optimizer = make_optimizer(spec, model, _added(spec.name, fused=task.tuned, is_graph=is_graph))
+    optimizer = make_optimizer(spec, model, fused=task.tuned, capturable=is_graph)
     train, test = (_Images(task, split, device) for split in ("train", "test"))
     fast = compiled(model, task)
     step = make_step(parts.compute_loss, fast, optimizer, task.precision, row.clip_grad_norm)
@@ -63,13 +62,6 @@ def train_run(task: "HandTask", recipe: Recipe) -> dict[str, object]:
             torch.cuda.synchronize(device)
         epochs.append(time.perf_counter() - started)
     return {"epochs": epochs, "total_seconds": time.perf_counter() - begun, "accuracy": accuracy}
-
-
-def _added(optimizer: str, *, fused: bool, is_graph: bool) -> dict[str, bool]:
-    added = {"fused": True} if fused and optimizer in _FUSED else {}
-    if is_graph and optimizer != "SGD":
-        added["capturable"] = True
-    return added
 
 
 class _Images:

@@ -18,6 +18,7 @@ from castwise.techniques import parse_techniques
 _NUM_BLOCKS = 20
 # What the smallest form leaves out on a CPU: code takes its compiler half a minute there.
 _COMPILING = ("compile", "compile-max-autotune", "compiled-update")
+_WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05
 _TINY_RUN = Choice(epochs=2, max_steps=3)
 
 
@@ -101,6 +102,7 @@ def hand_task(row: GoalRow, loop: HandLoop, setting: Setting, world_size: int) -
         "device": setting.device,
         "seconds": setting.seconds,
         "block_seconds": row.block_seconds,
+        "warm_up_seconds": _TINY_WARM_UP_SECONDS if setting.is_tiny else _WARM_UP_SECONDS,
         "world_size": world_size,
         "recipe": None if recipe is None else recipe.model_dump(mode="json"),
         "data_set": data_set_of(row, setting),
@@ -139,7 +141,7 @@ def our_spec(row: GoalRow, loop: OurLoop, setting: Setting, world_size: int, tim
 def _protocol(row: GoalRow, setting: Setting, timeout_seconds: float) -> Protocol:
     own = {"block_seconds": row.block_seconds, "max_seconds": setting.seconds, "timeout_seconds": timeout_seconds}
     if setting.is_tiny:
-        return Protocol(warm_up_steps=2, warm_up_seconds=0.05, num_blocks=3, **own)
+        return Protocol(warm_up_steps=2, warm_up_seconds=_TINY_WARM_UP_SECONDS, num_blocks=3, **own)
     return Protocol(num_blocks=max(_NUM_BLOCKS, round(setting.seconds / row.block_seconds)), **own)
 
 

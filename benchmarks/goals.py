@@ -93,7 +93,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", help="cpu, cuda:N; the first GPU by default")
     parser.add_argument("--data", type=Path, default=default_data_dir(), help="where real data lies")
     parser.add_argument("--seconds", type=float, default=4.0, help="of the timed blocks of a turn")
-    parser.add_argument("--rounds", type=int, default=1, help="turns of castwise's loop; by hand it is one more")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=1,
+        help="further turns by hand, with castwise's in between; 0 gives each loop one turn",
+    )
     parser.add_argument("--epochs", type=int, help="cut runs short after so many epochs")
     parser.add_argument("--max-steps", type=int, help="cut a run's epochs short after so many steps")
     parser.add_argument("--time-limit", type=float, default=540.0, help="seconds of a row")
