@@ -10,10 +10,10 @@ from hand_loops import Batch, Step, autocast_of, make_step
 from suite_loops import make_scheduler
 from torch import Tensor, nn
 
+from castwise.data_sets import STAND_IN
 from castwise.measure.data.resident import load_images
 from castwise.measure.data.transforms import STATISTICS
 from castwise.measure.workloads import build_task
-from castwise.plan import STAND_IN
 from castwise.recipe import Recipe
 from castwise.workloads import OptimizerSpec
 
@@ -33,7 +33,7 @@ def train_run(task: "HandTask", recipe: Recipe) -> dict[str, object]:
     parts = build_task(row)
     model = placed(parts.model, task, device)
     asked = recipe.optimizer
-    spec = row.optimizer if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))  # type: ignore[arg-type]
+    spec = row.optimizer if asked is None else OptimizerSpec(asked.name, tuple(asked.arguments.items()))
     is_graph = task.graph and device.type == "cuda"
     optimizer = make_optimizer(spec, model, fused=task.tuned, capturable=is_graph)
     train, test = (_Images(task, split, device) for split in ("train", "test"))

@@ -48,7 +48,7 @@ def count_work(row: Workload, batch_size: int, recipe: Recipe | None = None) -> 
     _replace_recurrent(task.model, recorder)
     with recorder:
         loss = task.compute_loss(task.model, tuple(part.to(_META) for part in batch))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     own = recipe.optimizer if recipe is not None else None
     name, arguments = (
         (row.optimizer.name, dict(row.optimizer.arguments)) if own is None else (own.name, dict(own.arguments))
@@ -198,13 +198,13 @@ class _Through(torch.autograd.Function):
     """Outputs of another width that depend on the inputs, without an operation that is counted."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, width: int, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, inputs: Tensor, width: int, weight: Tensor) -> Tensor:
         """Return empty outputs."""
         ctx.shapes = inputs.shape, weight.shape
         return inputs.new_empty(*inputs.shape[:-1], width)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor]:
         """Return empty gradients."""
         inputs, weight = ctx.shapes
         return gradient.new_empty(inputs), None, gradient.new_empty(weight)
