@@ -45,6 +45,7 @@ class Referee:
         rounds: Turns of castwise's fastest loop.
         time_limit_seconds: When no turn of the row is begun any more.
         tell: Is told of every turn when it has ended.
+        only_first: Whether a side's further loops are tried only where those before failed.
     """
 
     bench: Bench
@@ -54,13 +55,17 @@ class Referee:
     rounds: int
     time_limit_seconds: float
     tell: Callable[[GoalRow, Turn], None]
+    only_first: bool = False
 
     def turns(self, row: GoalRow) -> list[Turn]:
         """Return all turns of a row, in order: every loop once, hand first, and then the fastest of each side."""
         deadline = time.monotonic() + self.time_limit_seconds
         done: list[Turn] = []
         for loops in (row.hand if HAND in self.sides else (), row.ours if OURS in self.sides else ()):
-            done += [self._turn(row, loop, deadline, number=0) for loop in loops]
+            for loop in loops:
+                if self.only_first and any(turn.seconds and turn.side == _side_of(loop) for turn in done):
+                    break
+                done.append(self._turn(row, loop, deadline, number=0))
         # Hand, castwise, hand: then castwise, hand for every further round.
         for number in range(1, 2 * self.rounds):
             side = HAND if number % 2 else OURS
@@ -76,8 +81,7 @@ class Referee:
         return turn
 
     def _begun(self, row: GoalRow, loop: Loop, deadline: float, number: int) -> Turn:
-        side = HAND if isinstance(loop, HandLoop) else OURS
-        turn = Turn(side=side, loop=loop.label, precision=loop.precision)
+        turn = Turn(side=_side_of(loop), loop=loop.label, precision=loop.precision)
         if time.monotonic() >= deadline:
             return replace(turn, message="no time was left")
         try:
@@ -97,6 +101,10 @@ class Referee:
         spec = our_spec(row, loop, self.setting, world_size, timeout).model_copy(update={"repeat": number})
         (trial,) = assemble(self.bench, self.store, [spec], Going(again=True)).run()
         return _of_trial(turn, trial)
+
+
+def _side_of(loop: Loop) -> str:
+    return HAND if isinstance(loop, HandLoop) else OURS
 
 
 def _loops(row: GoalRow, side: str) -> Sequence[Loop]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from goal_bounds import bounds_of, units_of, work_of
-from goal_rows import GoalRow, find_rows, firsts, with_max_autotune
+from goal_rows import GoalRow, find_rows, with_max_autotune
 from goal_specs import Setting, data_set_of, run_recipe, steps_per_epoch, tiny
 from goal_summary import HAND, OURS, Turn, line_of, side_of
 from goal_turns import HERE, ChildFailedError, Referee, run_child
@@ -102,7 +102,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="cut runs short after so many epochs")
     parser.add_argument("--max-steps", type=int, help="cut a run's epochs short after so many steps")
     parser.add_argument("--time-limit", type=float, default=540.0, help="seconds of a row")
-    parser.add_argument("--first", action="store_true", help="the first loop of either side alone")
+    parser.add_argument(
+        "--first", action="store_true", help="the first loop of either side, the next only where it fails"
+    )
     parser.add_argument("--max-autotune", action="store_true", help="try castwise's loops under max-autotune too")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--hand-only", action="store_true")
@@ -133,7 +135,7 @@ def main() -> int:
     )
     sides = (HAND,) if arguments.hand_only else (OURS,) if arguments.ours_only else (HAND, OURS)
     store = Store(arguments.results) if arguments.results else None
-    referee = Referee(bench, setting, store, sides, arguments.rounds, arguments.time_limit, _tell)
+    referee = Referee(bench, setting, store, sides, arguments.rounds, arguments.time_limit, _tell, arguments.first)
     ceilings = None if arguments.no_ceilings else measure_ceilings(setting)
     document: dict[str, Any] = {
         "environment": bench.environment.model_dump(mode="json"),
@@ -152,8 +154,6 @@ def main() -> int:
 
 
 def _as_asked(row: GoalRow, arguments: argparse.Namespace, device: str) -> GoalRow:
-    if arguments.first:
-        row = firsts(row)
     if arguments.max_autotune:
         row = with_max_autotune(row)
     return tiny(row, device) if arguments.tiny else row

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from goal_rows import ROWS, GoalRow, find_rows, firsts, with_max_autotune
+from goal_rows import ROWS, GoalRow, find_rows, with_max_autotune
 from goal_specs import Setting, hand_task, our_spec, run_recipe, steps_per_epoch, tiny
 
 from castwise.plan import TrialSpec
@@ -68,18 +68,15 @@ def test_rows_are_found_by_name_in_the_order_asked_for() -> None:
 
 def test_max_autotune_is_tried_beside_compile() -> None:
     (row,) = find_rows("resnet50")
-    before, after = with_max_autotune(row).ours
-    assert after.techniques == before.techniques.replace("compile+cuda", "compile-max-autotune+cuda")
-
-
-def test_firsts() -> None:
-    row = firsts(find_rows("mlp")[0])
-    assert (len(row.hand), len(row.ours)) == (1, 1)
+    plain, tried = row.ours, with_max_autotune(row).ours[len(row.ours) :]
+    assert len(tried) == len(plain)
+    for before, after in zip(plain, tried, strict=True):
+        assert after.techniques == before.techniques.replace("+compile+", "+compile-max-autotune+")
 
 
 def test_a_run_is_the_published_one_with_another_loop() -> None:
     (row,) = find_rows("mnist")
-    (spec,) = specs(row, CUDA)
+    spec = specs(row, CUDA)[0]
     assert spec.recipe is not None
     assert (spec.recipe.epochs, spec.recipe.max_steps, spec.precision, spec.loss_scale) == (
         20,

@@ -60,6 +60,19 @@ def test_more_rounds_take_turns(measured: list[tuple[str, int]]) -> None:
     assert len({number for _, number in measured[4:]}) == 3  # no trial is taken for another
 
 
+def test_only_the_first_loop_that_can_be_measured(
+    measured: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [turn.loop for turn in replace(referee(), only_first=True).turns(ROW)] == [
+        "tf32, tuned",
+        "fp32, none",
+        "tf32, tuned",
+    ]
+    monkeypatch.setitem(SECONDS, "fp32, none", -1.0)
+    found = replace(referee(rounds=0), only_first=True).turns(ROW)
+    assert [turn.loop for turn in found] == ["tf32, tuned", "fp32, none", "fp32, channels-last"]
+
+
 def test_without_rounds_each_loop_has_one_turn(measured: list[tuple[str, int]]) -> None:
     assert [turn.side for turn in referee(rounds=0).turns(ROW)] == [HAND, HAND, OURS, OURS]
 
