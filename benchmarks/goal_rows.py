@@ -154,6 +154,10 @@ ROWS: tuple[GoalRow, ...] = (
         hand=(HandLoop("bf16-mixed", graph=True),),
         ours=(
             OurLoop("bf16-mixed", "resident-data+channels-last+cudnn-search+compiled-update+compile+cuda-graph-8"),
+            OurLoop(
+                "bf16-mixed",
+                "resident-data+channels-last+cudnn-search+compiled-update+matmul-stem+compile+cuda-graph-8",
+            ),
             OurLoop("bf16-mixed", "resident-data+channels-last+cudnn-search+compile+cuda-graph"),
         ),
         suite="tensorcore",
