@@ -288,7 +288,7 @@ def is_of(trial: Trial, spec: TrialSpec | None) -> bool:
 
     Defaults are not in a key: a record made under other defaults has the key, and answers another question.
     """
-    return spec is not None and trial.spec == spec.model_copy(update={"repeat": trial.spec.repeat})
+    return spec is not None and trial.spec == spec.recorded.model_copy(update={"repeat": trial.spec.repeat})
 
 
 def _check_names(request: Request) -> None:
