@@ -342,7 +342,9 @@ def _plan_for(
 
 
 def _protocol(request: Request, is_cpu: bool) -> Protocol:
-    protocol = CPU_SHORT if is_cpu and request.short else _PROTOCOLS[is_cpu, request.rule is not None]
+    protocol = (
+        CPU_SHORT if is_cpu and request.short and not request.rule else _PROTOCOLS[is_cpu, request.rule is not None]
+    )
     update: dict[str, float] = {}
     if request.seconds is not None:
         update = {"max_seconds": request.seconds, "block_seconds": request.seconds / protocol.num_blocks}
