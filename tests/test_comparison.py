@@ -56,13 +56,13 @@ def test_rich_shows_it_in_colour_where_there_is_colour(engine: FakeEngine) -> No
 def test_rounds_give_intervals_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(exclusive=False)
     monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
-    found = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed", rounds=3, progress=False)
+    found = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=3, progress=False)
     assert len(found.trials) == 6
     row = found.rows[1]
     assert row.speedup_estimate is not None
     assert row.verdict is not None
     assert row.verdict.kind == "faster"
-    wide = castwise.compare(MODEL, BATCH, precision="fp32,bf16-mixed", rounds=3, margin="99%", progress=False)
+    wide = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=3, margin="99%", progress=False)
     assert wide.rows[1].verdict is not None
     assert wide.rows[1].verdict.kind == "same"
 
