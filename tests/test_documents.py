@@ -60,7 +60,9 @@ def test_commands_and_options_that_are_shown_exist(path: Path) -> None:
         if name.startswith("-"):
             continue
         assert name in COMMANDS, f"{path.name}: castwise {name}"
-        known = {"--help"} | {option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)}
+        known = {"--help"} | {
+            option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert options <= known, f"{path.name}: castwise {name} {options - known}"
 

@@ -364,7 +364,8 @@ def _mnist_or_synthetic(engine: Engine, data_dir: Path) -> tuple[str, str | None
         provide(engine, MNIST, data_dir)
         return MNIST.name, None
     except MissingDataError:
-        why = f"MNIST is not in '{data_dir}' and could not be downloaded; --data DIR names its folder"
+        place = str(data_dir).replace(str(Path.home()), "~", 1)  # it stands in records, which are shared
+        why = f"MNIST is not in '{place}' and could not be downloaded; --data DIR names its folder"
     return SYNTHETIC, f"Synthetic images stand in for MNIST's: {why}."
 
 
