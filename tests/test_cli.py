@@ -106,6 +106,20 @@ def test_comma_lists_are_axes(command: CommandLine) -> None:
     ]
 
 
+def test_several_workloads_stand_apart_by_spaces_or_commas(command: CommandLine) -> None:
+    for names in (("mnist-cnn,resnet50",), ("mnist-cnn", "resnet50"), ("mnist-cnn,", "resnet50")):
+        done = command("run", *names, "--precision", "fp32", "--format", "csv", "--results", command.results)
+        assert done.code == 0, done.err
+        assert [line.split(",")[0] for line in done.out.splitlines()[1:]] == ["mnist-cnn", "resnet50"]
+
+
+@pytest.mark.parametrize("name", ["fit", "tune"])
+def test_what_takes_one_workload_says_so(command: CommandLine, name: str) -> None:
+    done = command(name, "mnist-cnn,resnet50")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"castwise: {name} takes one workload at a time, and 'mnist-cnn,resnet50' is a list.\n"
+
+
 def test_techniques_are_an_axis(command: CommandLine) -> None:
     loops = "none,channels-last+compile,tuned"
     done = command.run("resnet50", "--precision", "fp32,bf16-mixed", "--techniques", loops, "--format", "json")
@@ -232,7 +246,7 @@ def test_a_request_that_cannot_be_carried_out_is_one_line_and_exit_code_2(
         ("run", "resnet50", "--format", "xml"),
         ("run", "resnet50", "--seconds", "soon"),
         ("run", "resnet50", "--seed", "x"),
-        ("run", "resnet50", "dpn92"),
+        ("fit", "resnet50", "dpn92"),
         ("list", "colours"),
         ("runn",),
     ],

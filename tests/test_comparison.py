@@ -53,6 +53,35 @@ def test_rich_shows_it_in_colour_where_there_is_colour(engine: FakeEngine) -> No
         assert ("\x1b[" in console.export_text(styles=True)) == (color is not None)
 
 
+def test_rounds_give_intervals_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(exclusive=False)
+    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    found = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=3, progress=False)
+    assert len(found.trials) == 6
+    row = found.rows[1]
+    assert row.speedup_estimate is not None
+    assert row.verdict is not None
+    assert row.verdict.kind == "faster"
+    wide = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=3, margin="99%", progress=False)
+    assert wide.rows[1].verdict is not None
+    assert wide.rows[1].verdict.kind == "same"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"within": 2}, "within takes a share"),
+        ({"budget": "soon"}, "budget takes a duration"),
+        ({"rounds": 0}, "rounds takes a whole number from 1; 0 is none"),
+        ({"margin": 0.02}, "margin is for speed-ups with intervals: add within, budget or rounds"),
+    ],
+)
+def test_rounds_that_are_none_are_refused(engine: FakeEngine, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=f"^{words}"):
+        castwise.compare(MODEL, BATCH, **given)
+    assert engine.sessions == []
+
+
 def test_progress_can_be_left_out(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     castwise.compare(MODEL, BATCH, progress=False)
     assert capsys.readouterr() == ("", "")
@@ -70,7 +99,7 @@ def test_with_records_the_same_objects_are_measured_once(engine: FakeEngine, tmp
     assert found.trials[0].status == "ok"
     own = found.trials[0].spec.own
     assert own is not None
-    assert Path(own.path).parent == tmp_path / "objects"
+    assert (tmp_path / "objects" / own.path).is_file()
 
 
 def test_a_name_is_measured_as_it_is(engine: FakeEngine) -> None:

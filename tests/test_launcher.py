@@ -110,9 +110,11 @@ def test_a_device_that_is_not_there(start: Start) -> None:
     session = start(door.enter)
     with pytest.raises(TrialFailedError) as caught:
         session.open("cuda:99")
-    assert caught.value.status == "crashed"
-    assert "Traceback" in caught.value.log
-    assert not caught.value.refused
+    if caught.value.refused:
+        assert caught.value.message.startswith("There is no device 'cuda:99': torch sees no GPU.")
+    else:  # there are others
+        assert caught.value.status == "crashed"
+        assert "Traceback" in caught.value.log
 
 
 def test_answers_come_back_as_documents(start: Start) -> None:

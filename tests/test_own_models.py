@@ -1,10 +1,14 @@
+import json
 from pathlib import Path
 
 import pytest
+from fake_engine import fake_spec, fake_trial
 
 from castwise.errors import UsageError
-from castwise.own_models import OwnModel, OwnWorkload, is_own, locate, pickle_reference, shown_name
+from castwise.own_models import OwnKind, OwnModel, OwnWorkload, is_own, locate, pickle_reference, shown_name
 from castwise.plan import Axes, build_plan
+from castwise.record import Trial
+from castwise.sweep.job import is_of
 from castwise.workloads import find_workload
 
 
@@ -105,3 +109,45 @@ def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
     assert other.batch_size == find_workload("train_me.py:build").cpu_batch_size
     (asked,) = build_plan(Axes(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", own=known).specs
     assert asked.batch_size == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "name", "has_place"),
+    [
+        ("file", "/home/ann/secret/train_me.py", "train_me.py", True),
+        ("module", "/home/ann/secret", "", True),
+        ("transformers", "/home/ann/secret/config.json", "config.json", True),
+        ("transformers", "", "", False),
+        ("pickle", "/home/ann/secret/0123.pickle", "0123.pickle", False),
+    ],
+)
+def test_records_name_no_folder(kind: OwnKind, path: str, name: str, has_place: bool) -> None:
+    own = OwnModel(kind=kind, path=path, name="build", digest="d")
+    spec = fake_spec().model_copy(update={"own": own})
+    trial = Trial(**{**dict(fake_trial()), "spec": spec})
+    kept = trial.spec.own
+    assert kept is not None
+    assert (kept.path, len(kept.place)) == (name, 12 if has_place else 0)
+    assert "ann" not in trial.model_dump_json()
+    # It answers the question that was asked, whether it was read or has just been measured.
+    assert trial.spec.key == spec.key
+    assert trial.spec.cell == spec.cell
+    assert is_of(Trial.model_validate_json(trial.model_dump_json()), spec)
+
+
+def test_a_record_of_before_with_a_folder_in_it_still_answers() -> None:
+    own = OwnModel(kind="file", path="/home/ann/train_me.py", name="build", digest="d")
+    spec = fake_spec().model_copy(update={"own": own})
+    document = json.loads(fake_trial().model_dump_json())
+    document["spec"] = json.loads(spec.model_dump_json())
+    del document["spec"]["own"]["place"]
+    trial = Trial.model_validate(document)
+    assert is_of(trial, spec)
+    assert trial.spec.key == spec.key
+
+
+def test_files_of_one_name_and_content_in_two_folders_are_two_questions() -> None:
+    one, two = (OwnModel(kind="file", path=f"/{folder}/a.py", name="build", digest="d") for folder in "xy")
+    first, second = (fake_spec().model_copy(update={"own": own}) for own in (one, two))
+    assert first.key != second.key
+    assert first.comparison != second.comparison

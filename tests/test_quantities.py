@@ -1,7 +1,7 @@
 import pytest
 
 from castwise.errors import UsageError
-from castwise.quantities import parse_duration, parse_memory, parse_share
+from castwise.quantities import format_share, parse_duration, parse_memory, parse_share
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,22 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("2.5 %", 0.025), ("50%", 0.5)])
 def test_shares(text: str, share: float) -> None:
     assert parse_share("--within", text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0, "0 %"),
+        (0.00046, "0.046 %"),
+        (0.084, "8.4 %"),
+        (0.994, "99 %"),
+        (0.996, "100 %"),
+        (75, "7,500 %"),
+        (-3.3, "-330 %"),
+    ],
+)
+def test_shares_are_written_without_exponents(share: float, text: str) -> None:
+    assert format_share(share) == text
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1 year", "abc", "1..2s", "5%", "--", "1e999"])

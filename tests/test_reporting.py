@@ -81,8 +81,8 @@ def test_an_empty_folder_is_said_in_a_line(command: CommandLine, tmp_path: Path)
 
 
 BAD = {
-    "half-written": (lambda record: record[: len(record) // 2], "not a record of schema 1"),
-    "alien": (lambda record: b'{"name": "package"}', "not a record of schema 1"),
+    "half-written": (lambda record: record[: len(record) // 2], "not a castwise record: no JSON, or cut off"),
+    "alien": (lambda record: b'{"name": "package"}', "not a castwise record: it has no schema_version"),
     "newer": (lambda record: record.replace(b'"schema_version": 1', b'"schema_version": 2'), "a record of schema 2"),
     "endless": (lambda record: record.replace(b'"seconds": 0.1', b'"seconds": Infinity', 1), "finite number"),
     "negative": (

@@ -15,20 +15,23 @@ from castwise.record import SCHEMA_VERSION, Trial
 from castwise.sweep.store import Store, load_folder
 
 RECORD = fake_trial().model_dump_json()
+NO_JSON = "not a castwise record: no JSON, or cut off"
+NO_STAMP = "not a castwise record: it has no schema_version"
 
 # Files that are no records of ours: their content and what the user is told of them.
 NO_RECORDS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "not a record of schema 1"),
-    "cut-off": (RECORD[: len(RECORD) // 2].encode(), "not a record of schema 1"),
-    "not-text": (b"\xff\xfe\x00\x80", "not a record of schema 1"),
-    "alien": (b'{"name": "package", "version": "1.0"}', "not a record of schema 1"),
-    "a-list": (b"[1, 2, 3]", "not a record of schema 1"),
-    "a-number": (b"7", "not a record of schema 1"),
-    "null": (b"null", "not a record of schema 1"),
-    "too-deep": (b"[" * 100_000 + b"]" * 100_000, "not a record of schema 1"),
+    "empty": (b"", NO_JSON),
+    "cut-off": (RECORD[: len(RECORD) // 2].encode(), NO_JSON),
+    "not-text": (b"\xff\xfe\x00\x80", NO_JSON),
+    "alien": (b'{"name": "package", "version": "1.0"}', NO_STAMP),
+    "a-list": (b"[1, 2, 3]", NO_STAMP),
+    "a-number": (b"7", NO_STAMP),
+    "null": (b"null", NO_STAMP),
+    "too-deep": (b"[" * 100_000 + b"]" * 100_000, NO_JSON),
     "newer": (RECORD.replace('"schema_version":1', '"schema_version":2').encode(), "a record of schema 2"),
     "much-newer": (b'{"schema_version": 7, "question": {}, "answer": {}}', "a record of schema 7"),
-    "unstamped": (RECORD.replace('"schema_version":1', '"schema_version":null').encode(), "not a record of schema 1"),
+    "no-trial": (b'{"schema_version": 1}', "not a record of schema 1 (spec: Field required)"),
+    "unstamped": (RECORD.replace('"schema_version":1', '"schema_version":null').encode(), NO_STAMP),
 }
 
 
@@ -50,6 +53,13 @@ def test_a_record_comes_back_as_it_was_saved(store: Store) -> None:
     assert problems == []
     assert repr(trials) == repr({trial.spec.key: trial})
     assert Trial.model_validate_json(path.read_bytes()).spec == trial.spec
+
+
+def test_a_store_leaves_no_folder_before_its_first_record(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    for folder in (tmp_path / "a" / "b", tmp_path / "kept" / "c"):
+        Store(folder)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["kept"]
 
 
 def test_file_names_say_what_is_inside(store: Store) -> None:
@@ -195,6 +205,7 @@ def test_a_folder_that_may_only_be_read_is_refused(tmp_path: Path, monkeypatch: 
 
 def test_a_file_in_the_machine_folders_place_is_a_store_error(store: Store) -> None:
     trial = fake_trial()
+    store.folder.mkdir()
     store.machine_folder(trial.environment).write_text("in the way")
     assert store.load(trial.environment) == ({}, [])
     with pytest.raises(StoreError, match="The record of resnet50 fp32 batch 256 cannot be written"):

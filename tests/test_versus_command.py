@@ -175,7 +175,7 @@ def test_files_that_are_no_records_are_named(command: CommandLine, sides: tuple[
     (sides[1] / "newer.json").write_text('{"schema_version": 99}')
     outcome = command("compare", *sides)
     assert outcome.code == 0
-    assert "Left out: before/alien.json: not a record" in outcome.err
+    assert "Left out: before/alien.json: not a castwise record" in outcome.err
     assert "Left out: after/newer.json: a record of schema 99" in outcome.err
 
 

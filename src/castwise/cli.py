@@ -3,13 +3,14 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 import castwise
 from castwise import cli_fit, cli_reporting, cli_tune
 from castwise.cli_options import (
+    WORKLOAD_NAMES,
     Again,
     Data,
     Device,
@@ -18,15 +19,13 @@ from castwise.cli_options import (
     Results,
     Retry,
     Techniques,
+    Verbose,
     complete_precisions,
     complete_suites,
     complete_workloads,
 )
 from castwise.errors import CastwiseError, UsageError
 from castwise.quantities import parse_list, parse_numbers
-
-if TYPE_CHECKING:
-    from castwise.sweep.rounds import Rule
 
 _EXAMPLES = """\
 Examples:
@@ -121,12 +120,12 @@ def _options(
 
 @app.command(epilog=_RUN_EXAMPLES)
 def run(  # noqa: PLR0913, PLR0917  an option each
-    workload: Annotated[
-        str | None,
+    workloads: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Workload names, comma-separated (`castwise list workloads`), or torchvision:NAME, timm:NAME, "
-            "transformers:CONFIG, FILE.py:FUNCTION, module.path:FUNCTION. Without one: a short job that suits this "
-            "machine.",
+            metavar="WORKLOAD",
+            help=f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Without one: a short job that suits "
+            "this machine.",
             autocompletion=complete_workloads,
         ),
     ] = None,
@@ -189,19 +188,18 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     price_gpu_hour: Annotated[
         float | None, typer.Option(help="What an hour of a GPU costs you; prints what an epoch does.", metavar="Y")
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print what failed trials printed, tracebacks of your code included.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
     from castwise.commands import measure
     from castwise.plan import Axes
     from castwise.prices import Prices
     from castwise.sweep.job import Request
+    from castwise.sweep.rounds import Rule
 
     request = Request(
         axes=Axes(
-            workloads=parse_list("WORKLOAD", workload),
+            workloads=parse_list("WORKLOAD", ",".join(workloads) if workloads else None),
             precisions=parse_list("--precision", precision),
             batch_sizes=parse_numbers("--batch-size", batch_size),
             loss_scales=parse_list("--loss-scale", loss_scale),
@@ -216,7 +214,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         seconds=seconds,
         timeout_seconds=timeout,
         seed=seed,
-        rule=_rule(within, budget, rounds, margin),
+        rule=Rule.of(within, budget, rounds, margin, dashes="--"),
         retry=retry,
         again=again,
     )
@@ -225,10 +223,11 @@ def run(  # noqa: PLR0913, PLR0917  an option each
 
 @app.command(epilog=_SUITE_EXAMPLES)
 def suite(  # noqa: PLR0913, PLR0917  an option each
-    name: Annotated[
-        str | None,
+    suites: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Suites, comma-separated (`castwise list suites`), or a TOML file of your own.",
+            metavar="SUITE",
+            help="Suites (`castwise list suites`), or TOML files of your own; several apart by spaces or commas.",
             autocompletion=complete_suites,
         ),
     ] = None,
@@ -267,13 +266,14 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     ] = None,
     retry: Retry = False,
     again: Again = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
     from castwise.commands import run_suites
     from castwise.suite import SUITE_NAMES, Choice, find_suite
     from castwise.sweep.suite_job import SuiteRequest, SuitesRequest
 
-    names = parse_list("SUITE", name)
+    names = parse_list("SUITE", ",".join(suites) if suites else None)
     if (names is None) != all_:
         raise UsageError("Name the suites to run, or say --all. `castwise list suites` shows them.")
     if tuned and techniques is not None:
@@ -289,9 +289,9 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         synthetic=synthetic,
         techniques=("none", "tuned") if tuned else parse_list("--techniques", techniques) or ("none",),
     )
-    suites = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
-    requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in suites)
-    raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value))
+    found = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
+    requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in found)
+    raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value, verbose=verbose))
 
 
 @app.command()
@@ -330,33 +330,16 @@ def doctor() -> None:
 cli_tune.add_to(app)
 cli_fit.add_to(app)
 cli_reporting.add_to(app)
+# In the help what measures comes first, then what is made of it, then what helps.
+_ORDER = ("run", "tune", "fit", "suite", "report", "compare", "export", "init", "list", "doctor")
+app.registered_commands.sort(key=lambda each: _ORDER.index(each.name or getattr(each.callback, "__name__", "")))
 
 
 def main() -> NoReturn:
     """Run the command line; every error castwise raises on purpose is one line and an exit code."""
     try:
-        app()
+        app(prog_name="castwise")  # also as `python -m castwise`: what its help shows can be typed
     except CastwiseError as error:
         print(f"castwise: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)
-
-
-def _rule(within: str | None, budget: str | None, rounds: int | None, margin: str | None) -> "Rule | None":
-    """Return when rounds end; None where none are asked for, so that each cell is measured once."""
-    from castwise.errors import UsageError
-    from castwise.quantities import parse_duration, parse_share
-    from castwise.sweep.rounds import Rule
-
-    if within is None and budget is None and rounds is None:
-        if margin is not None:
-            raise UsageError("--margin is for speed-ups with intervals: add --within, --budget or --rounds.")
-        return None
-    most = Rule.max_rounds if rounds is None else rounds
-    return Rule(
-        half_width=Rule.half_width if within is None else parse_share("--within", within),
-        margin=Rule.margin if margin is None else parse_share("--margin", margin),
-        min_rounds=min(Rule.min_rounds, most),
-        max_rounds=most,
-        budget_seconds=None if budget is None else parse_duration("--budget", budget),
-    )

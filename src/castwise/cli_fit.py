@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from castwise.cli_options import (
+    WORKLOAD_NAMES,
     Again,
     Data,
     Device,
@@ -14,6 +15,8 @@ from castwise.cli_options import (
     Results,
     Retry,
     Techniques,
+    Verbose,
+    check_single,
     complete_precisions,
     complete_workloads,
 )
@@ -43,11 +46,7 @@ def add_to(app: typer.Typer) -> None:
 def fit(  # noqa: PLR0913, PLR0917  an option each
     workload: Annotated[
         str,
-        typer.Argument(
-            help="A workload (`castwise list workloads`), or torchvision:NAME, timm:NAME, transformers:CONFIG, "
-            "FILE.py:FUNCTION, module.path:FUNCTION.",
-            autocompletion=complete_workloads,
-        ),
+        typer.Argument(help=f"A workload {WORKLOAD_NAMES}.", metavar="WORKLOAD", autocompletion=complete_workloads),
     ],
     precision: Annotated[
         str | None,
@@ -86,9 +85,7 @@ def fit(  # noqa: PLR0913, PLR0917  an option each
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
     retry: Retry = False,
     again: Again = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print what failed trials printed, tracebacks of your code included.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
     from castwise.commands import fit as carry_out
@@ -96,7 +93,7 @@ def fit(  # noqa: PLR0913, PLR0917  an option each
     from castwise.sweep.fit import FitRequest
 
     request = FitRequest(
-        workload=workload.strip(),
+        workload=check_single("fit", workload),
         precisions=parse_list("--precision", precision),
         techniques=parse_list("--techniques", techniques),
         exact=exact,

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from castwise.errors import UsageError
+
 
 class Format(StrEnum):
     """How results are printed."""
@@ -51,6 +53,24 @@ def _complete(incomplete: str, names: list[str]) -> list[str]:
     return [before + comma + name for name in names if name.startswith(last)]
 
 
+# What a workload's name may be, in the help of every command that takes one.
+WORKLOAD_NAMES = (
+    "(`castwise list workloads`), or torchvision:NAME, timm:NAME, transformers:CONFIG, FILE.py:FUNCTION, "
+    "module.path:FUNCTION"
+)
+
+
+def check_single(command: str, workload: str) -> str:
+    """Return the workload of a command that takes one.
+
+    Raises:
+        UsageError: It is a list.
+    """
+    if "," in workload:
+        raise UsageError(f"{command} takes one workload at a time, and '{workload}' is a list.")
+    return workload.strip()
+
+
 Techniques = Annotated[
     str | None,
     typer.Option(
@@ -69,4 +89,7 @@ Results = Annotated[
 ]
 Output = Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print what failed trials printed, tracebacks of your code included.")
+]
 Again = Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")]

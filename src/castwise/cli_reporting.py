@@ -56,7 +56,7 @@ Exit codes: 0 done, 1 a proven slowdown where --fail-on asks for it, 2 usage or 
 
 _Records = Annotated[
     list[Path] | None,
-    typer.Argument(help="Results folders, or single records.", metavar="[DIR]...", show_default=False),
+    typer.Argument(help="Results folders, or single records.", metavar="DIR", show_default=False),
 ]
 _Workloads = Annotated[str | None, typer.Option("--workload", help="Only these workloads, comma-separated.")]
 _Charts = Annotated[Path | None, typer.Option(help="Write each chart as a picture into this folder.", metavar="DIR")]
@@ -109,7 +109,7 @@ def compare(
         typer.Argument(
             help="Results folders, single records, machines by their folders in --results, or published:GPU. The "
             "others are compared with the first. Without any: all machines of --results.",
-            metavar="[MACHINE]...",
+            metavar="MACHINE",
             show_default=False,
         ),
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from castwise.cli_options import (
+    WORKLOAD_NAMES,
     Again,
     Data,
     Device,
@@ -15,6 +16,8 @@ from castwise.cli_options import (
     Output,
     Results,
     Retry,
+    Verbose,
+    check_single,
     complete_precisions,
     complete_workloads,
 )
@@ -53,10 +56,7 @@ def add_to(app: typer.Typer) -> None:
 def tune(  # noqa: PLR0913, PLR0917  an option each
     workload: Annotated[
         str,
-        typer.Argument(
-            help="A workload (`castwise list workloads`), or torchvision:NAME, timm:NAME.",
-            autocompletion=complete_workloads,
-        ),
+        typer.Argument(help=f"A workload {WORKLOAD_NAMES}.", metavar="WORKLOAD", autocompletion=complete_workloads),
     ],
     precision: Annotated[
         str | None,
@@ -108,6 +108,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
     retry: Retry = False,
     again: Again = False,
+    verbose: Verbose = False,
 ) -> None:
     """Climb from the plain loop to the fastest that computes the same, and say what each technique bought."""
     from castwise.commands import tune as carry_out
@@ -116,7 +117,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
 
     limit = None if memory is None else parse_memory("--memory", memory)
     request = TuneRequest(
-        workload=workload.strip(),
+        workload=check_single("tune", workload),
         precisions=parse_list("--precision", precision),
         numerics=allow.value,
         batch_size=batch_size,
@@ -138,7 +139,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
 
         wanted, recipe = source_of(request) or (request.data_set or "synthetic", None)
         check_script(request.workload, wanted, recipe)
-    code, climbed = carry_out(request, output.value, limit)
+    code, climbed = carry_out(request, output.value, limit, verbose=verbose)
     if emit is not None and climbed is not None and climbed.ending != "failed":
         from castwise.report.script.emit import script_of
         from castwise.report.tuning import measured_words

@@ -80,7 +80,12 @@ def _print_logs(trials: Sequence[Trial], errors: Console) -> None:
 
 
 def tune(
-    request: TuneRequest, output: str, memory_bytes: float | None = None, make_engine: EngineFactory | None = None
+    request: TuneRequest,
+    output: str,
+    memory_bytes: float | None = None,
+    make_engine: EngineFactory | None = None,
+    *,
+    verbose: bool = False,
 ) -> tuple[int, Climbed | None]:
     """Climb from the plain loop to the fastest and print the rungs; return the exit code and the climb.
 
@@ -89,6 +94,7 @@ def tune(
         output: table, markdown, csv or json.
         memory_bytes: The limit within which the fastest loop is named too; None for none.
         make_engine: Makes the engine; real processes unless a test says otherwise.
+        verbose: Whether what failed trials printed is printed.
     """
     errors = _errors()
     try:
@@ -104,6 +110,8 @@ def tune(
     else:
         sys.stdout.write(tuning.json_tuning(climbed, memory_bytes) + "\n")
     sys.stdout.flush()
+    if verbose:
+        _print_logs(climbed.trials, errors)
     # That a technique fails is what a climb is there to find out.
     return (_FAILED if climbed.ending == "failed" else 0), climbed
 
@@ -162,7 +170,9 @@ def fit(request: FitRequest, output: str, make_engine: EngineFactory | None = No
     return _FAILED if failed or not any(each.largest for each in fitted.fits) else 0
 
 
-def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | None = None) -> int:
+def run_suites(
+    asked: SuitesRequest, output: str, make_engine: EngineFactory | None = None, *, verbose: bool = False
+) -> int:
     """Run suites one after the other, print each one's result, and return the exit code.
 
     A suite that cannot be run (its data is missing) does not keep the others from being run: what is wrong with it
@@ -172,6 +182,7 @@ def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | N
         asked: What the user asked for.
         output: table, markdown, csv or json.
         make_engine: Makes the engine; real processes unless a test says otherwise.
+        verbose: Whether what failed trials printed is printed.
     """
     check(asked)
     errors = _errors()
@@ -195,6 +206,8 @@ def run_suites(asked: SuitesRequest, output: str, make_engine: EngineFactory | N
         return _interrupted(errors, asked.requests[0].results, again=asked.requests[0].again)
     _print_all(results, output)
     trials = [trial for result in results for trial in result.all_trials]
+    if verbose:
+        _print_logs(trials, errors)
     # That float16 without masters diverges, or that a batch does not fit, is what a suite is run to find out.
     failed = any(trial.status in ("crashed", "timeout") for trial in trials)
     return refused or (_FAILED if failed or not trials else 0)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from castwise.analyze.compare import Row
+from castwise.analyze.compare import MARGIN, Row
 from castwise.analyze.compare import compare as compare_trials
 from castwise.analyze.recommend import Advice, recommend
 from castwise.errors import UsageError
@@ -23,6 +23,7 @@ from castwise.report.notebook import to_html
 from castwise.report.progress import LiveProgress
 from castwise.report.tables import print_table
 from castwise.sweep.job import Request, listed, named, prepare
+from castwise.sweep.rounds import Rule
 from castwise.sweep.runner import Silent
 from castwise.sweep.travel import send
 
@@ -34,15 +35,17 @@ class Comparison:
     """What `castwise.compare` found: a table in a terminal, an HTML table in a notebook, and all records.
 
     Attributes:
-        trials: The records, one a precision.
+        trials: The records, one a precision; in rounds one a precision and round.
+        margin: How far from 1 a speed-up still is "the same", where speed-ups have intervals.
     """
 
     trials: tuple[Trial, ...]
+    margin: float = MARGIN
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Return each precision's figures beside fp32's."""
-        return tuple(compare_trials(self.trials))
+        return tuple(compare_trials(self.trials, self.margin))
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
@@ -96,6 +99,10 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
     device: str | None = None,
     seconds: float | None = None,
     timeout_seconds: float | None = None,
+    within: str | float | None = None,
+    budget: str | float | None = None,
+    rounds: int | None = None,
+    margin: str | float | None = None,
     results: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -125,6 +132,11 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
         device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
         seconds: Seconds to time each trial for; None takes 4 on a GPU and 0.6 on a CPU.
         timeout_seconds: Seconds one phase may take before a trial is given up.
+        within: Measure in rounds of fresh processes until every speed-up is known within this share: "1%" or 0.01. With
+            this, `budget` or `rounds` speed-ups have 95 % intervals and verdicts.
+        budget: Measure in rounds for this wall time: "60s", or seconds. On a CPU rounds take 75 s without it.
+        rounds: Rounds at the most; 12 without it.
+        margin: In rounds: how far from 1 a speed-up still is the same; None takes 1 %.
         results: The folder for records; None keeps them in memory only, and measures everything.
         seed: Seeds weights, data and dropout.
         progress: Whether stderr is told of progress.
@@ -139,6 +151,7 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
     given |= {"units_per_sample": units_per_sample, "accumulate": accumulate if accumulate != 1 else None}
     parts = {"model": model} | {name: value for name, value in given.items() if value is not None}
     scales: tuple[str | float, ...] | None = listed(loss_scale)
+    rule = Rule.of(within, budget, rounds, margin)
     folder = None if results is None else Path(results)
     with _reference(parts, folder) as reference:
         request = Request(
@@ -155,9 +168,10 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
             seconds=seconds,
             timeout_seconds=timeout_seconds,
             seed=seed,
+            rule=rule,
             short=True,
         )
-        return Comparison(tuple(_run(request, progress)))
+        return Comparison(tuple(_run(request, progress)), MARGIN if rule is None else rule.margin)
 
 
 def _run(request: Request, progress: bool) -> list[Trial]:

@@ -4,9 +4,10 @@
 `castwise.compare` writes. The user's code runs in the trial's process alone: here there are only names and files.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -30,7 +31,9 @@ class OwnModel(Document):
     Attributes:
         kind: A function of a file or of a module, a pickle of `castwise.compare`, or a configuration of transformers.
         path: The file, absolute; of a module the folder it is looked for in first; of a configuration that is a
-            model type of transformers ("bert") empty.
+            model type of transformers ("bert") empty. In a record no folder: the file's name, of a module empty.
+        place: In a record twelve hexadecimal digits that stand for the folder: of two files of one name and content
+            each reads what lies beside it. Empty for a pickle, which has all in it.
         name: The function; of a module with the module before it; of a configuration its model type or file's name.
         digest: Stands for the content of all files of the user's that were read, so that an edited file is measured
             anew; empty before the trial's process has told.
@@ -40,6 +43,17 @@ class OwnModel(Document):
     path: str
     name: str
     digest: str = ""
+    place: str = ""
+
+    @property
+    def recorded(self) -> Self:
+        """Return it as records have it: they are shared, and what a user's folders are called is nobody's business."""
+        path = Path(self.path)
+        if not path.is_absolute():
+            return self
+        folder, name = (path, "") if self.kind == "module" else (path.parent, path.name)
+        place = "" if self.kind == "pickle" else hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        return self.model_copy(update={"path": name, "place": place})
 
 
 class OwnWorkload(Document):

@@ -132,22 +132,30 @@ class TrialSpec(Document):
         return self
 
     @property
+    def recorded(self) -> Self:
+        """Return the question as records have it: the user's own model without its folder."""
+        if self.own is None or self.own.recorded is self.own:
+            return self
+        return self.model_copy(update={"own": self.own.recorded})
+
+    @property
     def key(self) -> str:
         """Return 12 hexadecimal digits that stand for every field.
 
         Fields at their defaults do not enter, so that a field added later leaves old records their keys.
         """
-        return _digest(self.model_dump_json(exclude_defaults=True))
+        return _digest(self.recorded.model_dump_json(exclude_defaults=True))
 
     @property
     def cell(self) -> str:
         """Return 12 hexadecimal digits that stand for every field but the repeat."""
-        return _digest(self.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
+        return _digest(self.recorded.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
 
     @property
     def comparison(self) -> str:
         """Return 12 hexadecimal digits that cells share which differ in precision and loss scale alone."""
-        return _digest(self.model_dump_json(exclude_defaults=True, exclude={"repeat", "precision", "loss_scale"}))
+        apart = {"repeat", "precision", "loss_scale"}
+        return _digest(self.recorded.model_dump_json(exclude_defaults=True, exclude=apart))
 
     @property
     def device_type(self) -> str:

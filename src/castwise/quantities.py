@@ -1,4 +1,4 @@
-"""Durations, shares, memory and lists as users write them."""
+"""Durations, shares, memory and lists as users write them, and shares as they read them."""
 
 import math
 import re
@@ -44,6 +44,12 @@ def parse_share(option: str, text: str) -> float:
     if not 0 < share < 1:
         raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01; '{text}' is none.")
     return share
+
+
+def format_share(share: float) -> str:
+    """Return a share in per cent with two significant digits, and with no exponent: `0.046 %`, `8.4 %`, `240 %`."""
+    percent = 100 * share
+    return f"{percent:,.0f} %" if abs(percent) >= 99.5 else f"{percent:.2g} %"  # from 99.5 on `.2g` has an exponent
 
 
 def parse_memory(option: str, text: str) -> float:

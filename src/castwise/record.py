@@ -7,7 +7,7 @@ format stands beside its version.
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from castwise.document import Document
 from castwise.memory_parts import MemoryParts, Shortfall
@@ -18,7 +18,8 @@ from castwise.workloads import Unit
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
 # without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
 # RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
-# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults.
+# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. OwnModel.place came later: in records
+# of before, OwnModel.path is absolute, and is read as if it were not.
 SCHEMA_VERSION = 1
 
 # A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
@@ -371,3 +372,8 @@ class Trial(Document):
     shortfall: Shortfall | None = None
     telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION
+
+    @field_validator("spec")
+    @classmethod
+    def _without_folders(cls, spec: TrialSpec) -> TrialSpec:
+        return spec.recorded  # records of before `OwnModel.place` have the folder

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analyze import metrics
+from castwise.quantities import format_share
 from castwise.record import Block, Reading, Trial
 
 WarningName = Literal[
@@ -149,7 +150,7 @@ def _noisy(trial: Trial) -> TrialWarning | None:
     settled = "" if trial.facts is None or trial.facts.settled else ", and the step time never settled"
     return TrialWarning(
         "noisy",
-        f"blocks spread by {100 * spread:.2g} %{settled}",
+        f"blocks spread by {format_share(spread)}{settled}",
         "either the host sets the pace, or the machine is busy with something else",
         "a quiet machine, or a larger batch",
     )

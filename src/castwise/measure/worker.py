@@ -123,6 +123,10 @@ class _Worker:
         device = command["device"]
         if device == "auto":
             device = "cuda:0" if torch.cuda.is_available() else "cpu"
+        elif device != "cpu" and not torch.cuda.is_available():
+            raise UsageError(
+                f"There is no device '{device}': torch sees no GPU. `castwise doctor` shows what there is."
+            )
         environment = read_environment(torch.device(device), command["commit"])
         return {"event": "opened", "environment": environment.model_dump(mode="json")}
 

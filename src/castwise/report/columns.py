@@ -10,6 +10,7 @@ from castwise.analyze.estimates import Estimate
 from castwise.analyze.warnings import warnings_of_all
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, why_emulated
+from castwise.quantities import format_share
 from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
@@ -39,7 +40,7 @@ def _status(row: Row) -> str:
 
 
 def _spread(row: Row) -> str:
-    return "–" if row.spread is None else f"{100 * row.spread:.2g} %"
+    return "–" if row.spread is None else format_share(row.spread)
 
 
 def _speedup(row: Row) -> str:

@@ -15,6 +15,7 @@ from castwise.analyze.metrics import step_times
 from castwise.analyze.recommend import Advice
 from castwise.analyze.warnings import warnings_of_all
 from castwise.prices import Prices
+from castwise.quantities import format_share
 from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, competing, headline, remarks, shown_columns
 from castwise.report.costs import cost_lines, costs
 from castwise.report.grid import (
@@ -106,7 +107,7 @@ def _curves(rows: Sequence[Row]) -> list[Column[Row]]:
     def text(row: Row) -> str:
         return sparkline(beside[id(row)], -reach, reach) or "–"
 
-    return [Column("blocks", f"blocks, ±{100 * reach:.2g} %", text, text, left=True)]
+    return [Column("blocks", f"blocks, ±{format_share(reach)}", text, text, left=True)]
 
 
 def _beside_the_median(row: Row) -> list[float]:

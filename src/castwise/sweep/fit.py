@@ -189,5 +189,5 @@ def _limit(request: FitRequest, environment: Environment) -> int | None:
 
 
 def _is_of(trial: Trial, template: TrialSpec) -> bool:
-    own = template.model_copy(update={"batch_size": trial.spec.batch_size})
+    own = template.recorded.model_copy(update={"batch_size": trial.spec.batch_size})
     return is_fit(trial) and trial.spec == own

@@ -288,7 +288,7 @@ def is_of(trial: Trial, spec: TrialSpec | None) -> bool:
 
     Defaults are not in a key: a record made under other defaults has the key, and answers another question.
     """
-    return spec is not None and trial.spec == spec.model_copy(update={"repeat": trial.spec.repeat})
+    return spec is not None and trial.spec == spec.recorded.model_copy(update={"repeat": trial.spec.repeat})
 
 
 def _check_names(request: Request) -> None:
@@ -342,7 +342,9 @@ def _plan_for(
 
 
 def _protocol(request: Request, is_cpu: bool) -> Protocol:
-    protocol = CPU_SHORT if is_cpu and request.short else _PROTOCOLS[is_cpu, request.rule is not None]
+    protocol = (
+        CPU_SHORT if is_cpu and request.short and not request.rule else _PROTOCOLS[is_cpu, request.rule is not None]
+    )
     update: dict[str, float] = {}
     if request.seconds is not None:
         update = {"max_seconds": request.seconds, "block_seconds": request.seconds / protocol.num_blocks}
@@ -362,7 +364,8 @@ def _mnist_or_synthetic(engine: Engine, data_dir: Path) -> tuple[str, str | None
         provide(engine, MNIST, data_dir)
         return MNIST.name, None
     except MissingDataError:
-        why = f"MNIST is not in '{data_dir}' and could not be downloaded; --data DIR names its folder"
+        place = str(data_dir).replace(str(Path.home()), "~", 1)  # it stands in records, which are shared
+        why = f"MNIST is not in '{place}' and could not be downloaded; --data DIR names its folder"
     return SYNTHETIC, f"Synthetic images stand in for MNIST's: {why}."
 
 

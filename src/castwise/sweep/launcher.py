@@ -33,8 +33,7 @@ _LAST_LINE_CHARACTERS = 200
 # What an answer may hold at the most; a block is about 100 bytes. More is not an answer, and is never read in.
 _ANSWER_BYTES = 64 * 2**20
 _STALL_SECONDS = 10  # between two pieces of one answer
-# What the server imports once for all trials. The worker pulls in torch; torchvision is the next slowest.
-_PRELOAD = ["castwise.measure.worker", "castwise.measure.workloads", "torchvision"]
+_PRELOAD = ["castwise.measure.preload"]  # what the server imports once for all trials
 
 Target = Callable[[Connection, str], None]
 

@@ -9,8 +9,10 @@ from typing import Literal
 from castwise.analyze.estimates import Estimate, judge, noise_of
 from castwise.analyze.metrics import turn_times
 from castwise.analyze.speedups import baselines_among, speedup_estimate
+from castwise.errors import UsageError
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
+from castwise.quantities import parse_duration, parse_share
 from castwise.record import Trial
 from castwise.sweep.runner import Sweep
 from castwise.sweep.sitting import MovingIn, sit
@@ -41,6 +43,43 @@ class Rule:
     min_rounds: int = 3
     max_rounds: int = 12
     budget_seconds: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        within: str | float | None = None,
+        budget: str | float | None = None,
+        rounds: int | None = None,
+        margin: str | float | None = None,
+        dashes: str = "",
+    ) -> "Rule | None":
+        """Return the rule that a user asks for; None where none of the first three is given.
+
+        Args:
+            within: The half-width of every speed-up's interval: `1%` or 0.01.
+            budget: Wall time: `60s`, or seconds.
+            rounds: Rounds at the most.
+            margin: How far from 1 a speed-up still is "the same": `1%` or 0.01.
+            dashes: What stands before the names in messages.
+
+        Raises:
+            UsageError: One of them is none, or there is a margin and nothing that has intervals.
+        """
+        if within is None and budget is None and rounds is None:
+            if margin is not None:
+                needed = f"{dashes}within, {dashes}budget or {dashes}rounds"
+                raise UsageError(f"{dashes}margin is for speed-ups with intervals: add {needed}.")
+            return None
+        most = cls.max_rounds if rounds is None else rounds
+        if most < 1:
+            raise UsageError(f"{dashes}rounds takes a whole number from 1; {most} is none.")
+        return cls(
+            half_width=cls.half_width if within is None else parse_share(f"{dashes}within", str(within)),
+            margin=cls.margin if margin is None else parse_share(f"{dashes}margin", str(margin)),
+            min_rounds=min(cls.min_rounds, most),
+            max_rounds=most,
+            budget_seconds=None if budget is None else parse_duration(f"{dashes}budget", str(budget)),
+        )
 
     def is_answered(self, ratio: Estimate) -> bool:
         """Return whether a speed-up is known well enough, and what is said of it is not in doubt."""

@@ -10,6 +10,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Store:
     """The records of one results folder.
 
     Args:
-        folder: The results folder; made where it does not exist.
+        folder: The results folder; made with the first record where it does not exist.
 
     Raises:
         StoreError: The folder cannot be made or written.
@@ -44,9 +45,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            _try_to_write(folder)
         except OSError as error:
             raise StoreError(
                 f"Results cannot be written to '{folder}': {error.strerror or error}. Name another with --results."
@@ -118,16 +117,35 @@ class _Stamp(BaseModel):
 def _read(path: Path) -> Trial:
     try:
         content = path.read_bytes()
-        version = _Stamp.model_validate_json(content).schema_version
-        if version != SCHEMA_VERSION:
-            raise StoreError(f"a record of schema {version}, and this castwise reads schema {SCHEMA_VERSION}")
-        return Trial.model_validate_json(content)
     except OSError as error:
         raise StoreError(error.strerror or str(error)) from None
+    try:
+        version = _Stamp.model_validate_json(content).schema_version
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise StoreError("not a castwise record: no JSON, or cut off") from None
+        raise StoreError("not a castwise record: it has no schema_version") from None
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"a record of schema {version}, and this castwise reads schema {SCHEMA_VERSION}")
+    try:
+        return Trial.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write a file into a folder, made for it where it does not exist, and leave nothing behind."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for each in made:
+            with suppress(OSError):  # somebody else has begun to use it
+                each.rmdir()
 
 
 def _write_new(folder: Path, stem: str, content: bytes) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from castwise.analyze import metrics
 from castwise.analyze.collection import Cell
+from castwise.quantities import format_share
 from castwise.record import Reading
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.drawing import (
@@ -113,7 +114,7 @@ def blocks(subject: TopicSubject) -> Chart | None:
         name="blocks",
         title="How steady the blocks were",
         says="Step time of each timed block beside its median"
-        + (f"; they spread by {100 * min(spreads):.2g} to {100 * max(spreads):.2g} %." if spreads else "."),
+        + (f"; they spread by {format_share(min(spreads))} to {format_share(max(spreads))}." if spreads else "."),
         traces=traces,
         layout=document,
         table=_grid(subject, [turn for cell, _ in shown for turn in _turns(cell)]),

@@ -1,0 +1,71 @@
+"""What README and docs promise is there: files, headings, commands and options."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from castwise.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS.append(ROOT / "benchmarks" / "README.md")
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def anchors(path: Path) -> set[str]:
+    """Return a document's anchors, as GitHub makes them of its headings."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_document
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue  # the network is not asked
+        name, _, anchor = target.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.exists(), f"{path.name}: {target}"
+        assert not anchor or anchor in anchors(found), f"{path.name}: {target}"
+
+
+@every_document
+def test_documents_that_are_named_are_there(path: Path) -> None:
+    for name in re.findall(r"\b(?:docs|tests|benchmarks|src)/[\w/.-]+\.(?:md|py|toml)\b", path.read_text()):
+        assert (ROOT / name).exists(), f"{path.name}: {name}"
+
+
+def commands_of(path: Path) -> Iterator[list[str]]:
+    """Yield the words behind `castwise` of each command that a document shows."""
+    text = path.read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if language in ("", "sh") for line in block.splitlines()]
+    lines += re.findall(r"`(castwise [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    for line in lines:
+        if line.startswith("castwise "):
+            yield shlex.split(re.split(r"\s[|>]|\s+#", line.replace("\n", " "))[0])[1:]
+
+
+@every_document
+def test_commands_and_options_that_are_shown_exist(path: Path) -> None:
+    for name, *words in commands_of(path):
+        if name.startswith("-"):
+            continue
+        assert name in COMMANDS, f"{path.name}: castwise {name}"
+        known = {"--help"} | {
+            option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        options = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert options <= known, f"{path.name}: castwise {name} {options - known}"
+
+
+def test_the_readme_shows_every_command() -> None:
+    assert {name for name, *_ in commands_of(ROOT / "README.md")} >= set(COMMANDS)

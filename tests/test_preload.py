@@ -1,0 +1,25 @@
+"""What trials find imported in the process they are forked from."""
+
+import gc
+import multiprocessing
+import sys
+from multiprocessing.connection import Connection
+
+from programs import PATIENCE_SECONDS
+
+from castwise.sweep.launcher import _PRELOAD
+
+
+def tell(connection: Connection) -> None:
+    connection.send((gc.isenabled(), gc.get_freeze_count() > 0, "torch._dynamo" in sys.modules))
+
+
+def test_trials_start_with_everything_imported_and_with_a_collector() -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=tell, args=(theirs,), daemon=True)
+    process.start()
+    assert ours.poll(PATIENCE_SECONDS)
+    assert ours.recv() == (True, True, True)
+    process.join(PATIENCE_SECONDS)
