@@ -11,7 +11,8 @@ from castwise.sweep.launcher import _PRELOAD
 
 
 def tell(connection: Connection) -> None:
-    connection.send((gc.isenabled(), gc.get_freeze_count() > 0, "torch._dynamo" in sys.modules))
+    few_young = gc.get_count()[0] < gc.get_threshold()[0] * 10
+    connection.send((gc.isenabled(), gc.get_freeze_count() == 0 and few_young, "torch._dynamo" in sys.modules))
 
 
 def test_trials_start_with_everything_imported_and_with_a_collector() -> None:

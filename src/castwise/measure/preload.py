@@ -4,7 +4,6 @@ torch imports `torch._dynamo` when the first optimizer is made, which takes long
 server it is there for every trial.
 """
 
-import atexit
 import gc
 import importlib
 
@@ -14,11 +13,9 @@ from castwise.garbage import without_collector
 _MODULES = ("castwise.measure.worker", "castwise.measure.workloads", "torch._dynamo", "torchvision")
 
 # Imports make a million objects that stay: the collector would go over them again and again while they are made, which
-# took a tenth of the time (torch 2.15, Python 3.11), and once more in every trial.
-# Source: docs.python.org/3.11/library/gc.html (gc.freeze, on processes that fork).
+# took a tenth of the time (torch 2.15, Python 3.11). Once at the end it puts them where a training script of one's own
+# has them, so that what it costs a trial's steps is what it costs that script's.
 with without_collector():
     for _name in _MODULES:
         importlib.import_module(_name)
-    gc.freeze()
-# The server's own end is an ordinary one, and libraries that count their objects complain of those still frozen.
-atexit.register(gc.unfreeze)
+    gc.collect()
