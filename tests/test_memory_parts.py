@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from castwise.analyze.fit import fits_of
+from castwise.measure import memory_parts
 from castwise.measure.failures import shortfall_of
 from castwise.measure.memory import CpuMemory, MemoryLimitError
 from castwise.measure.steady import SteadyCell
@@ -15,6 +16,7 @@ from castwise.memory_parts import MemoryParts
 from castwise.own_models import OwnModel
 from castwise.plan import FIT, TrialSpec
 from castwise.precisions import find_precision
+from castwise.techniques import TECHNIQUES
 
 BATCH, WIDTH, HIDDEN = 256, 32, 128
 WEIGHTS = 4 * (WIDTH * HIDDEN + HIDDEN + HIDDEN * HIDDEN + HIDDEN + HIDDEN + 1)
@@ -116,6 +118,23 @@ def test_growth_beyond_the_limit_is_an_out_of_memory_that_says_how_far() -> None
     assert shortfall.needed_bytes > 16 * 2**20
 
 
+def test_a_small_tensor_that_does_not_fit_needs_the_segment_it_would_lie_in() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 4.00 MiB. GPU 0 has a total capacity of 139.80 GiB of which 138.50 GiB "
+        "is free. Process 7 has 1.30 GiB memory in use. 102.40 MiB allowed; Of the allocated memory 90.00 MiB is "
+        "allocated by PyTorch, and 2.00 MiB is reserved by PyTorch but unallocated."
+    )
+    found = shortfall_of(torch.OutOfMemoryError(text))
+    assert found is not None
+    assert (found.needed_bytes, found.free_bytes) == (112 * 2**20, round(102.4 * 2**20))
+
+
+def test_what_no_dispatch_mode_sees_is_not_taken_apart() -> None:
+    for row in TECHNIQUES:
+        hides = "compile" in row.name or "graph" in row.name
+        assert (row.name in memory_parts._HIDING) == hides
+
+
 @contextmanager
 def as_torch_says(text: str) -> Iterator[torch.OutOfMemoryError]:
     yield torch.OutOfMemoryError(text)
@@ -130,8 +149,9 @@ def test_torch_s_own_words_say_how_far() -> None:
     with as_torch_says(text) as error:
         found = shortfall_of(error)
     assert found is not None
-    assert found.needed_bytes == round(127.97 * 2**30) + 448 * 2**20
+    assert found.needed_bytes == pytest.approx((127.97 + 10.72) * 2**30 + 448 * 2**20, rel=1e-6)
     assert found.free_bytes == pytest.approx((127.97 + 10.72) * 2**30 + 359.12 * 2**20, rel=1e-6)
+    assert found.needed_bytes > found.free_bytes
     assert shortfall_of(torch.OutOfMemoryError("no memory")) is None
     assert shortfall_of(ValueError("Tried to allocate 1.00 GiB")) is None
     assert fits_of([]) == []

@@ -75,6 +75,17 @@ def test_a_graph_follows_schedules_that_leave_momentum_alone() -> None:
     assert "a graph holds the momentum fixed" in str(reason("one_cycle"))
 
 
+def test_a_compiled_update_follows_schedules_that_leave_momentum_alone() -> None:
+    def reason(kind: str, *names: str) -> str | None:
+        sgd = Optimizer(name="SGD", arguments={"lr": 0.1, "momentum": 0.9})
+        recipe = Recipe(epochs=1, optimizer=sgd, schedule=Schedule(kind=kind))  # type: ignore[arg-type]
+        return why_unsupported(training(recipe, *names))
+
+    assert reason("step", "compiled-update") is reason("plateau", "compiled-update", "cuda-graph") is None
+    assert "needs fused-optimizer or compiled-update" in str(reason("step", "cuda-graph"))
+    assert "the momentum that it moves is compiled in" in str(reason("one_cycle", "compiled-update"))
+
+
 def test_a_launch_of_several_steps_follows_schedules_that_move_between_epochs() -> None:
     def reason(kind: str) -> str | None:
         return why_unsupported(training(Recipe(epochs=1, schedule=Schedule(kind=kind)), "cuda-graph-8"))  # type: ignore[arg-type]

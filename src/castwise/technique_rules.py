@@ -99,6 +99,12 @@ def _why_no_compile(_: "TrialSpec", capability: tuple[int, int] | None) -> str |
     return f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {capability[0]}.{capability[1]}"
 
 
+def _why_no_compiled_update(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+    if spec.recipe is not None and spec.recipe.schedule.kind == "one_cycle":
+        return "cannot follow the schedule one_cycle: the momentum that it moves is compiled in"
+    return _why_no_compile(spec, capability)
+
+
 def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     schedule = spec.recipe.schedule if spec.recipe is not None else None
     if schedule is None or schedule.kind == "constant":
@@ -106,8 +112,8 @@ def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     if schedule.kind == "one_cycle":
         return "cannot follow the schedule one_cycle: a graph holds the momentum fixed that it moves"
     # torch's other SGDs read the rate on the host.
-    if optimizer_of(spec) == "SGD" and "fused-optimizer" not in spec.techniques:
-        return "needs fused-optimizer where a schedule moves SGD's rate"
+    if optimizer_of(spec) == "SGD" and {"fused-optimizer", "compiled-update"}.isdisjoint(spec.techniques):
+        return "needs fused-optimizer or compiled-update where a schedule moves SGD's rate"
     return None
 
 
@@ -165,7 +171,7 @@ _SPECIAL = {
     "loader-workers": _why_no_loader,
     "pinned-transfer": _why_no_loader,
     "compile": _why_no_compile,
-    "compiled-update": _why_no_compile,
+    "compiled-update": _why_no_compiled_update,
     "space-to-depth": _why_no_space_to_depth,
     "pad-hidden": _why_no_wider_state,
     "matmul-stem": _why_no_matmul_stem,

@@ -9,9 +9,12 @@ import torch
 from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from torch import Tensor
 
+from castwise.measure.precision import autocast, numeric_state
 from castwise.measure.steady import SteadyCell
+from castwise.measure.techniques.space_to_depth import SpaceToDepthConv
 from castwise.measure.training import TrainingRun
 from castwise.plan import Protocol, TrialSpec
+from castwise.precisions import find_precision
 from castwise.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.technique_rules import why_unsupported
 from castwise.techniques import TECHNIQUES, join
@@ -35,6 +38,9 @@ TOGETHER = [
     ("no-step-sync", "cuda-graph"),
     ("channels-last", "cudnn-search", "fused-optimizer", "cuda-graph-8"),
     ("fused-optimizer", "compile", "cuda-graph-8"),
+    ("compiled-update", "cuda-graph"),
+    ("channels-last", "cudnn-search", "compile", "compiled-update", "cuda-graph"),
+    ("pad-vocabulary", "compile", "compiled-update", "cuda-graph-8"),
 ]
 
 
@@ -79,9 +85,11 @@ def test_a_graph_is_captured_once_and_replayed_for_its_shape() -> None:
 
 
 @pytest.mark.parametrize("workload", [IMAGES, ADADELTA])
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_graph_skips_the_step_that_overflows_and_grows_its_scale(workload: str, fused: bool) -> None:
-    names = (*(["fused-optimizer"] if fused and workload == IMAGES else []), "cuda-graph")
+@pytest.mark.parametrize("update", ["fused-optimizer", "compiled-update", None])
+def test_a_graph_skips_the_step_that_overflows_and_grows_its_scale(workload: str, update: str | None) -> None:
+    if update == "fused-optimizer" and workload == ADADELTA:
+        pytest.skip("torch has no fused Adadelta")
+    names = ("cuda-graph",) if update is None else (update, "cuda-graph")
     with cell_of(spec_of(workload, "fp16-mixed", *names, device=DEVICE)) as (cell, batches):
         step = cell.step
         for index in range(5):
@@ -115,6 +123,32 @@ def test_several_steps_are_one_launch_and_each_is_taken_once() -> None:
         assert rest.isnan()
         cell.step.flush()
         assert rest.isfinite()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize(("kernel", "padding", "side"), [(7, 3, 224), (3, 1, 224), (3, 0, 299)])
+def test_a_convolution_over_pairs_of_pixels_is_the_plain_one(
+    precision: str, kernel: int, padding: int, side: int
+) -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Conv2d(3, 64, kernel, 2, padding, bias=False)
+    plain = plain.to(DEVICE, memory_format=torch.channels_last)
+    paired = SpaceToDepthConv.of(plain)
+    images = torch.randn(8, 3, side, side, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    outputs, gradients = [], []
+    with numeric_state(find_precision(precision)):
+        for conv in (plain, paired, torch.compile(paired)):
+            plain.weight.grad = None
+            with autocast(find_precision(precision), "cuda"):
+                output = conv(images)
+            assert output.is_contiguous(memory_format=torch.channels_last)
+            output.float().square().mean().backward()
+            outputs.append(output.detach().float())
+            assert plain.weight.grad is not None
+            gradients.append(plain.weight.grad)
+    for found in (outputs, gradients):
+        for other in found[1:]:
+            assert (other - found[0]).norm() / found[0].norm() < (100 if precision == "fp32" else 4) * EPS[precision]
 
 
 def test_a_graph_draws_a_new_dropout_mask_each_step() -> None:

@@ -70,9 +70,19 @@ def shortfall_of(error: BaseException) -> Shortfall | None:
     if not isinstance(error, torch.OutOfMemoryError) or asked is None or held is None or free is None:
         return None
     allowed = _size_before(text, " allowed")
-    room = held + free + (unused or 0)
-    room = room if allowed is None else min(room, allowed)
-    return Shortfall(needed_bytes=held + _bytes(asked[1]), free_bytes=room)
+    reserved = held + (unused or 0)  # what is unused lies in pieces, or it would have been given away
+    room = reserved + free if allowed is None else min(reserved + free, allowed)
+    return Shortfall(needed_bytes=reserved + _segment(_bytes(asked[1])), free_bytes=room)
+
+
+def _segment(size: int) -> int:
+    """Return what the allocator asks of the device for a tensor.
+
+    Source: c10/cuda/CUDACachingAllocator.cpp (get_allocation_size): 2 MiB up to 1 MiB, 20 MiB below 10 MiB, and
+    whole 2 MiB from there.
+    """
+    mib = 2**20
+    return 2 * mib if size <= mib else 20 * mib if size < 10 * mib else -(-size // (2 * mib)) * 2 * mib
 
 
 _SIZE = r"([\d.]+ (?:bytes|[KMG]iB))"

@@ -27,6 +27,8 @@ from castwise.plan import TrialSpec
 _TEMPORARIES, _SAVED, _CASTS, _GRADIENTS, _WEIGHTS = "temporaries", "saved", "weight_casts", "gradients", "weights"
 # What a tensor is for may become clear after it was made; of these it may.
 _OPEN = (_TEMPORARIES, _SAVED)
+# What is compiled or captured passes no dispatch mode.
+_HIDING = ("compiled-update", "compile", "compile-max-autotune", "cuda-graph", "cuda-graph-8")
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
@@ -43,7 +45,7 @@ def take_apart(
     """
     if spec.world_size > 1:
         return MemoryParts(missing="steps of several GPUs are not taken apart")
-    hidden = [name for name in spec.techniques if name in ("compile", "compile-max-autotune", "cuda-graph")]
+    hidden = [name for name in spec.techniques if name in _HIDING]
     if hidden:
         return MemoryParts(missing=f"what is in a step with {hidden[0]} cannot be seen from outside")
     device, held = torch.device(spec.device), list(batches)

@@ -77,13 +77,14 @@ class SteadyCell:
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def _take_first_step(self) -> None:
-        """Run the first step: libraries are loaded, algorithms searched, code compiled.
+        """Run the first step: libraries are loaded, algorithms searched, code compiled, which may take a second step.
 
         It belongs to set-up, which cells that take turns do side by side: most of it is the host's work.
         """
         started = time.perf_counter()
         try:
-            self._run_window(1)
+            for _ in range(self._step.steps_to_compile):
+                self._run_window(1)
         except BaseException:
             self._stack.close()
             raise

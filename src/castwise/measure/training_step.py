@@ -36,6 +36,7 @@ class TrainingStep:
         steps_per_launch: Steps that a graph takes at a time; before `flush` the last ones may not have been taken.
         clip_grad_norm: The norm that gradients are clipped to, or None.
         accumulate: Batches whose gradients are added up for one optimizer step.
+        steps_to_compile: Steps after which all that is compiled has been.
     """
 
     def __init__(  # noqa: PLR0913  a setting each, by keyword
@@ -75,8 +76,10 @@ class TrainingStep:
         self._run = self.graph or self._train
         self.clip_grad_norm = clip_grad_norm
         self._update: Callable[[], None] = self._plain_update
+        self.steps_to_compile = 1
         if loop.compiled_update:
             check_compiler(device)
+            self.steps_to_compile = 2  # the optimizer makes its states in a step of its own
             self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
         self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward

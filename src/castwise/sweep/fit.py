@@ -110,7 +110,7 @@ class Fitting:
             return None
         tried = [trial.spec.batch_size for trial in fit.trials]
         size = self.grid.aligned(START)
-        while size < fit.largest.spec.batch_size:
+        while 2 * size <= fit.largest.spec.batch_size:  # nearer ones only where the knee may lie there
             if size not in tried:
                 return size
             size *= GROWTH

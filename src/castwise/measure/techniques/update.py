@@ -82,11 +82,15 @@ class CompiledUpdate:
             self._scaling.step(self._optimizer, self._clip)
             self._weights.publish()
             return
-        groups = [self._group(group) for group in self._optimizer.param_groups]
-        inverse = self._scaling.inverse()
-        overflowed = self._compiled(
-            type(self._optimizer), [group for group in groups if group[0]], inverse, self._scaling.may_skip, self._clip
-        )
+        groups = [found for group in self._optimizer.param_groups if (found := self._group(group))[0]]
+        inverse, overflowed, factor = self._scaling.inverse(), None, None
+        gradients = [gradient for group in groups for gradient in group[0]]
+        if self._scaling.may_skip:
+            overflowed = (~_norms(gradients, torch.inf).isfinite().all()).float()
+        if self._clip is not None:
+            norm = torch.linalg.vector_norm(_norms(gradients, 2)) * (1.0 if inverse is None else inverse)
+            factor = torch.clamp(self._clip / (norm + _SMALL), max=1.0)
+        self._compiled(type(self._optimizer), groups, inverse, factor, overflowed)
         self._scaling.settle(overflowed)
 
     def _group(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None], States, Any]:
@@ -103,36 +107,36 @@ class CompiledUpdate:
         return gradients, stepped, low, states, chosen
 
 
+def _norms(gradients: Sequence[Tensor], order: float) -> Tensor:
+    """Return the norm of each gradient, as float32: one kernel of torch's for all of a dtype.
+
+    They stay outside the compiled function. What needs them must wait for them, and Inductor, which fuses what stands
+    before them with as much of the step as it can, would write that out and leave a kernel a tensor behind them.
+    """
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for gradient in gradients:
+        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    found = [torch._foreach_norm(each, order, dtype=torch.float32) for each in by_dtype.values()]
+    return torch.stack([norm for each in found for norm in each])
+
+
 def _update(
     kind: type[Optimizer],
     groups: Sequence[tuple[list[Tensor], list[Tensor], list[Tensor | None], States, dict[str, Any]]],
     inverse: float | Tensor | None,
-    may_skip: bool,
-    clip: float | None,
-) -> Tensor | None:
-    """Update all groups; return, where it is asked for, whether a gradient overflowed: a float32 scalar, 0 or 1."""
-    gradients = [_in_dtype_of(group[0], group[1]) for group in groups]
-    if inverse is not None:
-        gradients = [list(torch._foreach_mul(each, inverse)) for each in gradients]
-    every = [gradient for each in gradients for gradient in each]
-    overflowed = None
-    if may_skip:
-        largest = torch.stack(torch._foreach_norm(every, torch.inf))
-        overflowed = (~largest.isfinite().all()).float()
-    if clip is not None:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(every)))
-        factor = torch.clamp(clip / (norm + _SMALL), max=1.0)
-        gradients = [list(torch._foreach_mul(each, factor)) for each in gradients]
-    for each, (_, stepped, low, states, settings) in zip(gradients, groups, strict=True):
-        _step(kind, each, stepped, states, settings, overflowed)
-        rounded = [(weight, tensor) for weight, tensor in zip(low, stepped, strict=True) if weight is not None]
-        if rounded:
-            torch._foreach_copy_([weight for weight, _ in rounded], [tensor for _, tensor in rounded])
-    return overflowed
-
-
-def _in_dtype_of(gradients: list[Tensor], stepped: list[Tensor]) -> list[Tensor]:
-    return [gradient.to(tensor.dtype) for gradient, tensor in zip(gradients, stepped, strict=True)]
+    factor: Tensor | None,
+    overflowed: Tensor | None,
+) -> None:
+    """Update all groups: gradients times the scale's inverse and clipping's factor; nothing where one overflowed."""
+    for group_gradients, stepped, low, states, settings in groups:
+        gradients = [gradient.to(tensor.dtype) for gradient, tensor in zip(group_gradients, stepped, strict=True)]
+        for by in (inverse, factor):
+            if by is not None:
+                gradients = list(torch._foreach_mul(gradients, by))
+        _step(kind, gradients, stepped, states, settings, overflowed)
+        for weight, tensor in zip(low, stepped, strict=True):
+            if weight is not None:  # one by one: a list of another length would be a kernel of its own
+                weight.copy_(tensor)
 
 
 def _step(
@@ -145,13 +149,15 @@ def _step(
 ) -> None:
     """Step a group, and leave all as it was where a gradient overflowed."""
     function = _FUNCTIONS[kind][0]
+    if "capturable" in settings and torch.compiler.is_compiling():
+        settings = settings | {"capturable": True}  # to the compiler the count of steps is a tensor, wherever it lies
     touched = [*stepped, *(state for each in states for state in each if state is not None)]
     # Copies cost nothing: compiled, they are the values that were read anyway.
     before = [tensor.clone() for tensor in touched] if overflowed is not None else []
     function(stepped, gradients, *_lists(states), foreach=True, **settings)
     if overflowed is not None:
         for tensor, old in zip(touched, before, strict=True):
-            tensor.copy_(torch.where((overflowed > 0).to(tensor.device), old, tensor))
+            tensor.copy_(torch.where(overflowed > 0, old, tensor))
 
 
 def _lists(states: States) -> list[list[Tensor | None]]:

@@ -52,7 +52,7 @@ _IMPORTS = {
 }
 
 _DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", "cuda-graph", "cuda-graph-8"})
-_UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_update", "_in_dtype_of", "_step", "_lists"]
+_UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]
 _GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "StepGraph"]
 
 # Optimizers of torch that can count their steps on the device, of those that workloads use.
