@@ -101,3 +101,10 @@ def test_an_answer_knows_its_gain_and_its_memory() -> None:
     assert round(answer.gain or 0, 2) == 2.5
     assert answer.memory_ratio == pytest.approx(0.7)
     assert answer.code.startswith("with torch.autocast")
+
+
+def test_what_has_no_float32_beside_it_is_not_named_where_others_have() -> None:
+    loops = [steady("bf16-mixed", techniques=("compile",)), steady("bf16-mixed", techniques=("cuda-graph",))]
+    said = sentence(steady("fp32"), steady("tf32"), *loops)
+    assert said.startswith("On Fake GPU: take tf32 for resnet50 (")
+    assert "bf16-mixed" in sentence(*loops)

@@ -64,6 +64,8 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     where = "On " + ", ".join(machines[:_MOST_NAMED]) + (" and others" if len(machines) > _MOST_NAMED else "")
     # A steady measurement says more of a precision than a run that other things hold back.
     telling = [each for each in answers if not each.topic.is_training] or list(answers)
+    # So does one that has float32 beside it, by which the gain is known.
+    telling = [each for each in telling if each.gain is not None or each.precision == BASELINE] or telling
     by_precision: dict[tuple[str, bool], list[Answer]] = {}
     for answer in telling:
         if answer.precision is not None:

@@ -13,6 +13,7 @@ from castwise.precisions import BASELINE
 from castwise.record import Environment, Trial
 from castwise.report.grid import Column, Grid
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.techniques import join
 
 T = TypeVar("T")
 
@@ -192,7 +193,9 @@ def _grounds(answer: Answer) -> str:
 
 def _setting(answer: Answer) -> str:
     spec = answer.cell.trial.spec if answer.cell is not None else answer.topic.first.spec
-    return f"batch {spec.batch_size}" + (f", {spec.spread}" if spec.spread else "")
+    varies = len({cell.trial.spec.techniques for cell in answer.topic.cells}) > 1
+    loop = join(spec.techniques) if spec.techniques else "plain loop"
+    return ", ".join(filter(None, [f"batch {spec.batch_size}", spec.spread, loop if varies or spec.techniques else ""]))
 
 
 def _rate_value(answer: Answer) -> float | None:
