@@ -235,7 +235,6 @@ def test_a_check_of_models_that_are_there(talk: Conversation) -> None:
         b'{"command": "dance"}',
         b'{"command": ["open"]}',
         b'{"command": "open"}',
-        b'{"command": "open", "device": "tpu:0", "commit": null}',
         b'{"command": "set_up", "spec": {}, "data_dir": null}',
         b'{"command": "warm_up"}',
         b'{"command": "run_block"}',
@@ -248,6 +247,13 @@ def test_a_command_that_cannot_be_carried_out_is_a_failure_and_the_end(message: 
     assert sorted(answer) == ["event", "message", "status", "usage"]
     assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "crashed", False)
     assert len(answer["message"].splitlines()) == 1
+    assert talk.is_over
+
+
+def test_a_device_that_is_not_there_is_refused_in_words(talk: Conversation) -> None:
+    answer = talk.ask_raw(b'{"command": "open", "device": "tpu:0", "commit": null}')
+    assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "unsupported", True)
+    assert answer["message"].startswith("There is no device 'tpu:0'")
     assert talk.is_over
 
 
