@@ -250,6 +250,7 @@ def test_a_command_that_cannot_be_carried_out_is_a_failure_and_the_end(message: 
     assert talk.is_over
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
 def test_a_device_that_is_not_there_is_refused_in_words(talk: Conversation) -> None:
     answer = talk.ask_raw(b'{"command": "open", "device": "tpu:0", "commit": null}')
     assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "unsupported", True)
