@@ -1,5 +1,7 @@
 """Take the pictures of docs/reports.md: reports and a comparison of benchmarks/records/, in headless Chromium.
 
+docs/report.html, the report of all of them, is written beside.
+
     python benchmarks/screenshots.py [--out docs/images]
 
 Needs Chromium on the PATH (`make browser`).
@@ -34,6 +36,10 @@ def main() -> None:
         write_report(find(Asked([RECORDS / "suites" / "full"])), runs)
         scaling, compared = Path(folder) / "scaling.html", Path(folder) / "compared.html"
         write_report(find(Asked([RECORDS / "scaling"])), scaling)
+        loops = Path(folder) / "loops.html"
+        write_report(find(Asked([RECORDS / "techniques"])), loops)
+        folders = [RECORDS / "trials", RECORDS / "techniques", RECORDS / "scaling", RECORDS / "suites" / "full"]
+        write_report(find(Asked(folders)), out.parent / "report.html")
         names = ["published:T4", "published:P100", str(RECORDS / "suites" / "full")]
         write_compared(compare(names, Asked([]), MARGIN, RECORDS), compared, "castwise comparison")
         browser = playwright.chromium.launch(executable_path=path)
@@ -43,6 +49,7 @@ def main() -> None:
             ("report-narrow", steady, NARROW, "dark", "topic-2"),
             ("report-runs", runs, WIDE, "dark", "wrn-28-10"),
             ("report-scaling", scaling, WIDE, "light", "[id$=-scaling]"),
+            ("report-waterfall", loops, WIDE, "light", "[id$=-waterfall]"),
             ("compare-wide", compared, WIDE, "light", ""),
             ("compare-chart", compared, WIDE, "light", "#topic-3-machines"),
             ("compare-narrow", compared, NARROW, "dark", "#topic-3-machines"),
@@ -62,7 +69,9 @@ def main() -> None:
 def _go_to(page: Page, anchor: str) -> None:
     """Scroll to an element, or to a topic by its anchor or by what its heading begins with."""
     if anchor.startswith(("#", "[")):
-        page.locator(anchor).first.evaluate("element => element.scrollIntoView()")
+        page.locator(anchor).first.evaluate(
+            "element => { element.closest('details.topic')?.setAttribute('open', ''); element.scrollIntoView(); }"
+        )
     elif anchor:
         topics = page.locator("details.topic")
         place = page.locator(f"#{anchor}") if anchor.startswith("topic-") else topics.filter(has_text=anchor).first

@@ -20,6 +20,7 @@ MOST_POINTS = 200  # of a line: few screens show more
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _PANEL_HEIGHT = 190
 _PANEL_GAP, _TITLED_GAP = 26, 76  # pixels between panels, and where the upper one's axis has figures and a title
+_LEGEND_WIDTH = 44  # characters of a line's name, as many as a phone has room for
 _AROUND = 90  # pixels above and below what is drawn: one row of a legend, figures and title of the lowest axis
 _LONGEST = 120  # characters of a name
 _CROWN, _AIR = 0.25, 1.05  # of the highest bar: what two lines over it take, and what it has over it anyway
@@ -203,7 +204,7 @@ def line(
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 40 else "lines+markers",
-        "name": inert(name),
+        "name": on_lines(name, _LEGEND_WIDTH),
         "legendgroup": inert(name),
         "x": list(x),
         "y": [_drawable(value) for value in y],
