@@ -18,6 +18,7 @@ from castwise.cli_options import (
     Output,
     Results,
     Retry,
+    Seed,
     Techniques,
     Verbose,
     complete_precisions,
@@ -179,7 +180,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         str | None,
         typer.Option(help="In rounds: how far from 1 a speed-up still is the same; 1% without it.", metavar="SHARE"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
+    seed: Seed = 0,
     retry: Retry = False,
     again: Again = False,
     price_kwh: Annotated[

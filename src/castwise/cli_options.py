@@ -71,6 +71,10 @@ def check_single(command: str, workload: str) -> str:
     return workload.strip()
 
 
+OneWorkload = Annotated[
+    str,
+    typer.Argument(help=f"A workload {WORKLOAD_NAMES}.", metavar="WORKLOAD", autocompletion=complete_workloads),
+]
 Techniques = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +92,7 @@ Results = Annotated[
     ),
 ]
 Output = Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")]
+Seed = Annotated[int, typer.Option(help="Seeds weights, data and dropout.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Print what failed trials printed, tracebacks of your code included.")

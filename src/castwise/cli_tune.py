@@ -8,18 +8,18 @@ from typing import Annotated
 import typer
 
 from castwise.cli_options import (
-    WORKLOAD_NAMES,
     Again,
     Data,
     Device,
     Format,
+    OneWorkload,
     Output,
     Results,
     Retry,
+    Seed,
     Verbose,
     check_single,
     complete_precisions,
-    complete_workloads,
 )
 
 _EXAMPLES = """\
@@ -54,10 +54,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def tune(  # noqa: PLR0913, PLR0917  an option each
-    workload: Annotated[
-        str,
-        typer.Argument(help=f"A workload {WORKLOAD_NAMES}.", metavar="WORKLOAD", autocompletion=complete_workloads),
-    ],
+    workload: OneWorkload,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -105,7 +102,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         float | None,
         typer.Option(help="Seconds one phase of a trial, a compilation for one, may take.", metavar="S"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds weights, data and dropout.")] = 0,
+    seed: Seed = 0,
     retry: Retry = False,
     again: Again = False,
     verbose: Verbose = False,
