@@ -239,6 +239,16 @@ def test_every_script_of_a_training_run_is_whole(data_set: str, graph: tuple[str
 
 
 @pytest.mark.parametrize(
+    ("technique", "is_tensor"), [("fused-optimizer", False), ("compiled-update", True), ("cuda-graph", True)]
+)
+def test_a_rate_that_moves_is_a_tensor_where_a_number_would_be_held(technique: str, is_tensor: bool) -> None:
+    schedule = Schedule(kind="step", arguments={"gamma": 0.5})
+    optimizer = Optimizer(name="Adam", arguments={"lr": 0.01})
+    spec = training_of("resident-data", technique, schedule=schedule, optimizer=optimizer)
+    assert ("keep_rates_on_device(optimizer, DEVICE)" in script_of(spec)) is is_tensor
+
+
+@pytest.mark.parametrize(
     ("spec", "words"),
     [
         (training_of(), "reads it through a loader"),

@@ -20,6 +20,7 @@ from castwise.cli_options import (
     Retry,
     Seed,
     Techniques,
+    Timeout,
     Verbose,
     complete_precisions,
     complete_suites,
@@ -161,10 +162,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     seconds: Annotated[
         float | None, typer.Option(help="Seconds to time each trial for, at the most.", metavar="S")
     ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds one phase of a trial may take before it is given up.", metavar="S"),
-    ] = None,
+    timeout: Timeout = None,
     within: Annotated[
         str | None,
         typer.Option(help="Measure in rounds until every speed-up is known within this share.", metavar="SHARE"),

@@ -71,11 +71,7 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
         device=torch.device(spec.device),
         loop=loop,
     )
-    if (
-        (loop.cuda_graph or loop.compiled_update)
-        and spec.recipe is not None
-        and spec.recipe.schedule.kind != "constant"
-    ):
+    if loop.reads_rates_on_device and spec.recipe is not None and spec.recipe.schedule.kind != "constant":
         keep_rates_on_device(step.optimizer, torch.device(spec.device))
     step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:

@@ -63,6 +63,11 @@ class Loop:
     cuda_graph: bool = False
     steps_per_launch: int = 1
 
+    @property
+    def reads_rates_on_device(self) -> bool:
+        """Return whether a learning rate that moves has to be a tensor: a number would be captured or compiled in."""
+        return self.cuda_graph or self.compiled_update
+
     def recipe(self, recipe: Recipe) -> Recipe:
         """Return a training run's recipe as this loop carries it out."""
         loader = recipe.loader

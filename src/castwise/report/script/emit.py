@@ -154,7 +154,7 @@ def _training(spec: TrialSpec, row: Workload, precision: Precision, recipe: Reci
     return [
         images_of(spec, recipe),
         _prepared_lines(spec),
-        schedule_of(recipe, is_graph=launches_of(spec) > 0),
+        schedule_of(recipe, rates_on_device=launches_of(spec) > 0 or _compiles_update(spec)),
         _step_lines(spec, row, precision),
         run_of(
             recipe,

@@ -116,13 +116,18 @@ def images_of(spec: TrialSpec, recipe: Recipe) -> str:
     )
 
 
-def schedule_of(recipe: Recipe, *, is_graph: bool) -> str:
-    """Return the lines that make `scheduler`, empty where the rate is constant."""
+def schedule_of(recipe: Recipe, *, rates_on_device: bool) -> str:
+    """Return the lines that make `scheduler`, empty where the rate is constant.
+
+    Args:
+        recipe: The run.
+        rates_on_device: Whether the rate has to be a tensor.
+    """
     schedule = recipe.schedule
     if schedule.kind == "constant":
         return ""
     lines: list[str] = []
-    if is_graph:
+    if rates_on_device:
         lines += [definitions("measure/techniques/optimizers.py", ["keep_rates_on_device"]), "", ""]
         lines.append("keep_rates_on_device(optimizer, DEVICE)")
     arguments = ", ".join(f"{name}={value!r}" for name, value in schedule.arguments.items())
