@@ -77,5 +77,5 @@ def losses(precision: str, *techniques: str) -> Tensor:
 def test_the_losses_are_the_plain_loop_s(precision: str, techniques: tuple[str, ...]) -> None:
     """The first ones, before batch norm and Adam have amplified another order's rounding."""
     found, expected = losses(precision, *techniques)[:4], losses(precision)[:4]
-    bound = 1e-4 if precision == "fp32" else 2.0**-6
+    bound = 2.5e-4 if precision == "fp32" else 2.0**-6  # as in test_gpu_techniques.py
     assert ((found - expected) / expected).abs().max() < bound
