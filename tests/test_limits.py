@@ -42,7 +42,7 @@ def search(fixed: float, per_sample: float, *, multiple: int = 8, usable: float 
 
 @pytest.mark.parametrize("multiple", [1, 8, 24, 128])
 @pytest.mark.parametrize("per_sample", [1e7, 45.78e6, 23e6, 4e8])
-@pytest.mark.parametrize(("usable", "most"), [(0.94, 9), (0.95, 11), (0.9, 13), (0.7, 17), (0.99, 14)])
+@pytest.mark.parametrize(("usable", "most"), [(0.99, 10), (0.97, 13), (0.95, 16), (0.9, 19), (0.7, 19)])
 def test_it_ends_with_neighbours_and_few_trials(multiple: int, per_sample: float, usable: float, most: int) -> None:
     trials = search(1.5 * GIB, per_sample, multiple=multiple, usable=usable)
     fits, fails = limit_of(trials)
@@ -52,12 +52,12 @@ def test_it_ends_with_neighbours_and_few_trials(multiple: int, per_sample: float
         assert (fits, fails) == (expected, expected + multiple)
     sizes = [trial.spec.batch_size for trial in trials]
     assert len(set(sizes)) == len(sizes), "no size is tried twice"
-    assert len(trials) <= most + 4 * (multiple == 1)
+    assert len(trials) <= most + 6 * (multiple == 1)
 
 
 def test_a_good_guess_needs_no_more_than_its_neighbour() -> None:
-    trials = [trial.spec.batch_size for trial in search(1.5 * GIB, 4e8)]
-    assert trials == [8, 32, 192, 200], "two small ones, the guess, and the next"
+    trials = [trial.spec.batch_size for trial in search(1.5 * GIB, 4e8, usable=0.99)]
+    assert trials == [8, 32, 208, 216], "two small ones, the guess, and the next"
 
 
 def test_dpn_92_on_an_h200_is_found_in_four_trials() -> None:

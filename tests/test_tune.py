@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CommandLine
-from fake_engine import FakeEngine, Fault, fake_environment
+from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_seconds
 
 from castwise.analyze.climb import Climbed, Ladder, loop_name
 from castwise.plan import TrialSpec
@@ -170,6 +170,18 @@ def test_the_budget_ends_it_with_what_was_reached(monkeypatch: pytest.MonkeyPatc
     assert len(climbed.trials) < len(climb(engine(), budget_seconds=1e6).trials)
 
 
+@pytest.mark.parametrize(("seconds", "budget"), [(0.009, 150.0), (0.011, 540.0)])
+def test_a_short_step_has_a_short_climb_unless_a_budget_is_named(seconds: float, budget: float) -> None:
+    plain = fake_spec()
+    made = engine(gain=lambda _: step_seconds(plain) / seconds)
+    climb = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
+    climb.run()
+    assert climb._budget() == budget
+    named = prepare_tuning(TuneRequest("resnet50", budget_seconds=7.0), make_engine=lambda *_: made)
+    named.run()
+    assert named._budget() == 7.0
+
+
 def test_the_fastest_within_a_memory_limit_is_another_loop() -> None:
     climbed = climb(engine())
     peaks = sorted({line.peak_bytes for line in lines_of(climbed) if line.peak_bytes})
@@ -184,8 +196,8 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     made = engine()
     climbed = climb(made)
     assert len({trial.sitting for trial in climbed.trials}) <= 11
-    assert len(made.measured) <= 35
-    assert sum("compile" in spec.techniques for spec in made.measured) <= 8
+    assert len(made.measured) <= 36
+    assert sum("compile" in spec.techniques for spec in made.measured) <= 9
 
 
 def sittings_of(climbed: Climbed, *specs: TrialSpec) -> int:

@@ -32,7 +32,7 @@ class Protocol(Document):
 
     Attributes:
         warm_up_steps: Steps before the first that may be timed, at the least.
-        warm_up_seconds: When warm-up ends even if the step time has not settled.
+        warm_up_seconds: When warm-up, which begins after the first step, ends even if the step time has not settled.
         block_seconds: The length aimed at for one timed block; a block is one step at the least.
         num_blocks: Timed blocks in a trial.
         max_seconds: When a trial stops timing even with fewer blocks (never under `min_blocks`).
@@ -72,7 +72,7 @@ CUDA_ROUND = Protocol(warm_up_steps=4, block_seconds=0.1, num_blocks=12, min_blo
 # optimizer's state is there from the first step's end on: from the second, memory is that of any later one.
 FIT = Protocol(
     warm_up_steps=3,
-    warm_up_seconds=0.5,
+    warm_up_seconds=0.05,
     block_seconds=0.15,
     num_blocks=4,
     min_blocks=2,

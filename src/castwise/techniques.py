@@ -302,6 +302,16 @@ def times_kernels(names: Sequence[str]) -> bool:
     return not _TIMING_KERNELS.isdisjoint(names)
 
 
+def compiles(names: Sequence[str]) -> bool:
+    """Return whether one of these techniques compiles something in the first step."""
+    return not _COMPILING.isdisjoint(names)
+
+
+def times_kernels_while_compiling(names: Sequence[str]) -> bool:
+    """Return whether one of these techniques times kernels before its code is ready, and not when that first runs."""
+    return "compile-max-autotune" in names
+
+
 def needs_of(row: Technique) -> str:
     """Return in words what a technique needs of device, workload and optimizer; "–" where it needs nothing."""
     needs = [row.needs] if row.needs else []
@@ -324,7 +334,8 @@ def join(names: Sequence[str]) -> str:
 
 
 # Inductor times Triton's configurations of a kernel without max-autotune, too, though few of them.
-_TIMING_KERNELS = frozenset({"cudnn-search", "compile", "compile-max-autotune"})
+_COMPILING = frozenset({"compile", "compile-max-autotune", "compiled-update"})
+_TIMING_KERNELS = _COMPILING | {"cudnn-search"}
 
 
 def _check_exclusions(names: set[str]) -> None:

@@ -43,6 +43,8 @@ _ACTING = (
     (_PRECISION, "loader-workers"),
     ("compile", "channels-last"),
     ("compile", "cudnn-search"),
+    ("compile", "space-to-depth"),  # the copies that these two make are part of other kernels then
+    ("compile", "matmul-stem"),
 )
 _TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from castwise.measure.cell import build_cell
 from castwise.measure.data.shares import own_batches
+from castwise.measure.device_turn import device_turn
 from castwise.measure.memory import memory_of
 from castwise.measure.memory_parts import take_apart
 from castwise.measure.nests import tensors_of
@@ -19,6 +20,7 @@ from castwise.measure.stopwatch import stopwatch_of
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
 from castwise.record import Block, Facts, RankSamples
+from castwise.techniques import compiles, times_kernels
 from castwise.workloads import find_workload
 
 # Warm-up ends when this many windows in a row agree within this much, and the allocator has not grown in them.
@@ -81,18 +83,23 @@ class SteadyCell:
 
         It belongs to set-up, which cells that take turns do side by side: most of it is the host's work.
         """
-        started = time.perf_counter()
+        started, names = time.perf_counter(), self._spec.techniques
         try:
-            for _ in range(self._step.steps_to_compile):
-                self._run_window(1)
+            # Peers on several devices would wait for each other's neighbours, and those for them.
+            with device_turn(
+                alone=times_kernels(names) and self._spec.world_size == 1, compiles=compiles(names)
+            ) as turn:
+                for _ in range(self._step.steps_to_compile):
+                    self._run_window(1)
         except BaseException:
             self._stack.close()
             raise
-        self._facts = self._facts.model_copy(update={"first_step_seconds": _since(started)})
+        seconds = _since(started) - turn.waited_seconds
+        self._facts = self._facts.model_copy(update={"first_step_seconds": seconds})
 
     def warm_up(self) -> Facts:
         """Run steps until their time has settled, and return what is now known of the cell."""
-        protocol, started, before = self._spec.protocol, time.perf_counter(), self._facts.first_step_seconds
+        protocol, started = self._spec.protocol, time.perf_counter()
         while True:
             # Rank 0's clock and allocator decide for all.
             window_steps, is_long_enough, settled, time_is_up = self._peers.agree(
@@ -100,7 +107,7 @@ class SteadyCell:
                     self._whole_launches(_WINDOW_SECONDS / self._windows[-1]),
                     self._warm_up_steps >= protocol.warm_up_steps and self._has_all_memory(),
                     _has_settled(self._windows, self._reserved),
-                    before + _since(started) >= protocol.warm_up_seconds,
+                    _since(started) >= protocol.warm_up_seconds,
                 )
             )
             if is_long_enough and (settled or time_is_up):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from castwise.analyze import metrics
 from castwise.analyze.climb import (
     Attempt,
     Climbed,
@@ -24,6 +25,7 @@ from castwise.record import Trial
 from castwise.sweep.job import Job, is_of
 from castwise.sweep.rounds import Rounds, Rule
 from castwise.sweep.runner import Uncounted, why_lacking
+from castwise.techniques import times_kernels_while_compiling
 
 _ONCE = Rule(min_rounds=1, max_rounds=1)
 # Loops that sit beside the one below at the most: a CPU has no cores for more than one.
@@ -35,6 +37,8 @@ _PROMISING = 1.005
 # Two processes of a cell were seen to differ by up to 8 % where the host sets the pace: what the turns of one sitting
 # show beyond that needs no further process.
 _BEYOND_PROCESSES = 1.10
+BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 150.0
+_SHORT_STEP = 0.01  # the plain loop's, for which a climb has the short budget. Source: chosen here.
 _MOST_PROOFS = 3  # sittings in which the rungs are proven
 # Before anything was compiled, what compiling takes a process. Source: an H200's ResNet-50, as this was planned for.
 _COMPILE_SECONDS = 40.0
@@ -50,7 +54,7 @@ class Climb:
         start: The plain loop.
         ladder: What may be tried.
         job: The machine, its records, and where to tell of progress.
-        budget_seconds: Wall time after which nothing further is tried.
+        budget_seconds: Wall time after which nothing further is tried; None takes what the plain step suggests.
         known: The recorded trials that stand.
         memory_bytes: What the second climb's loops may hold; None climbs once.
     """
@@ -58,7 +62,7 @@ class Climb:
     start: TrialSpec
     ladder: Ladder
     job: Job = field(repr=False)
-    budget_seconds: float
+    budget_seconds: float | None
     known: list[Trial] = field(repr=False, default_factory=list)
     memory_bytes: float | None = None
 
@@ -305,7 +309,7 @@ class Climb:
 
     def _learn(self, seconds: float, specs: Sequence[TrialSpec]) -> None:
         """Take note of what a sitting took, and of that what compiling did."""
-        compiled = sum(map(_compilations, specs))
+        compiled = _compilations(specs)
         if not compiled:
             self._sitting_seconds = max(self._sitting_seconds, seconds)
         else:
@@ -313,9 +317,20 @@ class Climb:
 
     def _has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
         """Return whether a sitting would end in time, and leave some for the proof: `keep` sittings."""
-        compiled = sum(map(_compilations, specs)) if self.start.device_type == "cuda" or self._compile_seconds else 0.0
+        compiled = _compilations(specs) if self.start.device_type == "cuda" or self._compile_seconds else 0.0
         seconds = self._sitting_seconds * (1 + keep) + compiled * (self._compile_seconds or _COMPILE_SECONDS)
-        return seconds <= self.budget_seconds - (time.perf_counter() - self._began)
+        return seconds <= self._budget() - (time.perf_counter() - self._began)
+
+    def _budget(self) -> float:
+        """Return the seconds that the climb may take.
+
+        Where a step is short an epoch is, too: nobody waits nine minutes for it to be shorter.
+        """
+        if self.budget_seconds is not None:
+            return self.budget_seconds
+        step = metrics.step_seconds(self._of(self.start)[0]) if self._is_well(self.start) else None
+        is_short = step is not None and step < _SHORT_STEP and self.start.device_type == "cuda"
+        return SHORT_BUDGET_SECONDS if is_short else BUDGET_SECONDS
 
     def _width(self, current: TrialSpec) -> int:
         """Return how many loops may sit beside one: as many as hold what it does fit into the device's memory."""
@@ -364,6 +379,8 @@ def _is_one_more(loop: TrialSpec, spec: TrialSpec) -> bool:
     return set(loop.techniques) <= set(spec.techniques) or spec.batch_size != loop.batch_size
 
 
-def _compilations(spec: TrialSpec) -> float:
-    """Return how many times what `compile` takes a loop's set-up takes."""
-    return sum(_COMPILES.get(name, 0.0) for name in spec.techniques)
+def _compilations(specs: Sequence[TrialSpec]) -> float:
+    """Return how many times what `compile` takes a sitting's set-up takes: its loops compile side by side."""
+    each = [sum(_COMPILES.get(name, 0.0) for name in spec.techniques) for spec in specs]
+    one_by_one = any(times_kernels_while_compiling(spec.techniques) for spec in specs)
+    return sum(each) if one_by_one else each[0] + max(each[1:], default=0.0)

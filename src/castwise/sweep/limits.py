@@ -9,9 +9,9 @@ from castwise.record import Trial
 
 Measure = Callable[[TrialSpec], Trial]
 
-MOST_TRIALS = 24
-# How far from a guess that was wrong the next one lies, as a share of it. Source: chosen here; guesses are mostly wrong
-# by a per cent or two.
+MOST_TRIALS = 32
+# How far above a guess that fits the next one lies, as a share of it. Source: chosen here; what fails does so at once.
+# Below a guess that fails the next one is its neighbour: what fits costs all its steps.
 _STEP = 0.01
 
 
@@ -89,7 +89,7 @@ class _Search:
             self.rises += 1
             return max(size, again or 0)
         middle = (self.fits + self.fails) // 2 // self.step * self.step
-        low = self.fails - stride * 2**self.falls if guess and not self.rises else 0
+        low = self.fails - self.step * 4**self.falls if guess and not self.rises else 0
         self.falls += 1
         return max(low, middle, self.fits + self.step)
 

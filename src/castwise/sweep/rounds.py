@@ -16,7 +16,7 @@ from castwise.quantities import parse_duration, parse_share
 from castwise.record import Trial
 from castwise.sweep.runner import Sweep
 from castwise.sweep.sitting import MovingIn, sit
-from castwise.techniques import join, times_kernels
+from castwise.techniques import join, times_kernels, times_kernels_while_compiling
 
 # What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30
@@ -245,10 +245,10 @@ class Rounds:
         """Return how the cells of a sitting are set up.
 
         In the first round it is not known whether they fit side by side, and the baseline must. CPU cells would take
-        the host from each other, and what set-up takes would be nobody's. What times kernels while it is set up, to
-        keep the fastest, keeps a slow one where neighbours compute meanwhile.
+        the host from each other, and what set-up takes would be nobody's. What times kernels to keep the fastest
+        takes turns at the device by itself, but where it does so within a compilation, or on several devices.
         """
-        if any(times_kernels(spec.techniques) for spec in group):
+        if any(_times_kernels_untold(spec) for spec in group):
             return "one by one"
         if not self._cells[0].device.startswith("cuda"):
             return "one by one" if first else "together"
@@ -326,3 +326,9 @@ class Rounds:
 
     def _num_trials(self, spec: TrialSpec) -> int:
         return len(self._of(spec))
+
+
+def _times_kernels_untold(spec: TrialSpec) -> bool:
+    """Return whether a cell's set-up times kernels, and does not see to it that its neighbours rest meanwhile."""
+    names = spec.techniques
+    return times_kernels_while_compiling(names) or (spec.world_size > 1 and times_kernels(names))

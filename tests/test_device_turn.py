@@ -1,0 +1,89 @@
+"""Cells that are set up side by side: who times kernels has the device alone, and lets go of it while compiling."""
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from castwise.measure import device_turn as turns
+from castwise.measure.device_turn import DeviceTurn, device_turn
+
+
+def hold(connection: Connection, alone: bool) -> None:
+    """Hold the turn in another process, forked as a trial is, until told to let go."""
+    turn = DeviceTurn(alone=alone)
+    turn.take()
+    connection.send("held")
+    connection.recv()
+    connection.send("letting go")
+    turn.close()
+
+
+class Neighbour:
+    def __init__(self, alone: bool) -> None:
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=hold, args=(theirs, alone), daemon=True)
+        self.process.start()
+        assert self.connection.recv() == "held"
+
+    def let_go(self) -> None:
+        self.connection.send("let go")
+        self.process.join(10)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "waits"), [(True, True, True), (True, False, True), (False, True, True), (False, False, False)]
+)
+def test_who_times_kernels_is_alone(theirs: bool, ours: bool, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_MOST_SECONDS", 0.2)
+    neighbour = Neighbour(theirs)
+    with device_turn(alone=ours, compiles=False) as turn:
+        assert (turn.waited_seconds >= 0.2) is waits
+    neighbour.let_go()
+    monkeypatch.setattr(turns, "_MOST_SECONDS", 60.0)
+    with device_turn(alone=ours, compiles=False) as turn:
+        assert turn.waited_seconds < 30.0, "it was to be had"
+
+
+def test_one_that_dies_holds_nothing() -> None:
+    neighbour = Neighbour(alone=True)
+    neighbour.process.kill()
+    neighbour.process.join()
+    with device_turn(alone=True, compiles=False) as turn:
+        assert turn.waited_seconds < 30.0
+
+
+def test_it_is_let_go_of_while_torch_compiles() -> None:
+    free: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> object:
+        free.append(is_free())
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=backend)
+    with device_turn(alone=True, compiles=True):
+        assert not is_free()
+        compiled(torch.ones(3))
+        assert free == [True]
+        assert not is_free(), "taken again for what follows"
+    assert is_free()
+
+
+def is_free() -> bool:
+    other = DeviceTurn(alone=True)
+    try:
+        return other._has_taken()
+    finally:
+        other.close()
+
+
+def test_without_a_file_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_FILE", None)
+    began = time.perf_counter()
+    with device_turn(alone=True, compiles=False), device_turn(alone=True, compiles=False):
+        pass
+    assert time.perf_counter() - began < 30.0
