@@ -1,6 +1,7 @@
 """`castwise fit` on the fake engine: what is searched, found, said, resumed and reported."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,26 @@ def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...],
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not done.engine.measured
+
+
+def test_a_prediction_between_what_trained_and_what_did_not_is_no_miss() -> None:
+    found = fit(curve=False)["fp32"]
+    assert found.prediction is not None
+    least, most = sizes(found)
+    for foretold, miss in ((least, 0.0), (most - 1, 0.0), (2 * least, 2 * least / (most - 1) - 1), (least // 2, -0.5)):
+        room = found.prediction.fixed_bytes + (foretold + 0.5) * found.prediction.sample_bytes
+        other = Fit(found.trials)
+        other.__dict__["prediction"] = replace(found.prediction, usable_bytes=room)  # where it is kept once computed
+        assert other.prediction_error == pytest.approx(miss, abs=0.01)
+
+
+RECORDS = Path(__file__).parent.parent / "benchmarks" / "records" / "fit"
+
+
+@pytest.mark.parametrize("folder", sorted(RECORDS.iterdir()), ids=lambda folder: folder.name)
+def test_what_was_foretold_on_a_real_gpu_was_near(folder: Path) -> None:
+    """Models that concatenate lose memory to fragmentation, of which small batches do not tell."""
+    trials, _ = load_folder(folder)
+    for found in fits_of(trials):
+        assert found.prediction_error is not None
+        assert abs(found.prediction_error) < (0.09 if folder.name == "dpn92" else 0.035), found.spec.precision
