@@ -81,7 +81,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Wall time after which nothing further is tried: 5min. Without it: 9min, or 2.5min where a GPU's step "
+            help="Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s where a GPU's step "
             "takes less than 10 ms.",
             metavar="TIME",
         ),

@@ -37,11 +37,11 @@ _PROMISING = 1.005
 # Two processes of a cell were seen to differ by up to 8 % where the host sets the pace: what the turns of one sitting
 # show beyond that needs no further process.
 _BEYOND_PROCESSES = 1.10
-BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 150.0
+BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 160.0
 _SHORT_STEP = 0.01  # the plain loop's, for which a climb has the short budget. Source: chosen here.
 _MOST_PROOFS = 3  # sittings in which the rungs are proven
-# Before anything was compiled, what compiling takes a process. Source: an H200's ResNet-50, as this was planned for.
-_COMPILE_SECONDS = 40.0
+# Before anything was compiled, what compiling takes a process. Source: an H200's host: ResNet-50 38 s, MNIST's CNN 14 s.
+_COMPILE_SECONDS, _SHORT_COMPILE_SECONDS = 40.0, 15.0
 _COMPILES = {"compile": 1.0, "compile-max-autotune": 4.0, "compiled-update": 0.5}  # times that
 _NO_OUTCOME: tuple[Outcome, str] = ("taken", "")
 
@@ -70,7 +70,7 @@ class Climb:
         self._cells: dict[str, TrialSpec] = {}  # all that belongs to the climb
         self._probes: list[TrialSpec] = []
         self._began = time.perf_counter()
-        self._sitting_seconds = self._compile_seconds = 0.0
+        self._loop_seconds = self._compile_seconds = 0.0
         # How many trials a climb takes nobody knows, and why rounds of its own end is no news.
         self._sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener, remarks=False))
 
@@ -308,17 +308,19 @@ class Climb:
         self._learn(time.perf_counter() - began, [trial.spec for trial in fresh])
 
     def _learn(self, seconds: float, specs: Sequence[TrialSpec]) -> None:
-        """Take note of what a sitting took, and of that what compiling did."""
+        """Take note of what a sitting took for a loop, and of that what compiling did."""
         compiled = _compilations(specs)
-        if not compiled:
-            self._sitting_seconds = max(self._sitting_seconds, seconds)
-        else:
-            self._compile_seconds = max(self._compile_seconds, (seconds - self._sitting_seconds) / compiled)
+        if not compiled and specs:
+            self._loop_seconds = max(self._loop_seconds, seconds / len(specs))
+        elif compiled:
+            rest = seconds - self._loop_seconds * len(specs)
+            self._compile_seconds = max(self._compile_seconds, rest / compiled)
 
     def _has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
-        """Return whether a sitting would end in time, and leave some for the proof: `keep` sittings."""
+        """Return whether a sitting would end in time, and leave some for the proof: `keep` sittings like it."""
         compiled = _compilations(specs) if self.start.device_type == "cuda" or self._compile_seconds else 0.0
-        seconds = self._sitting_seconds * (1 + keep) + compiled * (self._compile_seconds or _COMPILE_SECONDS)
+        unknown = _SHORT_COMPILE_SECONDS if self._is_short() else _COMPILE_SECONDS
+        seconds = self._loop_seconds * len(specs) * (1 + keep) + compiled * (self._compile_seconds or unknown)
         return seconds <= self._budget() - (time.perf_counter() - self._began)
 
     def _budget(self) -> float:
@@ -328,9 +330,12 @@ class Climb:
         """
         if self.budget_seconds is not None:
             return self.budget_seconds
+        return SHORT_BUDGET_SECONDS if self._is_short() else BUDGET_SECONDS
+
+    def _is_short(self) -> bool:
+        """Return whether the plain loop's step is short on a GPU: it launches few kernels, and little is compiled."""
         step = metrics.step_seconds(self._of(self.start)[0]) if self._is_well(self.start) else None
-        is_short = step is not None and step < _SHORT_STEP and self.start.device_type == "cuda"
-        return SHORT_BUDGET_SECONDS if is_short else BUDGET_SECONDS
+        return step is not None and step < _SHORT_STEP and self.start.device_type == "cuda"
 
     def _width(self, current: TrialSpec) -> int:
         """Return how many loops may sit beside one: as many as hold what it does fit into the device's memory."""

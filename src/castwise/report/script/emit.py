@@ -60,28 +60,38 @@ _CAPTURABLE = ("Adadelta", "Adam", "AdamW")
 
 _TIMER = """\
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=200, help="steps to time, after as many as warm up")
-parser.add_argument("--warm-up", type=int, default=30)
+parser.add_argument("--steps", type=int, help="steps to time; without it about three seconds of them")
+parser.add_argument("--warm-up", type=int, default=50, help="steps before them")
 arguments = parser.parse_args()
+AT_ONCE = {at_once}  # steps that are one launch
+BLOCK_SECONDS, NUM_BLOCKS = 0.3, 10
 
 
-def synchronize():
-    if DEVICE.type == "cuda":
+def time_steps(first, count):
+    started = time.perf_counter()
+    for index in range(first, first + count):
+        loss = step(batches[index % len(batches)])
+    {flush}if DEVICE.type == "cuda":
         torch.cuda.synchronize(DEVICE)
+    return (time.perf_counter() - started) / count, loss
 
 
-for index in range(arguments.warm_up):
-    step(batches[index % len(batches)])
-{flush}synchronize()
-blocks, per_block = [], max(1, arguments.steps // 10)
-for start in range(0, arguments.steps, per_block):
-    started, count = time.perf_counter(), min(per_block, arguments.steps - start)
-    for index in range(start, start + count):
-        loss = step(batches[(arguments.warm_up + index) % len(batches)])
-    {flush}synchronize()
-    blocks.append((time.perf_counter() - started) / count)
+done = arguments.warm_up
+if done:
+    time_steps(0, done)  # libraries are loaded, algorithms searched, code compiled
+if arguments.steps is None:
+    num_steps = NUM_BLOCKS * BLOCK_SECONDS / time_steps(done, 2 * AT_ONCE)[0]
+    done += 2 * AT_ONCE
+else:
+    num_steps = arguments.steps
+per_block = max(1, round(num_steps / NUM_BLOCKS / AT_ONCE)) * AT_ONCE
+seconds = []
+while len(seconds) < NUM_BLOCKS and (arguments.steps is None or done < arguments.warm_up + arguments.steps):
+    block, loss = time_steps(done, per_block)
+    seconds.append(block)
+    done += per_block
 print(f"loss {loss.item():.9g}")
-print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(blocks):.6g} {UNIT}/s")"""
+print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(seconds):.6g} {UNIT}/s")"""
 
 
 def check_script(workload: str, data_set: str, recipe: Recipe | None = None) -> None:
@@ -192,15 +202,9 @@ def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
 
 
 def _timer(spec: TrialSpec) -> str:
-    at_once = launches_of(spec)
-    if at_once < 2:
-        return _TIMER.replace("{flush}", "")
-    whole = f"max(1, arguments.steps // {10 * at_once}) * {at_once}  # whole launches"
-    return (
-        _TIMER.replace("    {flush}", "    step.flush()\n    ")
-        .replace("{flush}", "step.flush()\n")
-        .replace("max(1, arguments.steps // 10)", whole)
-    )
+    at_once = max(1, launches_of(spec))
+    flush = "step.flush()\n    " if at_once > 1 else ""
+    return _TIMER.replace("{flush}", flush).replace("{at_once}", str(at_once))
 
 
 def scales_on_device(spec: TrialSpec) -> bool:
