@@ -40,7 +40,7 @@ _BEYOND_PROCESSES = 1.10
 BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 160.0
 _SHORT_STEP = 0.01  # the plain loop's, for which a climb has the short budget. Source: chosen here.
 _MOST_PROOFS = 3  # sittings in which the rungs are proven
-# Before anything was compiled, what compiling takes a process. Source: an H200's host: ResNet-50 38 s, MNIST's CNN 14 s.
+# Before anything was compiled, what compiling takes a process. Source: an H200's host: ResNet-50 38 s, MNIST 14 s.
 _COMPILE_SECONDS, _SHORT_COMPILE_SECONDS = 40.0, 15.0
 _COMPILES = {"compile": 1.0, "compile-max-autotune": 4.0, "compiled-update": 0.5}  # times that
 _NO_OUTCOME: tuple[Outcome, str] = ("taken", "")
