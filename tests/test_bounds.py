@@ -1,10 +1,11 @@
 """What neighbouring loops prove of a loop's bounds, and that nothing else is said."""
 
 import pytest
-from fake_engine import fake_spec
+from fake_engine import fake_spec, fake_trial
 
-from castwise.analyze.bounds import Evidence, words_of
+from castwise.analyze.bounds import Evidence, Power, power_of, words_of
 from castwise.analyze.estimates import Estimate
+from castwise.record import GpuFacts, Reading
 
 
 def of(value: float | None) -> Estimate | None:
@@ -73,3 +74,45 @@ def test_tf32_tells_of_arithmetic_and_16_bits_do_not_tell_which() -> None:
     assert "not bound by the arithmetic of products" in words(tf32=1.01)
     assert "which of the two, these measurements do not tell" in words(tf32=2.0, sixteen=1.5)
     assert "16 bits" not in words(tf32=2.0, sixteen=1.0)
+
+
+def readings(*samples: tuple[float, float, tuple[str, ...]]) -> list[Reading]:
+    return [
+        Reading(seconds=0.1, num_samples=3, sm_clock_hertz=clock, power_watts=watts, throttle_reasons=reasons)
+        for clock, watts, reasons in samples
+    ]
+
+
+def held(*samples: tuple[float, float, tuple[str, ...]], most: float | None = 1980e6) -> Power | None:
+    trial = fake_trial(fake_spec()).model_copy(update={"readings": tuple(readings(*samples))})
+    return power_of([trial.model_copy(update={"gpu_facts": GpuFacts(max_sm_clock_hertz=most)})])
+
+
+def test_a_power_limit_that_holds_the_clock_down_is_named() -> None:
+    capped = held((1860e6, 690.0, ("sw_power_cap",)), (1900e6, 680.0, ("sw_power_cap",)))
+    said = words_of(Evidence(fake_spec(), None, of(1.9), None, None, power=capped))
+    assert said.endswith(
+        "held by the board's power limit in 100% of its blocks (685 W, 1,880 of 1,980 MHz): what takes fewer joules is "
+        "faster."
+    )
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [(1980e6, 500.0, ()), (1980e6, 690.0, ("sw_power_cap",)), (1800e6, 500.0, ())],  # not in most blocks
+        [(1970e6, 690.0, ("sw_power_cap",))],  # hardly below its highest clock
+        [(1500e6, 300.0, ("gpu_idle",))],
+    ],
+)
+def test_a_clock_that_a_power_limit_does_not_hold_is_not_laid_to_it(
+    samples: list[tuple[float, float, tuple[str, ...]]],
+) -> None:
+    power = held(*samples)
+    assert power is not None
+    assert "power" not in words_of(Evidence(fake_spec(), None, of(1.9), None, None, power=power))
+
+
+def test_without_clocks_or_reasons_nothing_is_known_of_power() -> None:
+    assert held((1980e6, 690.0, ()), most=None) is None
+    assert held() is None

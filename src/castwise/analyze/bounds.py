@@ -4,6 +4,8 @@ A steady step has its data on the device, so that input bounds none of them; of 
 resident data tell. Nothing is concluded from what was not measured.
 """
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from castwise.analyze.climb import Climbed, Move, loop_name
@@ -11,12 +13,16 @@ from castwise.analyze.estimates import Estimate
 from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
+from castwise.record import Trial
 
 # Below these a gain says nothing of a bound. Source: chosen here.
 _GAINS = 1.05
 # Half the batch in this share of the time or more: most of a step does not depend on how much there is to compute.
 _FIXED = 0.8
 _SCALES = 0.55
+
+# A board is at its power limit where this share of the blocks were, and the clock is below this share of its highest.
+_CAPPED, _MOSTLY, _AT_ITS_CLOCK = "sw_power_cap", 0.5, 0.98
 
 _GRAPHS = frozenset({"cuda-graph", "cuda-graph-8"})
 
@@ -33,6 +39,7 @@ class Evidence:
         half: Its step time over that on half the batch: 2 where time goes with the work, 1 where it does not.
         tf32: Its step time over that in TF32, which changes the arithmetic of products and no byte of memory.
         sixteen: Step time in TF32 over that in a 16-bit mixed precision: fewer bytes, and faster products.
+        power: What the driver said of the board's power limit in its blocks.
     """
 
     loop: TrialSpec
@@ -42,6 +49,24 @@ class Evidence:
     sixteen: Estimate | None
     resident: Estimate | None = None
     waiting: float | None = None
+    power: "Power | None" = None
+
+
+@dataclass(frozen=True)
+class Power:
+    """How far a board's power limit set a loop's pace.
+
+    Attributes:
+        capped: The share of blocks in which the limit held the clock down.
+        clock_hertz: The mean clock of the streaming multiprocessors in the blocks.
+        max_clock_hertz: The board's highest.
+        watts: Mean power.
+    """
+
+    capped: float
+    clock_hertz: float
+    max_clock_hertz: float
+    watts: float
 
 
 def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
@@ -65,6 +90,7 @@ def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
         tf32=ratio(loop, inward("tf32")) if full else None,
         resident=ratio(loop, Move(techniques=("resident-data",)).on(loop)),
         waiting=_waiting(climbed, loop),
+        power=power_of(climbed.of(loop)),
         sixteen=max(mixed, key=lambda each: each.value) if full and mixed else None,
     )
 
@@ -77,7 +103,7 @@ def sentences_of(climbed: Climbed) -> list[str]:
 
 def words_of(evidence: Evidence) -> str:
     """Return in words what evidence says of a loop."""
-    found = [*_input(evidence), *_launches(evidence), *_work(evidence), *_arithmetic(evidence)]
+    found = [*_input(evidence), *_launches(evidence), *_work(evidence), *_arithmetic(evidence), *_power(evidence)]
     if not found:
         return "what bounds it is not known: nothing that would tell was measured beside it."
     return "; ".join(found) + "."
@@ -148,3 +174,27 @@ def _arithmetic(evidence: Evidence) -> list[str]:
             "together: which of the two, these measurements do not tell"
         )
     return said
+
+
+def power_of(trials: Sequence[Trial]) -> Power | None:
+    """Return what the readings of a loop's blocks say of the power limit; None where they say nothing."""
+    most = next((t.gpu_facts.max_sm_clock_hertz for t in trials if t.gpu_facts is not None), None)
+    readings = [each for trial in trials for each in trial.readings]
+    known = [each for each in readings if each.throttle_reasons is not None and each.sm_clock_hertz is not None]
+    watts = [each.power_watts for each in readings if each.power_watts is not None]
+    if most is None or not known or not watts:
+        return None
+    capped = sum(_CAPPED in (each.throttle_reasons or ()) for each in known) / len(known)
+    clock = statistics.fmean(each.sm_clock_hertz or 0.0 for each in known)
+    return Power(capped, clock, most, statistics.fmean(watts))
+
+
+def _power(evidence: Evidence) -> list[str]:
+    power = evidence.power
+    if power is None or power.capped < _MOSTLY or power.clock_hertz > _AT_ITS_CLOCK * power.max_clock_hertz:
+        return []
+    return [
+        f"held by the board's power limit in {power.capped:.0%} of its blocks "
+        f"({power.watts:.0f} W, {power.clock_hertz / 1e6:,.0f} of {power.max_clock_hertz / 1e6:,.0f} MHz): "
+        "what takes fewer joules is faster"
+    ]
