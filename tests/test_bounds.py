@@ -27,13 +27,13 @@ def words(
 @pytest.mark.parametrize(
     ("resident", "said"),
     [
-        (4.0, "bound by its input for 75% of the step at the least: with its data on the device it is 4.00 times"),
+        (4.0, "bound by its input for 75 % of the step at the least: with its data on the device it is 4.00 times"),
         (1.02, "not bound by its input: with its data on the device it is 1.02 times as fast"),
     ],
 )
 def test_resident_data_tells_of_input(resident: float, said: str) -> None:
     assert words(resident=resident).startswith(said)
-    assert "the host waits for batches 25% of the time" in words(resident=resident)
+    assert "the host waits for batches 25 % of the time" in words(resident=resident)
 
 
 def test_without_evidence_nothing_is_known() -> None:
@@ -43,8 +43,8 @@ def test_without_evidence_nothing_is_known() -> None:
 @pytest.mark.parametrize(
     ("graph", "said"),
     [
-        (2.0, "bound by launches for 50% of the step at the least"),
-        (1.05, "bound by launches for 5% of the step"),
+        (2.0, "bound by launches for 50 % of the step at the least"),
+        (1.05, "bound by launches for 4.8 % of the step"),
         (1.04, "not bound by launches"),
         (0.9, "not bound by launches"),
     ],
@@ -60,8 +60,8 @@ def test_a_loop_that_is_a_graph_has_one_launch() -> None:
 @pytest.mark.parametrize(
     ("half", "said"),
     [
-        (2.0, "its time goes with the work (half the batch takes 50% of the time)"),
-        (1.5, "33% of the step is there whatever the batch"),
+        (2.0, "its time goes with the work (half the batch takes 50 % of the time)"),
+        (1.5, "33 % of the step is there whatever the batch"),
         (1.0, "most of the step is there whatever the batch"),
     ],
 )
@@ -70,7 +70,7 @@ def test_half_the_batch_tells_what_does_not_depend_on_it(half: float, said: str)
 
 
 def test_tf32_tells_of_arithmetic_and_16_bits_do_not_tell_which() -> None:
-    assert "bound by arithmetic for 50% of the step at the least" in words(tf32=2.0)
+    assert "bound by arithmetic for 50 % of the step at the least" in words(tf32=2.0)
     assert "not bound by the arithmetic of products" in words(tf32=1.01)
     assert "which of the two, these measurements do not tell" in words(tf32=2.0, sixteen=1.5)
     assert "16 bits" not in words(tf32=2.0, sixteen=1.0)
@@ -92,8 +92,8 @@ def test_a_power_limit_that_holds_the_clock_down_is_named() -> None:
     capped = held((1860e6, 690.0, ("sw_power_cap",)), (1900e6, 680.0, ("sw_power_cap",)))
     said = words_of(Evidence(fake_spec(), None, of(1.9), None, None, power=capped))
     assert said.endswith(
-        "held by the board's power limit in 100% of its blocks (685 W, 1,880 of 1,980 MHz): what takes fewer joules is "
-        "faster."
+        "held by the board's power limit in 100 % of its blocks (685 W, 1,880 of 1,980 MHz): what takes fewer "
+        "joules is faster."
     )
 
 

@@ -76,7 +76,7 @@ def test_without_both_speed_ups_there_is_nothing_to_say(missing: str) -> None:
 @pytest.mark.parametrize(("speedup", "agrees"), [(2.19, True), (1.81, True), (2.21, False), (1.79, False)])
 def test_speed_ups_that_agree(speedup: float, agrees: bool) -> None:
     sentence = explain(pair(speedup=speedup))
-    assert (sentence == "the two speed-ups agree within 10%") == agrees
+    assert (sentence == "the two speed-ups agree within 10 %") == agrees
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_loader_that_sets_the_pace(workers: int, words: str) -> None:
     recipe = {"loader": {"num_workers": workers}}
     slow, fast = run("fp32", waits=0.3, recipe=recipe), run(waits=0.6, recipe=recipe)
     assert explain(pair(fast, slow, speedup=1.1)) == (
-        f"here the loop waits for {words} 60% of the time in fp16-mixed and 30% in fp32: "
+        f"here the loop waits for {words} 60 % of the time in fp16-mixed and 30 % in fp32: "
         "data, not arithmetic, sets the pace"
     )
     assert "data, not arithmetic" not in explain(pair(run(waits=0.24), slow, speedup=1.1))
@@ -106,7 +106,7 @@ def test_a_gpu_that_idles_and_gains_little() -> None:
     share = 6 * macs * rate / device.fp16
     assert share < 0.1
     assert explain(pair(trial, speedup=1.2)) == (
-        f"here fp16-mixed runs at {share:.1%} of the NVIDIA H200's peak and waits for data 7% of the time: "
+        f"here fp16-mixed runs at {100 * share:.2g} % of the NVIDIA H200's peak and waits for data 7 % of the time: "
         "launching and synchronising the steps sets the pace"
     )
     assert "launching" not in explain(pair(trial, speedup=1.4)), "precision matters to this loop"
@@ -118,8 +118,8 @@ def test_a_gpu_that_idles_and_gains_little() -> None:
 def test_the_share_of_the_peak_is_that_of_all_gpus() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     one, both = explain(pair(run(samples=10_000), speedup=1.2)), explain(pair(run(samples=10_000, **two), speedup=1.2))
-    assert " at 3.6% of" in one
-    assert " at 1.8% of" in both
+    assert " at 3.6 % of" in one
+    assert " at 1.8 % of" in both
 
 
 def test_what_the_datasheets_promise() -> None:
@@ -129,7 +129,7 @@ def test_what_the_datasheets_promise() -> None:
     gains = [(device.fp16 or 0) / (device.fp32 or 1) for device in (there, here)]
     assert explain(pair(run(samples=BUSY, waits=0.05))) == (
         f"fp16's peak over fp32's is {gains[0]:.1f} on the Tesla T4 and {gains[1]:.1f} on the NVIDIA H200, "
-        "and here the loop waits for data 5% of the time"
+        "and here the loop waits for data 5 % of the time"
     )
 
 
@@ -162,7 +162,7 @@ def test_the_format_named_is_the_precision_s() -> None:
 
 def test_of_an_unknown_gpu_nothing_is_said_but_what_was_measured_here() -> None:
     sentence = explain(pair(run(samples=BUSY, waits=0.11), published_gpu="MI50", published_device="MI50"))
-    assert sentence == "here the loop waits for data 11% of the time"
+    assert sentence == "here the loop waits for data 11 % of the time"
     one_step = run(samples=BUSY, seconds=1e-9)
     none = one_step.ranks[0].epochs[0].model_copy(update={"first_step_seconds": 1e-9, "data_seconds": 0.0})
     spec = fake_training("fp16-mixed", {"epochs": 1}, workload="wrn-28-10")
@@ -248,7 +248,7 @@ def test_a_run_so_short_that_its_first_step_weighs() -> None:
 
     slow, fast = short("fp32", 10.0, 2.0), short("fp16-mixed", 5.0, 4.0)
     assert explain(pair(fast, slow, speedup=1.5)).startswith(
-        "here the first step, in which libraries are loaded, is 40% of the run in fp16-mixed and 10% in fp32; "
+        "here the first step, in which libraries are loaded, is 40 % of the run in fp16-mixed and 10 % in fp32; "
         "without it the speed-up is 3.00×"
     )
     assert "first step" not in explain(pair(short("fp16-mixed", 5.0, 0.1), slow, speedup=1.5))

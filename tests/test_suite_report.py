@@ -351,7 +351,7 @@ def test_the_table_and_the_reason_wait_for_data_alike() -> None:
     row = as_json(made)[0]["runs"][1]
     assert row["data_share"] > 0.25
     reason = next(line for line in printed(made, 400).splitlines() if "loader workers" in line)
-    assert f"{row['data_share']:.0%} of the time in fp16-mixed" in reason
+    assert f"{100 * row['data_share']:.0f} % of the time in fp16-mixed" in reason
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from castwise.analyze.estimates import Estimate
 from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
+from castwise.quantities import format_share
 from castwise.record import Trial
 
 # Below these a gain says nothing of a bound. Source: chosen here.
@@ -113,10 +114,12 @@ def _input(evidence: Evidence) -> list[str]:
     resident = evidence.resident
     if resident is None:
         return []
-    waiting = "" if evidence.waiting is None else f"; the host waits for batches {evidence.waiting:.0%} of the time"
+    waiting = (
+        "" if evidence.waiting is None else f"; the host waits for batches {format_share(evidence.waiting)} of the time"
+    )
     if resident.value >= _GAINS:
         return [
-            f"bound by its input for {1 - 1 / resident.value:.0%} of the step at the least: "
+            f"bound by its input for {format_share(1 - 1 / resident.value)} of the step at the least: "
             f"with its data on the device it is {resident.value:.2f} times as fast{waiting}"
         ]
     return [f"not bound by its input: with its data on the device it is {resident.value:.2f} times as fast{waiting}"]
@@ -139,7 +142,7 @@ def _launches(evidence: Evidence) -> list[str]:
         return ["its launches are one already"] if _GRAPHS & set(loop.techniques) else []
     if graph.value >= _GAINS:
         return [
-            f"bound by launches for {1 - 1 / graph.value:.0%} of the step at the least: "
+            f"bound by launches for {format_share(1 - 1 / graph.value)} of the step at the least: "
             f"as one CUDA graph it is {graph.value:.2f} times as fast"
         ]
     return [f"not bound by launches: as one CUDA graph it is {graph.value:.2f} times as fast"]
@@ -150,12 +153,12 @@ def _work(evidence: Evidence) -> list[str]:
     if half is None:
         return []
     share = 1 / half.value
-    said = f"half the batch takes {share:.0%} of the time"
+    said = f"half the batch takes {format_share(share)} of the time"
     if share >= _FIXED:
         return [f"most of the step is there whatever the batch ({said}): a larger batch is nearly free"]
     if share <= _SCALES:
         return [f"its time goes with the work ({said})"]
-    return [f"{2 * share - 1:.0%} of the step is there whatever the batch ({said})"]
+    return [f"{format_share(2 * share - 1)} of the step is there whatever the batch ({said})"]
 
 
 def _arithmetic(evidence: Evidence) -> list[str]:
@@ -163,7 +166,7 @@ def _arithmetic(evidence: Evidence) -> list[str]:
     said: list[str] = []
     if evidence.tf32 is not None and evidence.tf32.value >= _GAINS:
         said.append(
-            f"bound by arithmetic for {1 - 1 / evidence.tf32.value:.0%} of the step at the least: "
+            f"bound by arithmetic for {format_share(1 - 1 / evidence.tf32.value)} of the step at the least: "
             f"TF32, which moves the same bytes, is {evidence.tf32.value:.2f} times as fast"
         )
     elif evidence.tf32 is not None:
@@ -194,7 +197,7 @@ def _power(evidence: Evidence) -> list[str]:
     if power is None or power.capped < _MOSTLY or power.clock_hertz > _AT_ITS_CLOCK * power.max_clock_hertz:
         return []
     return [
-        f"held by the board's power limit in {power.capped:.0%} of its blocks "
+        f"held by the board's power limit in {format_share(power.capped)} of its blocks "
         f"({power.watts:.0f} W, {power.clock_hertz / 1e6:,.0f} of {power.max_clock_hertz / 1e6:,.0f} MHz): "
         "what takes fewer joules is faster"
     ]

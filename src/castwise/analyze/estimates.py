@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from castwise.quantities import format_share
+
 VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"]
 
 # What is called a 95 % interval is Student's at this level: where rounds are added until the interval is narrow
@@ -204,12 +206,12 @@ def judge(ratio: Estimate, margin: float = 0.01) -> Verdict:
         return Verdict("inconclusive", f"{_processes(ratio.n)} a cell: no interval", ratio)
     interval = f"the 95 % interval {ratio.low:.4f} to {ratio.high:.4f}"
     if 1 - margin <= ratio.low and ratio.high <= 1 + margin:
-        return Verdict("same", f"{interval} lies within ±{margin:.1%} of 1", ratio)
+        return Verdict("same", f"{interval} lies within ±{format_share(margin)} of 1", ratio)
     if ratio.low > 1:
         return Verdict("faster", f"{interval} lies above 1", ratio)
     if ratio.high < 1:
         return Verdict("slower", f"{interval} lies below 1", ratio)
-    return Verdict("inconclusive", f"{interval} holds 1 and reaches beyond ±{margin:.1%}", ratio)
+    return Verdict("inconclusive", f"{interval} holds 1 and reaches beyond ±{format_share(margin)}", ratio)
 
 
 def _processes(count: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from castwise.analyze import runs
 from castwise.devices import Device, find_device, peak
 from castwise.precisions import find_precision
+from castwise.quantities import format_share
 from castwise.record import Trial
 from castwise.workloads import find_workload
 
@@ -56,7 +57,7 @@ def explain(pair: Pair) -> str:
     if pair.speedup is None or pair.published_speedup is None or pair.baseline is None:
         return ""
     if abs(pair.speedup / pair.published_speedup - 1) < _ALIKE:
-        cause = f"the two speed-ups agree within {_ALIKE:.0%}"
+        cause = f"the two speed-ups agree within {format_share(_ALIKE)}"
     else:
         cause = _cause(pair, pair.trial, pair.baseline)
     return "; ".join(part for part in (cause, _batch(pair.trial, pair.baseline, pair.equal_batch_speedup)) if part)
@@ -99,8 +100,8 @@ def _start(trial: Trial, baseline: Trial) -> str:
         return ""
     without = (before.total - before.start) / (own.total - own.start)
     return (
-        f"here the first step, in which libraries are loaded, is {own.start / own.total:.0%} of the run in "
-        f"{trial.spec.precision} and {before.start / before.total:.0%} in fp32; without it the speed-up is "
+        f"here the first step, in which libraries are loaded, is {format_share(own.start / own.total)} of the run in "
+        f"{trial.spec.precision} and {format_share(before.start / before.total)} in fp32; without it the speed-up is "
         f"{without:.2f}×"
     )
 
@@ -113,8 +114,8 @@ def _loader(trial: Trial, baseline: Trial) -> str:
     workers = trial.spec.recipe.loader.num_workers
     source = {0: "data", 1: "its loader worker"}.get(workers, f"its {workers} loader workers")
     return (
-        f"here the loop waits for {source} {share:.0%} of the time in {trial.spec.precision} "
-        f"and {before:.0%} in fp32: data, not arithmetic, sets the pace"
+        f"here the loop waits for {source} {format_share(share)} of the time in {trial.spec.precision} "
+        f"and {format_share(before)} in fp32: data, not arithmetic, sets the pace"
     )
 
 
@@ -124,7 +125,7 @@ def _idle(pair: Pair, trial: Trial) -> str:
     if share is None or share > _IDLE or (pair.speedup or 0.0) > _GAIN:
         return ""
     return (
-        f"here {trial.spec.precision} runs at {share:.1%} of the {trial.environment.device_name}'s peak"
+        f"here {trial.spec.precision} runs at {format_share(share)} of the {trial.environment.device_name}'s peak"
         f"{_waits(trial, ' and waits')}: launching and synchronising the steps sets the pace"
     )
 
@@ -132,7 +133,7 @@ def _idle(pair: Pair, trial: Trial) -> str:
 def _waits(trial: Trial, verb: str) -> str:
     """Return how much of the time a run waits for data, in words; nothing where that is not known."""
     share = runs.data_share(trial)
-    return "" if share is None else f"{verb} for data {share:.0%} of the time"
+    return "" if share is None else f"{verb} for data {format_share(share)} of the time"
 
 
 def _share_of_peak(trial: Trial) -> float | None:

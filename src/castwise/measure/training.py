@@ -19,6 +19,7 @@ from castwise.measure.techniques.loop import loop_of
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec, stands_in_for
 from castwise.precisions import find_precision
+from castwise.quantities import format_share
 from castwise.record import Epoch, Facts, RankSamples
 from castwise.workloads import find_workload
 
@@ -197,7 +198,7 @@ class TrainingRun:
         }
         if accuracy is not None and self._is_chance(accuracy):
             update["diverged"] = (
-                f"after epoch {len(self._epochs) + 1} the accuracy was {accuracy:.1%}, no better than chance"
+                f"after epoch {len(self._epochs) + 1} the accuracy was {format_share(accuracy)}, no better than chance"
             )
         return epoch.model_copy(update=update)
 
