@@ -15,7 +15,9 @@ from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.drawing import MOST_BARS, MOST_LINES, inert, thinned
 from castwise.report.charts.fit import fitted, fitted_to_phone
 from castwise.report.charts.registry import OVERVIEW_CHARTS, TOPIC_CHARTS, charts_of, overview_charts
-from castwise.report.grid import csv_grid
+from castwise.report.charts.waterfall import Link
+from castwise.report.charts.waterfall import drawn as drawn_links
+from castwise.report.grid import Grid, csv_grid
 from castwise.report.palette import LOOKS, THEMES
 
 
@@ -171,7 +173,7 @@ def test_a_waterfall_is_the_longest_chain_of_techniques() -> None:
     astray = steady("fp32", factor=0.9, techniques=("z", "y"))
     drawn = chart("waterfall", *chain, astray)
     (trace,) = drawn.traces
-    assert trace["x"] == ["plain loop", "+ a", "+ b", "all together"]
+    assert steps(drawn) == ["plain loop", "+ a", "+ b", "all together"]
     assert trace["text"][1:3] == ["2.00×", "1.25×"]
     assert sum(trace["y"][:3]) == pytest.approx(trace["y"][3])
     assert "waterfall" not in names(chain[1], astray), "there is no plain loop to begin with"
@@ -180,7 +182,30 @@ def test_a_waterfall_is_the_longest_chain_of_techniques() -> None:
 def test_a_waterfall_links_sets_in_whatever_order_they_are_written_and_joined() -> None:
     sets = ((1.0, ()), (0.6, ("b",)), (0.5, ("c",)), (0.3, ("a", "b", "d")), (0.9, ("a", "c")))
     drawn = chart("waterfall", *(steady("fp32", factor=factor, techniques=names) for factor, names in sets))
-    assert drawn.traces[0]["x"] == ["plain loop", "+ b", "+ a + d", "all together"]
+    assert steps(drawn) == ["plain loop", "+ b", "+ a + d", "all together"]
+
+
+def test_a_waterfall_begins_with_float32_s_plain_loop_and_changes_the_precision_once() -> None:
+    cells = (("fp32", 1.0, ()), ("bf16-mixed", 1.0, ()), ("tf32", 1.0, ()), ("bf16-mixed", 0.5, ("a",)))
+    drawn = chart("waterfall", *(steady(name, factor=factor, techniques=t) for name, factor, t in cells))
+    assert steps(drawn) == ["fp32, plain loop", "bf16-mixed", "+ a", "all together"]
+    assert drawn.title == "What each change to fp32 bought"
+    assert "waterfall" not in names(*(steady(name) for name, _, t in cells if not t)), "speed-ups are another chart's"
+
+
+def test_a_waterfall_takes_the_precision_and_a_technique_in_one_step_where_neither_was_measured_alone() -> None:
+    drawn = chart("waterfall", steady("fp32"), steady("bf16-mixed", factor=0.5, techniques=("a", "b")))
+    assert steps(drawn) == ["fp32, plain loop", "bf16-mixed + a + b", "all together"]
+
+
+def test_steps_of_a_waterfall_may_have_one_name() -> None:
+    links = [Link("plain", 1.0, None), Link("+ a", 2.0, 2.0), Link("+ a", 3.0, 1.5)]
+    trace = drawn_links(links, "images", "fp32", "title", Grid((), ())).traces[0]
+    assert len(set(trace["x"])) == len(trace["y"]) == 4
+
+
+def steps(drawn: Chart) -> list[str]:
+    return [str(name).replace("<br>", " ") for name in drawn.layout["xaxis"]["ticktext"]]
 
 
 def test_a_waterfall_tells_intervals() -> None:

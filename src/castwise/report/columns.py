@@ -263,7 +263,8 @@ def headline(rows: Sequence[Row]) -> str:
     parts += spreads if len(spreads) == 1 and "" not in spreads else ()
     loops = {row.trial.spec.techniques for row in rows}
     parts += [join(each) for each in loops if each and len(loops) == 1]
-    return f"{', '.join(parts)} on {trial.environment.device_name} ({software_of(trial)})"
+    where = f"{trial.environment.device_name} ({software_of(trial)})"
+    return f"{', '.join(parts)} on {where}" if parts else f"On {where}"
 
 
 def software_of(trial: Trial) -> str:

@@ -78,7 +78,7 @@ def _predicted_text(fit: Fit) -> str:
     foretold, error = _predicted(fit), fit.prediction_error
     if foretold is None:
         return "–"
-    return f"{foretold:,}" if error is None else f"{foretold:,} ({100 * error:+.1f} %)"
+    return f"{foretold:,}" if error is None else f"{foretold:,} ({100 * error:+z.1f} %)"
 
 
 def _of(trial: Trial | None, get: Callable[[Trial], int | float | None]) -> int | float | None:
@@ -223,7 +223,7 @@ def parts_columns(accounts: Sequence[Account]) -> list[Column[Account]]:
             "parts_error",
             "beside the peak",
             lambda each: each.error,
-            lambda each: f"{format_bytes(each.peak_bytes)} ({100 * each.error:+.1f} %)",
+            lambda each: f"{format_bytes(each.peak_bytes)} ({100 * each.error:+z.1f} %)",
         )
     )
     return columns

@@ -107,7 +107,7 @@ def _knees(subject: TopicSubject, trials: list[Trial]) -> Document:
         "name": "knee",
         "x": [trial.spec.batch_size for trial in trials],
         "y": [throughput(trial) for trial in trials],
-        "marker": {"symbol": "circle-open", "size": 16, "line": {"width": 2, "color": INK}},
+        "marker": {"symbol": "circle-open", "size": 16, "color": INK, "line": {"width": 2, "color": INK}},
         "hovertext": [hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in trials],
         "hoverinfo": "text",
         **panel(0),

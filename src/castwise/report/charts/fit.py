@@ -24,6 +24,7 @@ class Place:
 
 
 ON_HALF_A_PAGE = Place(plot_width=480, font_size=13)
+ON_A_PICTURE = Place(plot_width=820, font_size=13)
 ON_A_PHONE = Place(plot_width=225, font_size=11)
 
 # plotly's, in pixels: what stands before an entry's name, and between entries; and by the font's size: a letter, a row.
@@ -34,6 +35,13 @@ def fitted(chart: Chart) -> Document:
     """Return a chart's layout with room for its legend above what is drawn."""
     extra = _room(chart.traces, ON_HALF_A_PAGE)
     return {**chart.layout, "height": chart.layout["height"] + extra}
+
+
+def legend_height(chart: Chart, place: Place) -> int:
+    """Return the pixels that a chart's legend takes; 0 where it has none."""
+    if chart.layout.get("showlegend") is False:
+        return 0
+    return round(_ROW * place.font_size) * _num_rows(chart.traces, place)
 
 
 def fitted_to_phone(chart: Chart) -> Document:

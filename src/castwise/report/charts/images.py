@@ -12,7 +12,7 @@ from castwise.errors import UsageError
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.drawing import inert
-from castwise.report.charts.fit import fitted
+from castwise.report.charts.fit import ON_A_PICTURE, legend_height
 from castwise.report.charts.machines import MachinesSubject, machines
 from castwise.report.charts.registry import charts_of, overview_charts
 from castwise.report.palette import THEMES
@@ -77,15 +77,23 @@ def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[
 def on_white(chart: Chart, topic: str = "") -> dict[str, Any]:
     """Return a chart as a figure that stands by itself: titled, in light colours, on white."""
     title = f"{chart.title}: {topic}" if topic else chart.title
-    own = fitted(chart)
+    own = chart.layout
+    head = _TITLE_HEIGHT + legend_height(chart, ON_A_PICTURE)  # the legend stands below the title
     layout = _light(own)
     layout |= {
-        "title": {"text": inert(title), "x": 0.02, "font": {"size": 16}},
+        "title": {
+            "text": inert(title),
+            "x": 0.02,
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 16},
+            "font": {"size": 16},
+        },
         "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff",
         "width": _WIDTH,
-        "height": own["height"] + _TITLE_HEIGHT,
-        "margin": {**own["margin"], "t": own["margin"]["t"] + _TITLE_HEIGHT},
+        "height": own["height"] + head,
+        "margin": {**own["margin"], "t": own["margin"]["t"] + head},
     }
     return {"data": _light(chart.traces), "layout": layout}
 
