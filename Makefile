@@ -40,7 +40,7 @@ format: .venv/installed-dev
 tables: .venv/installed-dev
 	$(BIN)/python benchmarks/tables.py
 
-# Takes the pictures of docs/reports.md anew, of the same records; needs a browser.
+# Takes the pictures of the docs anew, of the same records; needs a browser.
 pictures: .venv/installed-dev browser
 	$(BIN)/python benchmarks/screenshots.py
 

@@ -1,8 +1,8 @@
 """Take the pictures of docs/reports.md: reports and a comparison of benchmarks/records/, in headless Chromium.
 
-docs/report.html, the report of all of them, is written beside.
+docs/report.html, the report of all of them, is written beside; and the charts of docs/climbs.md and docs/fit.md.
 
-    python benchmarks/screenshots.py [--out docs/images]
+    python benchmarks/screenshots.py [--out docs/images] [--charts-only]
 
 Needs Chromium on the PATH (`make browser`).
 """
@@ -13,8 +13,10 @@ import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
+from record_charts import pictures
 
 from castwise.analyze.compare import MARGIN
+from castwise.report.charts.images import write_pictures
 from castwise.reporting import Asked, find, write_report
 from castwise.versus import compare, write_compared
 
@@ -27,8 +29,18 @@ def main() -> None:
     """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "images")
-    out = parser.parse_args().out
+    parser.add_argument("--charts-only", action="store_true", help="leave the pages as they are")
+    arguments = parser.parse_args()
+    out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
+    for drawn in write_pictures(pictures(), out, ("png",)):
+        print(drawn)
+    if not arguments.charts_only:
+        _take(out)
+
+
+def _take(out: Path) -> None:
+    """Take pictures of pages."""
     path = next(found for name in ("chromium", "google-chrome") if (found := shutil.which(name)))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         steady, runs = Path(folder) / "steady.html", Path(folder) / "runs.html"

@@ -14,8 +14,13 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import climb_tables
+import climbs
+import fit_tables
+import own_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, least_time_table, measured_rows
+from stored import NOT_MEASURED, RECORDS, load
 
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.recommend import recommend
@@ -27,12 +32,10 @@ from castwise.report.suites import markdown_suite
 from castwise.report.tables import markdown_table
 from castwise.report.units import format_rate, format_seconds
 from castwise.suite import LIMIT_STEPS, Suite, find_suite, specs_of
-from castwise.sweep.store import load_folder
 from castwise.techniques import TECHNIQUES, needs_of
 from castwise.workloads import find_workload
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE / "records"
 DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md")))
 _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 
@@ -40,10 +43,7 @@ _MARKED = re.compile(r"(<!-- table: (\w+)(?: ([^\n]+?))? -->\n).*?(<!-- /table -
 @cache
 def rows(folder: str = "trials") -> tuple[Row, ...]:
     """Return every stored trial of a folder beside its baseline, in the order it was measured."""
-    trials, problems = load_folder(RECORDS / folder)
-    for problem in problems:
-        sys.exit(f"{problem.path}: {problem.reason}")
-    return tuple(compare(trials))
+    return tuple(compare(load(RECORDS / folder)))
 
 
 def results(workload: str) -> str:
@@ -109,10 +109,7 @@ def overhead(name: str) -> str:
 @cache
 def suite_trials(form: str) -> tuple[Trial, ...]:
     """Return the stored trials of the suites, in the form `full` or `quick`."""
-    trials, problems = load_folder(RECORDS / "suites" / form)
-    for problem in problems:
-        sys.exit(f"{problem.path}: {problem.reason}")
-    return tuple(trials)
+    return tuple(load(RECORDS / "suites" / form))
 
 
 def suite(argument: str) -> str:
@@ -203,6 +200,41 @@ def least_time(name: str) -> str:
     return least_time_table(document, measured_rows(RECORDS / "goals"))
 
 
+@cache
+def fits() -> fit_tables.Measured:
+    """Return every search for a largest batch on record."""
+    return fit_tables.measured_fits(RECORDS / "fit")
+
+
+def fit_account(name: str) -> str:
+    """Return where one workload's memory goes."""
+    return fit_tables.account(fits().get(name, [[]])[0])
+
+
+def fit_said(name: str) -> str:
+    """Return what `castwise fit` says of one workload."""
+    return fit_tables.sentences(fits().get(name, [[]])[0])
+
+
+@cache
+def measured_climbs() -> tuple[climb_tables.Climb, ...]:
+    """Return every climb on record whose account is known."""
+    accounts = ((name, climbs.known_account(name)) for name in climbs.names())
+    return tuple((name, account, load(RECORDS / "tune" / name)) for name, account in accounts if account is not None)
+
+
+def climb(name: str) -> str:
+    """Return one climb's ladder."""
+    found = next((each for each in measured_climbs() if each[0] == name), None)
+    return NOT_MEASURED if found is None else climb_tables.ladder(*found[1:])
+
+
+def climb_said(name: str) -> str:
+    """Return what one climb came to, in a sentence."""
+    found = next((each for each in measured_climbs() if each[0] == name), None)
+    return NOT_MEASURED if found is None else climb_tables.in_a_sentence(*found)
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "scaling": scaling,
@@ -216,6 +248,17 @@ TABLES: dict[str, Callable[[str], str]] = {
     "techniques": techniques,
     "goals": goals,
     "least_time": least_time,
+    "own": lambda _: own_tables.models(load(RECORDS / "own")),
+    "fits": lambda _: fit_tables.summaries(fits()),
+    "fit": lambda name: fit_tables.in_a_sentence(name, fits()),
+    "fit_account": fit_account,
+    "fit_said": fit_said,
+    "fit_sources": lambda _: fit_tables.beside_sources(fits()),
+    "fit_predictions": lambda _: fit_tables.predictions(fits()),
+    "climbs": lambda _: climb_tables.summary(measured_climbs(), "climbs.md"),
+    "climb": climb,
+    "climb_said": climb_said,
+    "ladders": lambda _: climb_tables.ladders(measured_climbs()),
 }
 
 
@@ -227,6 +270,8 @@ def fill(text: str) -> str:
 def main() -> int:
     """Write the documents, or check them."""
     stale = []
+    if "--check" not in sys.argv:
+        climbs.keep_all()
     for path in DOCUMENTS:
         before = path.read_text()
         after = fill(before)

@@ -29,7 +29,7 @@ GIB = 2**30
 
 
 def fit(made: FakeEngine | None = None, **request: object) -> dict[str, Fit]:
-    asked = FitRequest("resnet50", **{"precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
+    asked = FitRequest(**{"workload": "resnet50", "precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
     made = made or FakeEngine()
     found = prepare_fit(asked, make_engine=lambda *_: made).run()
     assert made.num_open == 0

@@ -79,6 +79,11 @@ def cells(line: str) -> list[str]:
 SOFTWARE = "castwise 0.0 at 0123456789ab, torch 0.0-fake"
 
 
+def test_a_headline_of_cells_that_share_nothing_begins_with_the_device() -> None:
+    trials = [trial("fp32", 1.0), trial("fp32", 1.0, workload="wrn-28-10", batch_size=8, data_set="cifar10")]
+    assert headline(compare(trials)).startswith("On Fake GPU (")
+
+
 def test_a_table_in_full() -> None:
     assert [line.rstrip() for line in printed([trial("fp32", 0.3), trial("bf16-mixed", 0.1)]).splitlines()] == [
         f"resnet50, batch 256, synthetic data on Fake GPU ({SOFTWARE}, driver 0.0-fake, 2000-01-01)",

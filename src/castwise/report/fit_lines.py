@@ -7,7 +7,7 @@ from castwise.analyze.fit import Fit
 from castwise.analyze.memory_account import TOLERANCE, why_not_half
 from castwise.errors import UsageError
 from castwise.memory_parts import Shortfall
-from castwise.precisions import BASELINE
+from castwise.precisions import BASELINE, known_precision
 from castwise.record import Trial
 from castwise.report.fit_columns import (
     accounts_of,
@@ -30,9 +30,15 @@ def conclusions(fits: Sequence[Fit]) -> list[str]:
     for account in accounts:
         base = bases.get(account.trial.spec.techniques)
         is_same_batch = base is not None and base.trial.spec.batch_size == account.trial.spec.batch_size
-        if base is not None and base is not account and is_same_batch:
+        if base is not None and is_same_batch and _is_narrower(account.trial.spec.precision):
             lines.append(why_not_half(base, account, format_bytes))
     return lines
+
+
+def _is_narrower(precision: str) -> bool:
+    """Return whether a precision holds anything in fewer bits than float32: of TF32 nobody expects half the memory."""
+    row = known_precision(precision)
+    return row is None or row.param_dtype != "float32" or row.autocast_dtype is not None
 
 
 def _found(fit: Fit) -> list[str]:

@@ -1,0 +1,161 @@
+"""The tables of climbs: their accounts (climbs.py) beside the trials under benchmarks/records/tune/."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from climbs import Account
+from stored import IMAGES, NOT_MEASURED, where_of
+
+from castwise.analyze import metrics
+from castwise.analyze.climb import Ending
+from castwise.analyze.estimates import Estimate
+from castwise.plan import SYNTHETIC
+from castwise.record import Trial
+from castwise.report.columns import software_of
+from castwise.report.grid import markdown_grid, markdown_text
+from castwise.report.tuning import COLUMNS, Line
+from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+from castwise.techniques import join
+
+Climb = tuple[str, Account, Sequence[Trial]]  # the folder's name, the account, the trials
+_ENDINGS: dict[Ending, str] = {"nothing left": "nothing left", "budget": "`--budget`", "failed": "no plain loop"}
+
+
+def picture_of(name: str) -> str:
+    """Return what the picture of a climb's waterfall is called."""
+    return f"tune-{name}.png"
+
+
+def summary(climbs: Sequence[Climb], document: str) -> str:
+    """Return a line a climb: where it began, the fastest loop, what it took to find it.
+
+    Args:
+        climbs: The folder's name, the account and the trials of each.
+        document: Where its ladder is written out, from the document that this table is in.
+    """
+    if not climbs:
+        return NOT_MEASURED
+    lines = [
+        "| what | plain loop | fastest loop | throughput | over the plain loop | peak memory, plain | peak memory "
+        "| first step | trials | wall time | ended by |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for name, account, trials in climbs:
+        first, last = account["rows"][0], fastest_row(account)
+        unit = metrics.unit_of(trials[0])
+        cells = (
+            f"[{name}]({document}#{_anchor(name)}), batch {trials[0].spec.batch_size}",
+            f"{format_rate(first['throughput_per_second'])} {unit}/s",
+            markdown_text(_loop(account["fastest"])),
+            f"{format_rate(last['throughput_per_second'])} {unit}/s",
+            format_ratio(last["total_speedup"]),
+            format_bytes(first["peak_allocated_bytes"]),
+            format_bytes(last["peak_allocated_bytes"]),
+            format_seconds(last["first_step_seconds"]),
+            str(len(trials)),
+            format_duration(account["seconds"]),
+            _ENDINGS[account["ending"]],
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n\n" + _places(climbs) + "\n"
+
+
+def ladders(climbs: Sequence[Climb]) -> str:
+    """Return every climb with its heading and its picture."""
+    if not climbs:
+        return NOT_MEASURED
+    return "\n".join(f"## {name}\n\n{_shown(name)}{ladder(account, trials)}" for name, account, trials in climbs)
+
+
+def ladder(account: Account, trials: Sequence[Trial]) -> str:
+    """Return what was tried, rung by rung, and what it came to, as `castwise tune` prints it."""
+    unit = metrics.unit_of(trials[0])
+    lines = [_line(row, trials[0], unit) for row in account["rows"]]
+    tried = [line for line in lines if line.outcome != "unsupported"]
+    refused = [_why(line) for line in lines if line.outcome == "unsupported"]
+    failed = [f"{line.tried}: {line.reason}" for line in lines if line.outcome == "failed"]
+    said = [*account["sentences"], *failed, *(f"unsupported: {reason}" for reason in refused)]
+    remarks = (f"- {markdown_text(line)}" for line in said)
+    return "\n".join([markdown_text(_headline(trials)), "", *markdown_grid(COLUMNS, tried), "", *remarks]) + "\n"
+
+
+def in_a_sentence(name: str, account: Account, trials: Sequence[Trial]) -> str:
+    """Return what a climb came to in a sentence, with where and when."""
+    first, last = account["rows"][0], fastest_row(account)
+    unit, spec = metrics.unit_of(trials[0]), trials[0].spec
+    took = f"{len(trials)} trials in {format_duration(account['seconds'])}"
+    return (
+        f"`castwise tune {name}` ({where_of(trials[0])}): from {format_rate(first['throughput_per_second'])} to "
+        f"{format_rate(last['throughput_per_second'])} {unit}/s, {format_ratio(last['total_speedup'])} the plain "
+        f"{spec.precision} loop's, in {format_bytes(last['peak_allocated_bytes'])} instead of "
+        f"{format_bytes(first['peak_allocated_bytes'])}; {took}.\n"
+    )
+
+
+def fastest_row(account: Account) -> dict[str, Any]:
+    """Return the row of the fastest loop: its last mention is the one beside the rung below."""
+    wanted = (account["fastest"]["precision"], join(tuple(account["fastest"]["techniques"])))
+    rows = [row for row in account["rows"] if row["throughput_per_second"] is not None]
+    return next(row for row in reversed(rows) if (row["precision"], row["techniques"]) == wanted)
+
+
+def _line(row: dict[str, Any], trial: Trial, unit: str) -> Line:
+    low, high = row["speedup_low"], row["speedup_high"]
+    ratio = None
+    if row["speedup"] is not None:
+        bounds = (math.nan if low is None else low, math.nan if high is None else high)
+        ratio = Estimate(row["speedup"], *bounds, row["num_processes"])
+    return Line(
+        rung=row["rung"],
+        tried=row["tried"],
+        spec=trial.spec,
+        ratio=ratio,
+        total=row["total_speedup"],
+        outcome=row["outcome"],
+        reason=row["reason"],
+        throughput=row["throughput_per_second"],
+        unit=unit,
+        first_step_seconds=row["first_step_seconds"],
+        peak_bytes=row["peak_allocated_bytes"],
+    )
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w-]", "", heading.lower())
+
+
+def _headline(trials: Sequence[Trial]) -> str:
+    first = trials[0]
+    data = "synthetic data" if first.spec.data_set == SYNTHETIC else first.spec.data_set
+    timed = "steps" if first.spec.kind == "steady" else "epochs"
+    return (
+        f"{first.spec.workload}, batch {first.spec.batch_size}, {timed} on {data}, on {first.environment.device_name} "
+        f"({software_of(first)})"
+    )
+
+
+def _places(climbs: Sequence[Climb]) -> str:
+    """Return where and when they were measured; with their names where that differs."""
+    places: dict[str, list[str]] = {}
+    for name, _, trials in climbs:
+        place = f"{trials[0].environment.device_name} ({software_of(trials[0])})"
+        places.setdefault(place, []).append(name)
+    if len(places) == 1:
+        return f"Measured on {next(iter(places))}."
+    return "\n".join(f"- {', '.join(names)}: on {place}" for place, names in places.items())
+
+
+def _shown(name: str) -> str:
+    picture = picture_of(name)
+    return f"![What each change to {name} bought](images/{picture})\n\n" if (IMAGES / picture).is_file() else ""
+
+
+def _loop(loop: dict[str, Any]) -> str:
+    return f"{loop['precision']}, {', '.join(loop['techniques']) or 'plain loop'}"
+
+
+def _why(line: Line) -> str:
+    """Return why a technique could not be had, with its name once."""
+    return line.reason if line.reason.startswith(line.tried) else f"{line.tried}: {line.reason}"

@@ -1,0 +1,169 @@
+"""The tables of largest batches, from the trials of `castwise fit` under benchmarks/records/fit/."""
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from stored import IMAGES, NOT_MEASURED, load, where_of
+
+from castwise.analyze.fit import Fit, fits_of
+from castwise.precisions import PRECISIONS, why_unsupported
+from castwise.published import LargestBatch, largest_batches
+from castwise.report.fit_columns import (
+    account_name,
+    accounts_of,
+    baseline_of,
+    loop_name,
+    ratio_of,
+    shown_summary,
+    titles_of,
+)
+from castwise.report.fit_lines import conclusions, remarks
+from castwise.report.fitting import headline
+from castwise.report.grid import markdown_grid, markdown_text
+from castwise.report.units import format_bytes, format_duration, format_percent, format_ratio
+
+# The workloads of the sources that filled their GPU's memory.
+_SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))
+_LOWER = "fp16-master"  # what both sources trained in beside float32
+
+_NEAR = 0.03  # the project's goal for predictions
+
+# Searches of one workload under one memory limit, side by side.
+Measured = Mapping[str, Sequence[Sequence[Fit]]]
+
+
+def measured_fits(folder: Path) -> dict[str, list[list[Fit]]]:
+    """Return the searches on record: by folder, and then by the limit that was set to their memory."""
+    found: dict[str, list[list[Fit]]] = {}
+    for path in sorted(folder.glob("*")):
+        groups: dict[int | None, list[Fit]] = {}
+        for fit in fits_of(load(path)):
+            groups.setdefault(fit.spec.memory_limit_bytes, []).append(fit)
+        if groups:
+            found[path.name] = list(groups.values())
+    return found
+
+
+def picture_of(name: str) -> str:
+    """Return what the picture of a workload's curve is called."""
+    return f"fit-{name}.png"
+
+
+def summaries(measured: Measured) -> str:
+    """Return the largest batches of every workload on record."""
+    found = [_summary(name, fits) for name, groups in measured.items() for fits in groups]
+    return "\n".join(found) or NOT_MEASURED
+
+
+def in_a_sentence(name: str, measured: Measured) -> str:
+    """Return the largest batches of a workload in a sentence, with where and when they were found."""
+    if name not in measured:
+        return NOT_MEASURED
+    fits = measured[name][0]
+    trial = fits[0].trials[0]
+    batches = [f"{fit.largest.spec.batch_size:,} in {loop_name(fit)}" for fit in fits if fit.largest is not None]
+    errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
+    foretold = f"; what two small batches foretold lay within {format_percent(max(errors))}" if errors else ""
+    return f"`{_command(fits)}` ({where_of(trial)}): the largest batch that trains is {', '.join(batches)}{foretold}.\n"
+
+
+def _command(fits: Sequence[Fit]) -> str:
+    """Return the command that searched: precisions are named where they are not all that the device has."""
+    spec, hardware = fits[0].spec, fits[0].trials[0].environment.hardware
+    own = list(dict.fromkeys(fit.spec.precision for fit in fits))
+    every = [row.name for row in PRECISIONS if why_unsupported(row, hardware) is None]
+    named = "" if set(own) == set(every) else f" --precision {','.join(own)}"
+    limit = "" if spec.memory_limit_bytes is None else f" --memory {spec.memory_limit_bytes / 2**30:.3g}GiB"
+    return f"castwise fit {spec.workload}{named}{limit}"
+
+
+def _summary(name: str, fits: Sequence[Fit]) -> str:
+    """Return what `castwise fit` prints of one workload first: the largest batches, and what must be known of them."""
+    trials = [trial for fit in fits for trial in fit.trials]
+    took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
+    head = f"{markdown_text(headline(fits))}: {len(trials)} trials, {took}"
+    said = [f"- {markdown_text(line)}" for line in remarks(fits)]
+    picture = picture_of(name)
+    if (IMAGES / picture).is_file():
+        head += f" ([its curve](images/{picture}))"
+    table = [head, "", *markdown_grid(shown_summary(fits), fits)]
+    return "\n".join([*table, *([""] if said else []), *said]) + "\n"
+
+
+def account(fits: Sequence[Fit]) -> str:
+    """Return where a workload's memory goes, at the largest batch that all of its loops have measured.
+
+    Parts are lines here, and loops columns: a page is less wide than a terminal.
+    """
+    accounts = accounts_of(fits)
+    if not accounts:
+        return NOT_MEASURED
+    names = " | ".join(account_name(each) for each in accounts)
+    batches = sorted({each.trial.spec.batch_size for each in accounts})
+    lines = [
+        f"| batch {' and '.join(f'{batch:,}' for batch in batches)} | {names} |",
+        f"|---|{'---:|' * len(accounts)}",
+    ]
+    rows = [
+        (title, [format_bytes(each.bytes_of(part)) for each in accounts]) for part, title in titles_of(accounts).items()
+    ]
+    rows += [
+        ("in all", [format_bytes(each.total_bytes) for each in accounts]),
+        ("peak of the timed steps", [format_bytes(each.peak_bytes) for each in accounts]),
+        ("parts beside that peak", [f"{100 * each.error:z.2f} %" for each in accounts]),
+    ]
+    lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in rows]
+    return "\n".join(lines) + "\n"
+
+
+def sentences(fits: Sequence[Fit]) -> str:
+    """Return what `castwise fit` says of a workload."""
+    return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n" if fits else NOT_MEASURED
+
+
+def beside_sources(measured: Measured) -> str:
+    """Return the sources' ratios of largest batches beside the measured ones, each of one GPU."""
+    lines = [
+        f"| workload | source | GPU | fp32 | {_LOWER} | ratio | here within | fp32 | {_LOWER} | ratio |",
+        "|---|---|---|---:|---:|---:|---|---:|---:|---:|",
+    ]
+    for workload in _SOURCED:
+        own = [_own(fits) for fits in measured.get(workload, [])] or ["not measured yet | – | – | –"]
+        alike: dict[tuple[object, ...], list[LargestBatch]] = {}
+        for found in largest_batches(workload, _LOWER):
+            alike.setdefault((found.suite, found.batch_size, found.baseline), []).append(found)
+        published = [_published(found) for found in alike.values()]
+        for theirs, ours in zip_longest(published, own, fillvalue=None):
+            lines.append(f"| {workload} | {theirs or _NOTHING} | {ours or ' | '.join('–' * 4)} |")
+    return "\n".join(lines) + "\n"
+
+
+def predictions(measured: Measured) -> str:
+    """Return in a sentence how far predictions lay from what was verified."""
+    fits = [fit for groups in measured.values() for group in groups for fit in group]
+    errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
+    if not errors:
+        return NOT_MEASURED
+    within = sum(error <= _NEAR for error in errors)
+    return (
+        f"Of {len(errors)} predictions {within} lay within 3 % of the batch that was verified; the farthest lay "
+        f"{format_percent(max(errors))} from it.\n"
+    )
+
+
+_NOTHING = " | ".join("–" * 5)
+
+
+def _published(found: Sequence[LargestBatch]) -> str:
+    first, gpus = found[0], ", ".join(each.gpu for each in found)
+    return f"{first.suite} | {gpus} | {first.baseline:,} | {first.batch_size:,} | {format_ratio(first.ratio)}"
+
+
+def _own(fits: Sequence[Fit]) -> str:
+    limit, environment = fits[0].spec.memory_limit_bytes, fits[0].trials[0].environment
+    within = f"{format_bytes(limit or environment.gpu_memory_bytes)} of an {environment.device_name}"
+    fit = next((each for each in fits if each.spec.precision == _LOWER and not each.spec.techniques), None)
+    base = baseline_of(fit or fits[0], fits)
+    cells = [f"{each.largest.spec.batch_size:,}" if each and each.largest else "–" for each in (base, fit)]
+    return " | ".join([within, *cells, format_ratio(None if fit is None else ratio_of(fit, fits))])

@@ -1,0 +1,17 @@
+"""The table of models that nobody here wrote (tests/six_models.py), from the trials under benchmarks/records/own/."""
+
+import re
+from collections.abc import Sequence
+
+from stored import NOT_MEASURED
+
+from castwise.analyze.compare import compare
+from castwise.record import Trial
+from castwise.report.tables import markdown_table
+
+
+def models(trials: Sequence[Trial]) -> str:
+    """Return the models in every precision beside each other, as `castwise run` prints them, by their short names."""
+    if not trials:
+        return NOT_MEASURED
+    return re.sub(r"\bsix_models\.py:(\w+?)_full\b", r"\1", markdown_table(compare(trials)))

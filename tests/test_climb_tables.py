@@ -1,0 +1,85 @@
+"""The documents' tables and pictures of climbs."""
+
+from pathlib import Path
+
+import climb_tables
+import pytest
+from climb_tables import Climb, in_a_sentence, ladder, ladders, summary
+from climbs import account_of
+from record_charts import climb_chart
+from stored import NOT_MEASURED
+from test_climbs import climb
+
+from castwise.report.tuning import conclusions, lines_of
+
+
+def measured(**request: object) -> Climb:
+    climbed, trials = climb(**request)
+    return "a-Name", account_of(climbed), trials
+
+
+MEASURED = measured()
+
+
+def rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_a_ladder_has_all_that_was_tried_and_what_it_came_to() -> None:
+    climbed, trials = climb()
+    text = ladder(account_of(climbed), trials)
+    lines = [line for line in lines_of(climbed) if line.outcome != "unsupported"]
+    found = rows(text)[1:]
+    assert [row[1] for row in found] == [line.tried for line in lines]
+    assert [row[-1] for row in found] == [line.outcome or "–" for line in lines]
+    assert all("× [" in row[2] for row in found if row[-1] == "taken"), "rungs have their intervals"
+    assert all(f"- {sentence}" in text for sentence in conclusions(climbed))
+    assert "resnet50, batch 256, steps on synthetic data, on Fake GPU" in text
+    assert text.count("unsupported: foreach-optimizer needs a CPU") == 1
+
+
+def test_the_summary_has_a_line_a_climb_with_the_plain_loop_and_the_fastest() -> None:
+    name, account, trials = MEASURED
+    (line,) = rows(summary([MEASURED], "climbs.md"))[1:]
+    last = account["rows"][0]["throughput_per_second"] * max(row["total_speedup"] or 0 for row in account["rows"])
+    assert line[0] == f"[{name}](climbs.md#a-name), batch 256"
+    assert line[2].startswith(account["fastest"]["precision"])
+    assert float(line[3].split()[0].replace(",", "")) == pytest.approx(last, rel=0.01)
+    assert line[-1] == "nothing left"
+    assert line[-3] == str(len(trials))
+
+
+def test_a_sentence_says_from_where_to_where_and_when() -> None:
+    text = in_a_sentence(*MEASURED)
+    assert text.startswith("`castwise tune a-Name` (Fake GPU, ")
+    assert ", 2026-11-21): from " in text
+    assert text.endswith(" s.\n")
+
+
+def test_pictures_are_linked_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(climb_tables, "IMAGES", tmp_path)
+    assert "![" not in ladders([MEASURED])
+    (tmp_path / "tune-a-Name.png").touch()
+    assert "## a-Name\n\n![What each change to a-Name bought](images/tune-a-Name.png)\n" in ladders([MEASURED])
+
+
+def test_nothing_measured_says_so() -> None:
+    assert summary([], "climbs.md") == ladders([]) == NOT_MEASURED
+
+
+def test_a_waterfall_has_the_rungs_and_no_others() -> None:
+    _, account, _ = MEASURED
+    chart = climb_chart(MEASURED)
+    assert chart is not None
+    taken = [row for row in account["rows"] if row["outcome"] == "taken"]
+    (trace,) = chart.traces
+    assert len(trace["y"]) == len(taken) + 2
+    assert trace["text"][1:-1] == [f"{row['speedup']:.2f}×" for row in taken]
+    assert sum(trace["y"][:-1]) == pytest.approx(trace["y"][-1])
+    assert chart.layout["xaxis"]["ticktext"][1] == taken[0]["tried"]
+
+
+def test_a_climb_that_took_nothing_has_no_waterfall() -> None:
+    name, account, trials = MEASURED
+    plain = account | {"rows": [row for row in account["rows"] if row["outcome"] != "taken"]}
+    assert climb_chart((name, plain, trials)) is None
