@@ -27,6 +27,7 @@ from castwise.report.units import format_bytes, format_duration, format_percent,
 _SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))
 _LOWER = "fp16-master"  # what both sources trained in beside float32
 
+_TIMED = ("throughput_per_second", "knee_batch", "knee_throughput")
 _NEAR = 0.03  # the project's goal for predictions
 
 # Searches of one workload under one memory limit, side by side.
@@ -43,6 +44,11 @@ def measured_fits(folder: Path) -> dict[str, list[list[Fit]]]:
         if groups:
             found[path.name] = list(groups.values())
     return found
+
+
+def is_shared(fits: Sequence[Fit]) -> bool:
+    """Return whether others computed on the GPU while steps were timed."""
+    return any(fit.num_foreign for fit in fits)
 
 
 def picture_of(name: str) -> str:
@@ -64,7 +70,7 @@ def in_a_sentence(name: str, measured: Measured) -> str:
     trial = fits[0].trials[0]
     batches = [f"{fit.largest.spec.batch_size:,} in {loop_name(fit)}" for fit in fits if fit.largest is not None]
     errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
-    foretold = f"; what two small batches foretold lay within {format_percent(max(errors))}" if errors else ""
+    foretold = f"; foretold from two small batches within {format_percent(max(errors))}" if errors else ""
     return f"`{_command(fits)}` ({where_of(trial)}): the largest batch that trains is {', '.join(batches)}{foretold}.\n"
 
 
@@ -84,10 +90,14 @@ def _summary(name: str, fits: Sequence[Fit]) -> str:
     took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
     head = f"{markdown_text(headline(fits))}: {len(trials)} trials, {took}"
     said = [f"- {markdown_text(line)}" for line in remarks(fits)]
+    columns = shown_summary(fits)
     picture = picture_of(name)
-    if (IMAGES / picture).is_file():
+    if is_shared(fits):  # the batches and the memory are right, and nothing that a clock says
+        columns = [column for column in columns if column.name not in _TIMED]
+        head = f"{markdown_text(headline(fits))}: {len(trials)} trials"
+    elif (IMAGES / picture).is_file():
         head += f" ([its curve](images/{picture}))"
-    table = [head, "", *markdown_grid(shown_summary(fits), fits)]
+    table = [head, "", *markdown_grid(columns, fits)]
     return "\n".join([*table, *([""] if said else []), *said]) + "\n"
 
 
@@ -147,8 +157,8 @@ def predictions(measured: Measured) -> str:
         return NOT_MEASURED
     within = sum(error <= _NEAR for error in errors)
     return (
-        f"Of {len(errors)} predictions {within} lay within 3 % of the batch that was verified; the farthest lay "
-        f"{format_percent(max(errors))} from it.\n"
+        f"Of {len(errors)} predictions {within} lie within 3 % of the batches that were verified; the farthest lies "
+        f"{format_percent(max(errors))} from them.\n"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from climb_tables import Climb, picture_of
 from climbs import known_account, names
-from fit_tables import measured_fits
+from fit_tables import is_shared, measured_fits
 from fit_tables import picture_of as curve_of
 from stored import RECORDS, load
 
@@ -26,7 +26,9 @@ def pictures() -> Iterator[Picture]:
         chart = None if account is None else climb_chart((name, account, load(RECORDS / "tune" / name)))
         if chart is not None:
             yield Picture(Path(picture_of(name)).stem, "", chart)
-    for name in measured_fits(RECORDS / "fit"):
+    for name, groups in measured_fits(RECORDS / "fit").items():
+        if is_shared(groups[0]):
+            continue
         topic = collect(load(RECORDS / "fit" / name)).topics[0]
         chart = batch(TopicSubject(topic, lambda trial: trial.spec.key))
         if chart is not None:

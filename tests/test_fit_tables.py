@@ -4,11 +4,21 @@ from pathlib import Path
 
 import fit_tables
 import pytest
-from fit_tables import account, beside_sources, in_a_sentence, measured_fits, predictions, sentences, summaries
+from fit_tables import (
+    account,
+    beside_sources,
+    in_a_sentence,
+    is_shared,
+    measured_fits,
+    predictions,
+    sentences,
+    summaries,
+)
 from stored import NOT_MEASURED
 from test_fit import fit
 
-from castwise.analyze.fit import Fit
+from castwise.analyze.fit import Fit, fits_of
+from castwise.record import Reading
 
 GIB = 2**30
 
@@ -50,6 +60,17 @@ def test_the_summary_is_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
     assert "([its curve](images/fit-resnet50.png))" in summaries({"resnet50": [FOUND]})
 
 
+def test_what_a_clock_says_of_a_gpu_in_turns_is_left_out() -> None:
+    reading = Reading(seconds=1.0, num_samples=1, foreign_processes=2)
+    shared = fits_of(trial.model_copy(update={"readings": (reading,)}) for each in FOUND for trial in each.trials)
+    assert is_shared(shared)
+    assert not is_shared(FOUND)
+    head = rows(summaries({"resnet50": [shared]}))[0]
+    assert "throughput" in rows(summaries({"resnet50": [FOUND]}))[0]
+    assert not {"throughput", "knee", "at the knee"} & set(head)
+    assert "up to 2 other processes computed on the GPU" in summaries({"resnet50": [shared]})
+
+
 def test_parts_of_memory_are_lines_that_sum_to_all() -> None:
     text = account(FOUND)
     assert text.splitlines()[0].endswith("| fp32 | fp16-master | bf16-mixed |")
@@ -72,7 +93,7 @@ def test_a_sentence_names_the_precisions_that_were_asked_for() -> None:
 def test_predictions_that_were_near_are_counted() -> None:
     errors = [abs(each.prediction_error or 0.0) for each in FOUND]
     near = sum(error <= 0.03 for error in errors)
-    assert predictions({"resnet50": [FOUND]}).startswith(f"Of {len(errors)} predictions {near} lay within 3 %")
+    assert predictions({"resnet50": [FOUND]}).startswith(f"Of {len(errors)} predictions {near} lie within 3 %")
 
 
 def test_measured_ratios_stand_beside_the_sources_and_what_is_missing_says_so() -> None:

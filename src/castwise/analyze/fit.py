@@ -229,6 +229,12 @@ class Fit:
         return held / available if available and held else None
 
     @property
+    def num_foreign(self) -> int:
+        """Return how many processes of others computed on the GPU, at the most, while steps were timed."""
+        counts = [reading.foreign_processes for trial in self.trained for reading in trial.readings]
+        return max((count for count in counts if count is not None), default=0)
+
+    @property
     def knee(self) -> Trial | None:
         """Return the smallest batch whose throughput is within 2 % of the best."""
         rates = {trial.spec.key: metrics.throughput(trial) for trial in self.trained}

@@ -80,6 +80,7 @@ def remarks(fits: Sequence[Fit]) -> list[str]:
             lines.append(f"{fit.problem.spec.label}: {fit.problem.status}: {fit.problem.message}")
         elif fit.failing is None:
             lines.append(f"{loop_name(fit)}: the search ended before any batch ran out of memory")
+    lines += _shared(fits)
     lines += _diverged(fits)
     lines += _missing_parts(fits)
     lines += [
@@ -125,6 +126,14 @@ def _needs(trial: Trial) -> str:
 def _least(trial: Trial, found: Shortfall) -> str:
     # A CPU's process has run a step when it is found too large; a GPU's ends at the tensor that does not fit.
     return "" if trial.spec.device_type == "cpu" and found else "at least "
+
+
+def _shared(fits: Sequence[Fit]) -> list[str]:
+    most = max((fit.num_foreign for fit in fits), default=0)
+    if not most:
+        return []
+    others = "another process" if most == 1 else f"up to {most} other processes"
+    return [f"{others} computed on the GPU while steps were timed: throughput, energy and knees are of a GPU in turns"]
 
 
 def _diverged(fits: Sequence[Fit]) -> list[str]:
