@@ -225,6 +225,7 @@ class FakeEngine:
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
         holds: How many times the memory a loop holds that its precision alone makes it; made up by the test.
+        fixed_bytes: What a loop holds on top of that, whatever its batch.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
         checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
@@ -242,6 +243,7 @@ class FakeEngine:
     load_seconds: float = 0.0
     gain: Callable[[TrialSpec], float] = lambda _: 1.0
     holds: Callable[[TrialSpec], float] = lambda _: 1.0
+    fixed_bytes: int = 0
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
@@ -386,7 +388,8 @@ class FakeSession:
         if self.spec.protocol.memory_parts:
             return self._of_fit()
         of_loop = self._engine.holds(self.spec)
-        peak = round(2**23 * self.spec.batch_size * MEMORY[self.spec.precision] * of_loop)
+        of_batch = 2**23 * self.spec.batch_size * MEMORY[self.spec.precision] * of_loop
+        peak = self._engine.fixed_bytes + round(of_batch)
         reserved = None if on_cpu else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
 

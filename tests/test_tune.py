@@ -164,7 +164,7 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 def test_the_budget_ends_it_with_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 5)
-    monkeypatch.setattr("castwise.sweep.climber.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("castwise.sweep.pace.time.perf_counter", lambda: float(next(clock)))
     climbed = climb(engine(), budget_seconds=300)
     assert climbed.ending == "budget"
     assert len(climbed.trials) < len(climb(engine(), budget_seconds=1e6).trials)
@@ -176,10 +176,10 @@ def test_a_short_step_has_a_short_climb_unless_a_budget_is_named(seconds: float,
     made = engine(gain=lambda _: step_seconds(plain) / seconds)
     climb = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
     climb.run()
-    assert climb._budget() == budget
+    assert climb._pace.budget_seconds == budget
     named = prepare_tuning(TuneRequest("resnet50", budget_seconds=7.0), make_engine=lambda *_: made)
     named.run()
-    assert named._budget() == 7.0
+    assert named._pace.budget_seconds == 7.0
 
 
 def test_the_fastest_within_a_memory_limit_is_another_loop() -> None:
@@ -229,7 +229,7 @@ def test_a_second_climb_stays_within_the_memory_limit() -> None:
     limit = 1.5 * 2**30
     climbed = climb(made, memory_bytes=limit)
     assert "cudnn-search" in climbed.winner.techniques
-    within = fastest_within(climbed, limit)
+    within = fastest_within(climbed, limit, 256)
     assert within is not None
     assert set(within.spec.techniques) == {"channels-last", "fused-optimizer", "compile", "cuda-graph"}
     assert any(each.outcome == "too large" for each in climbed.attempts if each.limited)
@@ -244,10 +244,141 @@ def test_a_loop_that_fits_is_climbed_to_even_where_it_is_slower() -> None:
 
     made = engine(gain, holds=lambda spec: 0.4 if "channels-last" in spec.techniques else 1.0)
     climbed = climb(made, precisions=("fp32",), memory_bytes=2**30)
-    within = fastest_within(climbed, 2**30)
+    within = fastest_within(climbed, 2**30, 256)
     assert climbed.winner == climbed.start
     assert within is not None
     assert within.spec.techniques == ("channels-last",)
+
+
+GRAPH_ALONE = Ladder(("fp32",), ("cuda-graph",))
+
+
+def shrunk(made: FakeEngine, limit: float, **request: object) -> Climbed:
+    """Climb over one technique, which pays, within a limit."""
+    asked = TuneRequest("resnet50", memory_bytes=limit, **request)  # type: ignore[arg-type]
+    return replace(prepare_tuning(asked, make_engine=lambda *_: made), ladder=GRAPH_ALONE).run()
+
+
+def graph_pays(spec: TrialSpec) -> float:
+    return 1.5 if "cuda-graph" in spec.techniques else 1.0
+
+
+def test_where_no_loop_fits_the_winner_does_on_a_smaller_batch() -> None:
+    """Made-up loops hold 0.5 GiB and 8 MiB a sample: 1.5 GiB at batch 128, 2.5 at 256."""
+    made = engine(graph_pays, fixed_bytes=2**29)
+    climbed = shrunk(made, 2 * 2**30)
+    assert climbed.winner.batch_size == 256
+    within = fastest_within(climbed, 2 * 2**30)
+    assert within is not None
+    assert within.spec.techniques == ("cuda-graph",)
+    assert within.spec.batch_size == 184, "the largest multiple of 8 on the line that leaves the allocator a little"
+    assert within.outcome == "taken"
+    assert within.tried == "batch 184 (within the limit)"
+    assert fastest_within(climbed, 2 * 2**30, 256) is None
+    sizes = [each for each in climbed.attempts if each.move.batch_size]
+    assert [(each.spec.batch_size, each.outcome) for each in sizes] == [(184, "taken"), (128, "second best")]
+    assert all(each.limited and each.below == climbed.winner for each in sizes)
+    assert climbed.ending == "nothing left"
+    assert {spec.batch_size for spec in climbed.rungs} == {256}, "the ladder is on one batch"
+
+
+def test_a_smaller_batch_is_compared_by_units_a_second() -> None:
+    climbed = shrunk(engine(graph_pays, fixed_bytes=2**29), 2 * 2**30)
+    (taken,) = [each for each in climbed.attempts if each.outcome == "taken" and each.limited]
+    assert taken.ratio is not None
+    assert taken.ratio.value == pytest.approx((184 / 0.0194) / (256 / 0.0266), rel=0.01)
+    line = fastest_within(climbed, 2 * 2**30)
+    assert line is not None
+    assert line.total == pytest.approx(1.5 * taken.ratio.value, rel=0.01)
+    assert line.throughput == pytest.approx(1.5 * 184 / 0.0194, rel=0.01)
+
+
+def test_where_half_the_batch_is_as_good_no_other_is_tried() -> None:
+    """Half the batch was measured to tell what bounds the winner; nothing promises more within this limit."""
+    made = engine(graph_pays, fixed_bytes=2**29)
+    within = fastest_within(shrunk(made, 1.55 * 2**30), 1.55 * 2**30)
+    assert within is not None
+    assert within.spec.batch_size == 128
+    assert {spec.batch_size for spec in made.measured} == {128, 256}
+
+
+def test_a_quarter_and_less_is_foretold_from_the_whole_and_the_half() -> None:
+    made = engine(graph_pays, fixed_bytes=2**29)
+    limit = 0.6 * 2**30
+    within = fastest_within(shrunk(made, limit), limit)
+    assert within is not None
+    assert within.spec.batch_size == 11
+    assert {spec.batch_size for spec in made.measured} == {11, 128, 256}, "in one trial more"
+
+
+def test_what_was_foretold_too_large_is_followed_by_a_smaller_one() -> None:
+    """The allocator keeps more on this batch than the line says."""
+    made = engine(graph_pays, fixed_bytes=2**29, holds=lambda spec: 1.1 if 128 < spec.batch_size < 256 else 1.0)
+    climbed = shrunk(made, 2 * 2**30)
+    within = fastest_within(climbed, 2 * 2**30)
+    assert within is not None
+    assert within.spec.batch_size == 168
+    outcome = {each.spec.batch_size: each.outcome for each in climbed.attempts if each.limited}
+    assert outcome == {168: "taken", 184: "too large", 128: "second best"}
+
+
+def test_a_smaller_batch_that_fails_is_a_recorded_result() -> None:
+    class Refusing(FakeEngine):
+        """Fails on one batch alone."""
+
+    made = Refusing(exclusive=False, gain=graph_pays, fixed_bytes=2**29)
+    key = next(t.spec.key for t in shrunk(made, 2 * 2**30).trials if t.spec.batch_size == 184)
+    climbed = shrunk(engine(graph_pays, fixed_bytes=2**29, faults={key: Fault("crash")}), 2 * 2**30)
+    outcome = {each.spec.batch_size: each.outcome for each in climbed.attempts if each.limited}
+    assert outcome[184] == "failed"
+    within = fastest_within(climbed, 2 * 2**30)
+    assert within is not None
+    assert 128 < within.spec.batch_size < 184
+
+
+def test_trials_on_smaller_batches_are_on_record(tmp_path: Path) -> None:
+    limit = 2 * 2**30
+    before = shrunk(engine(graph_pays, fixed_bytes=2**29), limit, results=tmp_path)
+    after = shrunk(again := engine(graph_pays, fixed_bytes=2**29), limit, results=tmp_path)
+    assert again.measured == []
+    assert [(each.spec, each.outcome) for each in after.attempts] == [
+        (each.spec, each.outcome) for each in before.attempts
+    ]
+    tighter = shrunk(again, 1.8 * 2**30, results=tmp_path)
+    assert {spec.batch_size for spec in again.measured} == {160, 256}, (
+        "another limit takes one trial, and its neighbour"
+    )
+    assert fastest_within(tighter, 1.8 * 2**30) is not None
+
+
+def test_a_limit_that_nothing_meets_ends_with_what_is_needed() -> None:
+    made = engine(graph_pays, fixed_bytes=2**29)
+    climbed = shrunk(made, 2**29)
+    assert fastest_within(climbed, 2**29) is None
+    assert {spec.batch_size for spec in made.measured} == {1, 128, 256}
+    least = "the least that one needs is 522 MiB: fp32, cuda-graph, batch 1."
+    assert f"No loop that was tried fits into 512 MiB: {least}" in conclusions(climbed, 2**29)
+    assert climbed.ending == "nothing left"
+
+
+def test_smaller_batches_wait_for_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0, 5)
+    monkeypatch.setattr("castwise.sweep.pace.time.perf_counter", lambda: float(next(clock)))
+    made = engine(graph_pays, fixed_bytes=2**29)
+    climbed = shrunk(made, 2 * 2**30, budget_seconds=400)
+    assert climbed.ending == "budget"
+    assert {spec.batch_size for spec in made.measured} == {128, 256}, "half the plain loop's tells what bounds it"
+    assert "No loop that was tried fits" in conclusions(climbed, 2 * 2**30)[1]
+
+
+def test_where_techniques_cannot_reach_the_limit_the_first_batch_is_not_climbed_again() -> None:
+    made = engine(holds=lambda spec: 0.95 if spec.techniques else 1.0, fixed_bytes=2**29)
+    climbed = climb(made, memory_bytes=0.8 * 2**30)
+    unlimited = climb(plain := engine(holds=lambda spec: 0.95 if spec.techniques else 1.0, fixed_bytes=2**29))
+    assert climbed.winner == unlimited.winner
+    cells, others = ({spec.cell for spec in each.measured if spec.batch_size == 256} for each in (made, plain))
+    assert cells == others
+    assert len(made.measured) - len(plain.measured) == 2, "the smaller batch, and its neighbour"
 
 
 def test_a_larger_batch_is_a_move_where_it_is_asked_for() -> None:
@@ -258,7 +389,7 @@ def test_a_larger_batch_is_a_move_where_it_is_asked_for() -> None:
     climbed = climb(engine(gain), larger_batches=True, precisions=("fp32",))
     assert climbed.winner.batch_size == 512
     taken = next(each for each in climbed.attempts if each.outcome == "taken")
-    assert taken.move.name == "2 times the batch"
+    assert taken.move.name == "batch 512"
     assert taken.ratio is not None
     assert taken.ratio.value == pytest.approx(1.3, rel=0.1)
     line = lines_of(climbed)[1]
@@ -304,6 +435,35 @@ def test_it_says_in_words_what_was_reached(command: CommandLine) -> None:
     assert "TF32, which moves the same bytes, is 1.67 times as fast" in done.out
 
 
+LIMITED = ("tune", "resnet50", "--memory", "1.5GiB", "--precision", "fp32")
+
+
+@pytest.mark.parametrize("output", ["table", "json", "markdown", "csv"])
+def test_a_loop_on_a_smaller_batch_is_named_in_every_format(command: CommandLine, output: str) -> None:
+    made = engine(graph_pays)
+    done = command(*LIMITED, "--format", output, "--results", command.results, engine=made)
+    assert done.code == 0
+    assert "batch 184 (within the limit)" in done.out
+    said = (
+        "The fastest within 1.50 GiB: fp32, cuda-graph, batch 184: 14,2",
+        "Batch 184 in the place of 256 is another training: the noise of gradients and the statistics of batch norm "
+        "differ; on batch 256 no loop that was tried fits.",
+    )
+    if output in ("table", "markdown"):
+        assert all(sentence in done.out for sentence in said)
+        assert "1.44 GiB  taken" in done.out or "| 1.44 GiB | taken |" in done.out, "as the limit counts it"
+    if output == "json":
+        document = json.loads(done.out)
+        assert document["fastest"]["batch_size"] == 256
+        assert document["fastest_within_memory"]["batch_size"] == 184
+        assert document["fastest_within_memory"]["techniques"] == ["cuda-graph"]
+        assert document["fastest_within_memory_on_this_batch"] is None
+        (row,) = [row for row in document["rows"] if row["batch_size"] == 184]
+        assert row["outcome"] == "taken"
+        assert row["peak_reserved_bytes"] <= 1.5 * 2**30 < document["rows"][0]["peak_reserved_bytes"]
+        assert any(said[1] in sentence for sentence in document["sentences"])
+
+
 @pytest.mark.parametrize("output", ["json", "markdown", "csv"])
 def test_other_formats_have_the_rungs_too(command: CommandLine, output: str) -> None:
     done = command("tune", "resnet50", "--format", output, "--results", command.results, engine=engine())
@@ -343,6 +503,25 @@ def test_the_winner_is_written_as_a_script(command: CommandLine, tmp_path: Path)
     assert "step = StepGraph(train, DEVICE, None)" in text
     assert "Measured by castwise" in text
     compile(text, "train.py", "exec")
+
+
+def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    done = command(*LIMITED, "--emit", file, "--results", command.results, engine=engine(graph_pays))
+    assert done.code == 0
+    assert "the fastest loop within 1.50 GiB as a script" in done.err
+    text = file.read_text()
+    assert "BATCH_SIZE, UNIT = 184, 'images'" in text
+    assert "Measured by castwise 0.0: 14,2" in text
+
+
+def test_without_a_loop_that_fits_there_is_no_script(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--memory", "1MiB", "--precision", "fp32", "--emit", file)
+    done = command(*arguments, "--results", command.results, engine=engine(graph_pays))
+    assert done.code == 1
+    assert "is not written: no loop that was tried fits into 1.00 MiB" in done.err
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build"])

@@ -3,7 +3,7 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from castwise.cli_options import (
     check_single,
     complete_precisions,
 )
+
+if TYPE_CHECKING:
+    from castwise.analyze.climb import Climbed
 
 _EXAMPLES = """\
 Examples:
@@ -72,11 +75,18 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     ] = Allowed.DRAWS,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.", min=1)] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Climb to the fastest loop within this memory too: 8GiB.", metavar="SIZE")
+        str | None,
+        typer.Option(
+            help="Find the fastest loop within this memory too, on a smaller batch where need be: 8GiB.", metavar="SIZE"
+        ),
     ] = None,
     emit: Annotated[
         Path | None,
-        typer.Option(help="Write the fastest loop as a script in plain PyTorch, without castwise.", metavar="FILE"),
+        typer.Option(
+            help="Write the fastest loop, the one within --memory if that is given, as a script in plain PyTorch, "
+            "without castwise.",
+            metavar="FILE",
+        ),
     ] = None,
     budget: Annotated[
         str | None,
@@ -143,10 +153,22 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         check_script(request.workload, wanted, recipe)
     code, climbed = carry_out(request, output.value, limit, verbose=verbose)
     if emit is not None and climbed is not None and climbed.ending != "failed":
-        from castwise.report.script.emit import script_of
-        from castwise.report.tuning import measured_words
-        from castwise.reporting import write_whole
-
-        write_whole(emit, script_of(climbed.winner, measured_words(climbed)).encode())
-        print(f"{emit}: the fastest loop as a script", file=sys.stderr)
+        code = _emit(emit, climbed, limit)
     raise typer.Exit(code)
+
+
+def _emit(file: Path, climbed: "Climbed", limit: float | None) -> int:
+    """Write the loop that was asked for as a script, the one that fits where there is a limit; return the exit code."""
+    from castwise.report.script.emit import script_of
+    from castwise.report.tuning import chosen, measured_words
+    from castwise.report.units import format_bytes
+    from castwise.reporting import write_whole
+
+    spec = chosen(climbed, limit)
+    if spec is None:
+        print(f"{file} is not written: no loop that was tried fits into {format_bytes(limit)}.", file=sys.stderr)
+        return 1
+    write_whole(file, script_of(spec, measured_words(climbed, spec)).encode())
+    within = "" if limit is None else f" within {format_bytes(limit)}"
+    print(f"{file}: the fastest loop{within} as a script", file=sys.stderr)
+    return 0

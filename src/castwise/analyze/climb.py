@@ -77,37 +77,35 @@ class Move:
     Attributes:
         precision: The precision it goes to; None leaves it.
         techniques: The techniques it adds; one that excludes another takes its place.
-        batch_factor: What the batch is multiplied by.
+        batch_size: The batch it goes to; None leaves it.
     """
 
     precision: str | None = None
     techniques: tuple[str, ...] = ()
-    batch_factor: int = 1
+    batch_size: int | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Return what it changes: `precision`, `batch`, and the names of techniques."""
-        return (
-            ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_factor > 1 else ()) + self.techniques
-        )
+        return ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ()) + self.techniques
 
     @property
     def singles(self) -> list["Move"]:
         """Return its changes one by one, the precision first."""
         first = [Move(precision=self.precision)] if self.precision else []
-        larger = [Move(batch_factor=self.batch_factor)] if self.batch_factor > 1 else []
-        return [*first, *(Move(techniques=(name,)) for name in self.techniques), *larger]
+        batch = [Move(batch_size=self.batch_size)] if self.batch_size else []
+        return [*first, *(Move(techniques=(name,)) for name in self.techniques), *batch]
 
     @property
     def name(self) -> str:
         """Return it as people read it: `bf16-mixed + channels-last`."""
-        larger = f"{self.batch_factor} times the batch" if self.batch_factor > 1 else None
-        return " + ".join(filter(None, (self.precision, *self.techniques, larger)))
+        batch = f"batch {self.batch_size}" if self.batch_size else None
+        return " + ".join(filter(None, (self.precision, *self.techniques, batch)))
 
     @property
     def rank(self) -> int:
         """Return when its turn is: the lowest first."""
-        if self.batch_factor > 1:
+        if self.batch_size:
             return _BATCH_RANK
         if self.precision:
             return _PRECISION_RANK
@@ -118,7 +116,8 @@ class Move:
         if self.precision is not None:
             row = find_precision(self.precision)
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
-        spec = spec.model_copy(update={"batch_size": spec.batch_size * self.batch_factor})
+        if self.batch_size is not None:
+            spec = spec.model_copy(update={"batch_size": self.batch_size})
         kept = [name for name in spec.techniques if not any(_excludes(name, added) for added in self.techniques)]
         return resolve((*kept, *self.techniques), spec)
 
@@ -127,7 +126,7 @@ def move_between(below: TrialSpec, spec: TrialSpec) -> Move:
     """Return the move that makes one loop of another."""
     added = tuple(name for name in spec.techniques if name not in below.techniques)
     precision = None if spec.precision == below.precision else spec.precision
-    return Move(precision, added, spec.batch_size // below.batch_size)
+    return Move(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ class Ladder:
         moves += [Move(techniques=(name,)) for name in new]
         moves += [Move(techniques=pair) for pair in _PAIRS if pair[0] in new and pair[1] in new]
         if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
-            moves.append(Move(batch_factor=2))
+            moves.append(Move(batch_size=2 * current.batch_size))
         return moves
 
 
@@ -239,7 +238,7 @@ def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, .
 
 
 def by_units(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-    """Return a ratio of step times as one of units a second: a larger batch has more of them in a step."""
+    """Return a ratio of step times as one of units a second: a step on a larger batch has more of them."""
     factor = spec.batch_size / below.batch_size
     if ratio is None or factor == 1:
         return ratio
@@ -316,8 +315,6 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
     if last is None:
         return True
     rung = 1 + max((each.rung for each in attempts if each.outcome == "taken"), default=-1)
-    if move.batch_factor > 1 and last.outcome == "taken":
-        return True
     if last.rung == rung or last.outcome in ("taken", "failed", "too large"):
         return False
     since = [each for each in attempts if each.outcome == "taken" and each.rung >= last.rung]

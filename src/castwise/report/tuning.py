@@ -43,6 +43,7 @@ class Line:
         unit: What throughput counts.
         first_step_seconds: The first step, searching and compiling included.
         peak_bytes: Peak of what tensors held.
+        held_bytes: Peak of what counts against a memory limit: what the allocator reserved; of tensors on a CPU.
     """
 
     rung: int
@@ -56,6 +57,7 @@ class Line:
     unit: str
     first_step_seconds: float | None
     peak_bytes: int | None
+    held_bytes: int | None
 
 
 def lines_of(climbed: Climbed) -> list[Line]:
@@ -97,6 +99,7 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
         unit=_unit(climbed),
         first_step_seconds=max((found for each in trials if (found := _first_step(each)) is not None), default=None),
         peak_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in well),
+        held_bytes=int(held) if math.isfinite(held := needs_of(well)) else None,
     )
 
 
@@ -121,15 +124,32 @@ def throughput_of(trials: Sequence[Trial]) -> float | None:
     return metrics.units_per_step(trials[0].spec, facts) / step.value
 
 
-def fastest_within(climbed: Climbed, memory_bytes: float) -> Line | None:
+def fastest_within(climbed: Climbed, memory_bytes: float, batch_size: int | None = None) -> Line | None:
     """Return the fastest loop tried whose processes held no more than this; None where each held more.
 
-    Memory is what the allocator reserved, by which a loop fits or not; of tensors on a CPU.
+    That is the fastest loop of all where it does.
+
+    Args:
+        climbed: The climb.
+        memory_bytes: The limit, for what the allocator reserved, by which a loop fits or not; for tensors on a CPU.
+        batch_size: Of loops on this batch; None takes any.
     """
-    fitting_lines = [
-        line for line in lines_of(climbed) if line.throughput and needs_of(climbed.of(line.spec)) <= memory_bytes
+    lines = [
+        line
+        for line in lines_of(climbed)
+        if line.throughput and line.held_bytes is not None and line.held_bytes <= memory_bytes
     ]
-    return max(fitting_lines, key=lambda line: line.throughput or 0.0, default=None)
+    lines = [line for line in lines if batch_size in (None, line.spec.batch_size)]
+    best = max(lines, key=lambda line: line.throughput or 0.0, default=None)
+    return next((line for line in lines if line.spec.cell == climbed.winner.cell), best)
+
+
+def chosen(climbed: Climbed, memory_bytes: float | None) -> TrialSpec | None:
+    """Return the loop that was asked for: the fastest, or the fastest within a limit; None where none fits."""
+    if memory_bytes is None:
+        return climbed.winner
+    within = fastest_within(climbed, memory_bytes)
+    return None if within is None else within.spec
 
 
 def _ratio_text(line: Line) -> str:
@@ -170,6 +190,9 @@ COLUMNS: tuple[Column[Line], ...] = (
     ),
     Column("outcome", "verdict", lambda line: line.outcome, lambda line: line.outcome or "–", left=True),
 )
+_HELD: Column[Line] = Column(
+    "peak_reserved_bytes", "memory held", lambda line: line.held_bytes, lambda line: format_bytes(line.held_bytes)
+)
 _MORE: tuple[Column[Line], ...] = (
     Column("speedup_low", "low", lambda line: _end(line, "low"), lambda line: _number(_end(line, "low"))),
     Column("speedup_high", "high", lambda line: _end(line, "high"), lambda line: _number(_end(line, "high"))),
@@ -180,8 +203,17 @@ _MORE: tuple[Column[Line], ...] = (
     Column(
         "techniques", "techniques", lambda line: join(line.spec.techniques), lambda line: join(line.spec.techniques)
     ),
+    Column("batch_size", "batch", lambda line: line.spec.batch_size, lambda line: str(line.spec.batch_size)),
+    _HELD,
     Column("reason", "reason", lambda line: line.reason, lambda line: line.reason),
 )
+
+
+def _columns(memory_bytes: float | None) -> tuple[Column[Line], ...]:
+    """Return what a table shows: of memory, where there is a limit, what is compared with it."""
+    if memory_bytes is None:
+        return COLUMNS
+    return tuple(_HELD if column.name == "peak_allocated_bytes" else column for column in COLUMNS)
 
 
 def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str]:
@@ -193,17 +225,13 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
     found: list[str] = []
     if last.throughput is not None:
         found.append(
-            f"The fastest loop: {loop_name(climbed.winner)}: {format_rate(last.throughput)} {unit}/s, "
+            f"The fastest loop: {_named(climbed, last)}: {format_rate(last.throughput)} {unit}/s, "
             f"{format_ratio(last.total)} the plain loop's."
         )
     if memory_bytes is not None:
-        within = fastest_within(climbed, memory_bytes)
-        found.append(
-            f"No loop that was tried fits into {format_bytes(memory_bytes)}."
-            if within is None
-            else f"The fastest within {format_bytes(memory_bytes)}: {loop_name(within.spec)}: "
-            f"{format_rate(within.throughput)} {unit}/s, peak {format_bytes(within.peak_bytes)}."
-        )
+        found += _of_limit(climbed, memory_bytes)
+    elif last.spec.batch_size != climbed.start.batch_size:
+        found.append(f"{_other_training(climbed, last)}.")
     count = len(climbed.trials)
     found.append(f"{count} trials in {format_duration(climbed.seconds)}: {_ENDINGS[climbed.ending]}.")
     if climbed.ending != "failed":
@@ -211,9 +239,47 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
     return found
 
 
-def measured_words(climbed: Climbed) -> str:
-    """Return what was measured of the fastest loop, where, in a line."""
-    own = climbed.of(climbed.winner)
+def _of_limit(climbed: Climbed, memory_bytes: float) -> list[str]:
+    """Return what is within a limit, and what another batch changes."""
+    within, limit, unit = fastest_within(climbed, memory_bytes), format_bytes(memory_bytes), _unit(climbed)
+    if within is None:
+        held = [line for line in lines_of(climbed) if line.held_bytes is not None]
+        least = min(held, key=lambda line: line.held_bytes or 0, default=None)
+        none = f"No loop that was tried fits into {limit}"
+        if least is None:
+            return [f"{none}."]
+        name = f"{loop_name(least.spec)}, batch {least.spec.batch_size}"
+        return [f"{none}: the least that one needs is {format_bytes(least.held_bytes)}: {name}."]
+
+    def told(line: Line) -> str:
+        return (
+            f"{_named(climbed, line)}: {format_rate(line.throughput)} {unit}/s, holds {format_bytes(line.held_bytes)}"
+        )
+
+    found, batch_size = [f"The fastest within {limit}: {told(within)}."], climbed.start.batch_size
+    if within.spec.batch_size != batch_size:
+        same = fastest_within(climbed, memory_bytes, batch_size)
+        first = "no loop that was tried fits" if same is None else f"the fastest that fits is {told(same)}"
+        found.append(f"{_other_training(climbed, within)}; on batch {batch_size} {first}.")
+    return found
+
+
+def _named(climbed: Climbed, line: Line) -> str:
+    """Return a loop's name, with its batch where that is not the plain loop's."""
+    batch_size = line.spec.batch_size
+    return loop_name(line.spec) + ("" if batch_size == climbed.start.batch_size else f", batch {batch_size}")
+
+
+def _other_training(climbed: Climbed, line: Line) -> str:
+    return (
+        f"Batch {line.spec.batch_size} in the place of {climbed.start.batch_size} is another training: "
+        "the noise of gradients and the statistics of batch norm differ"
+    )
+
+
+def measured_words(climbed: Climbed, spec: TrialSpec) -> str:
+    """Return what was measured of a loop, where, in a line."""
+    own = climbed.of(spec)
     environment = own[0].environment
     return (
         f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {_unit(climbed)}/s on "
@@ -233,12 +299,16 @@ def headline(climbed: Climbed) -> str:
     return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
 
 
+# Columns that narrow terminals go without.
+_LEFT_OUT_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
+
+
 def print_tuning(climbed: Climbed, console: Console, memory_bytes: float | None = None) -> None:
     """Print a climb to a terminal."""
     soft = not console.is_terminal
     console.print(escape(headline(climbed)), style="bold", soft_wrap=soft)
     lines = lines_of(climbed)
-    columns, left_out = fitting(COLUMNS, lines, console.width, ("first_step_seconds", "peak_allocated_bytes"))
+    columns, left_out = fitting(_columns(memory_bytes), lines, console.width, _LEFT_OUT_FIRST)
 
     def style(line: Line) -> str | None:
         return "bold green" if line.outcome == "taken" else (None if line.outcome is None else "dim")
@@ -255,7 +325,7 @@ def markdown_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
     """Return a climb as Markdown."""
     remarks = [f"- {markdown_text(line)}" for line in reasons(climbed)]
     said = [f"- {markdown_text(line)}" for line in conclusions(climbed, memory_bytes)]
-    grid = markdown_grid(COLUMNS, lines_of(climbed))
+    grid = markdown_grid(_columns(memory_bytes), lines_of(climbed))
     return "\n".join([markdown_text(headline(climbed)), "", *grid, "", *remarks, *said]) + "\n"
 
 
@@ -266,12 +336,16 @@ def csv_tuning(climbed: Climbed) -> str:
 
 def json_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
     """Return the lines, the winner, the sentences and the whole records as JSON."""
-    within = None if memory_bytes is None else fastest_within(climbed, memory_bytes)
+    within, same = (
+        None if memory_bytes is None else fastest_within(climbed, memory_bytes, batch_size)
+        for batch_size in (None, climbed.start.batch_size)
+    )
     document: dict[str, Any] = {
         "workload": climbed.start.workload,
         "rows": [plain((*COLUMNS, *_MORE), line) for line in lines_of(climbed)],
         "fastest": _loop(climbed.winner),
         "fastest_within_memory": None if within is None else _loop(within.spec),
+        "fastest_within_memory_on_this_batch": None if same is None else _loop(same.spec),
         "ending": climbed.ending,
         "seconds": climbed.seconds,
         "sentences": conclusions(climbed, memory_bytes),
@@ -281,4 +355,9 @@ def json_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
 
 
 def _loop(spec: TrialSpec) -> dict[str, Any]:
-    return {"precision": spec.precision, "loss_scale": spec.loss_scale, "techniques": list(spec.techniques)}
+    return {
+        "precision": spec.precision,
+        "loss_scale": spec.loss_scale,
+        "techniques": list(spec.techniques),
+        "batch_size": spec.batch_size,
+    }

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from castwise.analyze import metrics
 from castwise.analyze.climb import (
     Attempt,
     Climbed,
@@ -19,13 +18,14 @@ from castwise.analyze.climb import (
     needs_of,
 )
 from castwise.analyze.estimates import Estimate, judge
+from castwise.analyze.smaller_batch import Held, least_together, next_batch
 from castwise.analyze.speedups import speedup_estimate, turns_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 from castwise.sweep.job import Job, is_of
+from castwise.sweep.pace import Pace, is_short
 from castwise.sweep.rounds import Rounds, Rule
 from castwise.sweep.runner import Uncounted, why_lacking
-from castwise.techniques import times_kernels_while_compiling
 
 _ONCE = Rule(min_rounds=1, max_rounds=1)
 # Loops that sit beside the one below at the most: a CPU has no cores for more than one.
@@ -37,12 +37,8 @@ _PROMISING = 1.005
 # Two processes of a cell were seen to differ by up to 8 % where the host sets the pace: what the turns of one sitting
 # show beyond that needs no further process.
 _BEYOND_PROCESSES = 1.10
-BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 160.0
-_SHORT_STEP = 0.01  # the plain loop's, for which a climb has the short budget. Source: chosen here.
 _MOST_PROOFS = 3  # sittings in which the rungs are proven
-# Before anything was compiled, what compiling takes a process. Source: an H200's host: ResNet-50 38 s, MNIST 14 s.
-_COMPILE_SECONDS, _SHORT_COMPILE_SECONDS = 40.0, 15.0
-_COMPILES = {"compile": 1.0, "compile-max-autotune": 4.0, "compiled-update": 0.5}  # times that
+_MOST_SIZES = 4  # smaller batches at the most, half the batch among them
 _NO_OUTCOME: tuple[Outcome, str] = ("taken", "")
 
 
@@ -56,7 +52,7 @@ class Climb:
         job: The machine, its records, and where to tell of progress.
         budget_seconds: Wall time after which nothing further is tried; None takes what the plain step suggests.
         known: The recorded trials that stand.
-        memory_bytes: What the second climb's loops may hold; None climbs once.
+        memory_bytes: What a loop may hold that is looked for besides; None looks for none.
     """
 
     start: TrialSpec
@@ -69,15 +65,14 @@ class Climb:
     def __post_init__(self) -> None:
         self._cells: dict[str, TrialSpec] = {}  # all that belongs to the climb
         self._probes: list[TrialSpec] = []
-        self._began = time.perf_counter()
-        self._loop_seconds = self._compile_seconds = 0.0
         # How many trials a climb takes nobody knows, and why rounds of its own end is no news.
         self._sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener, remarks=False))
 
     def run(self) -> Climbed:
-        """Climb until nothing left pays, or the time is up; then the same within the memory limit, if there is one."""
-        self._began = time.perf_counter()
+        """Climb until nothing left pays, or the time is up; then look for what is within the memory limit."""
+        self._pace = Pace(self.budget_seconds)
         self._probe(self.start)
+        self._pace.short = is_short(self._of(self.start))
         ending: Ending = "failed"
         attempts: list[Attempt] = []
         if self._is_well(self.start):
@@ -85,14 +80,26 @@ class Climb:
             winner = next((each.spec for each in reversed(attempts) if each.outcome == "taken"), self.start)
             if winner != self.start:
                 self._probe(winner)
-            if self.memory_bytes is not None and self._needs(winner) > self.memory_bytes and ending != "budget":
-                within, ending = self._climb(self.memory_bytes)
-                seen = {(each.below.cell, each.spec.cell) for each in attempts}
-                new = [each for each in within if (each.below.cell, each.spec.cell) not in seen]
-                attempts += [replace(each, limited=True) for each in new]
+            if self.memory_bytes is not None and self._needs(winner) > self.memory_bytes:
+                within, ending = self._within(winner, attempts, ending, self.memory_bytes)
+                attempts += [replace(each, limited=True) for each in within]
         trials = tuple(trial for spec in self._cells.values() for trial in self._of(spec))
-        seconds = time.perf_counter() - self._began
-        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, seconds)
+        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, self._pace.seconds)
+
+    def _within(
+        self, winner: TrialSpec, attempts: Sequence[Attempt], ending: Ending, limit: float
+    ) -> tuple[list[Attempt], Ending]:
+        """Look for what is within a limit: the winner on smaller batches, then the other loops where there is hope."""
+        sizes, in_time = self._on_smaller_batches(winner, limit)
+        rung = sum(each.outcome == "taken" for each in attempts)
+        found = self._told_of_sizes(rung, winner, sizes, limit)
+        if ending == "budget" or not in_time:
+            return found, "budget"
+        if least_together(self.start, attempts, self._needs) > limit:
+            return found, ending
+        others, ending = self._climb(limit)
+        seen = {(each.below.cell, each.spec.cell) for each in attempts}
+        return [*found, *(each for each in others if (each.below.cell, each.spec.cell) not in seen)], ending
 
     def _climb(self, limit: float | None) -> tuple[list[Attempt], Ending]:
         """Climb once; return what was tried, rung by rung, and why it ended."""
@@ -141,7 +148,7 @@ class Climb:
         """Return the loops from one up to the best that these moves make together, a change each."""
         loops = [loop for loop in chain(current, better) if why_lacking(loop, self.job.sweep.environment) is None]
         best = better[0].on(current)
-        if len(loops) > 1 and self._has_time_for([current, *loops]):
+        if len(loops) > 1 and self._pace.has_time_for([current, *loops]):
             self._sit_together([current, *loops])
         known = [loop for loop in loops if self._pays(current, loop, limit)]
         top = max(known, key=lambda loop: self._merit(current, loop, limit), default=best)
@@ -193,6 +200,43 @@ class Climb:
                 tries.append(Attempt(rung, move, current, spec, None, "unsupported", reason))
         return kept
 
+    # Smaller batches
+
+    def _on_smaller_batches(self, loop: TrialSpec, limit: float) -> tuple[list[TrialSpec], bool]:
+        """Measure a loop on smaller batches; return those that were, and whether there was time for all."""
+        half = half_batch(loop)
+        tried = [loop] if half is None or not self._of(half) else [loop, half]
+        while len(tried) <= _MOST_SIZES:
+            size = next_batch([self._held(loop, spec) for spec in tried], limit)
+            spec = None if size is None else Move(batch_size=size).on(loop)
+            if spec is None or why_lacking(spec, self.job.sweep.environment) is not None:
+                break
+            if not self._of(spec):
+                if not self._pace.has_time_for([loop, spec], keep=0.0):
+                    return tried[1:], False
+                self._rounds([loop, spec], loop)
+            self._belong([spec])
+            tried.append(spec)
+        return tried[1:], True
+
+    def _held(self, loop: TrialSpec, spec: TrialSpec) -> Held:
+        ratio = self._ratio(loop, spec)
+        rate = 1.0 if spec.cell == loop.cell else (None if ratio is None else ratio.value)
+        return Held(spec.batch_size, self._needs(spec), rate)
+
+    def _told_of_sizes(self, rung: int, loop: TrialSpec, sizes: Sequence[TrialSpec], limit: float) -> list[Attempt]:
+        """Return what came of a loop's smaller batches: the fastest of those that fit is taken, whatever it costs."""
+        well = [spec for spec in sizes if self._needs(spec) <= limit and self._ratio(loop, spec) is not None]
+        best = max(well, key=lambda spec: self._merit(loop, spec, limit), default=None)
+        if best is not None:
+            self.job.sweep.listener.remark(f"batch {best.batch_size} is within the limit")
+        found: list[Attempt] = []
+        for spec in sorted(sizes, key=lambda each: (each is not best, -each.batch_size)):
+            named: tuple[Outcome, str] = ("taken" if spec is best else "second best", _OF_TURNS)
+            outcome, reason = named if spec in well else self._outcome(loop, spec, limit)
+            found.append(Attempt(rung, move_between(loop, spec), loop, spec, self._shown(loop, spec), outcome, reason))
+        return found
+
     # The ladder's proof
 
     def _prove(self, loops: Sequence[TrialSpec]) -> None:
@@ -205,7 +249,7 @@ class Climb:
                     doubtful += [] if self._is_answered(below, loop) else [(below, loop)]
                     below = loop
             cells = list({spec.cell: spec for pair in doubtful for spec in pair}.values())
-            if not cells or not self._has_time_for(cells, keep=0.0):
+            if not cells or not self._pace.has_time_for(cells, keep=0.0):
                 return
             self._sit_again(cells)
 
@@ -265,7 +309,7 @@ class Climb:
             wanted.append(Move(precision="tf32").on(loop))
         probes = [spec for spec in wanted if spec is not None and spec.cell != loop.cell and _is_one_more(loop, spec)]
         probes = [spec for spec in probes if why_lacking(spec, self.job.sweep.environment) is None]
-        if self._has_time_for([loop, *probes]) and self._screen(loop, probes):
+        if self._pace.has_time_for([loop, *probes]) and self._screen(loop, probes):
             self._probes += probes
 
     def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> bool:
@@ -277,7 +321,7 @@ class Climb:
         width = self._width(current)
         while waiting:
             group, waiting = waiting[:width], waiting[width:]
-            if not self._has_time_for([current, *group]):
+            if not self._pace.has_time_for([current, *group]):
                 return False
             self._rounds([current, *group], current)
         return True
@@ -305,37 +349,7 @@ class Climb:
         compared = rounds.run_once() if again else rounds.run()
         fresh = compared.trials[len(recorded) :]
         self.known += fresh
-        self._learn(time.perf_counter() - began, [trial.spec for trial in fresh])
-
-    def _learn(self, seconds: float, specs: Sequence[TrialSpec]) -> None:
-        """Take note of what a sitting took for a loop, and of that what compiling did."""
-        compiled = _compilations(specs)
-        if not compiled and specs:
-            self._loop_seconds = max(self._loop_seconds, seconds / len(specs))
-        elif compiled:
-            rest = seconds - self._loop_seconds * len(specs)
-            self._compile_seconds = max(self._compile_seconds, rest / compiled)
-
-    def _has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
-        """Return whether a sitting would end in time, and leave some for the proof: `keep` sittings like it."""
-        compiled = _compilations(specs) if self.start.device_type == "cuda" or self._compile_seconds else 0.0
-        unknown = _SHORT_COMPILE_SECONDS if self._is_short() else _COMPILE_SECONDS
-        seconds = self._loop_seconds * len(specs) * (1 + keep) + compiled * (self._compile_seconds or unknown)
-        return seconds <= self._budget() - (time.perf_counter() - self._began)
-
-    def _budget(self) -> float:
-        """Return the seconds that the climb may take.
-
-        Where a step is short an epoch is, too: nobody waits nine minutes for it to be shorter.
-        """
-        if self.budget_seconds is not None:
-            return self.budget_seconds
-        return SHORT_BUDGET_SECONDS if self._is_short() else BUDGET_SECONDS
-
-    def _is_short(self) -> bool:
-        """Return whether the plain loop's step is short on a GPU: it launches few kernels, and little is compiled."""
-        step = metrics.step_seconds(self._of(self.start)[0]) if self._is_well(self.start) else None
-        return step is not None and step < _SHORT_STEP and self.start.device_type == "cuda"
+        self._pace.learn(time.perf_counter() - began, [trial.spec for trial in fresh])
 
     def _width(self, current: TrialSpec) -> int:
         """Return how many loops may sit beside one: as many as hold what it does fit into the device's memory."""
@@ -382,10 +396,3 @@ def half_batch(spec: TrialSpec) -> TrialSpec | None:
 def _is_one_more(loop: TrialSpec, spec: TrialSpec) -> bool:
     """Return whether a loop has all that another has, so that a graph of eight steps is not made one of one."""
     return set(loop.techniques) <= set(spec.techniques) or spec.batch_size != loop.batch_size
-
-
-def _compilations(specs: Sequence[TrialSpec]) -> float:
-    """Return how many times what `compile` takes a sitting's set-up takes: its loops compile side by side."""
-    each = [sum(_COMPILES.get(name, 0.0) for name in spec.techniques) for spec in specs]
-    one_by_one = any(times_kernels_while_compiling(spec.techniques) for spec in specs)
-    return sum(each) if one_by_one else each[0] + max(each[1:], default=0.0)

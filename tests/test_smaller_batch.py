@@ -1,0 +1,98 @@
+"""Which smaller batch is tried next, by what the others held."""
+
+import math
+
+import pytest
+from fake_engine import fake_spec
+
+from castwise.analyze.climb import Attempt, Move
+from castwise.analyze.estimates import Estimate
+from castwise.analyze.smaller_batch import Held, least_together, next_batch
+from castwise.plan import TrialSpec
+
+FIXED, OF_SAMPLE = 100.0, 1.0
+
+
+def held(batch_size: int, *, fixed: float = FIXED, step: float = 10.0) -> Held:
+    """Return a loop on a line of memory, and one of time: a step takes `step` whatever its batch."""
+    return Held(batch_size, fixed + OF_SAMPLE * batch_size, batch_size / (step + batch_size))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "expected"),
+    [
+        ((256, 128), 300, 192),  # 98 % of it leave 194
+        ((256, 128), 235, None),  # two more promise nothing
+        ((256, 128), 208, 96),
+        ((256, 128), 160, 56),  # below both
+        ((256, 128), 115, 12),  # a multiple of 8 would cost a third of it
+        ((256, 128), 101, 1),
+        ((256, 128), 50, 1),  # not even one is foretold; only the trial tells
+        ((256, 128, 1), 50, None),  # not even one fits
+        ((256, 128, 192), 300, None),  # what is left between promises nothing
+        ((256,), 178, 112),  # from one alone: nine tenths of its share
+        ((256, 128), 400, None),  # nothing is too large
+        ((1,), 50, None),
+        ((2,), 101.5, 1),
+    ],
+)
+def test_the_largest_batch_that_fits_is_tried(sizes: tuple[int, ...], limit: float, expected: int | None) -> None:
+    assert next_batch([held(size) for size in sizes], limit) == expected
+
+
+def test_every_search_ends_with_neighbours_or_with_one_that_is_as_good() -> None:
+    for limit in range(90, 360, 7):
+        tried = [held(256), held(128)]
+        while (size := next_batch(tried, limit)) is not None:
+            assert 1 <= size < 256
+            assert size not in {each.batch_size for each in tried}
+            tried.append(held(size))
+        assert len(tried) <= 4
+        assert (min(each.held_bytes for each in tried) <= limit) == (limit >= FIXED + OF_SAMPLE)
+
+
+def test_a_batch_that_is_little_faster_is_not_worth_a_trial() -> None:
+    """Where a step takes no time of its own, a larger batch has no more units a second."""
+    assert next_batch([held(256, step=0.0), held(128, step=0.0)], 300) is None
+    assert next_batch([held(256, step=100.0), held(128, step=100.0)], 300) == 192
+
+
+def test_one_that_failed_is_no_point_of_the_line_and_bounds_the_search() -> None:
+    failed = Held(192, math.inf, None)
+    assert next_batch([held(256), held(128), failed], 300) == 184
+    assert next_batch([Held(256, math.inf, None)], 300) is None, "of what is not known nothing follows"
+    assert next_batch([held(64), Held(128, math.inf, None)], 300) == 96, "half way"
+
+
+def test_where_the_allocators_segments_hide_the_line_the_batch_is_halved() -> None:
+    flat = [Held(size, 400.0, 1.0) for size in (256, 128)]
+    assert next_batch(flat, 300) == 64
+
+
+def test_a_loop_of_resnet50_fits_into_eight_gib_on_half_its_batch() -> None:
+    """An H200's winner (benchmarks/records/tune/resnet50): 13.87 GiB, on half the batch 7.52 and 54 % of the time."""
+    whole, half = Held(256, 13.87 * 2**30, 1.0), Held(128, 7.52 * 2**30, 0.5 / 0.54)
+    assert next_batch([whole, half], 8 * 2**30) is None, "there is no room for more that would pay"
+    assert next_batch([whole, half], 10 * 2**30) == 168
+    assert next_batch([whole, half], 4 * 2**30) == 48
+
+
+def test_the_least_is_what_all_lessened_together_with_one_precision() -> None:
+    start, held_bytes = fake_spec(), {fake_spec().cell: 1000.0}
+
+    def attempt(move: Move, share: float, below: TrialSpec = start) -> Attempt:
+        spec = move.on(below)
+        held_bytes[spec.cell] = share * held_bytes[below.cell]
+        return Attempt(0, move, below, spec, Estimate(1.0, 1.0, 1.0, 3), "slower")
+
+    bf16 = attempt(Move(precision="bf16-mixed", techniques=("channels-last",)), 0.5)
+    search, pool = Move(techniques=("cudnn-search",)), Move(techniques=("max-pool-kernel",))
+    seen = [
+        attempt(Move(precision="tf32"), 0.9),
+        bf16,
+        attempt(search, 1.3, bf16.spec),
+        attempt(pool, 0.8, bf16.spec),
+        Attempt(0, Move(techniques=("compile",)), start, start, None, "failed"),
+    ]
+    assert least_together(start, seen, lambda spec: held_bytes[spec.cell]) == pytest.approx(400.0)
+    assert least_together(start, [], lambda _: 1000.0) == 1000.0
