@@ -179,6 +179,14 @@ def test_a_waterfall_is_the_longest_chain_of_techniques() -> None:
     assert "waterfall" not in names(chain[1], astray), "there is no plain loop to begin with"
 
 
+def test_a_waterfall_is_on_one_batch() -> None:
+    """A climb within a memory limit ends with its winner on a smaller batch, whose plain loop nobody measured."""
+    chain = [steady("fp32", factor=f, techniques=t) for f, t in ((1.0, ()), (0.5, ("a",)))]
+    smaller = steady("fp32", factor=0.2, techniques=("a",), batch_size=chain[0].spec.batch_size // 2)
+    assert chart("waterfall", *chain, smaller).traces[0]["x"] == ["plain loop", "+ a", "all together"]
+    assert chart("waterfall", *chain, smaller).traces[0]["text"][1] == "2.00×"
+
+
 def test_a_waterfall_links_sets_in_whatever_order_they_are_written_and_joined() -> None:
     sets = ((1.0, ()), (0.6, ("b",)), (0.5, ("c",)), (0.3, ("a", "b", "d")), (0.9, ("a", "c")))
     drawn = chart("waterfall", *(steady("fp32", factor=factor, techniques=names) for factor, names in sets))

@@ -356,8 +356,8 @@ def test_a_limit_that_nothing_meets_ends_with_what_is_needed() -> None:
     climbed = shrunk(made, 2**29)
     assert fastest_within(climbed, 2**29) is None
     assert {spec.batch_size for spec in made.measured} == {1, 128, 256}
-    least = "the least that one needs is 522 MiB: fp32, cuda-graph, batch 1."
-    assert f"No loop that was tried fits into 512 MiB: {least}" in conclusions(climbed, 2**29)
+    said = "No loop that was tried fits into 512 MiB; the least is 522 MiB, by fp32, cuda-graph, batch 1."
+    assert said in conclusions(climbed, 2**29)
     assert climbed.ending == "nothing left"
 
 

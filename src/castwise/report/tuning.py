@@ -249,7 +249,7 @@ def _of_limit(climbed: Climbed, memory_bytes: float) -> list[str]:
         if least is None:
             return [f"{none}."]
         name = f"{loop_name(least.spec)}, batch {least.spec.batch_size}"
-        return [f"{none}: the least that one needs is {format_bytes(least.held_bytes)}: {name}."]
+        return [f"{none}; the least is {format_bytes(least.held_bytes)}, by {name}."]
 
     def told(line: Line) -> str:
         return (

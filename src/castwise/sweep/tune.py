@@ -46,7 +46,8 @@ class TuneRequest:
         training: Whether epochs are timed that read their data as the source's suite does; a real data set that a
             suite trains the workload on does so unasked.
         larger_batches: Whether a larger batch is a move; it changes the training.
-        memory_bytes: What a second climb's loops may hold; None climbs once.
+        memory_bytes: What the fastest loop that is looked for besides may hold, if need be on a smaller batch; None
+            looks for none.
         data_dir: Where real data lies.
         results: The results folder; None keeps no records.
         budget_seconds: Wall time after which nothing further is tried; None takes nine minutes, and 160 seconds
