@@ -351,6 +351,18 @@ def test_trials_on_smaller_batches_are_on_record(tmp_path: Path) -> None:
     assert fastest_within(tighter, 1.8 * 2**30) is not None
 
 
+def test_a_loop_that_holds_more_the_next_time_is_not_measured_again(tmp_path: Path) -> None:
+    """What the allocator holds differs from process to process: another guess follows from the same command."""
+    made = engine(graph_pays, fixed_bytes=2**29)
+    seen = made.measured
+    made.holds = lambda spec: 1.3 if spec.batch_size == 256 and seen[-1].batch_size not in (128, 256) else 1.0
+    before = shrunk(made, 2 * 2**30, results=tmp_path)
+    after = shrunk(again := engine(graph_pays), 2 * 2**30, results=tmp_path)
+    assert again.measured == []
+    outcomes = [{each.spec.cell: each.outcome for each in climbed.attempts} for climbed in (before, after)]
+    assert outcomes[0] == outcomes[1]
+
+
 def test_a_limit_that_nothing_meets_ends_with_what_is_needed() -> None:
     made = engine(graph_pays, fixed_bytes=2**29)
     climbed = shrunk(made, 2**29)

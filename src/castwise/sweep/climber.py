@@ -38,7 +38,7 @@ _PROMISING = 1.005
 # show beyond that needs no further process.
 _BEYOND_PROCESSES = 1.10
 _MOST_PROOFS = 3  # sittings in which the rungs are proven
-_MOST_SIZES = 4  # smaller batches at the most, half the batch among them
+_MOST_SIZES = 3  # smaller batches at the most that are tried beside those on record
 _NO_OUTCOME: tuple[Outcome, str] = ("taken", "")
 
 
@@ -204,18 +204,18 @@ class Climb:
 
     def _on_smaller_batches(self, loop: TrialSpec, limit: float) -> tuple[list[TrialSpec], bool]:
         """Measure a loop on smaller batches; return those that were, and whether there was time for all."""
-        half = half_batch(loop)
-        tried = [loop] if half is None or not self._of(half) else [loop, half]
-        while len(tried) <= _MOST_SIZES:
+        # Those on record first: what a loop holds differs from process to process, and another guess is another trial.
+        smaller = (Move(batch_size=size).on(loop) for size in sorted({each.spec.batch_size for each in self.known}))
+        tried = [loop, *(spec for spec in smaller if spec.batch_size < loop.batch_size and self._of(spec))]
+        self._belong(tried)
+        for _ in range(_MOST_SIZES):
             size = next_batch([self._held(loop, spec) for spec in tried], limit)
             spec = None if size is None else Move(batch_size=size).on(loop)
             if spec is None or why_lacking(spec, self.job.sweep.environment) is not None:
                 break
-            if not self._of(spec):
-                if not self._pace.has_time_for([loop, spec], keep=0.0):
-                    return tried[1:], False
-                self._rounds([loop, spec], loop)
-            self._belong([spec])
+            if not self._pace.has_time_for([loop, spec], keep=0.0):
+                return tried[1:], False
+            self._rounds([loop, spec], loop)
             tried.append(spec)
         return tried[1:], True
 
