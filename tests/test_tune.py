@@ -377,7 +377,7 @@ def test_smaller_batches_wait_for_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 5)
     monkeypatch.setattr("castwise.sweep.pace.time.perf_counter", lambda: float(next(clock)))
     made = engine(graph_pays, fixed_bytes=2**29)
-    climbed = shrunk(made, 2 * 2**30, budget_seconds=400)
+    climbed = shrunk(made, 2 * 2**30, budget_seconds=200)
     assert climbed.ending == "budget"
     assert {spec.batch_size for spec in made.measured} == {128, 256}, "half the plain loop's tells what bounds it"
     assert "No loop that was tried fits" in conclusions(climbed, 2 * 2**30)[1]
