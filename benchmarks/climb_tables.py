@@ -96,9 +96,10 @@ def in_a_sentence(name: str, account: Account, trials: Sequence[Trial]) -> str:
 
 def fastest_row(account: Account) -> dict[str, Any]:
     """Return the row of the fastest loop: its last mention is the one beside the rung below."""
-    wanted = (account["fastest"]["precision"], join(tuple(account["fastest"]["techniques"])))
+    fastest = account["fastest"]
+    wanted = (fastest["precision"], join(tuple(fastest["techniques"])), fastest.get("batch_size"))
     rows = [row for row in account["rows"] if row["throughput_per_second"] is not None]
-    return next(row for row in reversed(rows) if (row["precision"], row["techniques"]) == wanted)
+    return next(row for row in reversed(rows) if (row["precision"], row["techniques"], row.get("batch_size")) == wanted)
 
 
 def _line(row: dict[str, Any], trial: Trial, unit: str) -> Line:
@@ -119,6 +120,7 @@ def _line(row: dict[str, Any], trial: Trial, unit: str) -> Line:
         unit=unit,
         first_step_seconds=row["first_step_seconds"],
         peak_bytes=row["peak_allocated_bytes"],
+        held_bytes=row.get("peak_reserved_bytes"),
     )
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import climb_tables
 import pytest
-from climb_tables import Climb, in_a_sentence, ladder, ladders, summary
+from climb_tables import Climb, fastest_row, in_a_sentence, ladder, ladders, summary
 from climbs import account_of
 from record_charts import climb_chart
 from stored import NOT_MEASURED
-from test_climbs import climb
+from test_climbs import GIB, climb
 
 from castwise.report.tuning import conclusions, lines_of
 
@@ -83,3 +83,15 @@ def test_a_climb_that_took_nothing_has_no_waterfall() -> None:
     name, account, trials = MEASURED
     plain = account | {"rows": [row for row in account["rows"] if row["outcome"] != "taken"]}
     assert climb_chart((name, plain, trials)) is None
+
+
+def test_a_winner_on_a_smaller_batch_is_no_rung_and_not_the_fastest() -> None:
+    climbed, trials = climb(memory_bytes=GIB)
+    account = account_of(climbed, GIB)
+    smaller = [row for row in account["rows"] if row["tried"].endswith("(within the limit)")]
+    assert any(row["outcome"] == "taken" for row in smaller)
+    assert fastest_row(account)["batch_size"] == account["fastest"]["batch_size"] == 256
+    whole, limited = climb_chart(MEASURED), climb_chart(("a-Name", account, trials))
+    assert whole is not None
+    assert limited is not None
+    assert limited.layout["xaxis"]["ticktext"] == whole.layout["xaxis"]["ticktext"]

@@ -45,7 +45,13 @@ def climb(**request: object) -> tuple[Climbed, list[Trial]]:
 
 
 @pytest.mark.parametrize(
-    ("request_", "memory"), [({}, None), ({"memory_bytes": 1.5 * GIB}, 1.5 * GIB), ({"larger_batches": True}, None)]
+    ("request_", "memory"),
+    [
+        ({}, None),
+        ({"memory_bytes": 1.5 * GIB}, 1.5 * GIB),
+        ({"memory_bytes": GIB}, GIB),
+        ({"larger_batches": True}, None),
+    ],
 )
 def test_a_replay_comes_to_what_the_climb_came_to(request_: dict[str, object], memory: float | None) -> None:
     climbed, trials = climb(**request_)

@@ -39,6 +39,13 @@ class Held:
     rate: float | None
 
 
+def half_batch(spec: TrialSpec) -> TrialSpec | None:
+    """Return the same loop on half the batch, None where that is no whole number."""
+    if spec.batch_size % 2:
+        return None
+    return spec.model_copy(update={"batch_size": spec.batch_size // 2})
+
+
 def next_batch(measured: Sequence[Held], limit_bytes: float) -> int | None:
     """Return the batch to try next, None where no other one promises anything.
 

@@ -18,7 +18,7 @@ from castwise.analyze.climb import (
     needs_of,
 )
 from castwise.analyze.estimates import Estimate, judge
-from castwise.analyze.smaller_batch import Held, least_together, next_batch
+from castwise.analyze.smaller_batch import Held, half_batch, least_together, next_batch
 from castwise.analyze.speedups import speedup_estimate, turns_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
@@ -148,7 +148,7 @@ class Climb:
         """Return the loops from one up to the best that these moves make together, a change each."""
         loops = [loop for loop in chain(current, better) if why_lacking(loop, self.job.sweep.environment) is None]
         best = better[0].on(current)
-        if len(loops) > 1 and self._pace.has_time_for([current, *loops]):
+        if len(loops) > 1 and self._has_time_for([current, *loops]):
             self._sit_together([current, *loops])
         known = [loop for loop in loops if self._pays(current, loop, limit)]
         top = max(known, key=lambda loop: self._merit(current, loop, limit), default=best)
@@ -213,7 +213,7 @@ class Climb:
             spec = None if size is None else Move(batch_size=size).on(loop)
             if spec is None or why_lacking(spec, self.job.sweep.environment) is not None:
                 break
-            if not self._pace.has_time_for([loop, spec], keep=0.0):
+            if not self._has_time_for([loop, spec], keep=0.0):
                 return tried[1:], False
             self._rounds([loop, spec], loop)
             tried.append(spec)
@@ -249,7 +249,7 @@ class Climb:
                     doubtful += [] if self._is_answered(below, loop) else [(below, loop)]
                     below = loop
             cells = list({spec.cell: spec for pair in doubtful for spec in pair}.values())
-            if not cells or not self._pace.has_time_for(cells, keep=0.0):
+            if not cells or not self._has_time_for(cells, keep=0.0):
                 return
             self._sit_again(cells)
 
@@ -309,7 +309,7 @@ class Climb:
             wanted.append(Move(precision="tf32").on(loop))
         probes = [spec for spec in wanted if spec is not None and spec.cell != loop.cell and _is_one_more(loop, spec)]
         probes = [spec for spec in probes if why_lacking(spec, self.job.sweep.environment) is None]
-        if self._pace.has_time_for([loop, *probes]) and self._screen(loop, probes):
+        if self._has_time_for([loop, *probes]) and self._screen(loop, probes):
             self._probes += probes
 
     def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> bool:
@@ -321,7 +321,7 @@ class Climb:
         width = self._width(current)
         while waiting:
             group, waiting = waiting[:width], waiting[width:]
-            if not self._pace.has_time_for([current, *group]):
+            if not self._has_time_for([current, *group]):
                 return False
             self._rounds([current, *group], current)
         return True
@@ -350,6 +350,9 @@ class Climb:
         fresh = compared.trials[len(recorded) :]
         self.known += fresh
         self._pace.learn(time.perf_counter() - began, [trial.spec for trial in fresh])
+
+    def _has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
+        return self._pace.has_time_for(specs, keep)
 
     def _width(self, current: TrialSpec) -> int:
         """Return how many loops may sit beside one: as many as hold what it does fit into the device's memory."""
@@ -384,13 +387,6 @@ class Climb:
 
 _ONE = "one process: no interval"
 _OF_TURNS = "one process each: the interval is of its turns"
-
-
-def half_batch(spec: TrialSpec) -> TrialSpec | None:
-    """Return the same loop on half the batch, None where that is no whole number."""
-    if spec.batch_size % 2:
-        return None
-    return spec.model_copy(update={"batch_size": spec.batch_size // 2})
 
 
 def _is_one_more(loop: TrialSpec, spec: TrialSpec) -> bool:
