@@ -30,7 +30,7 @@ from castwise.record import Trial
 from castwise.sweep.bench import Bench, find_bench
 from castwise.sweep.engine import Session
 from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.rounds import Rule
+from castwise.sweep.rounds import Rule, earlier_of
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.sitting import sit
 
@@ -117,7 +117,7 @@ def one_set(
     None where the deadline comes first: those that had ended by then would be the easy ones.
     """
     comparisons = pairs_of(seats)
-    arms, number, noise = Arms(), 0, 0.0
+    arms, number, known = Arms(), 0, list[Trial]()
     sweep = Sweep(arms, None, bench.environment, Silent())
     while going := [each for each in comparisons if not each.is_over]:
         if time.perf_counter() > deadline:
@@ -127,9 +127,10 @@ def one_set(
         arms.seat([seats[place] for place in places])
         specs = [spec.model_copy(update={"repeat": place}) for place in places]
         started = time.perf_counter()
-        trials = sit(sweep, specs, number=number, noise={spec.cell: noise}).trials
+        earlier = earlier_of(known)
+        trials = sit(sweep, specs, number=number, earlier={spec.cell: earlier} if earlier else None).trials
         _check(trials, len(specs))
-        noise = max(noise, *(noise_of(step_times(trial)) for trial in trials))
+        known += trials
         trial_at = dict(zip(places, trials, strict=True))
         for each in going:
             each.take(trial_at[each.before], trial_at[each.after], rule)

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from castwise.analyze.estimates import Estimate, estimate, judge, noise_of, paired_ratio, settled
+from castwise.analyze.estimates import FEWEST_BLOCKS, Estimate, estimate, judge, noise_of, paired_ratio
 from castwise.plan import CUDA_ROUND
 from castwise.sweep.rounds import Rule
+from castwise.sweep.turns import Earlier, Turns
 
-TURNS, FEWEST_TURNS = CUDA_ROUND.num_blocks, CUDA_ROUND.min_blocks
+TURNS = CUDA_ROUND.num_blocks
+_BLOCKS = 3 * TURNS  # more than any process takes
 RULE = Rule()
 
 
@@ -30,7 +32,7 @@ class Scenario:
     Attributes:
         name: What it is like.
         process: Of a process's own effect.
-        turn: Of a turn's noise.
+        turn: Of the noise of a turn of usual length.
         drift: Of a turn's step of the random walk that both cells share.
         trend: The shared slowing-down from the first turn to the last.
         autocorrelation: Of the noise, from turn to turn.
@@ -62,31 +64,59 @@ SCENARIOS = (
 )
 
 
+class Process:
+    """One process of a sitting: its blocks, each as long as usual, in a row; its turns take some of them at a time."""
+
+    def __init__(self, blocks: np.ndarray, earlier: Earlier | None) -> None:
+        self.turns = Turns(CUDA_ROUND, earlier)
+        self.seconds: list[float] = []
+        self.lengths: list[int] = []
+        self._blocks = blocks
+
+    def take(self, drift: float, *, may_be_long: bool) -> None:
+        """Take a turn, while the machine is slower by so much."""
+        length, begun = self.turns.length if may_be_long else 1, sum(self.lengths)
+        seconds = float(self._blocks[begun : begun + length].mean()) * math.exp(drift)
+        self.turns.take(seconds, 1, length)
+        self.seconds.append(seconds)
+        self.lengths.append(length)
+
+
 def draw(
-    rng: np.random.Generator, scenario: Scenario, ratio: float, noise: list[float]
+    rng: np.random.Generator, scenario: Scenario, ratio: float, earlier: list[Earlier | None]
 ) -> tuple[list[float], list[float]]:
     """Return the seconds a step of each turn of one sitting, of a baseline and a cell `ratio` times as fast.
 
-    There are as many turns as castwise takes. `noise` has what earlier processes of either showed.
+    There are as many turns as castwise takes. `earlier` is what earlier processes of either showed, and is brought up
+    to date.
     """
     drift = np.cumsum(rng.normal(0, scenario.drift, TURNS)) + np.linspace(0, scenario.trend, TURNS)
-    cells = []
-    for offset in (0.0, -math.log(ratio)):
-        own = _noise(rng, scenario, TURNS) * scenario.turn
-        for turn in range(1, TURNS):
+    sides = []
+    for offset, told in zip((0.0, -math.log(ratio)), earlier, strict=True):
+        own = _noise(rng, scenario, _BLOCKS) * scenario.turn
+        for block in range(1, _BLOCKS):
             rho = scenario.autocorrelation
-            own[turn] = rho * own[turn - 1] + math.sqrt(1 - rho**2) * own[turn]
-        own += scenario.modes * (rng.integers(0, 2, TURNS) - 0.5) * bool(cells)
-        own += (rng.random(TURNS) < scenario.outliers) * rng.exponential(0.2, TURNS)
+            own[block] = rho * own[block - 1] + math.sqrt(1 - rho**2) * own[block]
+        own += scenario.modes * (rng.integers(0, 2, _BLOCKS) - 0.5) * bool(sides)
+        own += (rng.random(_BLOCKS) < scenario.outliers) * rng.exponential(0.2, _BLOCKS)
         process = _noise(rng, scenario, 1)[0] * scenario.process
-        cells.append(list(np.exp(offset + process + drift + own)))
-    # Turn by turn a cell that has settled is left out, the baseline once all have.
-    ends = [
-        next((n for n in range(FEWEST_TURNS, TURNS) if settled(cell[:n], earlier)), TURNS)
-        for cell, earlier in zip(cells, noise, strict=True)
-    ]
-    noise[:] = [max(earlier, noise_of(cell[:end])) for earlier, cell, end in zip(noise, cells, ends, strict=True)]
-    return cells[0][: max(ends)], cells[1][: max(ends)]
+        sides.append(Process(np.exp(offset + process + own), told))
+    baseline, cell = sides
+    for turn in range(TURNS):
+        if not (baseline.turns.goes_on or cell.turns.goes_on):
+            break
+        may_be_long = baseline.turns.is_quiet
+        baseline.take(drift[turn], may_be_long=may_be_long)
+        cell.take(drift[turn], may_be_long=may_be_long)
+    earlier[:] = [_with(told, side) for told, side in zip(earlier, sides, strict=True)]
+    return baseline.seconds, cell.seconds
+
+
+def _with(told: Earlier | None, side: Process) -> Earlier | None:
+    if len(side.seconds) < FEWEST_BLOCKS:
+        return told
+    noise = noise_of(side.seconds, [length / min(side.lengths) for length in side.lengths])
+    return Earlier(max(noise, told.noise if told is not None else 0.0), side.seconds[0])
 
 
 def _noise(rng: np.random.Generator, scenario: Scenario, count: int) -> np.ndarray:
@@ -95,9 +125,9 @@ def _noise(rng: np.random.Generator, scenario: Scenario, count: int) -> np.ndarr
 
 def compare(rng: np.random.Generator, scenario: Scenario, ratio: float, *, fixed: int | None = None) -> Estimate:
     """Return the speed-up that castwise would report: rounds until the interval is narrow, or a fixed number."""
-    ratios, noise = list[float](), [0.0, 0.0]
+    ratios, earlier = list[float](), list[Earlier | None]([None, None])
     while True:
-        value = paired_ratio(*draw(rng, scenario, ratio, noise))
+        value = paired_ratio(*draw(rng, scenario, ratio, earlier))
         assert value is not None
         ratios.append(value)
         found = estimate(ratios)

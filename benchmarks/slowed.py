@@ -14,8 +14,8 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
     from castwise.measure.steady import SteadyCell
 
     class Slower(SteadyCell):
-        def warm_up(self):  # type: ignore[no-untyped-def]
-            facts = super().warm_up()
+        def warm_up(self, step_seconds=None):  # type: ignore[no-untyped-def]
+            facts = super().warm_up(step_seconds)
             seconds = min(self._time_steps(10)[0] / 10 for _ in range(5))
             cycles = _cycles(share * seconds) if self._device.type == "cuda" else 0
             plain = self._step._run

@@ -319,14 +319,14 @@ class FakeSession:
         if spec.protocol.memory_parts:
             self._insist_on_memory()
 
-    def warm_up(self) -> Facts:
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
         self._enter("warm_up", after="set_up")
         return fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1)
 
-    def run_block(self) -> Block:
+    def run_block(self, length: int = 1) -> Block:
         self._enter("run_block", after="warm_up")
         index, step = len(self._blocks), step_seconds(self.spec) / self._engine.gain(self.spec)
-        num_steps = max(1, round(self.spec.protocol.block_seconds / step))
+        num_steps = length * max(1, round(self.spec.protocol.block_seconds / step))
         noise = 1 + (37 * index % 11 - 5) / 1000
         fault = self._fault()
         broken = fault is not None and fault.kind in ("nan", "inf") and index >= fault.block
@@ -431,6 +431,9 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
+
+    def release(self) -> None:
+        self.close()
 
     @property
     def spec(self) -> TrialSpec:

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from castwise.analyze.estimates import Estimate, estimate, judge, paired_ratio, pseudomedian, settled
+from castwise.analyze.estimates import Estimate, blocks_wanted, estimate, judge, noise_of, paired_ratio, pseudomedian
 
 
 def test_the_value_is_the_geometric_mean_and_the_interval_student_s() -> None:
@@ -79,14 +79,20 @@ def test_the_margin_is_the_user_s() -> None:
     assert judge(ratio, margin=0.03).kind == "same"
 
 
-def test_a_process_is_settled_when_its_median_is_known() -> None:
-    assert not settled([1.0, 1.0, 1.0])
-    assert settled([1.0, 1.0001, 0.9999, 1.0])
-    assert not settled([1.0, 1.1, 0.9, 1.0])
-    rng = random.Random(1)
-    many = [1 + 0.02 * rng.gauss(0, 1) for _ in range(2000)]
-    assert settled(many)
-    assert not settled(many[:20])
+def test_as_many_blocks_are_wanted_as_make_the_pseudomedian_known() -> None:
+    rng, noise, tolerance = random.Random(1), 0.02, 0.005
+    count = round(blocks_wanted(noise, tolerance))
+    middles = [pseudomedian([1 + noise * rng.gauss(0, 1) for _ in range(count)]) for _ in range(400)]
+    assert statistics.stdev(middles) == pytest.approx(tolerance, rel=0.15)
+
+
+def test_noise_is_that_of_the_shortest_blocks() -> None:
+    rng = random.Random(2)
+    short = [1 + 0.01 * rng.gauss(0, 1) for _ in range(400)]
+    long = [statistics.fmean(1 + 0.01 * rng.gauss(0, 1) for _ in range(4)) for _ in range(400)]
+    assert noise_of(short) == pytest.approx(0.01, rel=0.2)
+    assert noise_of(long) == pytest.approx(0.005, rel=0.2)
+    assert noise_of(short + long, [1.0] * 400 + [4.0] * 400) == pytest.approx(0.01, rel=0.2)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:

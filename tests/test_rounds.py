@@ -60,15 +60,15 @@ class NoisySession(FakeSession):
     def needs(self) -> float:
         return 8.0 if self.spec.precision == "fp32" else 5.0
 
-    def warm_up(self) -> Facts:
-        facts = super().warm_up()
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        facts = super().warm_up(step_seconds)
         if self.noisy.held + self.needs > self.noisy.memory:
             raise TrialFailedError("oom", "CUDA out of memory (fake)")
         self.moved_in = True
         return facts
 
-    def run_block(self) -> Block:
-        block = super().run_block()
+    def run_block(self, length: int = 1) -> Block:
+        block = super().run_block(length)
         self.noisy.blocks += 1
         self.noisy.__dict__.setdefault("turns", []).append(self.spec.precision)
         slower = self.effect * (1 + self.noisy.drift * self.noisy.blocks)
@@ -200,8 +200,8 @@ def test_a_cell_whose_ratio_is_narrow_leaves_the_others_the_time() -> None:
     made = Uneven()
     original = NoisySession.run_block
 
-    def uneven(self: NoisySession) -> Block:
-        block = original(self)
+    def uneven(self: NoisySession, length: int = 1) -> Block:
+        block = original(self, length)
         if self.spec.precision != "fp16-mixed":
             return block
         effect = 1 + 0.02 * (len(self.noisy.sessions) // 3 % 3 - 1)

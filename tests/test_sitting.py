@@ -36,7 +36,7 @@ def sit_down(engine: FakeEngine, moving_in: MovingIn = "together") -> Sat:
 class Slow(FakeSession):
     """Warms up until it is closed."""
 
-    def warm_up(self) -> Facts:
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
         end = time.monotonic() + LONG_SECONDS
         while not self.closed and time.monotonic() < end:
             time.sleep(0.01)
@@ -67,9 +67,9 @@ class Timed(FakeSession):
         self.ready_seconds = time.perf_counter() - self.asked
         return super().open(device)
 
-    def warm_up(self) -> Facts:
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
         time.sleep(0.5)
-        return super().warm_up()
+        return super().warm_up(step_seconds)
 
 
 def test_set_up_one_by_one_a_cell_is_not_charged_for_the_one_before() -> None:
@@ -82,8 +82,8 @@ def test_set_up_one_by_one_a_cell_is_not_charged_for_the_one_before() -> None:
 class Uneven(FakeSession):
     """Settles at once, but bf16-mixed after its eighth block, and the baseline where the engine says so."""
 
-    def run_block(self) -> Block:
-        block, number = super().run_block(), len(self._blocks)
+    def run_block(self, length: int = 1) -> Block:
+        block, number = super().run_block(length), len(self._blocks)
         restless = self.spec.precision == "bf16-mixed" and number <= 8
         restless |= self.spec.precision == "fp32" and getattr(self._engine, "restless_baseline", False)
         seconds = 0.1 * (1.2 if restless and number % 2 else 1.0)

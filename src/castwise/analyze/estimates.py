@@ -23,7 +23,9 @@ VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"
 # Source: benchmarks/coverage.py, which simulates it.
 LEVEL = 0.965
 MIN_PROCESSES = 2
-_FEWEST_BLOCKS = 4
+FEWEST_BLOCKS = 4  # whose quartiles tell anything
+# The standard error at which a process's step time is known well enough, as a share of it.
+TOLERANCE = 0.0015
 _QUARTILES_OF_NORMAL = 1.349  # the interquartile range of a normal distribution, in standard deviations
 _PSEUDOMEDIAN_OVER_MEAN = 1.0233  # the standard error of a normal sample's pseudomedian over its mean's: sqrt(pi / 3)
 
@@ -151,7 +153,7 @@ def pseudomedian(values: Sequence[float]) -> float:
     Args:
         values: At least one.
     """
-    if len(values) < _FEWEST_BLOCKS:
+    if len(values) < FEWEST_BLOCKS:
         return statistics.median(values)
     ordered = sorted(values)
     # In this order the sums are a few rising runs, which sort in a fraction of the time; halving comes last, as it
@@ -162,35 +164,36 @@ def pseudomedian(values: Sequence[float]) -> float:
     return sums[middle] / 2 if is_odd else (sums[middle - 1] / 2 + sums[middle] / 2) / 2
 
 
-def noise_of(seconds: Sequence[float]) -> float:
+def noise_of(seconds: Sequence[float], lengths: Sequence[float] = ()) -> float:
     """Return the standard deviation of a process's blocks as a share of their median, as their quartiles tell it.
 
     0 where they are too few to tell.
 
     Args:
         seconds: Seconds a step of each block.
+        lengths: How many times as long as the shortest each block is; its noise counts as that of so many. None given:
+            all are alike.
     """
-    if len(seconds) < _FEWEST_BLOCKS:
+    if len(seconds) < FEWEST_BLOCKS:
         return 0.0
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    middle = statistics.median(seconds)
+    if lengths:
+        seconds = [middle + (each - middle) * math.sqrt(length) for each, length in zip(seconds, lengths, strict=True)]
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return (high - low) / _QUARTILES_OF_NORMAL / middle
 
 
-def settled(seconds: Sequence[float], earlier_noise: float = 0.0, tolerance: float = 0.0015) -> bool:
-    """Return whether the pseudomedian of a process's blocks is known well enough.
+def blocks_wanted(noise: float, tolerance: float = TOLERANCE) -> float:
+    """Return how many blocks of this noise have a pseudomedian that is known well enough.
 
     Well enough is a standard error far below what two processes differ by anyway: further blocks would be time that
     another process tells more in.
 
     Args:
-        seconds: Seconds a step of each block so far.
-        earlier_noise: The `noise_of` other processes of the same cell: four blocks may agree by chance.
+        noise: The `noise_of` a process of the cell.
         tolerance: The standard error, as a share of the step time.
     """
-    if len(seconds) < _FEWEST_BLOCKS:
-        return False
-    noise = max(noise_of(seconds), earlier_noise)
-    return _PSEUDOMEDIAN_OVER_MEAN * noise / math.sqrt(len(seconds)) <= tolerance
+    return (_PSEUDOMEDIAN_OVER_MEAN * noise / tolerance) ** 2
 
 
 def judge(ratio: Estimate, margin: float = 0.01) -> Verdict:

@@ -24,6 +24,14 @@ def turn_times(trial: Trial) -> list[float]:
     return [epoch.counted_seconds / epoch.counted_samples * trial.spec.process_batch_size for epoch in counted]
 
 
+def turn_lengths(trial: Trial) -> list[float]:
+    """Return how many times as long as the shortest each turn is, in steps; of a training run's epochs, 1 each."""
+    if trial.spec.recipe is not None:
+        return [1.0] * len(turn_times(trial))
+    steps = [block.num_steps for block in _blocks(trial)]
+    return [count / min(steps) for count in steps]
+
+
 def step_seconds(trial: Trial) -> float | None:
     """Return the pseudomedian over blocks of seconds per step, None where nothing was timed."""
     per_step = step_times(trial)

@@ -1,5 +1,6 @@
 """Steady-state training steps: set up once, warm up, then time blocks of steps as often as asked."""
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -28,6 +29,9 @@ from castwise.workloads import find_workload
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
+# Where the step time is known from earlier processes, this many windows of half that length must agree with it.
+_KNOWN_WINDOWS = 2
+_KNOWN_WINDOW_SECONDS = _WINDOW_SECONDS / 2
 # Steps of the optimizer after which memory is that of any later step; and steps after which nobody waits for them:
 # Apex's dynamic scale starts at 2^32 and halves with every skipped step.
 _STEPS_TAKEN, _MOST_SKIPPED = 2, 40
@@ -97,22 +101,31 @@ class SteadyCell:
         seconds = _since(started) - turn.waited_seconds
         self._facts = self._facts.model_copy(update={"first_step_seconds": seconds})
 
-    def warm_up(self) -> Facts:
-        """Run steps until their time has settled, and return what is now known of the cell."""
-        protocol, started = self._spec.protocol, time.perf_counter()
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        """Run steps until their time has settled, and return what is now known of the cell.
+
+        Args:
+            step_seconds: What earlier processes of the same cell took for a step. Steps that take as long have settled.
+        """
+        protocol, started, first = self._spec.protocol, time.perf_counter(), len(self._windows)
         while True:
+            as_known = 0 if step_seconds is None else _num_alike(self._windows[first:], step_seconds)
+            is_known = as_known >= _KNOWN_WINDOWS and len(set(self._reserved[-_KNOWN_WINDOWS:])) == 1
+            window_steps = _WINDOW_SECONDS / self._windows[-1]
+            if step_seconds is not None and (as_known or len(self._windows) == first):
+                window_steps = _KNOWN_WINDOW_SECONDS / step_seconds
             # Rank 0's clock and allocator decide for all.
-            window_steps, is_long_enough, settled, time_is_up = self._peers.agree(
+            num_steps, is_long_enough, settled, time_is_up = self._peers.agree(
                 (
-                    self._whole_launches(_WINDOW_SECONDS / self._windows[-1]),
-                    self._warm_up_steps >= protocol.warm_up_steps and self._has_all_memory(),
-                    _has_settled(self._windows, self._reserved),
+                    self._whole_launches(window_steps),
+                    (is_known or self._warm_up_steps >= protocol.warm_up_steps) and self._has_all_memory(),
+                    is_known or _has_settled(self._windows, self._reserved),
                     _since(started) >= protocol.warm_up_seconds,
                 )
             )
             if is_long_enough and (settled or time_is_up):
                 break
-            self._run_window(window_steps)
+            self._run_window(num_steps)
         self._steps_per_block = self._peers.agree(self._whole_launches(protocol.block_seconds / self._windows[-1]))
         graph = self._step.graph
         self._warm_up_peak = self._step.peak_allocated_ever(self._memory.peak_allocated())
@@ -150,13 +163,14 @@ class SteadyCell:
         self._windows.append(seconds / steps)
         self._reserved.append(self._memory.reserved())
 
-    def run_block(self) -> Block:
-        """Time one block of steps."""
-        seconds, loss = self._time_steps(self._steps_per_block)
+    def run_block(self, length: int = 1) -> Block:
+        """Time one block of steps, so many times as long as usual."""
+        num_steps = length * self._steps_per_block
+        seconds, loss = self._time_steps(num_steps)
         skipped = self._step.scaling.skipped_steps
         block = Block(
             seconds=seconds,
-            num_steps=self._steps_per_block,
+            num_steps=num_steps,
             loss=loss.item(),
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=skipped - self._skipped_before,
@@ -221,6 +235,12 @@ def _has_settled(windows: list[float], reserved: list[int]) -> bool:
         return False
     last = windows[-_SETTLED_WINDOWS:]
     return max(last) / min(last) - 1 <= _SETTLED_SPREAD and len(set(reserved[-_SETTLED_WINDOWS:])) == 1
+
+
+def _num_alike(windows: Sequence[float], step_seconds: float) -> int:
+    """Return how many windows, from the last one back, had steps that took as long as those of earlier processes."""
+    alike = itertools.takewhile(lambda each: abs(each / step_seconds - 1) <= _SETTLED_SPREAD, reversed(windows))
+    return sum(1 for _ in alike)
 
 
 def _since(start: float) -> float:

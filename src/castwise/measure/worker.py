@@ -171,11 +171,13 @@ class _Worker:
             self._cell = SteadyCell(spec, data_dir, self._peers)
         return {"event": "ready"}
 
-    def _warm_up(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"event": "warm", "facts": self._running_cell().warm_up().model_dump(mode="json")}
+    def _warm_up(self, command: dict[str, Any]) -> dict[str, Any]:
+        facts = self._running_cell().warm_up(command.get("step_seconds"))
+        return {"event": "warm", "facts": facts.model_dump(mode="json")}
 
-    def _run_block(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"event": "block", "block": self._running_cell().run_block().model_dump(mode="json")}
+    def _run_block(self, command: dict[str, Any]) -> dict[str, Any]:
+        block = self._running_cell().run_block(command.get("length", 1))
+        return {"event": "block", "block": block.model_dump(mode="json")}
 
     def _run_stretch(self, command: dict[str, Any]) -> dict[str, Any]:
         block = self._running_cell().run_stretch(float(command["seconds"]))

@@ -80,7 +80,7 @@ def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = 
             f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
         ) from None
     finally:
-        session.close()
+        session.release()  # nothing of it disturbs the plan being made
 
 
 def look_at_own(bench: Bench, references: Sequence[str]) -> dict[str, OwnWorkload]:

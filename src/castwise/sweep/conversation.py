@@ -1,5 +1,6 @@
 """A trial's commands and their answers as documents, whoever carries them."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,14 @@ class Conversation(ABC):
         self._timeout_seconds = timeout_seconds
         self._data_dir = data_dir
         self._commit = commit
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+
+    def release(self) -> None:
+        """End the processes, and do not wait for it: a process takes tenths of a second to let go of a GPU."""
+        threading.Thread(target=self.close, name="castwise release").start()
 
     @abstractmethod
     def _ask(self, command: Command, timeout_seconds: float | None = None, tell: Tell | None = None) -> list[Answer]:
@@ -81,13 +90,13 @@ class Conversation(ABC):
         command["checkpoint"] = str(checkpoint) if checkpoint else None
         self._ask(command)
 
-    def warm_up(self) -> Facts:
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run until the step time has settled."""
-        return self._ask_for(Facts, "facts", {"command": "warm_up"})[0]
+        return self._ask_for(Facts, "facts", {"command": "warm_up", "step_seconds": step_seconds})[0]
 
-    def run_block(self) -> Block:
-        """Time one block of steps."""
-        return self._ask_for(Block, "block", {"command": "run_block"})[0]
+    def run_block(self, length: int = 1) -> Block:
+        """Time one block of steps, so many times as long as usual."""
+        return self._ask_for(Block, "block", {"command": "run_block", "length": length})[0]
 
     def run_stretch(self, seconds: float) -> Block:
         """Run steps for about so many seconds at a stretch."""

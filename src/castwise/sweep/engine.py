@@ -69,11 +69,15 @@ class Session(Protocol):
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""
 
-    def warm_up(self) -> Facts:
-        """Run until the step time has settled."""
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        """Run until the step time has settled.
 
-    def run_block(self) -> Block:
-        """Time one block of steps."""
+        Args:
+            step_seconds: What earlier processes of the same cell took for a step; None where there were none.
+        """
+
+    def run_block(self, length: int = 1) -> Block:
+        """Time one block of steps, so many times as long as usual."""
 
     def run_stretch(self, seconds: float) -> Block:
         """Run steps for about so many seconds at a stretch; they are not among the samples."""
@@ -93,6 +97,9 @@ class Session(Protocol):
 
     def close(self) -> None:
         """End the processes, whatever they are doing. May be called at any time, and again."""
+
+    def release(self) -> None:
+        """Do the same, and do not wait for it."""
 
     @property
     def ready_seconds(self) -> float:

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from castwise.analyze.estimates import Estimate, judge, noise_of
-from castwise.analyze.metrics import turn_times
-from castwise.analyze.speedups import baselines_among, speedup_estimate
+from castwise.analyze.estimates import FEWEST_BLOCKS, Estimate, judge, noise_of
+from castwise.analyze.metrics import turn_lengths, turn_times
+from castwise.analyze.speedups import baselines_among, speedup_estimate, step_estimate
 from castwise.errors import UsageError
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
 from castwise.quantities import parse_duration, parse_share
 from castwise.record import Trial
+from castwise.sweep.leaving import Leaving
 from castwise.sweep.runner import Sweep
 from castwise.sweep.sitting import MovingIn, sit
+from castwise.sweep.turns import Earlier
 from castwise.techniques import join, times_kernels, times_kernels_while_compiling
 
 # What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
@@ -138,6 +140,7 @@ class Rounds:
         self._trials = list(recorded)
         self._started = time.perf_counter()
         self._longest_round = 0.0
+        self._leaving = Leaving()
 
     def run(self) -> Compared:
         """Run rounds until the rule ends them."""
@@ -149,6 +152,7 @@ class Rounds:
                 self._run_round(self._open_cells())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
         finally:
+            self._leaving.wait()
             telemetry.close()
         self._say_why(ending)
         return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
@@ -160,6 +164,7 @@ class Rounds:
         try:
             self._run_round(self._well_cells())
         finally:
+            self._leaving.wait()
             telemetry.close()
         return Compared(tuple(self._trials), "rounds", time.perf_counter() - started)
 
@@ -228,31 +233,28 @@ class Rounds:
                 group,
                 moving_in=self._moving_in(group, first),
                 number=number,
-                noise=self._noise(),
+                earlier=self._earlier(),
                 baseline=None if self._baseline is None else self._baseline.cell,
+                leaving=self._leaving,
             )
             self._keep(sat.trials)
             postponed = {spec.cell for spec in sat.postponed}
             waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
 
-    def _noise(self) -> dict[str, float]:
-        return {
-            spec.cell: max((noise_of(turn_times(trial)) for trial in self._of(spec)), default=0.0)
-            for spec in self._cells
-        }
+    def _earlier(self) -> dict[str, Earlier]:
+        found = {spec.cell: earlier_of(self._of(spec)) for spec in self._cells}
+        return {cell: earlier for cell, earlier in found.items() if earlier is not None}
 
     def _moving_in(self, group: Sequence[TrialSpec], first: bool) -> MovingIn:
         """Return how the cells of a sitting are set up.
 
-        In the first round it is not known whether they fit side by side, and the baseline must. CPU cells would take
-        the host from each other, and what set-up takes would be nobody's. What times kernels to keep the fastest
-        takes turns at the device by itself, but where it does so within a compilation, or on several devices.
+        CPU cells would take the host from each other, and what set-up takes would be nobody's. What times kernels to
+        keep the fastest takes turns at the device by itself, but where it does so within a compilation, or on several
+        devices.
         """
         if any(_times_kernels_untold(spec) for spec in group):
             return "one by one"
-        if not self._cells[0].device.startswith("cuda"):
-            return "one by one" if first else "together"
-        return "first alone" if first else "together"
+        return "one by one" if first and not self._cells[0].device.startswith("cuda") else "together"
 
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return how those sit next that did not fit into a group: beside the baseline while that leaves hope."""
@@ -326,6 +328,16 @@ class Rounds:
 
     def _num_trials(self, spec: TrialSpec) -> int:
         return len(self._of(spec))
+
+
+def earlier_of(trials: Sequence[Trial]) -> Earlier | None:
+    """Return what a cell's processes showed, None where none was timed long enough to show it."""
+    told = [trial for trial in trials if len(turn_times(trial)) >= FEWEST_BLOCKS]
+    found = step_estimate(told)
+    if found is None:
+        return None
+    noise = max(noise_of(turn_times(trial), turn_lengths(trial)) for trial in told)
+    return Earlier(noise, found.value)
 
 
 def _times_kernels_untold(spec: TrialSpec) -> bool:

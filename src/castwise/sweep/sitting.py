@@ -11,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from castwise.analyze.estimates import settled
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
 from castwise.recipe import Recipe
 from castwise.record import Trial
 from castwise.sweep.engine import Session, TrialFailedError
+from castwise.sweep.leaving import Leaving
 from castwise.sweep.runner import Attempt, Sweep
+from castwise.sweep.turns import Earlier, Turns
 
 # Six ticks of an H200's energy counter, of each cell.
 _STRETCH_SECONDS = 0.7
@@ -39,17 +40,15 @@ class Sat:
 class _Resident:
     """A cell in its process."""
 
-    def __init__(self, spec: TrialSpec, sweep: Sweep, earlier_noise: float, *, is_baseline: bool) -> None:
+    def __init__(self, spec: TrialSpec, sweep: Sweep, earlier: Earlier | None, *, is_baseline: bool) -> None:
         self.spec = spec
         self.attempt = Attempt(spec, sweep.environment)
         self.session: Session = sweep.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         self._started = time.perf_counter()
-        self._sweep = sweep
-        self.timed = 0.0
-        self._step_times: list[float] = []
+        self._sweep, self._earlier = sweep, earlier
+        self.turns = Turns(spec.protocol, earlier)
         self.is_baseline = is_baseline
         self.is_done = False  # takes no further turns
-        self._earlier_noise = earlier_noise
 
     @property
     def is_well(self) -> bool:
@@ -59,13 +58,12 @@ class _Resident:
     @property
     def goes_on(self) -> bool:
         """Return whether another turn is to be timed."""
-        protocol, taken = self.spec.protocol, len(self._step_times)
-        if not self.is_well or taken >= protocol.num_blocks:
-            return False
-        return taken < protocol.min_blocks or (self.timed <= protocol.max_seconds and not self._is_settled())
+        return self.is_well and self.turns.goes_on
 
-    def _is_settled(self) -> bool:
-        return settled(self._step_times, self._earlier_noise)
+    @property
+    def was_crowded_out(self) -> bool:
+        """Return whether the device's memory did not do for it."""
+        return self.attempt.failure is not None and self.attempt.failure.status == "oom"
 
     def arrive(self) -> None:
         """Open the device: the process is there, and torch is."""
@@ -79,10 +77,14 @@ class _Resident:
         """Run until the step time has settled."""
         self._try(self._warm_up)
 
-    def take_turn(self) -> None:
-        """Time one block, or of a training run an epoch."""
-        recipe = self.spec.recipe
-        self._try(self._time_block if recipe is None else lambda: self._train(recipe))
+    def take_turn(self, *, may_be_long: bool = False) -> None:
+        """Time one block, or of a training run an epoch.
+
+        Args:
+            may_be_long: Whether the block may be longer than usual, if that spares turns.
+        """
+        recipe, length = self.spec.recipe, self.turns.length if may_be_long else 1
+        self._try((lambda: self._time_block(length)) if recipe is None else lambda: self._train(recipe))
 
     def measure_energy(self) -> None:
         """Let steps run at a stretch, for the energy counter; a training run's epochs have readings of their own."""
@@ -107,18 +109,19 @@ class _Resident:
 
     def _warm_up(self) -> None:
         recipe = self.spec.recipe
-        facts = self.session.warm_up() if recipe is None else self.session.resume().facts
+        known = None if self._earlier is None else self._earlier.step_seconds
+        facts = self.session.warm_up(known) if recipe is None else self.session.resume().facts
         update = {"ready_seconds": self.session.ready_seconds, "data_note": self._sweep.data_note}
         self.attempt.facts = facts.model_copy(update=update)
         for _ in range(0 if recipe is None else recipe.skip_epochs):  # the first step is in the first
             self._train(recipe)
 
-    def _time_block(self) -> None:
+    def _time_block(self, length: int) -> None:
         with self._sweep.telemetry.watch(self.attempt.environment) as watch:
-            block = self.session.run_block()
+            block = self.session.run_block(length)
         self.attempt.blocks.append(block)
         self.attempt.readings.append(watch.reading)
-        self._took(block.seconds, block.num_steps)
+        self.turns.take(block.seconds, block.num_steps, length)
 
     def _train(self, recipe: Recipe | None) -> None:
         """Run an epoch, and count it if the run's throughput does."""
@@ -129,11 +132,7 @@ class _Resident:
         if epoch.diverged:
             raise TrialFailedError("diverged", epoch.diverged)
         if recipe is not None and len(self.attempt.epochs) > recipe.skip_epochs:
-            self._took(epoch.seconds, epoch.num_steps)
-
-    def _took(self, seconds: float, num_steps: int) -> None:
-        self.timed += seconds
-        self._step_times.append(seconds / num_steps)
+            self.turns.take(epoch.seconds, epoch.num_steps)
 
     def _fetch(self) -> None:
         self.attempt.samples = self.session.finish()
@@ -157,45 +156,66 @@ def sit(
     *,
     moving_in: MovingIn = "together",
     number: int = 1,
-    noise: Mapping[str, float] | None = None,
+    earlier: Mapping[str, Earlier] | None = None,
     baseline: str | None = None,
+    leaving: Leaving | None = None,
 ) -> Sat:
     """Let cells take turns until each is settled or its time is up, and return their records.
 
     Args:
         sweep: Starts the processes and is told of progress.
         specs: The cells, the baseline first: it is the last to be short of memory.
-        moving_in: How the cells are set up: all at once; the first alone and then the others at once, so that it is
-            not among those that do not fit; or one by one, where they would take too much from each other. They are
-            warmed up one by one in any case.
+        moving_in: How the cells are set up: all at once; the first alone and then the others at once; or one by one,
+            where they would take too much from each other. Where the first does not fit beside the others, all begin
+            anew with the first alone. They are warmed up one by one in any case.
         number: The round's number, for progress and for the order of its turns. Energy is measured in the first.
-        noise: The most noise that an earlier process of a cell showed, as a share of its step time, by cell.
+        earlier: What earlier processes of a cell showed, by cell.
         baseline: The cell that the others are compared with; None takes float32's.
+        leaving: Processes of the sitting before, which may still be ending while this one's start; takes this one's
+            when all is measured. None waits for them.
     """
     residents: list[_Resident] = []
-    try:
+    others = leaving or Leaving()
+
+    def sit_down(way: MovingIn) -> None:
         sweep.listener.phase(f"round {number}: starting", 0.0)
         for spec in specs:
             is_baseline = spec.precision == BASELINE if baseline is None else spec.cell == baseline
-            residents.append(_Resident(spec, sweep, (noise or {}).get(spec.cell, 0.0), is_baseline=is_baseline))
+            residents.append(_Resident(spec, sweep, (earlier or {}).get(spec.cell), is_baseline=is_baseline))
         _all_at_once(_Resident.arrive, residents)
+        others.wait()  # what they hold is this sitting's
         sweep.listener.phase(f"round {number}: setting up", 0.05)
-        alone = {"together": 0, "first alone": 1, "one by one": len(residents)}[moving_in]
-        for resident in residents[:alone]:
-            resident.move_in()
-        _all_at_once(_Resident.move_in, residents[alone:])
+        _move_in(residents, way)
+
+    try:
+        sit_down(moving_in)
+        if moving_in == "together" and len(residents) > 1 and residents[0].was_crowded_out:
+            _close(residents)
+            residents.clear()
+            sit_down("first alone")
         _warm_up(sweep, residents, number)
         _take_turns(sweep, residents, number)
-        for resident in residents:
-            if number == 1:
+        if number == 1:
+            for resident in residents:
                 resident.measure_energy()
-            resident.finish()
-    finally:
+        _all_at_once(_Resident.finish, residents)
+    except BaseException:
         _close(residents)
+        raise
+    others.see_off([resident.session for resident in residents])
+    if leaving is None:
+        others.wait()
     name = secrets.token_hex(6) if sum(resident.is_well for resident in residents) > 1 else None
     postponed = [resident for resident in residents if _may_fit_alone(resident, residents)]
     trials = tuple(resident.record(name) for resident in residents if resident not in postponed)
     return Sat(trials, tuple(resident.spec for resident in postponed))
+
+
+def _move_in(residents: list[_Resident], way: MovingIn) -> None:
+    alone = {"together": 0, "first alone": 1, "one by one": len(residents)}[way]
+    for resident in residents[:alone]:
+        resident.move_in()
+    _all_at_once(_Resident.move_in, residents[alone:])
 
 
 def _all_at_once(act: Callable[[_Resident], None], residents: list[_Resident]) -> None:
@@ -232,8 +252,10 @@ def _take_turns(sweep: Sweep, residents: list[_Resident], number: int) -> None:
         turn += 1
         most = max(resident.spec.protocol.num_blocks for resident in order)
         sweep.listener.phase(f"round {number}: turn {turn}", 0.4 + 0.6 * min(1.0, turn / most))
+        # Longer turns of the others spare those of a baseline that needs few itself.
+        may_be_long = all(resident.turns.is_quiet for resident in order if resident.is_baseline)
         for resident in order:
-            resident.take_turn()
+            resident.take_turn(may_be_long=may_be_long)
 
 
 def _next_turn(residents: list[_Resident]) -> list[_Resident]:
@@ -253,5 +275,4 @@ def _next_turn(residents: list[_Resident]) -> list[_Resident]:
 
 
 def _may_fit_alone(resident: _Resident, residents: list[_Resident]) -> bool:
-    failure = resident.attempt.failure
-    return failure is not None and failure.status == "oom" and len(residents) > 1
+    return resident.was_crowded_out and len(residents) > 1

@@ -1,0 +1,30 @@
+"""Processes that end while something else begins."""
+
+import threading
+
+from fake_engine import FakeEngine, FakeSession
+
+from castwise.sweep.leaving import Leaving
+
+
+class Held(FakeSession):
+    """Ends when it may."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__(engine)
+        self.may_end = threading.Event()
+
+    def close(self) -> None:
+        self.may_end.wait(20)
+        super().close()
+
+
+def test_nobody_waits_for_them_until_all_are_waited_for() -> None:
+    leaving, sessions = Leaving(), [Held(FakeEngine()) for _ in range(2)]
+    leaving.see_off(sessions)
+    assert not any(session.closed for session in sessions)
+    for session in sessions:
+        session.may_end.set()
+    leaving.wait()
+    assert all(session.closed for session in sessions)
+    leaving.wait()
