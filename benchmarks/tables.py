@@ -20,6 +20,7 @@ import fit_tables
 import own_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, least_time_table, measured_rows
+from round_cost import sittings_of, table_of
 from stored import NOT_MEASURED, RECORDS, load
 
 from castwise.analyze.compare import Row, compare
@@ -178,6 +179,11 @@ def coverage(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def round_cost(name: str) -> str:
+    """Return where the seconds of a command's rounds went."""
+    return "\n".join(table_of(sittings_of(load(RECORDS / "rounds" / name)))) + "\n"
+
+
 def techniques(_: str) -> str:
     """Return the registry of techniques."""
     lines = ["| technique | what it does | needs | costs | numbers | in |", "|---|---|---|---|---|---|"]
@@ -243,6 +249,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "hand_written": hand_written,
     "overhead": overhead,
     "coverage": coverage,
+    "round_cost": round_cost,
     "suite": suite,
     "suite_loops": suite_loops,
     "techniques": techniques,

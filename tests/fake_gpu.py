@@ -91,5 +91,8 @@ class FakeMonitor:
         self.num_reads += 1
         return self.sample(self.num_reads - 1)
 
+    def read_energy(self) -> Sample:
+        return self.read()
+
     def close(self) -> None:
         self.was_closed = True

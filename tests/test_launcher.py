@@ -381,6 +381,14 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
         assert not session._process.is_alive()
 
 
+def test_a_released_process_ends_by_itself(start: Start, logs: Path) -> None:
+    session = start()
+    drive(session)
+    session.release()
+    wait_until(lambda: not list(logs.iterdir()), "the released process's log is dropped")
+    assert not session._process.is_alive()
+
+
 def test_closing_after_a_crash(start: Start, logs: Path) -> None:
     session = start(partial(faulty_worker.die_of, signal.SIGKILL))
     with contextlib.suppress(TrialFailedError):

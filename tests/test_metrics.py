@@ -118,3 +118,11 @@ def test_skipped_steps_and_peaks_are_taken_over_all_processes() -> None:
 def test_where_nothing_was_timed_a_figure_is_unknown_not_zero(metric: object) -> None:
     assert metric(NOTHING) is None  # type: ignore[operator]
     assert metrics.skipped_steps(NOTHING) == 0
+
+
+def test_a_turn_is_as_long_as_its_steps_are_many() -> None:
+    trial = fake_trial(step_seconds=(0.1, 0.1, 0.1))
+    blocks = tuple(Block(seconds=0.1 * count, num_steps=count, loss=1.0) for count in (2, 6, 2))
+    trial = trial.model_copy(update={"ranks": (RankSamples(blocks=blocks),)})
+    assert metrics.turn_lengths(trial) == [1.0, 3.0, 1.0]
+    assert metrics.turn_times(trial) == pytest.approx([0.1] * 3)

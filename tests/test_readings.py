@@ -158,6 +158,13 @@ def test_energy_is_taken_from_tick_to_tick() -> None:
     found = metered(samples)
     assert (found.joules, found.num_ticks, found.missing) == (150.0, 3, "")
     assert found.seconds == pytest.approx(0.14)
+    assert found.late_seconds == pytest.approx(0.02)
+
+
+def test_a_tick_may_have_come_any_time_since_the_last_look() -> None:
+    looks = [(0.0, 1.0), (0.005, 2.0), (0.1, 3.0), (0.2, 4.0), (0.3, 4.0), (0.312, 5.0)]
+    found = metered([(when, fake_sample(energy_joules=joules)) for when, joules in looks])
+    assert found.late_seconds == pytest.approx(0.012), "of the first and the last tick; others do not matter"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 
-from castwise.analyze.estimates import Estimate
+from castwise.analyze.estimates import Estimate, noise_of
 from castwise.analyze.metrics import step_times
 from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import Protocol, TrialSpec
 from castwise.record import Block, Facts, Trial
 from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.rounds import Compared, Rounds, Rule
+from castwise.sweep.rounds import Compared, Rounds, Rule, earlier_of
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.store import Store, load_folder
 
@@ -280,6 +280,17 @@ def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -
     compared = compare(fresh, store=store, recorded=kept)
     assert fresh.started == 6, "the first round is not measured again"
     assert [len(of(compared, name)) for name in NAMES] == [3, 3, 3]
+
+
+def test_later_rounds_know_what_earlier_ones_showed() -> None:
+    trials = compare(engine(process_noise=0.001)).trials
+    own = [trial for trial in trials if trial.spec.precision == "fp32"]
+    found = earlier_of(own)
+    assert found is not None
+    assert found.step_seconds == pytest.approx(step_times(own[0])[0], rel=0.02)
+    assert found.noise == max(noise_of(step_times(trial)) for trial in own)
+    few = [trial.model_copy(update={"ranks": trial.ranks[:0]}) for trial in own]
+    assert earlier_of(few) is earlier_of([]) is None
 
 
 def test_a_lone_cell_is_a_comparison_too() -> None:

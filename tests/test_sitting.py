@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training
+from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training, step_seconds
 
 from castwise.analyze.metrics import turn_times
 from castwise.plan import Protocol, TrialSpec
@@ -14,6 +14,7 @@ from castwise.record import Block, Environment, Facts
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.sitting import MovingIn, Sat, sit
+from castwise.sweep.turns import Earlier
 
 LONG_SECONDS = 20.0
 
@@ -129,6 +130,78 @@ def test_how_cells_move_in(moving_in: MovingIn, order: list[int]) -> None:
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
     sit(Sweep(engine, None, engine.environment, Silent()), specs, moving_in=moving_in)
     assert engine.seen == order  # type: ignore[attr-defined]
+
+
+def test_a_first_cell_that_does_not_fit_beside_the_others_moves_in_before_them() -> None:
+    """As many as fit get in, and which they are is chance: all begin anew, and the first is sure to."""
+    engine = Engine(exclusive=False)
+
+    class Greedy(FakeSession):
+        holds = False
+
+        def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+            super().set_up(spec, checkpoint)
+            if spec.precision == "fp32":
+                time.sleep(0.1)
+            if sum(session.holds and not session.closed for session in engine.sessions) == 2:  # type: ignore[attr-defined]
+                raise TrialFailedError("oom", "CUDA out of memory (fake)")
+            self.holds = True
+
+    engine.session = Greedy
+    specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
+    sweep = Sweep(engine, None, engine.environment, Silent())
+    sat = sit(sweep, specs)
+    sweep.leaving.wait()
+    assert len(engine.sessions) == 6
+    assert engine.num_open == 0
+    assert sat.trials[0].spec.precision == "fp32"
+    assert len(sat.postponed) == 1
+
+
+def test_processes_end_while_the_next_ones_start_and_before_those_are_set_up() -> None:
+    engine, seen = Engine(exclusive=False), list[tuple[str, int]]()
+
+    class Slowly(FakeSession):
+        def open(self, device: str) -> Environment:
+            seen.append(("open", sum(session.closed for session in engine.sessions)))
+            return super().open(device)
+
+        def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+            seen.append(("set up", sum(session.closed for session in engine.sessions)))
+            super().set_up(spec, checkpoint)
+
+        def close(self) -> None:
+            time.sleep(0.3)
+            super().close()
+
+    engine.session = Slowly
+    sweep = Sweep(engine, None, engine.environment, Silent())
+    for number in (1, 2):
+        sit(sweep, [fake_spec("fp32"), fake_spec("tf32")], number=number)
+    sweep.leaving.wait()
+    assert seen[4:] == [("open", 0), ("open", 0), ("set up", 2), ("set up", 2)]
+    assert engine.num_open == 0
+
+
+def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns() -> None:
+    engine, told = Engine(exclusive=False), dict[str, float | None]()
+
+    class Told(FakeSession):
+        def warm_up(self, step_seconds: float | None = None) -> Facts:
+            told[self.spec.precision] = step_seconds
+            return super().warm_up(step_seconds)
+
+    engine.session = Told
+    protocol = Protocol(num_blocks=12, min_blocks=4)
+    specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
+    earlier = {specs[0].cell: Earlier(0.0001, 0.3), specs[1].cell: Earlier(0.02, 0.2)}
+    sweep = Sweep(engine, None, engine.environment, Silent())
+    trials = sit(sweep, specs, number=2, earlier=earlier).trials
+    sweep.leaving.wait()
+    assert told == {"fp32": 0.3, "tf32": 0.2, "bf16-mixed": None}
+    first = {trial.spec.precision: trial.ranks[0].blocks[0].num_steps for trial in trials}
+    usual = {spec.precision: round(protocol.block_seconds / step_seconds(spec)) for spec in specs}
+    assert {name: first[name] / usual[name] for name in usual} == {"fp32": 1, "tf32": 3, "bf16-mixed": 1}
 
 
 def train(engine: FakeEngine, num_turns: int = 4) -> Sat:

@@ -176,7 +176,40 @@ def test_warm_up_that_does_not_settle_ends_when_its_time_is_up(script: Script) -
     assert facts.warm_up_seconds == pytest.approx(1.1), "the first step's time is set-up's"
 
 
+def test_steps_that_take_what_earlier_processes_took_have_settled(script: Script) -> None:
+    """Two windows of half the length do, and no least number of steps is left to take."""
+    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=9)), [9.0, 0.0247, 0.0253, 1.0])
+    facts = cell.warm_up(0.025)
+    assert script.clock.windows == [1, 2, 2]
+    assert facts.settled
+    assert facts.warm_up_steps == 5
+
+
+def test_two_windows_in_a_row_must_take_what_earlier_processes_took(script: Script) -> None:
+    seconds = [0.025, 0.025, 0.026, 0.025, 0.025, 1.0]
+    assert script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), seconds).warm_up(0.025).settled
+    assert len(script.clock.windows) == 5
+
+
+def test_steps_that_never_take_what_earlier_processes_took_settle_by_themselves(script: Script) -> None:
+    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05))
+    assert cell.warm_up(0.025).settled
+    assert script.clock.windows == [1, 2, 2, 2], "by windows of the usual length, but the first"
+
+
+def test_steps_as_known_go_on_while_the_allocator_grows(script: Script) -> None:
+    reserved = [1, 2, 3, 4, 4, 4]
+    script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05), reserved).warm_up(0.05)
+    assert len(script.clock.windows) == 5
+
+
 # Blocks
+
+
+def test_a_longer_block_is_so_many_usual_ones(script: Script) -> None:
+    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.2)), itertools.repeat(0.05))
+    cell.warm_up()
+    assert [cell.run_block().num_steps, cell.run_block(3).num_steps] == [4, 12]
 
 
 @pytest.mark.parametrize(("step_seconds", "num_steps"), [(0.01, 20), (0.03, 7), (0.2, 1), (5.0, 1)])

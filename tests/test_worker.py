@@ -115,7 +115,7 @@ def test_a_trial_from_its_first_command_to_its_last(talk: Conversation) -> None:
 def test_a_loss_that_is_no_number_arrives_as_what_it_is(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block(seconds=1.0, num_steps=1, loss=float("nan"), loss_scale=float("inf"))
     talk.ask(SET_UP)
-    monkeypatch.setattr(SteadyCell, "run_block", lambda self: block)
+    monkeypatch.setattr(SteadyCell, "run_block", lambda self, length: block)
     arrived = Block.model_validate(talk.ask({"command": "run_block"})["block"])
     assert repr(arrived) == repr(block)
 

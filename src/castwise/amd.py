@@ -56,6 +56,11 @@ class AmdMonitor:
         missing["throttle_reasons"] = "not read on AMD GPUs"
         return Sample(**values, missing=missing)
 
+    def read_energy(self) -> Sample:
+        """Return the energy counter alone."""
+        values, missing = self._ask({"energy_joules": _energy})
+        return Sample(**values, missing=missing)
+
     def close(self) -> None:
         """Let go of the library. May be called again."""
         if self._is_open:

@@ -52,5 +52,8 @@ class Monitor(Protocol):
     def read(self) -> Sample:
         """Return what the driver says now."""
 
+    def read_energy(self) -> Sample:
+        """Return what the driver says now of energy, and of nothing else: it takes a fraction of the time."""
+
     def close(self) -> None:
         """Let go of the library. May be called again."""

@@ -113,7 +113,14 @@ class GpuMonitor:
 
     def read(self) -> Sample:
         """Return what the driver says now; a GPU that is lost gives a sample of reasons."""
-        values, missing = self._ask(_FIELDS)
+        return self._sample(_FIELDS)
+
+    def read_energy(self) -> Sample:
+        """Return the energy counter alone."""
+        return self._sample({"energy_joules": _FIELDS["energy_joules"]})
+
+    def _sample(self, fields: Mapping[str, _Getter]) -> Sample:
+        values, missing = self._ask(fields)
         return Sample(**values, missing=missing)
 
     def close(self) -> None:

@@ -324,6 +324,7 @@ class Metered(Document):
         seconds: The time between the two, by the host's clock.
         num_ticks: Ticks, the first not counted.
         step_seconds: Seconds a step of the stretch.
+        late_seconds: How late the first and the last tick were seen at the most.
         missing: Why joules are 0; empty where they are not.
     """
 
@@ -331,6 +332,7 @@ class Metered(Document):
     seconds: float = 0.0
     num_ticks: int = 0
     step_seconds: float = 0.0
+    late_seconds: float = 0.02  # of records from before it was noted: the counter was read every 20 ms
     missing: str = ""
 
 

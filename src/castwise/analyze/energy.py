@@ -17,8 +17,9 @@ from castwise.record import Reading, Trial
 Source = Literal["counter at a stretch", "counter", "power × time"]
 
 _FEWEST_FOR_INTERVAL = 3
-# How late a tick is seen, of 0 to 20 ms each alike (sweep/telemetry.py): the difference of two such, 95 % of the time.
-_TICK_SECONDS = 0.0155
+# A tick is seen late by up to the time between two looks, each alike: so much of it is the difference of two such at
+# the most, 95 % of the time. By hand: about 1 - sqrt(0.05).
+_LATE_SHARE = 0.775
 # Where cells take turns, a shorter turn's power is a mean over its neighbours' too (NVML: over the last second), and
 # the counter ticks too seldom to tell them apart.
 _LONG_ENOUGH_SECONDS = 1.0
@@ -146,7 +147,7 @@ def _at_a_stretch(trial: Trial) -> Energy | None:
     watts = found.joules / found.seconds
     block = BlockEnergy(joules=watts * step_seconds, units=metrics.units_per_step(trial.spec, trial.facts))
     block = BlockEnergy(joules=block.joules * trial.spec.world_size, units=block.units)
-    share = _TICK_SECONDS / found.seconds
+    share = _LATE_SHARE * found.late_seconds / found.seconds
     return Energy(
         joules_per_unit=_ratio([block]),
         low=_ratio([block]) * (1 - share),

@@ -1,6 +1,7 @@
 """Steady-state training steps: set up once, warm up, then time blocks of steps as often as asked."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ _KNOWN_WINDOW_SECONDS = _WINDOW_SECONDS / 2
 # Steps of the optimizer after which memory is that of any later step; and steps after which nobody waits for them:
 # Apex's dynamic scale starts at 2^32 and halves with every skipped step.
 _STEPS_TAKEN, _MOST_SKIPPED = 2, 40
+_ROUNDING = 0.01  # of a launch
 
 
 class SteadyCell:
@@ -182,10 +184,12 @@ class SteadyCell:
         return block
 
     def run_stretch(self, seconds: float) -> Block:
-        """Run steps for about so many seconds at a stretch; return them as a block, which is not among the samples."""
+        """Run steps for so many seconds at a stretch; return them as a block, which is not among the samples."""
         last = self._blocks[-1]
-        step_seconds = last.seconds / last.num_steps
-        count = self._peers.agree(self._whole_launches(seconds / step_seconds))
+        steps = seconds * last.num_steps / last.seconds
+        at_once = self._step.steps_per_launch
+        # At the least: a step or two of half a second are no more ticks of the energy counter than asked for.
+        count = self._peers.agree(at_once * math.ceil(steps / at_once - _ROUNDING))
         taken, loss = self._time_steps(count)
         return Block(seconds=taken, num_steps=count, loss=loss.item())
 

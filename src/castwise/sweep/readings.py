@@ -11,7 +11,7 @@ from castwise.record import GpuFacts, Metered, Reading
 
 _OTHER_NAMESPACE = "the driver's process ids are not this container's"
 _NONE_SHOWN = "the driver shows no process on the GPU, not even the trial's own"
-_FEWEST_TICKS = 4  # three from the first on: each is seen up to a fiftieth of a second late
+_FEWEST_TICKS = 4  # three from the first on: each is seen late
 _EARLIER = "an earlier process ran this epoch"
 
 
@@ -99,11 +99,12 @@ def metered(samples: Sequence[tuple[float, Sample]]) -> Metered:
     if not told:
         reasons = (sample.missing.get("energy_joules", "") for _, sample in samples)
         return Metered(missing=next(filter(None, reasons), "nothing was read"))
-    ticks = [after for before, after in itertools.pairwise(told) if after[1] != before[1]]
+    ticks = [(earlier, later) for earlier, later in itertools.pairwise(told) if later[1] != earlier[1]]
     if len(ticks) < _FEWEST_TICKS:
         return Metered(missing=f"the driver's counter ticked {len(ticks)} times in {told[-1][0] - told[0][0]:.2g} s")
-    (first, before), (last, after) = ticks[0], ticks[-1]
-    return Metered(joules=after - before, seconds=last - first, num_ticks=len(ticks) - 1)
+    (_, (first, before)), (_, (last, after)) = ticks[0], ticks[-1]
+    late = max(later[0] - earlier[0] for earlier, later in (ticks[0], ticks[-1]))
+    return Metered(joules=after - before, seconds=last - first, num_ticks=len(ticks) - 1, late_seconds=late)
 
 
 def unwatched(count: int) -> list[Reading]:

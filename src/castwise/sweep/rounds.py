@@ -1,12 +1,13 @@
 """Rounds of sittings, with fresh processes each, until every ratio is known well enough or the time is up."""
 
 import itertools
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from castwise.analyze.estimates import FEWEST_BLOCKS, Estimate, judge, noise_of
+from castwise.analyze.estimates import FEWEST_BLOCKS, Estimate, judge, noise_of, student_quantile
 from castwise.analyze.metrics import turn_lengths, turn_times
 from castwise.analyze.speedups import baselines_among, speedup_estimate, step_estimate
 from castwise.errors import UsageError
@@ -14,7 +15,6 @@ from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
 from castwise.quantities import parse_duration, parse_share
 from castwise.record import Trial
-from castwise.sweep.leaving import Leaving
 from castwise.sweep.runner import Sweep
 from castwise.sweep.sitting import MovingIn, sit
 from castwise.sweep.turns import Earlier
@@ -140,19 +140,20 @@ class Rounds:
         self._trials = list(recorded)
         self._started = time.perf_counter()
         self._longest_round = 0.0
-        self._leaving = Leaving()
 
     def run(self) -> Compared:
         """Run rounds until the rule ends them."""
         telemetry = self._sweep.telemetry
         telemetry.look(self._sweep.environment)  # before a process of this job computes on the GPU
+        # Intervals need scipy, half a second to import: while the first processes start, nobody waits for it.
+        threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
         try:
             while (ending := self._ending()) is None:
                 started = time.perf_counter()
                 self._run_round(self._open_cells())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
         finally:
-            self._leaving.wait()
+            self._sweep.leaving.wait()
             telemetry.close()
         self._say_why(ending)
         return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
@@ -164,7 +165,7 @@ class Rounds:
         try:
             self._run_round(self._well_cells())
         finally:
-            self._leaving.wait()
+            self._sweep.leaving.wait()
             telemetry.close()
         return Compared(tuple(self._trials), "rounds", time.perf_counter() - started)
 
@@ -235,7 +236,6 @@ class Rounds:
                 number=number,
                 earlier=self._earlier(),
                 baseline=None if self._baseline is None else self._baseline.cell,
-                leaving=self._leaving,
             )
             self._keep(sat.trials)
             postponed = {spec.cell for spec in sat.postponed}

@@ -12,6 +12,7 @@ from castwise.errors import UsageError
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, Metered, RankSamples, Reading, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
+from castwise.sweep.leaving import Leaving
 from castwise.sweep.readings import note_of, unwatched
 from castwise.sweep.store import Store
 from castwise.sweep.telemetry import Telemetry
@@ -95,6 +96,7 @@ class Sweep:
         listener: Is told of progress.
         data_note: Stands in every record's facts.
         telemetry: Watches device and host while blocks and epochs are timed.
+        leaving: Processes that have been measured, and are ending.
     """
 
     engine: Engine
@@ -103,6 +105,7 @@ class Sweep:
     listener: Listener
     data_note: str | None = None
     telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
+    leaving: Leaving = field(default_factory=Leaving, compare=False)
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec and return its trial, in order."""

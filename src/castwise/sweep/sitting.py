@@ -16,12 +16,11 @@ from castwise.precisions import BASELINE
 from castwise.recipe import Recipe
 from castwise.record import Trial
 from castwise.sweep.engine import Session, TrialFailedError
-from castwise.sweep.leaving import Leaving
 from castwise.sweep.runner import Attempt, Sweep
 from castwise.sweep.turns import Earlier, Turns
 
-# Six ticks of an H200's energy counter, of each cell.
-_STRETCH_SECONDS = 0.7
+# Five ticks of an H200's energy counter, of each cell.
+_STRETCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -158,9 +157,11 @@ def sit(
     number: int = 1,
     earlier: Mapping[str, Earlier] | None = None,
     baseline: str | None = None,
-    leaving: Leaving | None = None,
 ) -> Sat:
     """Let cells take turns until each is settled or its time is up, and return their records.
+
+    The processes of the sitting before may still be ending while this one's start, and this one's end when all is
+    measured, while the caller goes on (`sweep.leaving`).
 
     Args:
         sweep: Starts the processes and is told of progress.
@@ -171,11 +172,8 @@ def sit(
         number: The round's number, for progress and for the order of its turns. Energy is measured in the first.
         earlier: What earlier processes of a cell showed, by cell.
         baseline: The cell that the others are compared with; None takes float32's.
-        leaving: Processes of the sitting before, which may still be ending while this one's start; takes this one's
-            when all is measured. None waits for them.
     """
     residents: list[_Resident] = []
-    others = leaving or Leaving()
 
     def sit_down(way: MovingIn) -> None:
         sweep.listener.phase(f"round {number}: starting", 0.0)
@@ -183,7 +181,7 @@ def sit(
             is_baseline = spec.precision == BASELINE if baseline is None else spec.cell == baseline
             residents.append(_Resident(spec, sweep, (earlier or {}).get(spec.cell), is_baseline=is_baseline))
         _all_at_once(_Resident.arrive, residents)
-        others.wait()  # what they hold is this sitting's
+        sweep.leaving.wait()  # what they hold is this sitting's
         sweep.listener.phase(f"round {number}: setting up", 0.05)
         _move_in(residents, way)
 
@@ -202,9 +200,7 @@ def sit(
     except BaseException:
         _close(residents)
         raise
-    others.see_off([resident.session for resident in residents])
-    if leaving is None:
-        others.wait()
+    sweep.leaving.see_off([resident.session for resident in residents])
     name = secrets.token_hex(6) if sum(resident.is_well for resident in residents) > 1 else None
     postponed = [resident for resident in residents if _may_fit_alone(resident, residents)]
     trials = tuple(resident.record(name) for resident in residents if resident not in postponed)

@@ -78,7 +78,7 @@ class Turns:
 
     @property
     def _is_settled(self) -> bool:
-        # However quiet earlier processes were: of a process that flips between two speeds, three blocks may well be alike.
+        # However quiet earlier processes were: of one that flips between two speeds, three blocks may well be alike.
         return len(self._step_times) >= FEWEST_BLOCKS and sum(self._lengths) >= self._wanted
 
     @property

@@ -1,0 +1,39 @@
+"""Where a sitting's seconds go, from its records."""
+
+from fake_engine import fake_facts, fake_spec, fake_trial
+from fake_gpu import fake_reading
+from round_cost import sittings_of, table_of
+
+from castwise.record import Metered, Trial
+
+
+def sat(precision: str, sitting: str, second: int, ready: float) -> Trial:
+    facts = fake_facts(ready_seconds=ready, set_up_seconds=0.5, first_step_seconds=1.0, warm_up_seconds=0.25)
+    trial = fake_trial(
+        fake_spec(precision), step_seconds=(0.5, 0.5), facts=facts, readings=(fake_reading(), fake_reading())
+    )
+    update = {
+        "sitting": sitting,
+        "started_at": f"2000-01-01T00:00:{second:02d}.000+00:00",
+        "duration_seconds": 10.0,
+        "metered": Metered(joules=1.0, seconds=0.5, num_ticks=5),
+    }
+    return trial.model_copy(update=update)
+
+
+def test_what_is_side_by_side_counts_once_and_what_is_in_turns_each_time() -> None:
+    first, second = sittings_of([sat("fp32", "b", 20, 1.0), sat("fp32", "a", 0, 1.0), sat("tf32", "a", 1, 0.75)])
+    assert (len(first.trials), len(second.trials)) == (2, 1)
+    expected = {"ready": 1.0, "set up": 1.5, "warm-up": 0.5, "turns": 4.0, "timed": 2.0, "energy": 1.0, "all": 11.0}
+    assert {part: first.parts[part] for part in expected} == expected
+    assert first.parts["rest"] == 11.0 - 8.0
+
+
+def test_trials_that_sat_alone_are_in_no_sitting() -> None:
+    assert sittings_of([fake_trial()]) == []
+
+
+def test_the_table_has_a_row_a_sitting_and_one_of_sums() -> None:
+    lines = table_of(sittings_of([sat("fp32", "a", 0, 1.0), sat("fp32", "b", 20, 2.0)]))
+    assert len(lines) == 5
+    assert lines[-1].startswith("| all | 3.0 | 3.0 | 0.5 | 4.0 | 2.0 | 1.0 |")
