@@ -197,6 +197,13 @@ def test_steps_that_never_take_what_earlier_processes_took_settle_by_themselves(
     assert script.clock.windows == [1, 2, 2, 2], "by windows of the usual length, but the first"
 
 
+def test_steps_before_a_graph_is_captured_have_not_settled_however_long_they_take(script: Script) -> None:
+    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=9)), itertools.repeat(0.05))
+    captures = SimpleNamespace(seconds=0.1, peak_bytes=0, earlier_peak_bytes=0)
+    cell._step.graph = SimpleNamespace(captures=captures, flush=lambda: None)  # type: ignore[assignment]
+    assert cell.warm_up(0.05).warm_up_steps >= 9
+
+
 def test_steps_as_known_go_on_while_the_allocator_grows(script: Script) -> None:
     reserved = [1, 2, 3, 4, 4, 4]
     script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05), reserved).warm_up(0.05)

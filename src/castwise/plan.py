@@ -31,7 +31,8 @@ class Protocol(Document):
     """How long and how often to measure.
 
     Attributes:
-        warm_up_steps: Steps before the first that may be timed, at the least.
+        warm_up_steps: Steps before the first that may be timed, at the least, until earlier processes of a cell have
+            told what they take.
         warm_up_seconds: When warm-up, which begins after the first step, ends even if the step time has not settled.
         block_seconds: The length aimed at for one timed block; a block is one step at the least.
         num_blocks: Timed blocks in a trial.

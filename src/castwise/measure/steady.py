@@ -107,8 +107,11 @@ class SteadyCell:
         """Run steps until their time has settled, and return what is now known of the cell.
 
         Args:
-            step_seconds: What earlier processes of the same cell took for a step. Steps that take as long have settled.
+            step_seconds: What earlier processes of the same cell took for a step. Steps that take as long have settled,
+                but where some of them come before a graph is captured.
         """
+        if self._step.graph is not None:
+            step_seconds = None
         protocol, started, first = self._spec.protocol, time.perf_counter(), len(self._windows)
         while True:
             as_known = 0 if step_seconds is None else _num_alike(self._windows[first:], step_seconds)
