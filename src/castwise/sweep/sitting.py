@@ -187,7 +187,7 @@ def sit(
 
     try:
         sit_down(moving_in)
-        if moving_in == "together" and len(residents) > 1 and residents[0].was_crowded_out:
+        if moving_in == "together" and _is_first_crowded_out(residents):
             _close(residents)
             residents.clear()
             sit_down("first alone")
@@ -268,6 +268,11 @@ def _next_turn(residents: list[_Resident]) -> list[_Resident]:
             resident.is_done |= resident not in baseline and not resident.goes_on
     order = [resident for resident in residents if not resident.is_done]
     return order if any(resident.goes_on for resident in order) else []
+
+
+def _is_first_crowded_out(residents: list[_Resident]) -> bool:
+    """Return whether the first has failed, and memory was short: a library may call that by another name."""
+    return len(residents) > 1 and not residents[0].is_well and any(each.was_crowded_out for each in residents)
 
 
 def _may_fit_alone(resident: _Resident, residents: list[_Resident]) -> bool:
