@@ -20,8 +20,10 @@ from fake_engine import (
 )
 
 from castwise.analyze.fit import START, Fit, fits_of, held_bytes, is_fit
+from castwise.analyze.memory_account import BEYOND_THE_PEAK
 from castwise.plan import FIT
 from castwise.published import largest_batches
+from castwise.report.fit_columns import accounts_of, parts_columns
 from castwise.sweep.fit import FitRequest, prepare_fit
 from castwise.sweep.store import load_folder
 
@@ -174,6 +176,21 @@ def test_the_command_prints_what_was_foretold_and_verified(command: CommandLine)
     assert "dpn-cifar10 had 2.00× on a Titan RTX (256 and 512)" in done.out
     assert "What makes it more than half" in done.out
     assert "Where the memory goes" in done.out
+
+
+def test_parts_of_memory_have_a_sum_for_the_peak_and_one_for_all() -> None:
+    accounts = accounts_of(list(fit().values()))
+    columns = parts_columns(accounts)
+    names = [column.name for column in columns]
+    seen, beyond = names.index("seen_bytes"), [names.index(name) for name in BEYOND_THE_PEAK if name in names]
+    assert beyond
+    assert min(beyond) > names.index("parts_error") > seen, "what the peak is not made of comes behind it"
+    for account in accounts:
+        plain = [int(column.value(account)) for column in columns if column.name.endswith("_bytes")]
+        held, total = columns[seen].value(account), columns[-1].value(account)
+        assert sum(plain[: seen - 1]) == held
+        assert held + sum(account.bytes_of(name) for name in BEYOND_THE_PEAK) == total
+        assert columns[seen + 1].value(account) == pytest.approx(held / account.peak_bytes - 1)
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "markdown"])

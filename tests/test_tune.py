@@ -13,6 +13,7 @@ from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_sec
 from castwise.analyze.climb import Climbed, Ladder, loop_name
 from castwise.plan import TrialSpec
 from castwise.report.tuning import conclusions, fastest_within, lines_of
+from castwise.report.tuning import reasons as said_reasons
 from castwise.sweep.store import load_folder
 from castwise.sweep.tune import TuneRequest, prepare_tuning
 
@@ -115,6 +116,7 @@ def test_what_cannot_be_had_is_said_with_its_reason() -> None:
     assert outcomes(climbed)["cuda-graph"] == "unsupported"
     reasons = {each.move.name: each.reason for each in climbed.attempts if each.outcome == "unsupported"}
     assert "needs a CUDA device" in reasons["cuda-graph"]
+    assert "cuda-graph needs a CUDA device; this is cpu" in said_reasons(climbed), "its name once"
     shown = [line.tried for line in lines_of(climbed) if line.outcome == "unsupported"]
     assert len(shown) == len(set(shown)), "each once"
 

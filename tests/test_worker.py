@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
@@ -358,9 +359,10 @@ def own_spec(file: Path) -> dict[str, Any]:
             "import no_such_package",
             "ModuleNotFoundError: No module named 'no_such_package' (train_me.py:1, in <module>)",
         ),
-        ("\ndef build()\n", "SyntaxError: expected ':' (train_me.py, line 2) (train_me.py:2)"),
+        ("\ndef build()\n", "SyntaxError: expected ':' (train_me.py:2)"),
         ("def build():\n    return 1 / 0\n", "ZeroDivisionError: division by zero (train_me.py:2, in build)"),
         ("def build():\n    return 3\n", "train_me.py:build returned an int."),
+        ("\n\ndef build(size):\n    return 3\n", "train_me.py:build needs arguments (size)"),
     ],
 )
 def test_what_is_wrong_with_the_users_code_is_theirs_and_says_where(
@@ -371,6 +373,7 @@ def test_what_is_wrong_with_the_users_code_is_theirs_and_says_where(
     answer = talk.ask({"command": "look_at", "own": own_spec(file)["own"]})
     assert (answer["event"], answer["usage"]) == ("failed", True)
     assert answer["message"].startswith(message)
+    assert re.search(r" \(train_me\.py:[1-3](, in .+)?\)$", answer["message"]), "one place, the last thing said"
 
 
 def test_a_look_at_the_users_code_tells_its_batch_size(talk: Conversation, tmp_path: Path) -> None:
@@ -390,6 +393,27 @@ def test_what_the_users_model_raises_in_a_step_says_where(talk: Conversation, tm
     answer = talk.ask(SET_UP | {"spec": own_spec(file)})
     assert (answer["status"], answer["usage"]) == ("crashed", False)
     assert answer["message"].endswith("(train_me.py:4, in forward)")
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("nn.MSELoss(reduction='none')", "The loss of train_me.py:build has shape (4, 2): it must be a scalar."),
+        ("nn.CrossEntropyLoss()", "RuntimeError: "),  # torch's own code alone: of the target's dtype
+    ],
+)
+def test_what_no_code_of_the_users_raises_says_where_their_function_is(
+    returned: str, message: str, talk: Conversation, tmp_path: Path
+) -> None:
+    file = tmp_path / "train_me.py"
+    batch = "(torch.ones(6, 3), torch.ones(6, 2))" if "MSE" in returned else "(torch.ones(6, 3), torch.ones(6))"
+    lines = ["import torch", "from torch import nn", "def build():"]
+    file.write_text("\n".join([*lines, f"    return nn.Linear(3, 2), {batch}, {returned}"]))
+    answer = talk.ask(SET_UP | {"spec": own_spec(file)})
+    if answer["event"] == "ready":
+        answer = talk.ask({"command": "warm_up"})
+    assert answer["message"].startswith(message)
+    assert answer["message"].endswith(" (train_me.py:3, in build)")
 
 
 @pytest.mark.parametrize("missing", ["own", "recipe"])

@@ -14,6 +14,8 @@ _WORTH_A_WORD = 0.1
 _NEAR = 0.02
 # How far the step taken apart may lie from the timed ones. Source: the project's goal.
 TOLERANCE = 0.05
+# The parts that the allocator and the driver hold beside what the step's peak is made of.
+BEYOND_THE_PEAK = ("slack_bytes", "outside_bytes")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def why_not_half(base: Account, other: Account, form: Callable[[float], str]) ->
 
 
 def _excess(base: Account, other: Account, part: Part) -> float:
-    if part.name in ("slack_bytes", "outside_bytes"):  # beyond the peak that is explained
+    if part.name in BEYOND_THE_PEAK:
         return 0.0
     return other.bytes_of(part.name) - base.bytes_of(part.name) / 2
 

@@ -103,5 +103,7 @@ def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    # A syntax error's own text repeats the file and line that stand behind the message anyway.
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    lines = text.strip().splitlines()
     return lines[0].strip() if lines else ""

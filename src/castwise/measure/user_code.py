@@ -1,11 +1,13 @@
 """The user's own code: told apart from libraries, located in tracebacks, and digested."""
 
 import hashlib
+import inspect
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import CodeType
 
 import castwise
 
@@ -38,6 +40,14 @@ def where(error: BaseException) -> str | None:
         if is_users(frame.filename):
             return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}"
     return None
+
+
+def defined_at(function: object) -> str | None:
+    """Return where a function of the user's begins: `train_me.py:8, in build`; None of what is none of theirs."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    if not isinstance(code, CodeType) or not is_users(code.co_filename):
+        return None
+    return f"{_shown(code.co_filename)}:{code.co_firstlineno}, in {code.co_name}"
 
 
 def _shown(file: str) -> str:

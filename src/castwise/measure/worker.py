@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from castwise.errors import CastwiseError, UsageError
-from castwise.measure import user_code
 from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify, shortfall_of
@@ -28,7 +27,7 @@ from castwise.measure.steady import SteadyCell
 from castwise.measure.training import TrainingRun
 from castwise.measure.weights import find_weights
 from castwise.measure.workloads import check_workload
-from castwise.measure.workloads.own import look_at
+from castwise.measure.workloads.own import look_at, place_of
 from castwise.own_models import OwnModel
 from castwise.plan import TrialSpec
 from castwise.record import Resumed
@@ -78,7 +77,7 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
 class _Worker:
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         self.done = False
-        self._is_own = False  # the user's code has had a part in this process
+        self._own: OwnModel | None = None  # whose code has had a part in this process
         self._tell = tell
         self._cell: SteadyCell | None = None
         self._run: TrainingRun | None = None
@@ -109,7 +108,7 @@ class _Worker:
             self.done = True
             traceback.print_exc()
             status, text = classify(error)
-            place = user_code.where(error) if self._is_own else None
+            place = place_of(error, self._own) if self._own is not None and status != "oom" else None
             text += f" ({place})" if place is not None else ""
             # What the user's code raises before anything is measured is theirs to mend, as a misspelt name is.
             usage = isinstance(error, CastwiseError) or name == "look_at"
@@ -136,8 +135,8 @@ class _Worker:
         return {"event": "checked"}
 
     def _look_at(self, command: dict[str, Any]) -> dict[str, Any]:
-        self._is_own = True
-        workload = look_at(OwnModel.model_validate(command["own"]))
+        self._own = OwnModel.model_validate(command["own"])
+        workload = look_at(self._own)
         self.done = True
         return {"event": "looked_at", "workload": workload.model_dump(mode="json")}
 
@@ -160,7 +159,7 @@ class _Worker:
     def _set_up(self, command: dict[str, Any]) -> dict[str, Any]:
         data_dir = Path(command["data_dir"]) if command["data_dir"] else None
         spec = TrialSpec.model_validate(command["spec"])
-        self._is_own = spec.own is not None
+        self._own = spec.own
         _refuse_the_impossible(spec)
         if spec.num_processes > 1:
             self._peers = join_peers(spec, command["rank"], command["rendezvous"])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from castwise.analyze import metrics
 from castwise.analyze.energy import joules_per_unit
 from castwise.analyze.fit import Fit, trained
-from castwise.analyze.memory_account import Account, account_of
+from castwise.analyze.memory_account import BEYOND_THE_PEAK, Account, account_of
 from castwise.precisions import BASELINE
 from castwise.published import LargestBatch, largest_batches
 from castwise.record import Trial
@@ -212,21 +212,27 @@ def titles_of(accounts: Sequence[Account]) -> dict[str, str]:
 
 
 def parts_columns(accounts: Sequence[Account]) -> list[Column[Account]]:
-    """Return a column for each part that any of the accounts has, their sum, and the peak that was measured."""
-    columns = [Column[Account]("precision", "precision", account_name, account_name, left=True)]
-    columns += [_part_column(name, title) for name, title in titles_of(accounts).items()]
-    columns.append(
-        Column("total_bytes", "in all", lambda each: each.total_bytes, lambda each: format_bytes(each.total_bytes))
+    """Return a column for each part that any of the accounts has, their sums, and the peak that was measured.
+
+    On a GPU there are two sums: what the peak is made of, and all, with what the allocator and the driver hold beside.
+    """
+    name = Column[Account]("precision", "precision", account_name, account_name, left=True)
+    parts = [_part_column(name, title) for name, title in titles_of(accounts).items()]
+    within = [column for column in parts if column.name not in BEYOND_THE_PEAK]
+    beyond = [column for column in parts if column.name in BEYOND_THE_PEAK]
+    seen = Column[Account](
+        "seen_bytes", "held at the peak", lambda each: each.seen_bytes, lambda each: format_bytes(each.seen_bytes)
     )
-    columns.append(
-        Column(
-            "parts_error",
-            "beside the peak",
-            lambda each: each.error,
-            lambda each: f"{format_bytes(each.peak_bytes)} ({100 * each.error:+z.1f} %)",
-        )
+    peak = Column[Account](
+        "parts_error",
+        "peak of the timed steps",
+        lambda each: each.error,
+        lambda each: f"{format_bytes(each.peak_bytes)} ({100 * each.error:+z.1f} %)",
     )
-    return columns
+    total = Column[Account](
+        "total_bytes", "in all", lambda each: each.total_bytes, lambda each: format_bytes(each.total_bytes)
+    )
+    return [name, *within, seen, peak, *beyond, *([total] if beyond else [])]
 
 
 def account_name(account: Account) -> str:

@@ -289,7 +289,12 @@ def measured_words(climbed: Climbed, spec: TrialSpec) -> str:
 
 def reasons(climbed: Climbed) -> list[str]:
     """Return why moves failed, or could not be had."""
-    return [f"{line.tried}: {line.reason}" for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
+    return [_why(line) for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
+
+
+def _why(line: Line) -> str:
+    # What a technique is refused for begins with its name.
+    return line.reason if line.reason.startswith(f"{line.tried} ") else f"{line.tried}: {line.reason}"
 
 
 def headline(climbed: Climbed) -> str:

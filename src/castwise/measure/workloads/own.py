@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from castwise.errors import UsageError, unknown_name
+from castwise.errors import CastwiseError, UsageError, unknown_name
 from castwise.measure.process_state import user_code
 from castwise.measure.side_effects import helpers, note_on_helpers
-from castwise.measure.user_code import digest, where
+from castwise.measure.user_code import defined_at, digest, where
 from castwise.measure.workloads import transformers_model
 from castwise.measure.workloads.contract import NAMES, Contract, call_without_arguments, read_contract
 from castwise.measure.workloads.lightning_module import adapt, is_lightning_module
@@ -60,6 +60,20 @@ def build_own(model: OwnModel) -> Task:
         own_loop=make_loop(contract, _whose(model)),
         notes=loaded.notes,
     )
+
+
+def place_of(error: BaseException, model: OwnModel) -> str | None:
+    """Return the place of the user's code that an error is about: the innermost it went through, or their function.
+
+    Args:
+        error: What was raised. Where castwise raised it, their function is at fault only if the message names it.
+        model: Where the model comes from.
+    """
+    place = where(error)
+    if place is not None or (isinstance(error, CastwiseError) and _whose(model) not in str(error)):
+        return place
+    module = sys.modules.get(_FILE_MODULE if model.kind == "file" else model.name.partition(":")[0])
+    return defined_at(getattr(module, model.name.rpartition(":")[2], None))
 
 
 @dataclass(frozen=True)
