@@ -53,6 +53,19 @@ def test_rich_shows_it_in_colour_where_there_is_colour(engine: FakeEngine) -> No
         assert ("\x1b[" in console.export_text(styles=True)) == (color is not None)
 
 
+def test_in_a_notebook_it_is_shown_once_by_jupyter(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = castwise.compare(MODEL, BATCH, precision="fp32", progress=False)
+    shown: list[object] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *parts: shown.append(parts))
+    assert "fp32" in repr(found)
+    assert "<table>" in found._repr_html_()
+    assert shown == []
+    assert capsys.readouterr().out == ""
+
+
 def test_rounds_give_intervals_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(exclusive=False)
     monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)

@@ -1,6 +1,7 @@
 """A user's file, module, pickle or configuration, from its name to steps of training; and all that may be wrong."""
 
 import importlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from castwise.measure.parallel import Peers
 from castwise.measure.precision import read_fp32_precision
 from castwise.measure.steady import SteadyCell
 from castwise.measure.workloads.own import build_own, look_at
-from castwise.own_models import locate, pickle_reference
+from castwise.own_models import OwnModel, locate, pickle_reference
 from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.technique_rules import why_unsupported
@@ -333,3 +334,32 @@ def test_cudnns_search_is_the_users_unless_it_is_asked_for(write: Callable[..., 
             build_cell(spec.model_copy(update={"techniques": techniques}), stack, Peers())
             assert torch.backends.cudnn.benchmark is wanted
     torch.backends.cudnn.benchmark = False
+
+
+@pytest.fixture
+def fork_server() -> Iterator[None]:
+    """What a trial's process has for its start method, being a fork server's child."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="Python's own way is another here")
+@pytest.mark.usefixtures("fork_server")
+def test_a_data_loader_s_workers_start_as_in_the_users_own_training(tmp_path: Path) -> None:
+    file = tmp_path / "train_me.py"
+    file.write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader, Dataset\n"
+        "class Mine(Dataset):\n"
+        "    def __len__(self):\n"
+        "        return 8\n"
+        "    def __getitem__(self, index):\n"
+        "        return torch.ones(3)\n"
+        "def build():\n"
+        "    return torch.nn.Linear(3, 2), DataLoader(Mine(), batch_size=4, num_workers=1)\n"
+    )
+    model = OwnModel(kind="file", path=str(file), name="build")
+    assert look_at(model).batch_size == 4
+    assert build_own(model).notes == (), "the workers are gone before steps begin"

@@ -101,9 +101,19 @@ def test_every_precision_has_its_words_in_the_frameworks() -> None:
     assert set(_FRAMEWORKS) == {row.name for row in PRECISIONS}
 
 
-def code_of(precision: str, framework: str, known: Facts | None = None) -> str:
-    snippets = framework_snippets(find_precision(precision), known)
+def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:
+    snippets = framework_snippets(find_precision(precision), device_type, known)
     return next(snippet.code for snippet in snippets if snippet.framework == framework)
+
+
+def test_on_a_cpu_frameworks_are_told_so_and_none_takes_another_precision_in_silence() -> None:
+    assert code_of("bf16-mixed", "Lightning", None, "cpu") == 'Trainer(accelerator="cpu", precision="bf16-mixed")'
+    assert code_of("bf16-mixed", "Accelerate", None, "cpu").endswith('Accelerator(cpu=True, mixed_precision="bf16")')
+    line = code_of("bf16-mixed", "transformers", None, "cpu")
+    assert line == "TrainingArguments(use_cpu=True, bf16=True, max_grad_norm=0)"
+    assert code_of("fp16-mixed", "Lightning", None, "cpu") == "", "Lightning would take bfloat16"
+    arguments = pytest.importorskip("transformers").TrainingArguments
+    assert eval(line, {"TrainingArguments": arguments}).bf16
 
 
 def test_clipping_and_accumulation_are_set_too() -> None:

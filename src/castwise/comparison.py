@@ -75,7 +75,9 @@ class Comparison:
 
     def _rendered(self, width: int, *, color: bool) -> str:
         text = io.StringIO()
-        print_table(self.rows, self.advice, Console(file=text, width=width, force_terminal=color, emoji=False))
+        # In a notebook rich shows what it prints, to whatever file, and IPython asks for the text of what it shows.
+        console = Console(file=text, width=width, force_terminal=color, emoji=False, force_jupyter=False)
+        print_table(self.rows, self.advice, console)
         return text.getvalue().rstrip("\n")
 
 

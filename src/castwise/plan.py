@@ -15,6 +15,7 @@ from castwise.errors import UsageError, unknown_name
 from castwise.loss_scales import parse_loss_scale
 from castwise.own_models import OwnModel, OwnWorkload
 from castwise.precisions import PRECISIONS, find_precision
+from castwise.quantities import format_bytes
 from castwise.recipe import Recipe
 from castwise.technique_rules import resolve
 from castwise.techniques import NONE, find_technique, join, parse_techniques
@@ -181,7 +182,7 @@ class TrialSpec(Document):
         spread = f" on {self.spread}" if self.spread else ""
         seed = f" seed {self.seed}" if self.kind == "training" and self.seed else ""
         techniques = f" {join(self.techniques)}" if self.techniques else ""
-        limit = "" if self.memory_limit_bytes is None else f" within {self.memory_limit_bytes / 2**30:.3g} GiB"
+        limit = "" if self.memory_limit_bytes is None else f" within {format_bytes(self.memory_limit_bytes)}"
         return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{techniques}{seed}{limit}"
 
     @property

@@ -1,4 +1,4 @@
-"""Durations, shares, memory and lists as users write them, and shares as they read them."""
+"""Durations, shares, memory and lists as users write them, and shares and memory as they read them."""
 
 import math
 import re
@@ -9,6 +9,7 @@ _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 1.0, "b": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
+_BINARY_PREFIXES = ("KiB", "MiB", "GiB", "TiB")
 _NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
 
 
@@ -67,6 +68,23 @@ def parse_memory(option: str, text: str) -> float:
     if not (math.isfinite(size) and size > 0):
         raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB; '{text}' is none.")
     return size
+
+
+def format_bytes(value: float | None) -> str:
+    """Return bytes with a binary prefix, three significant digits: `1.24 GiB`; "–" for None."""
+    if value is None:
+        return "–"
+    if abs(value) < 1024:
+        return f"{value:.0f} B"
+    for prefix in _BINARY_PREFIXES[:-1]:
+        value /= 1024
+        if abs(value) < 1024:
+            return f"{_three_digits(value)} {prefix}"
+    return f"{_three_digits(value / 1024)} {_BINARY_PREFIXES[-1]}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
 def _split(text: str) -> tuple[float | None, str]:

@@ -85,7 +85,7 @@ def _advise(name: str, where: str, rows: list[Row]) -> Advice:
 def _take(name: str, row: Row, sentence: str) -> Advice:
     spec = row.trial.spec
     known = known_precision(spec.precision)
-    snippets = framework_snippets(known, row.trial.facts) if known is not None else ()
+    snippets = framework_snippets(known, spec.device_type, row.trial.facts) if known is not None else ()
     return Advice(name, spec.precision, sentence, _code(row), spec.key, snippets)
 
 
@@ -170,7 +170,8 @@ def _caution(measured: list[Row], best: Row) -> str:
     if not faster or not _keeps_float32_weights(best):
         return ""
     names = ", ".join(f"{_name(row)} ({_speed(row) / _speed(best):.2f}×)" for row in faster)
-    are = "was faster still but keeps" if len(faster) == 1 else "were faster still but keep"
+    still = "" if best.trial.spec.precision == BASELINE else "still "
+    are = f"was faster {still}but keeps" if len(faster) == 1 else f"were faster {still}but keep"
     return f" {names} {are} no float32 weights: check the accuracy before you take it."
 
 

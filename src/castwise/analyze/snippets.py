@@ -1,11 +1,15 @@
 """What to paste: the lines of plain PyTorch for a trial's loop, and what to set in the frameworks round it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from castwise.precisions import Precision
 from castwise.record import Facts
 
 _INDENT = "    "
+
+
+# Lightning's word for autocast to float16, in whose place its Trainer takes bfloat16 on a CPU.
+_REPLACED_ON_CPU = "16-mixed"
 
 
 @dataclass(frozen=True)
@@ -53,27 +57,33 @@ _FRAMEWORKS: dict[str, _Frameworks] = {
 }
 
 
-def framework_snippets(row: Precision, facts: Facts | None = None) -> tuple[Snippet, ...]:
+def framework_snippets(row: Precision, device_type: str, facts: Facts | None = None) -> tuple[Snippet, ...]:
     """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation.
 
     Args:
         row: The precision.
+        device_type: "cpu" or "cuda". They take the GPU by themselves, and on a CPU have to be told: TrainingArguments
+            refuse bf16 there otherwise.
         facts: What the trial ran; None leaves clipping and accumulation out.
     """
+    on_cpu = device_type == "cpu"
     names = _FRAMEWORKS[row.name]
+    if on_cpu and names.lightning == _REPLACED_ON_CPU:
+        names = replace(names, lightning=None)
     clip = facts.clip_grad_norm if facts is not None else None
     accumulate = facts.accumulate if facts is not None and facts.accumulate > 1 else None
     return (
-        Snippet("Lightning", _lightning(names, clip, accumulate)),
-        Snippet("Accelerate", _accelerate(names, clip, accumulate)),
-        Snippet("transformers", _arguments(names, clip, accumulate)),
+        Snippet("Lightning", _lightning(names, clip, accumulate, on_cpu=on_cpu)),
+        Snippet("Accelerate", _accelerate(names, clip, accumulate, on_cpu=on_cpu)),
+        Snippet("transformers", _arguments(names, clip, accumulate, on_cpu=on_cpu)),
     )
 
 
-def _lightning(names: _Frameworks, clip: float | None, accumulate: int | None) -> str:
+def _lightning(names: _Frameworks, clip: float | None, accumulate: int | None, *, on_cpu: bool) -> str:
     if names.lightning is None:
         return ""
-    arguments = [f'precision="{names.lightning}"']
+    arguments = ['accelerator="cpu"'] if on_cpu else []
+    arguments += [f'precision="{names.lightning}"']
     arguments += [f"gradient_clip_val={clip:g}"] if clip is not None else []
     arguments += [f"accumulate_grad_batches={accumulate}"] if accumulate else []
     # Lightning casts the model itself for its true precisions.
@@ -81,19 +91,21 @@ def _lightning(names: _Frameworks, clip: float | None, accumulate: int | None) -
     return _after(first, f"Trainer({', '.join(arguments)})")
 
 
-def _accelerate(names: _Frameworks, clip: float | None, accumulate: int | None) -> str:
+def _accelerate(names: _Frameworks, clip: float | None, accumulate: int | None, *, on_cpu: bool) -> str:
     if names.accelerate is None:
         return ""
-    arguments = [f'mixed_precision="{names.accelerate}"']
+    arguments = ["cpu=True"] if on_cpu else []
+    arguments += [f'mixed_precision="{names.accelerate}"']
     arguments += [f"gradient_accumulation_steps={accumulate}"] if accumulate else []
     line = _after(names.first, f"accelerator = Accelerator({', '.join(arguments)})")
     return line + (f"; accelerator.clip_grad_norm_(model.parameters(), {clip:g})" if clip is not None else "")
 
 
-def _arguments(names: _Frameworks, clip: float | None, accumulate: int | None) -> str:
+def _arguments(names: _Frameworks, clip: float | None, accumulate: int | None, *, on_cpu: bool) -> str:
     if names.arguments is None:
         return ""
-    arguments = [names.arguments] if names.arguments else []
+    arguments = ["use_cpu=True"] if on_cpu else []
+    arguments += [names.arguments] if names.arguments else []
     # Its own default clips to 1; 0 is its word for not at all.
     arguments += [f"max_grad_norm={clip or 0:g}"]
     arguments += [f"gradient_accumulation_steps={accumulate}"] if accumulate else []

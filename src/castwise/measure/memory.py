@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from castwise.memory_parts import Shortfall
+from castwise.quantities import format_bytes
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -18,10 +19,8 @@ class MemoryLimitError(MemoryError):
     """
 
     def __init__(self, taken_bytes: int, limit_bytes: int) -> None:
-        gib = 2**30
-        super().__init__(
-            f"out of memory: the process grew by {taken_bytes / gib:.3g} GiB of the {limit_bytes / gib:.3g} GiB allowed"
-        )
+        taken, limit = format_bytes(taken_bytes), format_bytes(limit_bytes)
+        super().__init__(f"out of memory: the process grew by {taken} of the {limit} allowed")
         self.shortfall = Shortfall(needed_bytes=taken_bytes, free_bytes=limit_bytes)
 
 

@@ -225,7 +225,7 @@ def parts_columns(accounts: Sequence[Account]) -> list[Column[Account]]:
     )
     peak = Column[Account](
         "parts_error",
-        "peak of the timed steps",
+        "measured peak",
         lambda each: each.error,
         lambda each: f"{format_bytes(each.peak_bytes)} ({100 * each.error:+z.1f} %)",
     )

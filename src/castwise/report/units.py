@@ -1,19 +1,6 @@
 """Figures as people read them; records stay in SI units."""
 
-_BINARY_PREFIXES = ("KiB", "MiB", "GiB", "TiB")
-
-
-def format_bytes(value: float | None) -> str:
-    """Return bytes with a binary prefix, three significant digits: `1.24 GiB`; "–" for None."""
-    if value is None:
-        return "–"
-    if abs(value) < 1024:
-        return f"{value:.0f} B"
-    for prefix in _BINARY_PREFIXES[:-1]:
-        value /= 1024
-        if abs(value) < 1024:
-            return f"{_three_digits(value)} {prefix}"
-    return f"{_three_digits(value / 1024)} {_BINARY_PREFIXES[-1]}"
+from castwise.quantities import format_bytes as format_bytes  # noqa: PLC0414  all that reports write is found here
 
 
 def format_seconds(value: float | None) -> str:
@@ -51,10 +38,6 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
 def _digits(value: float) -> str:

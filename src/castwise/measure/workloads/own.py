@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import multiprocessing
 import pickle
 import sys
 from collections.abc import Callable
@@ -95,6 +96,9 @@ class _Loaded:
 
 def _load(model: OwnModel) -> _Loaded:
     whose, notes = _whose(model), list[str]()
+    # A fork server's child starts processes by a fork server too. A user's data loader is to have Python's own way,
+    # which their training has: what their file defines need not travel then.
+    multiprocessing.set_start_method(None, force=True)
     modules, beside = set(sys.modules), helpers()
     with user_code(notes):
         returned = _run(model, whose)
