@@ -182,7 +182,8 @@ class Climb:
         if limit is not None and self._needs(spec) > limit:
             return "too large", "it holds more memory than --memory says"
         if ratio.n == 1:
-            return ("second best" if ratio.value > _PROMISING else "slower" if ratio.value < 1 / _PROMISING else "same"), _ONE
+            low: Outcome = "slower" if ratio.value < 1 / _PROMISING else "same"
+            return "second best" if ratio.value > _PROMISING else low, _ONE
         verdict = judge(ratio)
         named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
         return named.get(verdict.kind, "unproven"), verdict.reason
