@@ -5,6 +5,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ _STDOUT = 1
 
 # What memory has to grow by over all blocks before it is called a leak: allocators round, and lists of losses grow.
 _LEAK_BYTES = 4 * 2**20
+_LEAVE_SECONDS = 1.0  # what is on its way out may take
 _FEWEST_BLOCKS = 4
 
 
@@ -80,7 +82,9 @@ def helpers() -> int:
 
 def note_on_helpers(before: int) -> list[str]:
     """Return a sentence where there are more processes and threads than before."""
-    count = helpers() - before
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while (count := helpers() - before) > 0 and time.monotonic() < deadline:
+        time.sleep(0.01)  # a loader's queue has a thread that ends some time after its workers
     if count <= 0:
         return []
     what = "processes or threads" if count > 1 else "process or thread"
