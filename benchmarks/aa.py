@@ -130,8 +130,8 @@ def one_set(
         earlier = earlier_of(known)
         trials = sit(sweep, specs, number=number, earlier={spec.cell: earlier} if earlier else None).trials
         _check(trials, len(specs))
-        known += trials
         trial_at = dict(zip(places, trials, strict=True))
+        known += [trial for place, trial in trial_at.items() if seats[place] == 0]
         for each in going:
             each.take(trial_at[each.before], trial_at[each.after], rule)
         print(f"  round {number}: {_how_it_went(trials)}, {time.perf_counter() - started:.1f} s", file=sys.stderr)
@@ -156,6 +156,12 @@ def _check(trials: Sequence[Trial], count: int) -> None:
         sys.exit(f"{len(trials)} of {count} processes ended well: {bad[0].message if bad else 'out of memory'}")
 
 
+def _write(path: Path | None, bench: Bench, accounts: Sequence[dict[str, object]]) -> None:
+    if path is not None:
+        environment = bench.environment.model_dump(mode="json")
+        path.write_text(json.dumps({"environment": environment, "cells": accounts}, indent=1) + "\n")
+
+
 def main() -> int:
     """Compare the cells and print what the verdicts were."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -173,7 +179,7 @@ def main() -> int:
     bench = find_bench(None, None)
     seats = [arm for arm, count in enumerate(arguments.places.split(",")) for _ in range(int(count))]
     rule = Rule(min_rounds=min(3, arguments.max_rounds), max_rounds=arguments.max_rounds)
-    results = []
+    results, account = list[dict[str, object]](), dict[str, object]()
     for cell in arguments.cells:
         workload, precision, batch_size = cell.split(":")
         spec = TrialSpec(
@@ -188,14 +194,14 @@ def main() -> int:
         deadline = started + arguments.budget
         while len(comparisons) < arguments.comparisons * len(SLOWDOWNS) and time.perf_counter() < deadline:
             comparisons += one_set(spec, seats, bench, rule, deadline)
-        results.append({"cell": cell, "seconds": time.perf_counter() - started, "comparisons": comparisons})
+            # Set by set: what a machine that is taken away has measured stands on the disk.
+            account = {"cell": cell, "seconds": time.perf_counter() - started, "comparisons": comparisons}
+            _write(arguments.out, bench, [*results, account])
+        results.append(account)
         for slowdown in SLOWDOWNS:
             kinds = [str(each["verdict"]) for each in comparisons if each["slowdown"] == slowdown]
             counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
             print(f"{cell}, slowed by {slowdown:.0%}: {len(kinds)} comparisons, {counts}", flush=True)
-    if arguments.out:
-        environment = bench.environment.model_dump(mode="json")
-        arguments.out.write_text(json.dumps({"environment": environment, "cells": results}, indent=1) + "\n")
     return 0
 
 

@@ -10,12 +10,23 @@ castwise's own functions', under the stop rule that castwise runs with.
 import argparse
 import json
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from castwise.analyze.estimates import FEWEST_BLOCKS, Estimate, estimate, judge, noise_of, paired_ratio
+from castwise.analyze.estimates import (
+    FEWEST_BLOCKS,
+    Estimate,
+    apart,
+    estimate,
+    judge,
+    noise_of,
+    paired_ratio,
+    pseudomedian,
+)
 from castwise.plan import CUDA_ROUND
 from castwise.sweep.rounds import Rule
 from castwise.sweep.turns import Earlier, Turns
@@ -83,16 +94,15 @@ class Process:
 
 
 def draw(
-    rng: np.random.Generator, scenario: Scenario, ratio: float, earlier: list[Earlier | None]
+    rng: np.random.Generator, scenario: Scenario, ratio: float, known: tuple[list[Process], list[Process]]
 ) -> tuple[list[float], list[float]]:
     """Return the seconds a step of each turn of one sitting, of a baseline and a cell `ratio` times as fast.
 
-    There are as many turns as castwise takes. `earlier` is what earlier processes of either showed, and is brought up
-    to date.
+    There are as many turns as castwise takes. `known` are the earlier processes of either; this sitting's are added.
     """
     drift = np.cumsum(rng.normal(0, scenario.drift, TURNS)) + np.linspace(0, scenario.trend, TURNS)
     sides = []
-    for offset, told in zip((0.0, -math.log(ratio)), earlier, strict=True):
+    for offset, earlier in zip((0.0, -math.log(ratio)), known, strict=True):
         own = _noise(rng, scenario, _BLOCKS) * scenario.turn
         for block in range(1, _BLOCKS):
             rho = scenario.autocorrelation
@@ -100,7 +110,7 @@ def draw(
         own += scenario.modes * (rng.integers(0, 2, _BLOCKS) - 0.5) * bool(sides)
         own += (rng.random(_BLOCKS) < scenario.outliers) * rng.exponential(0.2, _BLOCKS)
         process = _noise(rng, scenario, 1)[0] * scenario.process
-        sides.append(Process(np.exp(offset + process + own), told))
+        sides.append(Process(np.exp(offset + process + own), _earlier_of(earlier)))
     baseline, cell = sides
     for turn in range(TURNS):
         if not (baseline.turns.goes_on or cell.turns.goes_on):
@@ -108,15 +118,19 @@ def draw(
         may_be_long = baseline.turns.is_quiet
         baseline.take(drift[turn], may_be_long=may_be_long)
         cell.take(drift[turn], may_be_long=may_be_long)
-    earlier[:] = [_with(told, side) for told, side in zip(earlier, sides, strict=True)]
+    for side, earlier in zip(sides, known, strict=True):
+        earlier.append(side)
     return baseline.seconds, cell.seconds
 
 
-def _with(told: Earlier | None, side: Process) -> Earlier | None:
-    if len(side.seconds) < FEWEST_BLOCKS:
-        return told
-    noise = noise_of(side.seconds, [length / min(side.lengths) for length in side.lengths])
-    return Earlier(max(noise, told.noise if told is not None else 0.0), side.seconds[0])
+def _earlier_of(known: Sequence[Process]) -> Earlier | None:
+    """Return what processes showed, as `castwise.sweep.rounds.earlier_of` does of trials."""
+    told = [process for process in known if len(process.seconds) >= FEWEST_BLOCKS]
+    if not told:
+        return None
+    noise = max(noise_of(each.seconds, [length / min(each.lengths) for length in each.lengths]) for each in told)
+    middles = [pseudomedian(each.seconds) for each in told]
+    return Earlier(noise, statistics.fmean(middles), apart(middles))
 
 
 def _noise(rng: np.random.Generator, scenario: Scenario, count: int) -> np.ndarray:
@@ -125,9 +139,9 @@ def _noise(rng: np.random.Generator, scenario: Scenario, count: int) -> np.ndarr
 
 def compare(rng: np.random.Generator, scenario: Scenario, ratio: float, *, fixed: int | None = None) -> Estimate:
     """Return the speed-up that castwise would report: rounds until the interval is narrow, or a fixed number."""
-    ratios, earlier = list[float](), list[Earlier | None]([None, None])
+    ratios, known = list[float](), (list[Process](), list[Process]())
     while True:
-        value = paired_ratio(*draw(rng, scenario, ratio, earlier))
+        value = paired_ratio(*draw(rng, scenario, ratio, known))
         assert value is not None
         ratios.append(value)
         found = estimate(ratios)

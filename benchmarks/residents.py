@@ -3,47 +3,60 @@
     python benchmarks/residents.py [--rounds N] [--blocks N] [--out FILE] [CELL ...]
 
 CELL is WORKLOAD:PRECISION:BATCH. Each round a fresh process of the cell times blocks alone, then beside one process of
-every other precision that is set up and waits, then in turns with them, then alone again. Prints by how many per cent
-each way lengthens the step, with its 95 % interval over the rounds.
+each of five other precisions that is set up and waits, then in turns with them, then alone again. Prints by how many
+per cent each way lengthens the step, with its 95 % interval over the rounds.
 """
 
 import argparse
 import json
 import math
+import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 from scipy.stats import ttest_1samp
 
-from castwise.analyze.estimates import pseudomedian
+from castwise.analyze.estimates import noise_of, pseudomedian
 from castwise.plan import CUDA_ROUND, TrialSpec
-from castwise.precisions import PRECISIONS, find_precision
+from castwise.precisions import find_precision
 from castwise.sweep.bench import Bench, find_bench
 from castwise.sweep.engine import Session
 
 CELLS = ("resnet50:fp16-mixed:256", "resnet50:bf16-mixed:256", "mnist-cnn:fp16-mixed:512")
 WAYS = ("beside waiting processes", "in turns with them", "alone again")
+_NEIGHBOURS = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-true", "bf16-true")
 _TIMEOUT_SECONDS = 120.0
 
 
 def measure(cell: str, rounds: int, blocks: int, bench: Bench) -> dict[str, object]:
     """Return the logarithms of step time over that of the same process alone, by way, a number a round."""
     workload, precision, batch_size = cell.split(":")
-    others = [row.name for row in PRECISIONS if row.name != precision and (row.on_cpu or bench.device != "cpu")]
+    others = [
+        name for name in _NEIGHBOURS if name != precision and (find_precision(name).on_cpu or bench.device != "cpu")
+    ]
     logs: dict[str, list[float]] = {way: [] for way in WAYS}
+    spreads: dict[str, list[float]] = {way: [] for way in ("alone", *WAYS)}
     for _ in range(rounds):
         with ExitStack() as stack:
             timed = _start(bench, stack, workload, precision, int(batch_size))
+            timed.warm_up()
             alone = _time(timed, blocks)
             with ExitStack() as residents:
-                waiting = [_start(bench, residents, workload, name, int(batch_size)) for name in others]
+                with ThreadPoolExecutor(len(others)) as pool:
+                    starts = [pool.submit(_start, bench, residents, workload, name, int(batch_size)) for name in others]
+                waiting = [start.result() for start in starts]
+                for each in waiting:
+                    each.warm_up()
                 beside = _time(timed, blocks)
                 in_turns = _time(timed, blocks, waiting)
             again = _time(timed, blocks)
         for way, seconds in zip(WAYS, (beside, in_turns, again), strict=True):
-            logs[way].append(math.log(seconds / alone))
-    return {"cell": cell, "blocks": blocks, "logs": logs}
+            logs[way].append(math.log(pseudomedian(seconds) / pseudomedian(alone)))
+            spreads[way].append(noise_of(seconds))
+        spreads["alone"].append(noise_of(alone))
+    return {"cell": cell, "blocks": blocks, "logs": logs, "spreads": spreads}
 
 
 def _start(bench: Bench, stack: ExitStack, workload: str, precision: str, batch_size: int) -> Session:
@@ -60,11 +73,10 @@ def _start(bench: Bench, stack: ExitStack, workload: str, precision: str, batch_
             protocol=CUDA_ROUND,
         )
     )
-    session.warm_up()
     return session
 
 
-def _time(session: Session, blocks: int, others: list[Session] | None = None) -> float:
+def _time(session: Session, blocks: int, others: list[Session] | None = None) -> list[float]:
     """Return the seconds a step of so many blocks, each after one of every other process if there are any."""
     found = []
     for _ in range(blocks):
@@ -72,7 +84,7 @@ def _time(session: Session, blocks: int, others: list[Session] | None = None) ->
             other.run_block()
         block = session.run_block()
         found.append(block.seconds / block.num_steps)
-    return pseudomedian(found)
+    return found
 
 
 def main() -> int:
@@ -90,7 +102,9 @@ def main() -> int:
         for way, logs in results[-1]["logs"].items():  # type: ignore[attr-defined]
             interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
             cost, low, high = (100 * math.expm1(x) for x in (sum(logs) / len(logs), interval.low, interval.high))
-            print(f"{cell:26} {way:26} {cost:+.2f} % [{low:+.2f}, {high:+.2f}]", flush=True)
+            spread = statistics.fmean(results[-1]["spreads"][way])  # type: ignore[index]
+            said = f"{cost:+.2f} % [{low:+.2f}, {high:+.2f}], blocks differ by {spread:.2%}"
+            print(f"{cell:26} {way:26} {said}", flush=True)
     if arguments.out:
         document = {"environment": bench.environment.model_dump(mode="json"), "cells": results}
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")

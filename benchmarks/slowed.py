@@ -16,7 +16,8 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
     class Slower(SteadyCell):
         def warm_up(self, step_seconds=None):  # type: ignore[no-untyped-def]
             facts = super().warm_up(step_seconds)
-            seconds = min(self._time_steps(10)[0] / 10 for _ in range(5))
+            count = _steps_in(0.1, self._time_steps(2)[0] / 2)
+            seconds = min(self._time_steps(count)[0] / count for _ in range(3))
             cycles = _cycles(share * seconds) if self._device.type == "cuda" else 0
             plain = self._step._run
 
@@ -35,6 +36,10 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
 
     worker.SteadyCell = Slower  # type: ignore[misc]
     worker.serve(connection)
+
+
+def _steps_in(seconds: float, step_seconds: float) -> int:
+    return max(2, int(seconds / step_seconds))
 
 
 def _cycles(seconds: float) -> int:

@@ -3,6 +3,7 @@
 import multiprocessing.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -26,6 +27,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 settings.register_profile("castwise", derandomize=True, deadline=None)
 settings.load_profile("castwise")
 
+
+# `nohup make test &` has both ignored, and so would what tests start have: then no signal would stop it.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -63,3 +63,12 @@ def test_time_ends_it_but_not_before_the_fewest_turns() -> None:
 def test_few_blocks_still_make_four_turns() -> None:
     protocol = Protocol(num_blocks=6, min_blocks=3)
     assert run(Turns(protocol, Earlier(noise=0.05, step_seconds=0.1)), noisy(0.05)) == [1, 1, 2, 2]
+
+
+def test_of_a_cell_whose_processes_differ_each_takes_fewer_blocks() -> None:
+    """Of processes that are 2 % apart one need not be known to a seventh of a per cent."""
+    noise, step_seconds = 0.01, 0.1
+    alike = Earlier(noise, step_seconds, apart=0.001)
+    differing = Earlier(noise, step_seconds, apart=0.02)
+    assert sum(run(Turns(PROTOCOL, alike), noisy(noise))) == 12
+    assert run(Turns(PROTOCOL, differing), noisy(noise)) == [1, 1, 1, 1]

@@ -27,6 +27,7 @@ FEWEST_BLOCKS = 4  # whose quartiles tell anything
 # The standard error at which a process's step time is known well enough, as a share of it.
 TOLERANCE = 0.0015
 _QUARTILES_OF_NORMAL = 1.349  # the interquartile range of a normal distribution, in standard deviations
+_FEWEST_TOLD_APART = 3
 _PSEUDOMEDIAN_OVER_MEAN = 1.0233  # the standard error of a normal sample's pseudomedian over its mean's: sqrt(pi / 3)
 
 
@@ -181,6 +182,19 @@ def noise_of(seconds: Sequence[float], lengths: Sequence[float] = ()) -> float:
         seconds = [middle + (each - middle) * math.sqrt(length) for each, length in zip(seconds, lengths, strict=True)]
     low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return (high - low) / _QUARTILES_OF_NORMAL / middle
+
+
+def apart(seconds: Sequence[float]) -> float:
+    """Return the standard deviation of the step times of a cell's processes, as a share of them; 0 of fewer than three.
+
+    What the machine drifted by from one process to the next is in it.
+
+    Args:
+        seconds: Positive seconds a step, one a process.
+    """
+    if len(seconds) < _FEWEST_TOLD_APART:
+        return 0.0
+    return statistics.stdev(math.log(each) for each in seconds)
 
 
 def blocks_wanted(noise: float, tolerance: float = TOLERANCE) -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from castwise.analyze.estimates import (
     MIN_PROCESSES,
     Estimate,
+    apart,
     estimate,
     independent_ratio,
     paired_ratio,
@@ -71,6 +72,11 @@ def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
 def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
     """Return the seconds a step of one cell from its processes, None where nothing was timed."""
     return estimate([_middle(trial) for trial in trials if was_timed(trial)])
+
+
+def processes_apart(trials: Sequence[Trial]) -> float:
+    """Return by what share the step times of one cell's processes differ, as `apart` tells it."""
+    return apart([_middle(trial) for trial in trials if was_timed(trial)])
 
 
 def was_timed(trial: Trial) -> bool:

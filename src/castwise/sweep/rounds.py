@@ -9,7 +9,7 @@ from typing import Literal
 
 from castwise.analyze.estimates import FEWEST_BLOCKS, Estimate, judge, noise_of, student_quantile
 from castwise.analyze.metrics import turn_lengths, turn_times
-from castwise.analyze.speedups import baselines_among, speedup_estimate, step_estimate
+from castwise.analyze.speedups import baselines_among, processes_apart, speedup_estimate, step_estimate
 from castwise.errors import UsageError
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE
@@ -337,7 +337,7 @@ def earlier_of(trials: Sequence[Trial]) -> Earlier | None:
     if found is None:
         return None
     noise = max(noise_of(turn_times(trial), turn_lengths(trial)) for trial in told)
-    return Earlier(noise, found.value)
+    return Earlier(noise, found.value, processes_apart(told))
 
 
 def _times_kernels_untold(spec: TrialSpec) -> bool:

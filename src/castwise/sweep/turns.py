@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
-from castwise.analyze.estimates import FEWEST_BLOCKS, blocks_wanted, noise_of
+from castwise.analyze.estimates import FEWEST_BLOCKS, TOLERANCE, blocks_wanted, noise_of
 from castwise.plan import Protocol
 
 # How many times as long as usual a turn may be. Source: chosen here; of longer ones too few are left to see outliers.
 _LONGEST = 3
+# How well a process need be known, as a share of what processes of its cell differ by: the interval is then an eighth
+# wider than if each were known exactly, and what further blocks take is better spent on another process.
+_ENOUGH = 0.5
 
 
 @dataclass(frozen=True)
@@ -16,10 +19,12 @@ class Earlier:
     Attributes:
         noise: The most noise of any of them, as a share of the step time: that of a block of usual length.
         step_seconds: Seconds a step.
+        apart: The standard deviation of their step times, as a share of it; 0 where they are too few to tell.
     """
 
     noise: float
     step_seconds: float
+    apart: float = 0.0
 
 
 class Turns:
@@ -88,4 +93,6 @@ class Turns:
     @property
     def _wanted(self) -> float:
         own = noise_of(self._step_times, self._lengths)
-        return blocks_wanted(max(own, self._earlier.noise if self._earlier is not None else 0.0))
+        if self._earlier is None:
+            return blocks_wanted(own)
+        return blocks_wanted(max(own, self._earlier.noise), max(TOLERANCE, _ENOUGH * self._earlier.apart))
