@@ -13,10 +13,10 @@ from castwise.analyze.climb import Ending
 from castwise.analyze.estimates import Estimate
 from castwise.plan import SYNTHETIC
 from castwise.record import Trial
-from castwise.report.columns import software_of
 from castwise.report.grid import markdown_grid, markdown_text
 from castwise.report.tuning import COLUMNS, Line
 from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+from castwise.report.where import measured_on
 from castwise.techniques import join
 
 Climb = tuple[str, Account, Sequence[Trial]]  # the folder's name, the account, the trials
@@ -132,18 +132,14 @@ def _headline(trials: Sequence[Trial]) -> str:
     first = trials[0]
     data = "synthetic data" if first.spec.data_set == SYNTHETIC else first.spec.data_set
     timed = "steps" if first.spec.kind == "steady" else "epochs"
-    return (
-        f"{first.spec.workload}, batch {first.spec.batch_size}, {timed} on {data}, on {first.environment.device_name} "
-        f"({software_of(first)})"
-    )
+    return f"{first.spec.workload}, batch {first.spec.batch_size}, {timed} on {data}, on {measured_on(trials)}"
 
 
 def _places(climbs: Sequence[Climb]) -> str:
     """Return where and when they were measured; with their names where that differs."""
     places: dict[str, list[str]] = {}
     for name, _, trials in climbs:
-        place = f"{trials[0].environment.device_name} ({software_of(trials[0])})"
-        places.setdefault(place, []).append(name)
+        places.setdefault(measured_on(trials), []).append(name)
     if len(places) == 1:
         return f"Measured on {next(iter(places))}."
     return "\n".join(f"- {', '.join(names)}: on {place}" for place, names in places.items())

@@ -18,6 +18,7 @@ import climb_tables
 import climbs
 import fit_tables
 import own_tables
+import trust_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, least_time_table, measured_rows
 from round_cost import sittings_of, table_of
@@ -250,6 +251,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "overhead": overhead,
     "coverage": coverage,
     "round_cost": round_cost,
+    "aa": lambda _: trust_tables.same_or_slower((RECORDS / "aa").glob("*.json")),
+    "neighbours": lambda name: trust_tables.neighbours(RECORDS / "residents" / f"{name}.json"),
+    "invocations": lambda name: trust_tables.invocations(sorted((RECORDS / "rounds" / name).iterdir())),
     "suite": suite,
     "suite_loops": suite_loops,
     "techniques": techniques,

@@ -63,8 +63,10 @@ _RANKS = {
     "compiled-update": _COMPILE_RANK,
     "compile-max-autotune": _COMPILE_RANK + 1,
 }
-# A precision this far behind the one taken is not tried again, whatever is taken since. Source: chosen here.
+# A precision this far behind the one taken is not tried again, unless time in which the device waits, and which these
+# have taken away since, may have hidden its gain. Source: chosen here.
 _HOPELESS = 0.9
+_UNCOVERING = frozenset(("cuda-graph", "resident-data", "loader-workers"))
 _MOST_COMPILED_RIVALS = 2
 _LARGEST_BATCH = 8  # times the first
 _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
@@ -321,12 +323,19 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
     if last.outcome == "unsupported":  # another precision or technique may be what it lacked
         return True
     assert last.ratio is not None, "measured"
-    acted_on = any(
-        frozenset((part, taken)) in _TOGETHER for each in since for part in move.parts for taken in each.move.parts
-    )
+    acting = [each for each in since if _act_on_each_other(move, each.move)]
     if move.precision is not None:
-        return acted_on and last.ratio.value / _lead(since, last.rung) >= _HOPELESS
-    return acted_on or last.ratio.value > 1
+        return bool(acting) and last.ratio.value / _lead(since, last.rung) * _uncovered(acting) >= _HOPELESS
+    return bool(acting) or last.ratio.value > 1
+
+
+def _uncovered(taken: Sequence[Attempt]) -> float:
+    """Return what was gained by taking away time in which the device waits, whatever the precision."""
+    return math.prod(each.ratio.value for each in taken if each.ratio and set(each.move.parts) <= _UNCOVERING)
+
+
+def _act_on_each_other(one: Move, other: Move) -> bool:
+    return any(frozenset((part, another)) in _TOGETHER for part in one.parts for another in other.parts)
 
 
 def _last(move: Move, attempts: Sequence[Attempt]) -> Attempt | None:

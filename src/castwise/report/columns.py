@@ -11,10 +11,10 @@ from castwise.analyze.warnings import warnings_of_all
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, why_emulated
 from castwise.quantities import format_share
-from castwise.record import Trial
 from castwise.report.grid import Column
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.report.warning_lines import warning_lines
+from castwise.report.where import measured_on
 from castwise.techniques import join
 
 
@@ -263,18 +263,8 @@ def headline(rows: Sequence[Row]) -> str:
     parts += spreads if len(spreads) == 1 and "" not in spreads else ()
     loops = {row.trial.spec.techniques for row in rows}
     parts += [join(each) for each in loops if each and len(loops) == 1]
-    where = f"{trial.environment.device_name} ({software_of(trial)})"
+    where = measured_on([trial for row in rows for trial in row.trials])
     return f"{', '.join(parts)} on {where}" if parts else f"On {where}"
-
-
-def software_of(trial: Trial) -> str:
-    """Return the software that a trial ran with, and its date."""
-    environment = trial.environment
-    software = f"castwise {environment.castwise}{f' at {environment.commit}' if environment.commit else ''}"
-    software += f", torch {environment.torch}"
-    if environment.driver:
-        software += f", driver {environment.driver}"
-    return f"{software}, {trial.started_at[:10]}"
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:

@@ -9,11 +9,11 @@ from rich.markup import escape
 
 from castwise.analyze.fit import Fit, Fitted
 from castwise.record import Trial
-from castwise.report.columns import software_of
 from castwise.report.fit_columns import CURVE, SUMMARY, accounts_of, curve_of, parts_columns, shown_summary
 from castwise.report.fit_lines import conclusions, remarks
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 from castwise.report.units import format_bytes, format_duration
+from castwise.report.where import measured_on
 
 # What a narrow terminal does without, the first first.
 _SUMMARY_ALSO = ("fixed_bytes", "num_trials", "num_steps", "sample_bytes", "peak_allocated_bytes", "knee_throughput")
@@ -22,10 +22,9 @@ _CURVE_ALSO = ("driver_bytes", "step_seconds", "joules_per_unit", "peak_reserved
 
 def headline(fits: Sequence[Fit]) -> str:
     """Return what was fitted, where."""
-    trial = fits[0].trials[0]
-    spec = trial.spec
+    spec = fits[0].trials[0].spec
     limit = "" if spec.memory_limit_bytes is None else f" within {format_bytes(spec.memory_limit_bytes)}"
-    where = f"{trial.environment.device_name} ({software_of(trial)})"
+    where = measured_on([trial for fit in fits for trial in fit.trials])
     return f"Largest batch of {spec.workload}{limit} on {where}"
 
 

@@ -14,10 +14,10 @@ from castwise.analyze.runs import Run
 from castwise.analyze.suite_result import SuiteResult, notes
 from castwise.report.beside_columns import BESIDE, LIMITS, reasons, shown_beside
 from castwise.report.beside_columns import DISPENSABLE as BESIDE_ALSO
-from castwise.report.columns import software_of
 from castwise.report.grid import BEST, IN_CSV, Column, Grid, csv_grid, fitting, markdown_grid, plain, terminal_table
 from castwise.report.run_columns import DISPENSABLE as RUNS_ALSO
 from castwise.report.run_columns import EXTRA, competing, loss_curve, run_columns, shown
+from castwise.report.where import measured_on
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
@@ -126,9 +126,9 @@ def headlines(result: SuiteResult) -> list[str]:
     """Return what the suite is, where it comes from, and where it was run."""
     suite = result.suite
     lines = [f"{suite.name}: {suite.title}", f"source: {suite.source}", f"the source's machine: {suite.machine}"]
-    measured = next((trial for trial in result.trials if trial.ranks), None)
-    if measured is not None:
-        lines.append(f"measured on: {measured.environment.device_name} ({software_of(measured)})")
+    measured = [trial for trial in result.trials if trial.ranks]
+    if measured:
+        lines.append(f"measured on: {measured_on(measured)}")
     return lines
 
 

@@ -1,0 +1,122 @@
+"""Tables of how far the figures can be trusted: a cell against itself, two invocations, neighbours that wait."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import ttest_1samp
+from stored import NOT_MEASURED, load
+
+from castwise.analyze.compare import Row, compare
+from castwise.report.where import measured_on
+
+_VERDICTS = ("same", "inconclusive", "faster", "slower")
+
+
+def same_or_slower(paths: Iterable[Path]) -> str:
+    """Return what aa.py found, a row a cell and slowdown, all its runs together.
+
+    Args:
+        paths: What its `--out` wrote.
+    """
+    documents = [_read(path) for path in sorted(paths)]
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for account in (account for document in documents for account in document["cells"]):
+        for each in account["comparisons"]:
+            found.setdefault((account["cell"], each["slowdown"]), []).append(each)
+    if not found:
+        return NOT_MEASURED
+    lines = [
+        _places(documents),
+        "",
+        f"| cell | slowed down by | comparisons | {' | '.join(_VERDICTS)} | right | rounds | half-width |",
+        "|---|---:|---:|" + "---:|" * (len(_VERDICTS) + 3),
+    ]
+    return (
+        "\n".join([*lines, *(_line(cell, slowdown, found[cell, slowdown]) for cell, slowdown in sorted(found))]) + "\n"
+    )
+
+
+def _line(cell: str, slowdown: float, comparisons: Sequence[dict[str, Any]]) -> str:
+    counts = [sum(each["verdict"] == kind for each in comparisons) for kind in _VERDICTS]
+    # Of a cell and itself nothing is to be found: not to be wrong is all.
+    right = counts[0] + counts[1] if slowdown == 0 else counts[3]
+    width = statistics.fmean((each["high"] - each["low"]) / 2 / each["speedup"] for each in comparisons)
+    cells = (
+        cell,
+        f"{slowdown:.0%}" if slowdown else "–",
+        str(len(comparisons)),
+        *map(str, counts),
+        f"{right / len(comparisons):.0%}",
+        f"{statistics.fmean(each['rounds'] for each in comparisons):.1f}",
+        f"{width:.2%}",
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def neighbours(path: Path) -> str:
+    """Return what residents.py found: how processes that wait lengthen the step of the one that is timed."""
+    document = _read(path)
+    lines = [
+        _places([document]),
+        "",
+        "| cell | timed | longer by | 95 % interval | blocks differ by |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for cell in document["cells"]:
+        lines.append(f"| {cell['cell']} | alone | – | – | {statistics.fmean(cell['spreads']['alone']):.2%} |")
+        for way, logs in cell["logs"].items():
+            interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
+            longer, low, high = map(math.expm1, (statistics.fmean(logs), interval.low, interval.high))
+            spread = statistics.fmean(cell["spreads"][way])
+            lines.append(f"| {cell['cell']} | {way} | {longer:+.2%} | {low:+.2%} … {high:+.2%} | {spread:.2%} |")
+    return "\n".join(lines) + "\n"
+
+
+def invocations(folders: Sequence[Path]) -> str:
+    """Return what two invocations of one command found, cell by cell.
+
+    Args:
+        folders: The results folders of both.
+    """
+    first, second = ({_name(row): row for row in compare(load(folder))} for folder in folders)
+    trials = [trial for rows in (first, second) for row in rows.values() for trial in row.trials]
+    lines = [
+        f"On {measured_on(trials)}",
+        "",
+        "| cell | step time | again | apart | speed-up | again | apart |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in first:
+        before, after = first[name], second[name]
+        assert before.step_seconds is not None
+        assert after.step_seconds is not None
+        cells = [f"{1e3 * before.step_seconds:.2f} ms", f"{1e3 * after.step_seconds:.2f} ms"]
+        cells.append(f"{after.step_seconds / before.step_seconds - 1:+.2%}")
+        ratios = [row.speedup_estimate for row in (before, after)]
+        known = [each for each in ratios if each is not None and each.half_width > 0]
+        cells += [f"{each.value:.3f} [{each.low:.3f}, {each.high:.3f}]" for each in known] or ["–", "–"]
+        cells.append(f"{known[1].value / known[0].value - 1:+.2%}" if len(known) == len(ratios) else "–")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _name(row: Row) -> str:
+    return f"{row.trial.spec.workload}, {row.trial.spec.precision}, batch {row.trial.spec.batch_size}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a record, with the date that its name begins with."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document | {"date": path.stem[:10]}
+
+
+def _places(documents: Iterable[dict[str, Any]]) -> str:
+    places = dict.fromkeys(
+        f"{at['gpu']}, torch {at['torch']}, driver {at['driver']}, {document['date']}, castwise at {at['commit']}"
+        for document, at in ((document, document["environment"]) for document in documents)
+    )
+    return "; ".join(places)
