@@ -181,6 +181,14 @@ def test_a_remark_is_a_line_a_kind() -> None:
     assert line.startswith("persistence-off: resnet50 fp32 batch 256 (persistence mode is off); likely cause")
 
 
+def test_of_many_trials_six_are_told_of_in_full_and_all_are_named() -> None:
+    off = trial_with(fake_reading(), persistence_mode=False)
+    many = [off.model_copy(update={"spec": off.spec.model_copy(update={"batch_size": size})}) for size in range(1, 10)]
+    (line,) = [line for line in remarks(compare([*many, trial_with(fake_reading())])) if "persistence" in line]
+    assert line.count("persistence mode is off") == 6
+    assert "and as well resnet50 fp32 batch 7, resnet50 fp32 batch 8, resnet50 fp32 batch 9; likely" in line
+
+
 def test_what_is_not_available_is_a_remark_once() -> None:
     note = "not available: gpu (no NVML)"
     trial = trial_with(fake_reading()).model_copy(update={"telemetry_note": note})

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from castwise.analyze.compare import Row
 from castwise.analyze.warnings import TrialWarning, warnings_of_all
 
+_MOST_SEEN = 6  # of a line: with more of it nobody reads any; JSON has it all
+
 
 def warning_lines(rows: Sequence[Row]) -> list[str]:
     """Return a line for each warning with what was seen in which trial, its likely cause and what to try."""
@@ -21,4 +23,6 @@ def warning_lines(rows: Sequence[Row]) -> list[str]:
 def _seen(befallen: Sequence[tuple[str, TrialWarning]], num_rows: int) -> str:
     if len(befallen) == num_rows > 1 and len({each.seen for _, each in befallen}) == 1:
         return f"all trials ({befallen[0][1].seen})"
-    return ", ".join(f"{label} ({each.seen})" for label, each in befallen)
+    told = ", ".join(f"{label} ({each.seen})" for label, each in befallen[:_MOST_SEEN])
+    others = dict.fromkeys(label for label, _ in befallen[_MOST_SEEN:])
+    return f"{told}, and as well {', '.join(others)}" if others else told
