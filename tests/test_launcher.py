@@ -25,6 +25,7 @@ from castwise.record import RankSamples
 from castwise.sweep import conversation, door, launcher
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.launcher import ForkserverEngine, ProcessSession, Target
+from castwise.sweep.leaving import Leaving
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked up in /proc")
 
@@ -381,11 +382,11 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
         assert not session._process.is_alive()
 
 
-def test_a_released_process_ends_by_itself(start: Start, logs: Path) -> None:
+def test_a_process_that_is_seen_off_ends_by_itself(start: Start, logs: Path) -> None:
     session = start()
     drive(session)
-    session.release()
-    wait_until(lambda: not list(logs.iterdir()), "the released process's log is dropped")
+    Leaving().see_off([session])
+    wait_until(lambda: not list(logs.iterdir()), "its log is dropped")
     assert not session._process.is_alive()
 
 

@@ -13,6 +13,7 @@ from castwise.own_models import OwnModel, OwnWorkload, locate
 from castwise.record import Environment
 from castwise.sweep.engine import Engine, TrialFailedError
 from castwise.sweep.launcher import ForkserverEngine
+from castwise.sweep.leaving import Leaving
 
 COMMIT_VARIABLE = "CASTWISE_COMMIT"
 
@@ -80,7 +81,7 @@ def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = 
             f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
         ) from None
     finally:
-        session.release()  # nothing of it disturbs the plan being made
+        Leaving().see_off([session])  # nothing of it disturbs the plan being made
 
 
 def look_at_own(bench: Bench, references: Sequence[str]) -> dict[str, OwnWorkload]:

@@ -1,6 +1,5 @@
 """A trial's commands and their answers as documents, whoever carries them."""
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,14 +33,6 @@ class Conversation(ABC):
         self._timeout_seconds = timeout_seconds
         self._data_dir = data_dir
         self._commit = commit
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the processes, whatever they are doing."""
-
-    def release(self) -> None:
-        """End the processes, and do not wait for it: a process takes tenths of a second to let go of a GPU."""
-        threading.Thread(target=self.close, name="castwise release").start()
 
     @abstractmethod
     def _ask(self, command: Command, timeout_seconds: float | None = None, tell: Tell | None = None) -> list[Answer]:

@@ -98,9 +98,6 @@ class Session(Protocol):
     def close(self) -> None:
         """End the processes, whatever they are doing. May be called at any time, and again."""
 
-    def release(self) -> None:
-        """Do the same, and do not wait for it."""
-
     @property
     def ready_seconds(self) -> float:
         """Seconds from the request for the processes until their devices were open."""

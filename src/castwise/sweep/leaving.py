@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from castwise.sweep.engine import Session
 
+THREAD_NAME = "castwise leaving"
+
 
 class Leaving:
     """Trials' processes on their way out."""
@@ -14,7 +16,7 @@ class Leaving:
 
     def see_off(self, sessions: Iterable[Session]) -> None:
         """End these processes, and do not wait for it."""
-        threads = [threading.Thread(target=session.close, name="castwise leaving") for session in sessions]
+        threads = [threading.Thread(target=session.close, name=THREAD_NAME) for session in sessions]
         for thread in threads:
             thread.start()
         self._threads += threads
