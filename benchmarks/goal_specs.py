@@ -13,11 +13,9 @@ from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.suite import Choice, find_suite, specs_of
 from castwise.technique_rules import why_unsupported
-from castwise.techniques import parse_techniques
+from castwise.techniques import COMPILING, parse_techniques
 
 _NUM_BLOCKS = 20
-# What the smallest form leaves out on a CPU: code takes its compiler half a minute there.
-_COMPILING = ("compile", "compile-max-autotune", "compiled-update")
 _WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05
 _TINY_RUN = Choice(epochs=2, max_steps=3)
 
@@ -146,9 +144,10 @@ def _protocol(row: GoalRow, setting: Setting, timeout_seconds: float) -> Protoco
 
 
 def _as_far_as_possible(spec: TrialSpec) -> TrialSpec:
+    # On a CPU code takes its compiler half a minute.
     kept = [
         name
         for name in spec.techniques
-        if name not in _COMPILING and why_unsupported(spec.model_copy(update={"techniques": (name,)})) is None
+        if name not in COMPILING and why_unsupported(spec.model_copy(update={"techniques": (name,)})) is None
     ]
     return spec.model_copy(update={"techniques": tuple(kept)})

@@ -17,14 +17,11 @@ from castwise.measure.techniques.matmul_stem import MatmulConv, use_matmul_stem
 from castwise.measure.techniques.space_to_depth import use_space_to_depth
 from castwise.recipe import Loader, Recipe
 from castwise.technique_rules import why_unsupported
-from castwise.techniques import TECHNIQUES, join
+from castwise.techniques import COMPILING, GRAPHS, TECHNIQUES, join
 
 # What a loss may differ by after 20 steps, relative, in roundings of the format: a loss is a mean of many numbers, and
 # float32 training amplifies what a sum in another order begins. The losses themselves fall by 3 to 16 % in these steps.
 BOUNDS = {"fp32": 500 * torch.finfo(torch.float32).eps, "bf16-mixed": 0.5 * torch.finfo(torch.bfloat16).eps}
-
-# Compiling takes long: the smallest model of each kind will do.
-SLOW = ("compile", "compile-max-autotune", "compiled-update")
 
 
 @functools.cache
@@ -34,7 +31,8 @@ def plain_losses(workload: str, precision: str, loss_scale: str) -> Tensor:
 
 def cells() -> list[tuple[str, str, tuple[str, ...]]]:
     """Return every technique with every workload that it applies to on a CPU, in both precisions, and some together."""
-    alone = [(row.name,) for row in TECHNIQUES if row.name not in SLOW]
+    # Compiling takes long: the smallest model of each kind will do.
+    alone = [(row.name,) for row in TECHNIQUES if row.name not in COMPILING]
     together = [
         ("channels-last", "fused-optimizer", "no-step-sync", "pad-channels-8"),
         ("fused-optimizer", "pad-vocabulary", "chunked-loss"),
@@ -65,6 +63,13 @@ def test_every_technique_has_its_setting_and_no_other() -> None:
     loops = [loop_of((row.name,)) for row in TECHNIQUES]
     assert PLAIN not in loops
     assert len(set(loops)) == len(loops)
+
+
+def test_what_compiles_and_what_is_a_graph_is_known_by_name() -> None:
+    loops = {row.name: loop_of((row.name,)) for row in TECHNIQUES}
+    compiling = [name for name, loop in loops.items() if loop.compile_mode is not None or loop.compiled_update]
+    assert compiling == list(COMPILING)
+    assert [name for name, loop in loops.items() if loop.cuda_graph] == list(GRAPHS)
 
 
 def test_settings_of_several_techniques_add_up() -> None:

@@ -258,6 +258,10 @@ IN_THE_PLAIN_LOOP: dict[str, str] = {
     "zero-grad-none": "gradients are set to None, as torch does since 2.0",
 }
 
+# The techniques that compile something in the first step, and those whose steps are CUDA graphs.
+COMPILING = ("compiled-update", "compile", "compile-max-autotune")
+GRAPHS = ("cuda-graph", "cuda-graph-8")
+
 # Names for several at once: what applies to a cell is taken when the plan is made, and stands in the spec by name.
 SETS: dict[str, tuple[str, ...]] = {
     "tuned": ("channels-last", "cudnn-search", "fused-optimizer"),
@@ -304,7 +308,7 @@ def times_kernels(names: Sequence[str]) -> bool:
 
 def compiles(names: Sequence[str]) -> bool:
     """Return whether one of these techniques compiles something in the first step."""
-    return not _COMPILING.isdisjoint(names)
+    return not set(COMPILING).isdisjoint(names)
 
 
 def times_kernels_while_compiling(names: Sequence[str]) -> bool:
@@ -334,8 +338,7 @@ def join(names: Sequence[str]) -> str:
 
 
 # Inductor times Triton's configurations of a kernel without max-autotune, too, though few of them.
-_COMPILING = frozenset({"compile", "compile-max-autotune", "compiled-update"})
-_TIMING_KERNELS = _COMPILING | {"cudnn-search"}
+_TIMING_KERNELS = frozenset({*COMPILING, "cudnn-search"})
 
 
 def _check_exclusions(names: set[str]) -> None:

@@ -15,6 +15,7 @@ from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.quantities import format_share
 from castwise.record import Trial
+from castwise.techniques import GRAPHS
 
 # Below these a gain says nothing of a bound. Source: chosen here.
 _GAINS = 1.05
@@ -24,8 +25,6 @@ _SCALES = 0.55
 
 # A board is at its power limit where this share of the blocks were, and the clock is below this share of its highest.
 _CAPPED, _MOSTLY, _AT_ITS_CLOCK = "sw_power_cap", 0.5, 0.98
-
-_GRAPHS = frozenset({"cuda-graph", "cuda-graph-8"})
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
     mixed = [found for name in ("bf16-mixed", "fp16-mixed") if (found := ratio(inward("tf32"), inward(name)))]
     return Evidence(
         loop=loop,
-        graph=None if _GRAPHS & set(loop.techniques) else ratio(loop, Move(techniques=("cuda-graph",)).on(loop)),
+        graph=None if set(GRAPHS) & set(loop.techniques) else ratio(loop, Move(techniques=("cuda-graph",)).on(loop)),
         half=ratio(loop, loop.model_copy(update={"batch_size": max(1, loop.batch_size // 2)})),
         tf32=ratio(loop, inward("tf32")) if full else None,
         resident=ratio(loop, Move(techniques=("resident-data",)).on(loop)),
@@ -139,7 +138,7 @@ def _waiting(climbed: Climbed, loop: TrialSpec) -> float | None:
 def _launches(evidence: Evidence) -> list[str]:
     graph, loop = evidence.graph, evidence.loop
     if graph is None:
-        return ["its launches are one already"] if _GRAPHS & set(loop.techniques) else []
+        return ["its launches are one already"] if set(GRAPHS) & set(loop.techniques) else []
     if graph.value >= _GAINS:
         return [
             f"bound by launches for {format_share(1 - 1 / graph.value)} of the step at the least: "

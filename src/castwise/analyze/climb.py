@@ -16,7 +16,7 @@ from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.technique_rules import resolve, why_unsupported
-from castwise.techniques import TECHNIQUES, Numerics, find_technique, join
+from castwise.techniques import GRAPHS, TECHNIQUES, Numerics, find_technique, join
 
 Outcome = Literal["taken", "second best", "same", "slower", "unproven", "too large", "failed", "unsupported"]
 Ending = Literal["nothing left", "budget", "failed"]
@@ -50,7 +50,7 @@ _TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
 
 # More of what a loop must have first.
 _ONLY_ON = {"compile-max-autotune": "compile", "max-pool-kernel": "channels-last", "cuda-graph-8": "cuda-graph"}
-_GRAPHS = ("cuda-graph", "cuda-graph-8")
+_GRAPHS = GRAPHS
 
 # A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
 # to minutes in every process.

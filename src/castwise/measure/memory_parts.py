@@ -23,12 +23,13 @@ from castwise.measure.training_step import TrainingStep
 from castwise.measure.workloads.task import Batch
 from castwise.memory_parts import MemoryParts
 from castwise.plan import TrialSpec
+from castwise.techniques import COMPILING, GRAPHS
 
 _TEMPORARIES, _SAVED, _CASTS, _GRADIENTS, _WEIGHTS = "temporaries", "saved", "weight_casts", "gradients", "weights"
 # What a tensor is for may become clear after it was made; of these it may.
 _OPEN = (_TEMPORARIES, _SAVED)
 # What is compiled or captured passes no dispatch mode.
-_HIDING = ("compiled-update", "compile", "compile-max-autotune", "cuda-graph", "cuda-graph-8")
+_HIDING = (*COMPILING, *GRAPHS)
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 

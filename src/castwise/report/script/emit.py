@@ -13,7 +13,7 @@ from castwise.report.script.changes import channels_of, model_lines
 from castwise.report.script.models import compute_loss_of, data_of, model_of
 from castwise.report.script.sources import definitions
 from castwise.report.script.training import check_training, images_of, run_of, schedule_of
-from castwise.techniques import join
+from castwise.techniques import GRAPHS, join
 from castwise.workloads import Workload, find_workload
 
 _IMPORTS = {
@@ -51,7 +51,7 @@ _IMPORTS = {
     "import timm": "timm.",
 }
 
-_DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", "cuda-graph", "cuda-graph-8"})
+_DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", *GRAPHS})
 _UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]
 _GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "StepGraph"]
 
@@ -159,7 +159,7 @@ def _on_random_data(spec: TrialSpec, row: Workload, precision: Precision) -> lis
 
 
 def _training(spec: TrialSpec, row: Workload, precision: Precision, recipe: Recipe) -> list[str]:
-    reading = {"no-step-sync", "cuda-graph", "cuda-graph-8"}.isdisjoint(spec.techniques)
+    reading = {"no-step-sync", *GRAPHS}.isdisjoint(spec.techniques)
     dtype = precision.autocast_dtype
     return [
         images_of(spec, recipe),
