@@ -15,7 +15,7 @@ from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import Protocol, TrialSpec
 from castwise.record import Block, Facts, Trial
 from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.rounds import Compared, Rounds, Rule, earlier_of
+from castwise.sweep.rounds import Compared, Rounds, Rule, _times_kernels_untold, earlier_of
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.store import Store, load_folder
 
@@ -149,6 +149,14 @@ def test_what_times_kernels_as_it_compiles_is_set_up_while_no_other_is(
     specs = [spec.model_copy(update={"techniques": techniques}) for spec in cells()]
     compare(Watched(), specs)
     assert (WatchedSession.most_at_once == 1) is alone
+
+
+@pytest.mark.parametrize(("techniques", "untold"), [(("cudnn-search",), True), (("channels-last",), False)])
+def test_what_times_kernels_on_several_devices_is_set_up_while_no_other_is(
+    techniques: tuple[str, ...], untold: bool
+) -> None:
+    spec = fake_spec(techniques=techniques, world_size=2, parallelism="ddp")
+    assert _times_kernels_untold(spec) is untold
 
 
 def test_any_cell_may_be_the_baseline() -> None:

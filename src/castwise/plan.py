@@ -175,6 +175,14 @@ class TrialSpec(Document):
         return self.batch_size * self.world_size // self.num_processes
 
     @property
+    def may_hold_device_alone(self) -> bool:
+        """Return whether its process may have neighbours wait while it times kernels.
+
+        Peers on several devices would wait for each other's neighbours, and those for them.
+        """
+        return self.world_size == 1
+
+    @property
     def label(self) -> str:
         """Return the spec in a few words, for progress and messages; no two trials of a plan share theirs."""
         own_scale = next((row.loss_scale for row in PRECISIONS if row.name == self.precision), None)

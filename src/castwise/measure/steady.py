@@ -91,10 +91,8 @@ class SteadyCell:
         """
         started, names = time.perf_counter(), self._spec.techniques
         try:
-            # Peers on several devices would wait for each other's neighbours, and those for them.
-            with device_turn(
-                alone=times_kernels(names) and self._spec.world_size == 1, compiles=compiles(names)
-            ) as turn:
+            alone = times_kernels(names) and self._spec.may_hold_device_alone
+            with device_turn(alone=alone, compiles=compiles(names)) as turn:
                 for _ in range(self._step.steps_to_compile):
                     self._run_window(1)
         except BaseException:

@@ -343,4 +343,4 @@ def earlier_of(trials: Sequence[Trial]) -> Earlier | None:
 def _times_kernels_untold(spec: TrialSpec) -> bool:
     """Return whether a cell's set-up times kernels, and does not see to it that its neighbours rest meanwhile."""
     names = spec.techniques
-    return times_kernels_while_compiling(names) or (spec.world_size > 1 and times_kernels(names))
+    return times_kernels_while_compiling(names) or (times_kernels(names) and not spec.may_hold_device_alone)
