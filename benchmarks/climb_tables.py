@@ -14,7 +14,7 @@ from castwise.analyze.estimates import Estimate
 from castwise.plan import SYNTHETIC
 from castwise.record import Trial
 from castwise.report.grid import markdown_grid, markdown_text
-from castwise.report.tuning import COLUMNS, Line
+from castwise.report.tuning import COLUMNS, Line, why_of
 from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 from castwise.report.where import measured_on
 from castwise.techniques import join
@@ -74,7 +74,7 @@ def ladder(account: Account, trials: Sequence[Trial]) -> str:
     unit = metrics.unit_of(trials[0])
     lines = [_line(row, trials[0], unit) for row in account["rows"]]
     tried = [line for line in lines if line.outcome != "unsupported"]
-    refused = [_why(line) for line in lines if line.outcome == "unsupported"]
+    refused = [why_of(line) for line in lines if line.outcome == "unsupported"]
     failed = [f"{line.tried}: {line.reason}" for line in lines if line.outcome == "failed"]
     said = [*account["sentences"], *failed, *(f"unsupported: {reason}" for reason in refused)]
     remarks = (f"- {markdown_text(line)}" for line in said)
@@ -152,8 +152,3 @@ def _shown(name: str) -> str:
 
 def _loop(loop: dict[str, Any]) -> str:
     return f"{loop['precision']}, {', '.join(loop['techniques']) or 'plain loop'}"
-
-
-def _why(line: Line) -> str:
-    """Return why a technique could not be had, with its name once."""
-    return line.reason if line.reason.startswith(line.tried) else f"{line.tried}: {line.reason}"

@@ -289,10 +289,11 @@ def measured_words(climbed: Climbed, spec: TrialSpec) -> str:
 
 def reasons(climbed: Climbed) -> list[str]:
     """Return why moves failed, or could not be had."""
-    return [_why(line) for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
+    return [why_of(line) for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
 
 
-def _why(line: Line) -> str:
+def why_of(line: Line) -> str:
+    """Return why a move failed, or could not be had, with its name once."""
     # What a technique is refused for begins with its name.
     return line.reason if line.reason.startswith(f"{line.tried} ") else f"{line.tried}: {line.reason}"
 
