@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from hand_loops import Batch, Step, autocast_of, make_step
-from suite_loops import make_scheduler
+from suite_loops import make_scheduler, scheduled
 from torch import Tensor, nn
 
 from castwise.data_sets import STAND_IN
@@ -48,14 +48,9 @@ def train_run(task: "HandTask", recipe: Recipe) -> dict[str, object]:
     for _ in range(recipe.num_epochs):
         started = time.perf_counter()
         model.train()
-        for index, batch in enumerate(train.batches(task.batch_size, drop_last=recipe.loader.drop_last)):
+        batches = train.batches(task.batch_size, drop_last=recipe.loader.drop_last)
+        for batch in scheduled(batches, recipe, scheduler):
             (step if len(batch[1]) == task.batch_size else plain)(batch)
-            if recipe.schedule.kind != "step":
-                scheduler.step()
-            if index + 1 == recipe.max_steps:
-                break
-        if recipe.schedule.kind == "step":
-            scheduler.step()
         if recipe.validate_each_epoch:
             accuracy = _validate(model, test, recipe, task)
         if device.type == "cuda":

@@ -11,7 +11,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +32,8 @@ from castwise.sweep.bench import find_bench
 from castwise.sweep.job import Going, assemble
 from castwise.sweep.store import Store
 from castwise.workloads import Workload, find_workload
+
+_Batch = TypeVar("_Batch")
 
 CELLS = ("tensorcore:mnist-cnn:fp16-mixed:512", "wrn-cifar10:wrn-28-10:fp16-mixed:128")
 
@@ -58,7 +62,7 @@ def by_hand(spec: TrialSpec, data_dir: Path) -> float:
         started = time.perf_counter()
         for epoch in range(recipe.num_epochs):
             model.train()
-            for index, (images, labels) in enumerate(feeds.training.start(epoch)):
+            for images, labels in scheduled(feeds.training.start(epoch), recipe, scheduler):
                 optimizer.zero_grad()
                 with torch.autocast(device.type, dtype=torch.float16, enabled=spec.precision == "fp16-mixed"):
                     loss = nn.functional.cross_entropy(model(images), labels)
@@ -69,12 +73,6 @@ def by_hand(spec: TrialSpec, data_dir: Path) -> float:
                 scaler.step(optimizer)
                 scaler.update()
                 loss.item()
-                if recipe.schedule.kind != "step":
-                    scheduler.step()
-                if index + 1 == recipe.max_steps:
-                    break
-            if recipe.schedule.kind == "step":
-                scheduler.step()
             if feeds.validation is not None:
                 validate(model, feeds.validation.start(0), device)
         torch.cuda.synchronize(device)
@@ -96,6 +94,20 @@ def make_scheduler(
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, **recipe.schedule.arguments)
     total = steps_per_epoch * recipe.epochs
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 0.001 + step / total))
+
+
+def scheduled(
+    batches: Iterable[_Batch], recipe: Recipe, scheduler: torch.optim.lr_scheduler.LRScheduler
+) -> Iterator[_Batch]:
+    """Yield an epoch's batches, as many as the run takes; move the rate after each, or once behind the last."""
+    for index, batch in enumerate(batches):
+        yield batch
+        if recipe.schedule.kind != "step":
+            scheduler.step()
+        if index + 1 == recipe.max_steps:
+            break
+    if recipe.schedule.kind == "step":
+        scheduler.step()
 
 
 @torch.no_grad()
