@@ -28,6 +28,23 @@ _CAPPED, _MOSTLY, _AT_ITS_CLOCK = "sw_power_cap", 0.5, 0.98
 
 
 @dataclass(frozen=True)
+class Power:
+    """How far a board's power limit set a loop's pace.
+
+    Attributes:
+        capped: The share of blocks in which the limit held the clock down.
+        clock_hertz: The mean clock of the streaming multiprocessors in the blocks.
+        max_clock_hertz: The board's highest.
+        watts: Mean power.
+    """
+
+    capped: float
+    clock_hertz: float
+    max_clock_hertz: float
+    watts: float
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What was measured beside a loop; None where it was not.
 
@@ -49,24 +66,7 @@ class Evidence:
     sixteen: Estimate | None
     resident: Estimate | None = None
     waiting: float | None = None
-    power: "Power | None" = None
-
-
-@dataclass(frozen=True)
-class Power:
-    """How far a board's power limit set a loop's pace.
-
-    Attributes:
-        capped: The share of blocks in which the limit held the clock down.
-        clock_hertz: The mean clock of the streaming multiprocessors in the blocks.
-        max_clock_hertz: The board's highest.
-        watts: Mean power.
-    """
-
-    capped: float
-    clock_hertz: float
-    max_clock_hertz: float
-    watts: float
+    power: Power | None = None
 
 
 def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
