@@ -100,7 +100,7 @@ def device_turn(*, alone: bool, compiles: bool) -> Iterator[DeviceTurn]:
 
 @contextmanager
 def _without_while_compiling(turn: DeviceTurn) -> Iterator[None]:
-    from torch._dynamo import callback  # seconds to import, and only what compiles needs it
+    from torch._dynamo import callback  # there already: preload.py imports it, and torch itself for the first optimizer
 
     begin = callback.on_compile_start(lambda _: turn.give())
     end = callback.on_compile_end(lambda _: turn.take())
