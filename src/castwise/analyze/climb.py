@@ -50,7 +50,6 @@ _TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
 
 # More of what a loop must have first.
 _ONLY_ON = {"compile-max-autotune": "compile", "max-pool-kernel": "channels-last", "cuda-graph-8": "cuda-graph"}
-_GRAPHS = GRAPHS
 
 # A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
 # to minutes in every process.
@@ -301,7 +300,7 @@ def _makes_sense(name: str, current: TrialSpec) -> bool:
         return "compile-max-autotune" not in current.techniques
     if name == "no-step-sync":  # these decide on the device, too; a fused optimizer leaves the loss to be read
         reads = current.recipe is not None and current.recipe.read_loss_every_step
-        return not any(graph in current.techniques for graph in _GRAPHS) and (
+        return not any(graph in current.techniques for graph in GRAPHS) and (
             reads or "fused-optimizer" not in current.techniques
         )
     return True
