@@ -23,16 +23,22 @@ _FORMATS = {
     "fp16": (torch.float16, "fp16-mixed"),
     "bf16": (torch.bfloat16, "bf16-mixed"),
 }
+COPY_BYTES = 2**32
 _TURNS, _REPEATS = 5, 10
 
 
 def measure(device: torch.device, side: int, copy_bytes: int) -> dict[str, float]:
     """Return FLOP/s by format, and bytes per second."""
     found = {name: _product(device, side, *settings) for name, settings in _FORMATS.items()}
+    found["bytes_per_second"] = copy_bandwidth(device, copy_bytes)
+    return found
+
+
+def copy_bandwidth(device: torch.device, copy_bytes: int) -> float:
+    """Return the bytes per second of a copy within the device's memory, reads and writes together."""
     source = torch.zeros(copy_bytes // 4, device=device)
     target = torch.empty_like(source)
-    found["bytes_per_second"] = 2 * source.nbytes / _fastest(device, lambda: target.copy_(source))
-    return found
+    return 2 * source.nbytes / _fastest(device, lambda: target.copy_(source))
 
 
 def _product(device: torch.device, side: int, dtype: torch.dtype, precision: str) -> float:
@@ -59,7 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--side", type=int, default=8192)
-    parser.add_argument("--copy-bytes", type=int, default=2**32)
+    parser.add_argument("--copy-bytes", type=int, default=COPY_BYTES)
     arguments = parser.parse_args()
     print(json.dumps(measure(torch.device(arguments.device), arguments.side, arguments.copy_bytes)))
     return 0

@@ -12,7 +12,7 @@ from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.workloads import Workload, find_workload
 
-_ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 
 
 def work_of(row: GoalRow, recipe: Recipe | None) -> Work:
@@ -41,7 +41,7 @@ def bounds_of(
         measured: What the device was measured to do: FLOP/s by format, and "bytes_per_second".
     """
     dtype = find_precision(precision).peak_dtype
-    size = _ELEMENT_BYTES[dtype]
+    size = ELEMENT_BYTES[dtype]
     found: dict[str, Any] = {"format": dtype, "flops": work.flops, "bytes": work.bytes(size)}
     device = find_device(device_name) if device_name is not None else None
     rate = peak(device, dtype)

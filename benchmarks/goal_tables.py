@@ -65,7 +65,7 @@ def least_time_table(document: Mapping[str, Any], measured: Mapping[str, Mapping
         row = found if found is not None and "datasheet" in found["bounds"] else counted
         bounds = row["bounds"]
         times = bounds["datasheet"]
-        step = _step_seconds(row, side_of(row, OURS))
+        step = step_seconds(row, side_of(row, OURS))
         bound = max(times["arithmetic"], times["memory"])
         cells = (
             what_of(row),
@@ -75,12 +75,28 @@ def least_time_table(document: Mapping[str, Any], measured: Mapping[str, Mapping
             format_seconds(times["arithmetic"]),
             format_seconds(times["memory"]),
             format_seconds(times["by_operation"]),
-            format_seconds(_goal_seconds(row)),
+            format_seconds(goal_seconds(row)),
             format_seconds(step),
             format_percent(bound / step if step else None),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def step_seconds(row: Mapping[str, Any], side: Side | None) -> float | None:
+    """Return the seconds of a step that a side was measured to take; None where it was not."""
+    if side is None or side.turn.seconds is None:
+        return None
+    return side.turn.seconds / (row["steps_per_epoch"] or 1)
+
+
+def goal_seconds(row: Mapping[str, Any]) -> float | None:
+    """Return the seconds a step that reach a row's goal; None where it is about no time."""
+    if row["measure"] == "efficiency":
+        return None
+    if row["measure"] == "rate":
+        return float(row["units_per_step"] / row["goal"])
+    return float(row["goal"] / row["times"] / (row["steps_per_epoch"] or 1))
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -115,18 +131,3 @@ def _loops(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         loops = "; ".join(f"{name}: {side.turn.loop}" for name, side in sides.items() if side is not None)
         lines.append(f"- {row['name']}: {loops}")
     return lines
-
-
-def _step_seconds(row: Mapping[str, Any], side: Side | None) -> float | None:
-    if side is None or side.turn.seconds is None:
-        return None
-    return side.turn.seconds / (row["steps_per_epoch"] or 1)
-
-
-def _goal_seconds(row: Mapping[str, Any]) -> float | None:
-    """Return the seconds a step that reach a row's goal; None where it is about no time."""
-    if row["measure"] == "efficiency":
-        return None
-    if row["measure"] == "rate":
-        return float(row["units_per_step"] / row["goal"])
-    return float(row["goal"] / row["times"] / (row["steps_per_epoch"] or 1))

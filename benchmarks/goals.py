@@ -126,7 +126,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     if arguments.bounds_only:
-        _write(arguments.out, bounds_document(rows, arguments.bounds_only))
+        write(arguments.out, bounds_document(rows, arguments.bounds_only))
         return 0
     bench = find_bench(arguments.device, arguments.data)
     seconds = _TINY_SECONDS if arguments.tiny else arguments.seconds
@@ -149,7 +149,7 @@ def main() -> int:
             continue
         document["rows"].append(measure(_as_asked(row, arguments, bench.device), referee, ceilings))
         _report(document["rows"][-1])
-        _write(arguments.out, document)
+        write(arguments.out, document)
     return 0
 
 
@@ -176,7 +176,8 @@ def _tell(row: GoalRow, turn: Turn) -> None:
     print(f"    {row.name}, {turn.side}, {turn.loop}: {figure}{alone}{start}", flush=True)
 
 
-def _write(path: Path | None, document: dict[str, Any]) -> None:
+def write(path: Path | None, document: dict[str, Any]) -> None:
+    """Keep a record, if a file was asked for."""
     text = json.dumps(document, indent=1) + "\n"
     if path is None:
         return

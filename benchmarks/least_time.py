@@ -57,6 +57,15 @@ class Work:
         moved = sum(operation.elements for operation in self.operations) * element_bytes
         return moved + self.update_bytes(element_bytes)
 
+    def rest_bytes(self, element_bytes: int) -> float:
+        """Return all that is moved by what is no product, the update's too.
+
+        Args:
+            element_bytes: Of a number in the format that products are computed in: 2 or 4.
+        """
+        moved = sum(operation.elements for operation in self.operations if not operation.flops) * element_bytes
+        return moved + self.update_bytes(element_bytes)
+
     def update_bytes(self, element_bytes: int) -> float:
         """Return what the optimizer's step moves.
 

@@ -21,6 +21,7 @@ import own_tables
 import trust_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, least_time_table, measured_rows
+from kernel_floor_tables import kernel_floor_table
 from round_cost import sittings_of, table_of
 from stored import NOT_MEASURED, RECORDS, load
 
@@ -207,6 +208,12 @@ def least_time(name: str) -> str:
     return least_time_table(document, measured_rows(RECORDS / "goals"))
 
 
+def kernel_floor(name: str) -> str:
+    """Return the floors of the goals' steps with the library's own kernels, as one run found them."""
+    document = json.loads((RECORDS / "kernel_floor" / f"{name}.json").read_text())
+    return kernel_floor_table(document, measured_rows(RECORDS / "goals"))
+
+
 @cache
 def fits() -> fit_tables.Measured:
     """Return every search for a largest batch on record."""
@@ -259,6 +266,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "techniques": techniques,
     "goals": goals,
     "least_time": least_time,
+    "kernel_floor": kernel_floor,
     "own": lambda _: own_tables.models(load(RECORDS / "own")),
     "fits": lambda _: fit_tables.summaries(fits()),
     "fit": lambda name: fit_tables.in_a_sentence(name, fits()),

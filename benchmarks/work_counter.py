@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from kernel_products import Product, products_of
 from least_time import Operation, Work
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from castwise.measure.workloads import build_task
+from castwise.measure.workloads.task import Task
 from castwise.recipe import Recipe
 from castwise.workloads import Workload
 
@@ -41,24 +43,48 @@ def count_work(row: Workload, batch_size: int, recipe: Recipe | None = None) -> 
         batch_size: Samples of the step.
         recipe: The training run, where its optimizer is another than the workload's.
     """
+    return count_step(row, batch_size, recipe)[0]
+
+
+def count_step(row: Workload, batch_size: int, recipe: Recipe | None = None) -> tuple[Work, tuple[Product, ...]]:
+    """Return what one step does, and its products in their order; those of recurrent layers are not among them.
+
+    Args:
+        row: The workload.
+        batch_size: Samples of the step.
+        recipe: The training run, where its optimizer is another than the workload's.
+    """
     with _META:
         task = build_task(row)
+    operations, products = record_step(task, batch_size)
+    own = recipe.optimizer if recipe is not None else None
+    name, arguments = (
+        (row.optimizer.name, dict(row.optimizer.arguments)) if own is None else (own.name, dict(own.arguments))
+    )
+    work = Work(
+        operations=operations,
+        num_parameters=sum(each.numel() for each in task.model.parameters() if each.requires_grad),
+        num_states=_STATES.get(name, int(bool(arguments.get("momentum")))),
+        clips=row.clip_grad_norm is not None,
+    )
+    return work, products
+
+
+def record_step(task: Task, batch_size: int) -> tuple[tuple[Operation, ...], tuple[Product, ...]]:
+    """Return the operations and the products of forward, loss and backward, in their order.
+
+    Args:
+        task: Its model is on the meta device.
+        batch_size: Samples of the step.
+    """
     batch = task.make_batches(1, batch_size, torch.device("cpu"), torch.Generator())[0]
     recorder = _Recorder()
     _replace_recurrent(task.model, recorder)
     with recorder:
         loss = task.compute_loss(task.model, tuple(part.to(_META) for part in batch))
+        recorder.is_backward = True
         loss.backward()  # type: ignore[no-untyped-call]
-    own = recipe.optimizer if recipe is not None else None
-    name, arguments = (
-        (row.optimizer.name, dict(row.optimizer.arguments)) if own is None else (own.name, dict(own.arguments))
-    )
-    return Work(
-        operations=tuple(recorder.operations),
-        num_parameters=sum(each.numel() for each in task.model.parameters() if each.requires_grad),
-        num_states=_STATES.get(name, int(bool(arguments.get("momentum")))),
-        clips=row.clip_grad_norm is not None,
-    )
+    return tuple(recorder.operations), tuple(recorder.products)
 
 
 def units_per_sample(row: Workload) -> int:
@@ -73,6 +99,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
+        self.products: list[Product] = []
+        self.is_backward = False
 
     def add(self, name: str, flops: float, elements: float) -> None:
         """Note an operation."""
@@ -86,6 +114,7 @@ class _Recorder(TorchDispatchMode):
         packet = func._overloadpacket
         rule = _RULES.get(packet.__name__)
         self.add(packet.__name__, _flops(packet, args, kwargs or {}, out), rule(args, out) if rule is not None else 0)
+        self.products += products_of(packet.__name__, args, out, self.is_backward)
         return out
 
 
