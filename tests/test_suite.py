@@ -8,6 +8,7 @@ import pytest
 from castwise.errors import UsageError
 from castwise.plan import is_real, stands_in_for
 from castwise.suite import SUITE_NAMES, Choice, Suite, find_suite, limit_specs, parse_suite, specs_of
+from castwise.technique_rules import why_unsupported
 
 SMALL = """\
 name = "mine"
@@ -200,8 +201,34 @@ def test_every_cell_is_run_in_every_loop() -> None:
     assert [spec.techniques for spec in specs[:3]] == [
         (),
         ("resident-data", "cuda-graph"),
-        ("channels-last", "cudnn-search"),
+        ("resident-data", "channels-last", "cudnn-search"),
     ]
     assert len(specs) == 3 * len(plain)
     with pytest.raises(UsageError, match="No technique named 'fast'"):
         specs_of(suite, device="cuda:0", choice=Choice(techniques=("fast",)))
+
+
+def test_a_suites_own_tuned_loop_is_taken_as_far_as_a_cell_can_have_it() -> None:
+    own = '[tuned]\nmnist-cnn = "resident-data+fused-optimizer+compile+cuda-graph"\n'
+    (spec, *_) = specs_of(parse_suite(SMALL + own, "mine.toml"), device="cuda:0", choice=Choice(techniques=("tuned",)))
+    assert spec.techniques == ("resident-data", "compile", "cuda-graph"), "torch has no fused Adadelta"
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ('resnet50 = "compile"', r"\[tuned\] names 'resnet50', which no cell runs"),
+        ('mnist-cnn = "tuned+compile"', "name techniques, no sets of them"),
+        ('mnist-cnn = "fast"', "No technique named 'fast'"),
+    ],
+)
+def test_a_tuned_loop_that_cannot_be_is_refused(own: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_suite(f"{SMALL}[tuned]\n{own}\n", "mine.toml")
+
+
+@pytest.mark.parametrize("name", SUITE_NAMES)
+def test_every_suite_has_a_tuned_loop_for_every_cell(name: str) -> None:
+    for spec in specs_of(find_suite(name), device="cuda:0", choice=Choice(techniques=("tuned",))):
+        assert spec.techniques
+        assert why_unsupported(spec) is None

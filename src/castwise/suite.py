@@ -17,7 +17,7 @@ from castwise.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, sta
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.technique_rules import resolve
-from castwise.techniques import NONE, parse_techniques
+from castwise.techniques import NONE, SETS, TUNED, parse_techniques
 from castwise.workloads import find_workload
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
@@ -131,6 +131,7 @@ class Suite(Document):
         limits: The searches for the largest batch, after the cells.
         published: The source's figures.
         fills_memory: Whether the source took the largest batches that its GPU's memory allowed.
+        tuned: The fastest loop known for a workload, by its name: what `tuned` means there, where a cell can have it.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Suite(Document):
     limits: tuple[Limit, ...] = ()
     published: tuple[Published, ...] = ()
     fills_memory: bool = False
+    tuned: dict[str, str] = Field(default_factory=dict)
 
     @property
     def products(self) -> tuple[_Product, ...]:
@@ -264,11 +266,18 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
                 continue
             for seed, techniques in itertools.product(range(choice.seeds), loops):
                 spec = _training_spec(values, cells, recipes[cells.recipe], device, choice)
-                spec = resolve(techniques, spec.model_copy(update={"seed": seed}))
+                tuned = _tuned_loop(suite, spec.workload)
+                spec = resolve(techniques, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})
                 specs.setdefault(spec.key, spec)
     if not specs:
         raise UsageError(f"The suite '{suite.name}' has no such cell; leave out some of what narrows it down.")
     return list(specs.values())
+
+
+def _tuned_loop(suite: Suite, workload: str) -> tuple[str, ...]:
+    """Return what `tuned` stands for: the suite's own loop, else what most models gain from."""
+    own = suite.tuned.get(workload)
+    return ("resident-data", *SETS[TUNED]) if own is None else parse_techniques(own)
 
 
 def is_search(spec: TrialSpec) -> bool:
@@ -334,6 +343,12 @@ def _cells(cells: Cells) -> Iterator[dict[str, Any]]:
 
 
 def _check_names(suite: Suite) -> None:
+    run = {find_workload(workload).name for cells in suite.cells for workload in cells.workloads}
+    for workload, techniques in suite.tuned.items():
+        if workload not in run:
+            raise UsageError(f"[tuned] names '{workload}', which no cell runs.")
+        if not set(parse_techniques(techniques)).isdisjoint(SETS):
+            raise UsageError(f"[tuned] {workload} = '{techniques}': name techniques, no sets of them.")
     for each in suite.products:
         for workload in each.workloads:
             check_data_set(find_workload(workload), each.data_set)

@@ -1,6 +1,6 @@
 """Which techniques a trial can have: conditions of device, model, optimizer and schedule, and the reasons in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from castwise.techniques import SETS, Technique, find_technique, in_order
@@ -10,13 +10,21 @@ if TYPE_CHECKING:
     from castwise.plan import TrialSpec
 
 
-def resolve(names: Sequence[str], spec: "TrialSpec") -> "TrialSpec":
-    """Return a spec with these techniques, and of the sets among them those members that it can have."""
-    taken = {name for name in names if name not in SETS}
-    for name in names:
-        members = SETS.get(name, ())
-        taken |= {each for each in members if why_unsupported(spec.model_copy(update={"techniques": (each,)})) is None}
-    return spec.model_copy(update={"techniques": in_order(taken)})
+def resolve(names: Sequence[str], spec: "TrialSpec", sets: Mapping[str, Sequence[str]] = SETS) -> "TrialSpec":
+    """Return a spec with these techniques, and of the sets among them those members that it can have.
+
+    Args:
+        names: Techniques and sets.
+        spec: The trial.
+        sets: The members of each set.
+    """
+    named = {name for name in names if name not in sets}
+    members = {member for name in names for member in sets.get(name, ())}
+    taken: set[str] = set()
+    for member in in_order(members):  # one may need another, which comes before it
+        if why_unsupported(spec.model_copy(update={"techniques": in_order(taken | {member})})) is None:
+            taken.add(member)
+    return spec.model_copy(update={"techniques": in_order(named | taken)})
 
 
 def why_unsupported(spec: "TrialSpec", capability: tuple[int, int] | None = None) -> str | None:

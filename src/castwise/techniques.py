@@ -263,8 +263,9 @@ COMPILING = ("compiled-update", "compile", "compile-max-autotune")
 GRAPHS = ("cuda-graph", "cuda-graph-8")
 
 # Names for several at once: what applies to a cell is taken when the plan is made, and stands in the spec by name.
+TUNED = "tuned"
 SETS: dict[str, tuple[str, ...]] = {
-    "tuned": ("channels-last", "cudnn-search", "fused-optimizer"),
+    TUNED: ("channels-last", "cudnn-search", "fused-optimizer"),
     "compiled": ("channels-last", "cudnn-search", "fused-optimizer", "compile"),
 }
 
