@@ -8,6 +8,7 @@ from castwise.analyze.beside import Beside, published_pairs, set_beside
 from castwise.analyze.fit import trained
 from castwise.analyze.metrics import peak_reserved_bytes
 from castwise.analyze.runs import Run, epochs_of, is_whole, runs
+from castwise.analyze.tuned import TunedPair, tuned_pairs
 from castwise.plan import stands_in_for
 from castwise.record import Trial
 from castwise.suite import Published, Suite
@@ -63,6 +64,11 @@ class SuiteResult:
     def runs(self) -> list[Run]:
         """Return the runs' figures; cells that this machine has not the GPUs for are left out."""
         return [run for run in runs(self.trials) if not lacks_gpus(run.trial)]
+
+    @cached_property
+    def tuned(self) -> list[TunedPair]:
+        """Return the cells that were run in another loop than the source's, beside it."""
+        return tuned_pairs(self.runs)
 
     @cached_property
     def beside(self) -> list[Beside]:

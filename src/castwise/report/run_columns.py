@@ -97,7 +97,8 @@ def _rate(run: Run) -> str:
     return "–" if run.throughput is None else f"{format_rate(run.throughput)} {unit}/s"
 
 
-def _gpus(run: Run) -> str:
+def gpus_of(run: Run) -> str:
+    """Return how many GPUs a run had, and how it was spread over them."""
     spec = run.trial.spec
     return str(spec.world_size) if spec.parallelism == "none" else f"{spec.world_size} {spec.parallelism}"
 
@@ -129,7 +130,7 @@ _QUESTION: tuple[Column[Run], ...] = (
     Column("loss_scale", "loss scale", lambda r: r.trial.spec.loss_scale, lambda r: r.trial.spec.loss_scale, left=True),
     Column("techniques", "techniques", _techniques, _techniques, left=True, wraps=True),
     Column("batch_size", "batch", lambda r: r.trial.spec.batch_size, lambda r: str(r.trial.spec.batch_size)),
-    Column("gpus", "GPUs", _gpus, _gpus),
+    Column("gpus", "GPUs", gpus_of, gpus_of),
     Column("seed", "seed", lambda r: r.trial.spec.seed, lambda r: str(r.trial.spec.seed)),
 )
 

@@ -17,7 +17,11 @@ from castwise.report.beside_columns import DISPENSABLE as BESIDE_ALSO
 from castwise.report.grid import BEST, IN_CSV, Column, Grid, csv_grid, fitting, markdown_grid, plain, terminal_table
 from castwise.report.run_columns import DISPENSABLE as RUNS_ALSO
 from castwise.report.run_columns import EXTRA, competing, loss_curve, run_columns, shown
+from castwise.report.tuned_columns import DISPENSABLE as TUNED_ALSO
+from castwise.report.tuned_columns import TUNED, shown_tuned
 from castwise.report.where import measured_on
+
+_TUNED_TITLE = "The published loop, and the tuned one"
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
@@ -28,6 +32,11 @@ def print_suite(result: SuiteResult, console: Console) -> None:
     if result.runs:
         print_runs(result.runs, result.pairs, console)
     _print_lines(console, notes(result), "yellow")
+    if result.tuned:
+        console.print(f"\n{_TUNED_TITLE}", style="bold", highlight=False)
+        columns, left_out = fitting(shown_tuned(result.tuned), result.tuned, console.width, TUNED_ALSO)
+        console.print(terminal_table(columns, result.tuned, width=console.width))
+        _print_lines(console, left_out, "yellow")
     for title, rows in _beside_by_gpu(result).items():
         console.print(f"\n{escape(title)}", style="bold", highlight=False)
         shown_columns, left_out = fitting(shown_beside(rows), rows, console.width, BESIDE_ALSO)
@@ -89,6 +98,8 @@ def markdown_suite(result: SuiteResult) -> str:
     if result.runs:
         parts.append(markdown_grid(shown(run_columns(result.pairs), result.runs), result.runs))
     parts.append(_items(notes(result)))
+    if result.tuned:
+        parts += [[f"**{_TUNED_TITLE}**"], markdown_grid(shown_tuned(result.tuned), result.tuned)]
     for title, rows in _beside_by_gpu(result).items():
         parts += [[f"**{title}**"], markdown_grid(shown_beside(rows), rows), _items(reasons(rows))]
     if result.limits:
@@ -165,6 +176,7 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "source": result.suite.source,
         "machine": result.suite.machine,
         "runs": [plain(columns, run) for run in result.runs],
+        "tuned": [plain(TUNED, row) for row in result.tuned],
         "published": [plain(BESIDE, row) for row in result.beside],
         "largest_batch": [plain(LIMITS, row) for row in result.limits],
         "notes": list(notes(result)),

@@ -1,0 +1,109 @@
+"""The published loop and the tuned one of the same cell: how much faster, in how much memory, and as accurate?"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from castwise.analyze.estimates import Estimate, estimate, student_quantile
+from castwise.analyze.runs import Run, same_but, speedup
+from castwise.analyze.runs import median as median_of
+
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much two means differ, with a 95 % interval.
+
+    Attributes:
+        value: The second mean less the first.
+        low: The lower end; NaN where a side is one run alone.
+        high: The upper end; the same.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class TunedPair:
+    """Runs that differ in their loop alone, and in their seeds.
+
+    Attributes:
+        published: In the source's loop, by seed.
+        tuned: In the other, by seed.
+    """
+
+    published: tuple[Run, ...]
+    tuned: tuple[Run, ...]
+
+    @property
+    def speedup(self) -> Estimate | None:
+        """Return how many times as fast the tuned loop trains, seed by seed; None where that cannot be said."""
+        plain = {run.trial.spec.seed: run.trial for run in self.published}
+        ratios = [speedup(plain.get(run.trial.spec.seed), run.trial) for run in self.tuned]
+        return estimate([ratio for ratio in ratios if ratio])
+
+    @property
+    def is_language_model(self) -> bool:
+        """Return whether runs are judged by perplexity, and not by accuracy."""
+        return any(run.perplexity is not None for run in (*self.published, *self.tuned))
+
+    def scores(self, side: Sequence[Run]) -> list[float]:
+        """Return the accuracy, or the perplexity, after the last epoch of each run of a side that has one."""
+        found = [run.perplexity if self.is_language_model else run.accuracy for run in side]
+        return [score for score in found if score is not None and math.isfinite(score)]
+
+    @property
+    def difference(self) -> Difference | None:
+        """Return by how much the tuned loop's score differs, with Welch's interval; None without scores."""
+        return difference(self.scores(self.published), self.scores(self.tuned))
+
+
+def difference(before: Sequence[float], after: Sequence[float]) -> Difference | None:
+    """Return by how much the mean of some numbers differs from that of others, None where a side has none.
+
+    Source: B. L. Welch, "The generalization of 'Student's' problem ...", Biometrika 34 (1947).
+    """
+    if not before or not after:
+        return None
+    value = statistics.fmean(after) - statistics.fmean(before)
+    if min(len(before), len(after)) < 2:
+        return Difference(value, math.nan, math.nan)
+    terms = [statistics.variance(side) / len(side) for side in (before, after)]
+    error = sum(terms)
+    if error == 0:
+        return Difference(value, value, value)
+    sizes = (len(before), len(after))
+    freedom = error**2 / sum(term**2 / (size - 1) for term, size in zip(terms, sizes, strict=True))
+    reach = student_quantile(freedom, _LEVEL) * math.sqrt(error)
+    return Difference(value, value - reach, value + reach)
+
+
+def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
+    """Return the cells that ended well in the published loop and in another, in the order of their first runs."""
+    published: dict[tuple[object, ...], list[Run]] = {}
+    others: dict[tuple[object, ...], dict[tuple[str, ...], list[Run]]] = {}
+    for run in (run for run in runs if run.trial.status == "ok"):
+        cell, loop = same_but(run.trial, "techniques", "seed"), run.trial.spec.techniques
+        published.setdefault(cell, []).extend([] if loop else [run])
+        if loop:
+            others.setdefault(cell, {}).setdefault(loop, []).append(run)
+    return [
+        TunedPair(tuple(own), tuple(tuned))
+        for cell, own in published.items()
+        if own
+        for tuned in others.get(cell, {}).values()
+    ]
+
+
+def median_seconds(side: Sequence[Run]) -> float | None:
+    """Return the median time of runs, validation included; None where none tells."""
+    return median_of(run.split.total for run in side if run.split is not None)
+
+
+def largest_bytes(side: Sequence[Run]) -> int | None:
+    """Return the most that tensors of any of some runs held."""
+    return max((run.peak_allocated_bytes for run in side if run.peak_allocated_bytes), default=None)

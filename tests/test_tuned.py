@@ -1,0 +1,75 @@
+"""The published loop beside the tuned one of the same cell."""
+
+import math
+
+import pytest
+from fake_engine import fake_epoch, fake_run, fake_training, recipe_of
+from scipy.stats import ttest_ind
+
+from castwise.analyze.runs import runs
+from castwise.analyze.tuned import difference, tuned_pairs
+from castwise.record import Trial
+from castwise.report.tuned_columns import shown_tuned
+
+_RECIPE = {"epochs": 2, "validate_each_epoch": True}
+_LOOP = ("channels-last", "compile")
+
+
+def run(seed: int, accuracy: float, gain: float = 1.0, loop: tuple[str, ...] = (), workload: str = "resnet50") -> Trial:
+    spec = fake_training("bf16-mixed", _RECIPE, seed=seed, techniques=loop, workload=workload)
+    epochs = [fake_epoch(spec, number, gain=gain) for number in range(recipe_of(spec).num_epochs)]
+    judged = epochs[-1].accuracy is not None
+    epochs[-1] = epochs[-1].model_copy(update={"accuracy": accuracy if judged else None})
+    return fake_run(spec, *epochs)
+
+
+def texts(trials: list[Trial]) -> dict[str, str]:
+    (pair,) = tuned_pairs(runs(trials))
+    return {column.name: column.text(pair) for column in shown_tuned([pair])}
+
+
+def test_runs_of_three_seeds_stand_beside_each_other_with_intervals() -> None:
+    before, after = (0.85, 0.86, 0.87), (0.85, 0.87, 0.88)
+    trials = [run(seed, accuracy) for seed, accuracy in enumerate(before)]
+    trials += [run(seed, accuracy, gain=4.0, loop=_LOOP) for seed, accuracy in enumerate(after)]
+    (pair,) = tuned_pairs(runs(trials))
+    assert pair.speedup is not None
+    assert pair.speedup.n == 3
+    assert 1.5 < pair.speedup.value < 4.0, "the first step and validation are no faster"
+    found = pair.difference
+    assert found is not None
+    assert found.value == pytest.approx(0.02 / 3)
+    interval = ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    shown = texts(trials)
+    assert shown["seeds"] == "3, 3"
+    assert shown["published_score"] == "86.00 ± 1.00 %"
+    assert shown["tuned_score"] == "86.67 ± 1.53 %"
+    assert shown["difference"].startswith("+0.67 [-")
+    assert shown["loop"] == "channels-last+compile"
+
+
+def test_one_run_a_side_has_a_difference_and_no_interval() -> None:
+    shown = texts([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)])
+    assert shown["difference"] == "+1.00"
+    assert "[" not in shown["speedup"]
+    found = difference([0.5], [0.6])
+    assert found is not None
+    assert math.isnan(found.low)
+    assert difference([], [0.6]) is None
+    exact = difference([0.5, 0.5], [0.6, 0.6])
+    assert exact is not None
+    assert exact.low == exact.value == exact.high
+
+
+def test_a_language_model_is_judged_by_perplexity() -> None:
+    shown = texts([run(0, 0.0, workload="lstm-lm"), run(0, 0.0, gain=2.0, loop=_LOOP, workload="lstm-lm")])
+    assert "%" not in shown["published_score"]
+    assert float(shown["published_score"]) == pytest.approx(math.exp(4.5), abs=0.05)
+
+
+def test_what_has_no_other_side_or_did_not_end_well_is_left_out() -> None:
+    other = run(0, 0.86, loop=_LOOP)
+    assert tuned_pairs(runs([run(0, 0.85)])) == []
+    assert tuned_pairs(runs([other])) == []
+    assert tuned_pairs(runs([run(0, 0.85), other.model_copy(update={"status": "diverged"})])) == []
