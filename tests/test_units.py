@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+from castwise.report.units import (
+    format_bytes,
+    format_duration,
+    format_number,
+    format_rate,
+    format_ratio,
+    format_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +69,11 @@ def test_rate(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (1.0, "1.00×"), (3.254, "3.25×"), (12.0, "12.00×")])
 def test_ratio(value: float | None, text: str) -> None:
     assert format_ratio(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.0, "0"), (1 / 3, "0.333333"), (12345678.0, "1.23457e+07")])
+def test_number(value: float | None, text: str) -> None:
+    assert format_number(value) == text
 
 
 @pytest.mark.parametrize(

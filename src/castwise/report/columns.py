@@ -1,18 +1,17 @@
 """The columns of a job's table: one row each, shared by every format."""
 
-import math
 from collections.abc import Hashable, Sequence
 
 from castwise.analyze import metrics
 from castwise.analyze.compare import Row
 from castwise.analyze.energy import energy_of, joules_per_unit, power_watts
-from castwise.analyze.estimates import Estimate
 from castwise.analyze.warnings import warnings_of_all
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, why_emulated
 from castwise.quantities import format_share
 from castwise.report.grid import Column
-from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.report.intervals import ENDS, End, end_of, ratio_text
+from castwise.report.units import format_bytes, format_number, format_rate, format_ratio, format_seconds
 from castwise.report.warning_lines import warning_lines
 from castwise.report.where import measured_on
 from castwise.techniques import join
@@ -43,13 +42,6 @@ def _spread(row: Row) -> str:
     return "–" if row.spread is None else format_share(row.spread)
 
 
-def _speedup(row: Row) -> str:
-    found = row.speedup_estimate
-    if found is None or not math.isfinite(found.half_width) or found.low == found.high:
-        return format_ratio(row.speedup)
-    return f"{format_ratio(found.value)} [{found.low:.2f}, {found.high:.2f}]"
-
-
 def _verdict(row: Row) -> str:
     return "–" if row.verdict is None else row.verdict.kind
 
@@ -62,19 +54,13 @@ def _reason(row: Row) -> str | None:
     return None if row.verdict is None else row.verdict.reason
 
 
-def _end_of(name: str, end: str) -> Column[Row]:
+def _end_of(name: str, end: End) -> Column[Row]:
     """Return the column of one end of a figure's interval; None without an interval."""
 
     def value(row: Row) -> float | None:
-        found: Estimate | None = getattr(row, f"{name}_estimate")
-        ending = None if found is None else float(getattr(found, end))
-        return ending if ending is not None and math.isfinite(ending) else None
+        return end_of(getattr(row, f"{name}_estimate"), end)
 
-    return Column(f"{name}_{end}", f"{name} {end}", value, lambda row: _number(value(row)))
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.6g}"
+    return Column(f"{name}_{end}", f"{name} {end}", value, lambda row: format_number(value(row)))
 
 
 def _energy(row: Row) -> str:
@@ -108,7 +94,7 @@ def _start_part(name: str) -> Column[Row]:
         facts = row.trials[0].facts
         return None if facts is None else float(getattr(facts, name))
 
-    return Column(name, name.replace("_", " "), value, lambda row: _number(value(row)))
+    return Column(name, name.replace("_", " "), value, lambda row: format_number(value(row)))
 
 
 def _cold_starts(rows: Sequence[Row]) -> list[str]:
@@ -162,7 +148,7 @@ COLUMNS: tuple[Column[Row], ...] = (
         wraps=True,
     ),
     Column("throughput_per_second", "throughput", lambda r: r.throughput, _rate, best="highest"),
-    Column("speedup", "speed-up", lambda r: r.speedup, _speedup, best="highest"),
+    Column("speedup", "speed-up", lambda r: r.speedup, lambda r: ratio_text(r.speedup_estimate), best="highest"),
     Column("verdict", "verdict", lambda r: r.verdict and r.verdict.kind, _verdict, left=True),
     Column("loop_speedup", "over plain loop", lambda r: r.loop_speedup, lambda r: format_ratio(r.loop_speedup)),
     Column("scaling_efficiency", "scaling efficiency", lambda r: r.scaling_efficiency, _efficiency),
@@ -188,7 +174,7 @@ COLUMNS: tuple[Column[Row], ...] = (
 EXTRA_COLUMNS: tuple[Column[Row], ...] = (
     Column("unit", "unit", _unit, _unit),
     Column("processes", "processes", lambda r: len(r.trials), lambda r: str(len(r.trials))),
-    *(_end_of(name, end) for name in ("throughput", "speedup", "memory") for end in ("low", "high")),
+    *(_end_of(name, end) for name in ("throughput", "speedup", "memory") for end in ENDS),
     Column("verdict_reason", "why", _reason, lambda r: _reason(r) or "–"),
     Column("memory_ratio", "memory ratio", lambda r: r.memory_ratio, lambda r: format_ratio(r.memory_ratio)),
     Column("final_step", "step", lambda r: r.final_step, lambda r: str(r.final_step or "–")),

@@ -17,7 +17,15 @@ from castwise.analyze.speedups import speedup_estimate, step_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
-from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+from castwise.report.intervals import ENDS, End, end_of, ratio_text
+from castwise.report.units import (
+    format_bytes,
+    format_duration,
+    format_number,
+    format_rate,
+    format_ratio,
+    format_seconds,
+)
 from castwise.techniques import join
 
 _ENDINGS = {
@@ -152,26 +160,22 @@ def chosen(climbed: Climbed, memory_bytes: float | None) -> TrialSpec | None:
     return None if within is None else within.spec
 
 
-def _ratio_text(line: Line) -> str:
-    found = line.ratio
-    if found is None or not math.isfinite(found.half_width):
-        return format_ratio(found.value if found else None)
-    return f"{format_ratio(found.value)} [{found.low:.2f}, {found.high:.2f}]"
-
-
-def _end(line: Line, end: str) -> float | None:
-    value = None if line.ratio is None else float(getattr(line.ratio, end))
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.6g}"
+def _end_of(end: End) -> Column[Line]:
+    """Return the column of one end of the ratio's interval."""
+    return Column(
+        f"speedup_{end}", end, lambda line: end_of(line.ratio, end), lambda line: format_number(end_of(line.ratio, end))
+    )
 
 
 COLUMNS: tuple[Column[Line], ...] = (
     Column("rung", "rung", lambda line: line.rung, lambda line: str(line.rung)),
     Column("tried", "tried", lambda line: line.tried, lambda line: line.tried, left=True),
-    Column("speedup", "over the rung below", lambda line: line.ratio and line.ratio.value, _ratio_text),
+    Column(
+        "speedup",
+        "over the rung below",
+        lambda line: line.ratio and line.ratio.value,
+        lambda line: ratio_text(line.ratio),
+    ),
     Column("total_speedup", "over the plain loop", lambda line: line.total, lambda line: format_ratio(line.total)),
     Column(
         "throughput_per_second",
@@ -194,8 +198,7 @@ _HELD: Column[Line] = Column(
     "peak_reserved_bytes", "memory held", lambda line: line.held_bytes, lambda line: format_bytes(line.held_bytes)
 )
 _MORE: tuple[Column[Line], ...] = (
-    Column("speedup_low", "low", lambda line: _end(line, "low"), lambda line: _number(_end(line, "low"))),
-    Column("speedup_high", "high", lambda line: _end(line, "high"), lambda line: _number(_end(line, "high"))),
+    *map(_end_of, ENDS),
     Column(
         "num_processes", "n", lambda line: line.ratio and line.ratio.n, lambda line: str(line.ratio and line.ratio.n)
     ),

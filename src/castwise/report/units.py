@@ -25,6 +25,11 @@ def format_ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
+def format_number(value: float | None) -> str:
+    """Return a plain figure with six significant digits: `0.123457`; "–" for None."""
+    return "–" if value is None else f"{value:.6g}"
+
+
 def format_percent(value: float | None) -> str:
     """Return a share in per cent: `88.3 %`; "–" for None."""
     return "–" if value is None else f"{100 * value:.1f} %"

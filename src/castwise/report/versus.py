@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from castwise.analyze.collection import has_interval
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.versus import Comparison, Line, Place, Refusal, headline, is_without_intervals, tally
 from castwise.report.grid import Column, Grid, fitting, markdown_grid, markdown_text, terminal_table
-from castwise.report.units import format_rate, format_ratio
+from castwise.report.intervals import ratio_text
+from castwise.report.units import format_rate
 
 _MOST_LABELS = 4  # cells that a refusal names
 # Of machines that sources describe in a line, beside measured ones.
@@ -223,13 +223,6 @@ def json_comparison(comparison: Comparison) -> str:
         ],
     }
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def ratio_text(found: Estimate | None) -> str:
-    """Return a ratio with its interval: "1.90× [1.88, 1.92]"."""
-    if found is None or not has_interval(found):
-        return format_ratio(found.value if found is not None else None)
-    return f"{format_ratio(found.value)} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def verdict_text(place: Place) -> str:

@@ -22,9 +22,10 @@ from castwise.report.charts.drawing import (
     with_headroom,
 )
 from castwise.report.grid import Column, Grid
+from castwise.report.intervals import ratio_text
 from castwise.report.palette import INK, ink_on, look_of
 from castwise.report.units import format_rate, format_ratio
-from castwise.report.versus import rate_text, ratio_text, verdict_text
+from castwise.report.versus import rate_text, verdict_text
 
 _MOST_LINES = 24  # cells of a chart
 _PATTERNS = ("", ".", "-", "+")  # of the cells of one precision; "/" is of those that did not end well
