@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from castwise.analyze import metrics
@@ -10,10 +10,11 @@ from castwise.analyze.fit import GROWTH, START, USABLE, Fit, Fitted, fits_of, is
 from castwise.errors import UsageError
 from castwise.plan import FIT, SYNTHETIC, Axes, TrialSpec
 from castwise.record import Environment, Trial
+from castwise.sweep.asking import Asking
 from castwise.sweep.bench import EngineFactory
-from castwise.sweep.job import Going, Job, Request, prepare, recorded_of
+from castwise.sweep.job import Going, Job, Request, prepare
 from castwise.sweep.limits import Grid, find_limit
-from castwise.sweep.runner import Listener, Sweep, Uncounted
+from castwise.sweep.runner import Listener
 
 MULTIPLE = 8
 # Around the knee, batches are tried until neighbours differ by no more than this factor.
@@ -81,23 +82,18 @@ class Fitting:
     def run(self) -> Fitted:
         """Search for each loop's largest batch, and fill in its curve."""
         began = time.perf_counter()
-        sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener))
+        measure = Asking(self.job.sweep, self._going)
         fits: list[Fit] = []
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for fit in reversed(fits) if (share := fit.usable) is not None), USABLE)
-            fits.append(self._fit(template, sweep, usable))
+            fits.append(self._fit(template, measure, usable))
         return Fitted(tuple(fits), time.perf_counter() - began)
 
-    def _fit(self, template: TrialSpec, sweep: Sweep, usable: float) -> Fit:
-        known = sweep.store.load(sweep.environment)[0] if sweep.store is not None else {}
-
-        def measure(spec: TrialSpec) -> Trial:
-            return recorded_of([spec], known, self._going).get(spec.key) or sweep.run([spec])[0]
-
+    def _fit(self, template: TrialSpec, measure: Asking, usable: float) -> Fit:
         trials = find_limit(measure, template, self.grid, usable)
         # What an earlier search of the same loop tried belongs to it, too.
-        earlier = [] if self._going.again else [t for t in known.values() if _is_of(t, template)]
+        earlier = [] if self._going.again else [t for t in measure.known.values() if _is_of(t, template)]
         tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
         while self.curve and (size := self._next_of_curve(fits_of(tried.values())[0])) is not None:
             trial = measure(template.model_copy(update={"batch_size": size}))

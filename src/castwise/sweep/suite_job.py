@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from castwise.analyze.suite_result import SuiteResult
@@ -12,11 +12,12 @@ from castwise.plan import TrialSpec, is_real
 from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.suite import Choice, Suite, limit_specs, specs_of
+from castwise.sweep.asking import Asking
 from castwise.sweep.bench import Bench, check_device_name, provide
 from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.job import Going, Job, assemble, recorded_of
+from castwise.sweep.job import Going, Job, assemble
 from castwise.sweep.limits import Grid, find_limit
-from castwise.sweep.runner import Listener, Uncounted
+from castwise.sweep.runner import Listener
 from castwise.sweep.store import Store
 from castwise.workloads import find_workload
 
@@ -82,13 +83,7 @@ class SuiteJob:
         return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
 
     def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
-        sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener))
-
-        known = sweep.store.load(sweep.environment)[0] if sweep.store is not None else {}
-
-        def measure(spec: TrialSpec) -> Trial:
-            return recorded_of([spec], known, self._going).get(spec.key) or sweep.run([spec])[0]
-
+        measure = Asking(self.job.sweep, self._going)
         return tuple(find_limit(measure, template, Grid(multiple, multiple, multiple)))
 
 

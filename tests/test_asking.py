@@ -1,0 +1,63 @@
+"""A search's trials: what is on record stands, and what is not is measured."""
+
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, fake_spec, fake_trial
+
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+from castwise.sweep.asking import Asking
+from castwise.sweep.job import Going
+from castwise.sweep.runner import Silent, Sweep
+from castwise.sweep.store import Store
+
+SMALL, LARGE = fake_spec(batch_size=8), fake_spec(batch_size=32)
+
+
+class Counting(Silent):
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        self.told.append((index, count))
+
+
+def sweep(engine: FakeEngine, folder: Path | None, listener: Silent | None = None) -> Sweep:
+    store = None if folder is None else Store(folder)
+    return Sweep(engine, store, engine.environment, listener or Silent())
+
+
+def on_record(folder: Path, engine: FakeEngine, status: str = "ok") -> Trial:
+    trial = fake_trial(SMALL, environment=engine.environment, status=status)  # type: ignore[arg-type]
+    Store(folder).save(trial)
+    return trial
+
+
+def test_what_is_on_record_is_not_measured(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    kept = on_record(tmp_path, engine)
+    ask = Asking(sweep(engine, tmp_path), Going())
+    assert ask(SMALL) == kept
+    assert ask(LARGE).spec == LARGE
+    assert [spec.batch_size for spec in engine.measured] == [32]
+    assert list(ask.known.values()) == [kept]
+
+
+@pytest.mark.parametrize(("status", "going"), [("ok", Going(again=True)), ("crashed", Going(retry=True))])
+def test_what_is_to_be_measured_again_is(tmp_path: Path, status: str, going: Going) -> None:
+    engine = FakeEngine()
+    on_record(tmp_path, engine, status)
+    assert Asking(sweep(engine, tmp_path), Going())(SMALL).status == status
+    assert engine.measured == []
+    assert Asking(sweep(engine, tmp_path), going)(SMALL).status == "ok"
+    assert len(engine.measured) == 1
+
+
+def test_trials_are_counted_and_nobody_says_of_how_many() -> None:
+    listener = Counting()
+    ask = Asking(sweep(FakeEngine(), None, listener), Going())
+    ask(SMALL)
+    ask(LARGE)
+    assert listener.told == [(1, 0), (2, 0)]
+    assert ask.known == {}
