@@ -164,6 +164,24 @@ def test_workloads_and_precisions_narrow_it_down(command: CommandLine, tmp_path:
     assert (outcome.code, "No precision named 'fp64'" in outcome.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((name, option, ",") for name in ("report", "compare", "export") for option in ("--workload", "--precision")),
+        *((name, "--charts", "pictures", "--chart-format", ",") for name in ("report", "compare")),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-2]}",
+)
+def test_a_list_that_is_empty_is_named_by_its_option(
+    command: CommandLine, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    name, *options = arguments
+    folder = stored(tmp_path / "all", [steady(), other_machine(steady())])
+    outcome = command(name, folder, *options)
+    assert (outcome.code, len(outcome.error_lines)) == (2, 1)
+    assert outcome.error_lines[0].endswith(f"{options[-2]} is empty: ','. Name at least one, or leave it out.")
+
+
 def test_a_name_that_says_no_format_is_refused(command: CommandLine, results: Path, tmp_path: Path) -> None:
     outcome = command("report", results, "-o", tmp_path / "report.pdf")
     assert (outcome.code, len(outcome.error_lines)) == (2, 1)

@@ -2,12 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from castwise.errors import UsageError
 from castwise.garbage import without_collector
+from castwise.quantities import parse_list, parse_share
+
+if TYPE_CHECKING:
+    from castwise.reporting import Asked
 
 _DEFAULT_REPORT = Path("castwise-report.html")
 
@@ -86,11 +90,11 @@ def report(
     precision: _Precisions = None,
 ) -> None:
     """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
-    from castwise.reporting import Asked, counted, find, in_words, print_found, write_pictures, write_report
+    from castwise.reporting import counted, find, in_words, print_found, write_pictures, write_report
 
     if format_ is not None and output is not None:
         raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
-    found = find(Asked(_folders(records), _names(workload), _names(precision)))
+    found = find(_asked(_folders(records), workload, precision))
     if format_ is not None:
         print_found(found, format_)
     elif output is not None or charts is None:
@@ -98,7 +102,7 @@ def report(
         size = write_report(found, path, title)
         _say(f"{path}: {counted(len(found.collection.trials), 'trial')}, {in_words(size)}")
     if charts is not None:
-        count = write_pictures(found, charts, _names(chart_format) or ())
+        count = write_pictures(found, charts, parse_list("--chart-format", chart_format) or ())
         _say(f"{charts}: {counted(count, 'picture')}")
     _tell_problems(found.problems)
 
@@ -137,21 +141,20 @@ def compare(
     """Set machines side by side: ratios with intervals and verdicts, what differs, and what cannot be compared."""
     from castwise import versus
     from castwise.errors import unknown_name
-    from castwise.quantities import parse_share
-    from castwise.reporting import Asked, counted, in_words
+    from castwise.reporting import counted, in_words
 
     if fail_on not in (None, "slower"):
         raise unknown_name("reason to fail", fail_on or "", ("slower",))
     if format_ not in versus.FORMATS:
         raise unknown_name("format", format_, versus.FORMATS)
-    asked = Asked([], _names(workload), _names(precision))
+    asked = _asked([], workload, precision)
     compared = versus.compare(machines or [str(results)], asked, parse_share("--margin", margin), results)
     if output is not None:
         _say(f"{output}: {in_words(versus.write_compared(compared, output, title))}")
     elif charts is None:
         versus.print_compared(compared, format_)
     if charts is not None:
-        count = versus.write_machine_pictures(compared, charts, _names(chart_format) or ())
+        count = versus.write_machine_pictures(compared, charts, parse_list("--chart-format", chart_format) or ())
         _say(f"{charts}: {counted(count, 'picture')}")
     _tell_problems(compared.problems)
     if fail_on is not None:
@@ -183,7 +186,7 @@ def export(
     """Write records for other programs: flat tables, or runs for an experiment tracker. Nothing is sent anywhere."""
     from castwise import reporting
 
-    found = reporting.find(reporting.Asked(_folders(records), _names(workload), _names(precision)))
+    found = reporting.find(_asked(_folders(records), workload, precision))
     line = reporting.export(found, level, format_, output)
     if line is not None:
         _say(line)
@@ -194,13 +197,10 @@ def _folders(records: list[Path] | None) -> list[Path]:
     return records or [Path("castwise-results")]
 
 
-def _names(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not names:
-        raise UsageError(f"A list of names is empty: '{text}'. Name at least one, or leave it out.")
-    return names
+def _asked(folders: list[Path], workload: str | None, precision: str | None) -> "Asked":
+    from castwise.reporting import Asked
+
+    return Asked(folders, parse_list("--workload", workload), parse_list("--precision", precision))
 
 
 def _tell_problems(problems: list[tuple[str, str]]) -> None:
