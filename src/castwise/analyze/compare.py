@@ -7,6 +7,7 @@ from typing import Any
 
 from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate, Verdict, estimate, judge
+from castwise.analyze.sharing import GPUS, shared_but
 from castwise.analyze.speedups import baselines_among, speedup_estimate, step_estimate
 from castwise.precisions import BASELINE
 from castwise.record import Trial
@@ -68,21 +69,6 @@ def group_of(trial: Trial) -> tuple[object, ...]:
     return (trial.environment.fingerprint, trial.spec.comparison)
 
 
-def _cell_of(trial: Trial) -> tuple[object, ...]:
-    """Return what trials must share for a scaling efficiency to mean something: all but how many GPUs, and how.
-
-    The batch size is a GPU's, so this is weak scaling.
-    """
-    spec = trial.spec.model_dump(exclude={"world_size", "parallelism", "repeat"})
-    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
-
-
-def _loop_of(trial: Trial) -> tuple[object, ...]:
-    """Return what trials must share for a gain by techniques to mean something: all but the techniques."""
-    spec = trial.spec.model_dump(exclude={"techniques", "repeat"})
-    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
-
-
 def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """Return a row for each cell, in the order of their first trials, relative to the fp32 cell of its group.
 
@@ -100,15 +86,15 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
         cells.setdefault((trial.environment.fingerprint, trial.spec.cell), []).append(trial)
         groups.setdefault(group_of(trial), []).append(trial)
         if trial.spec.world_size == 1 and trial.status == "ok":
-            alone.setdefault(_cell_of(trial), []).append(trial)
+            alone.setdefault(shared_but(trial, *GPUS), []).append(trial)
         if not trial.spec.techniques and trial.status == "ok":
-            plain.setdefault(_loop_of(trial), []).append(trial)
+            plain.setdefault(shared_but(trial, "techniques"), []).append(trial)
     elsewhere = _Elsewhere(groups.values())
     return [
         replace(
             _row(cell, groups[group_of(cell[0])], elsewhere, margin),
-            loop_speedup=_loop_speedup(cell, plain.get(_loop_of(cell[0]), [])),
-            scaling_efficiency=_scaling_efficiency(cell, alone.get(_cell_of(cell[0]), [])),
+            loop_speedup=_loop_speedup(cell, plain.get(shared_but(cell[0], "techniques"), [])),
+            scaling_efficiency=_scaling_efficiency(cell, alone.get(shared_but(cell[0], *GPUS), [])),
         )
         for cell in cells.values()
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analyze import metrics
+from castwise.analyze.sharing import shared_but
 from castwise.memory_parts import MemoryParts
 from castwise.plan import TrialSpec
 from castwise.record import Trial
@@ -267,13 +268,8 @@ def fits_of(trials: Iterable[Trial]) -> list[Fit]:
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         if is_fit(trial):
-            groups.setdefault(_group(trial), []).append(trial)
+            groups.setdefault(shared_but(trial, "batch_size"), []).append(trial)
     return [Fit(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
-
-
-def _group(trial: Trial) -> tuple[object, ...]:
-    spec = trial.spec.model_dump(exclude={"batch_size", "repeat"})
-    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
 
 
 def parts_of(trial: Trial) -> MemoryParts | None:

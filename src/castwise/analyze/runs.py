@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from castwise.analyze import metrics
+from castwise.analyze.sharing import GPUS, shared_but
 from castwise.precisions import BASELINE
 from castwise.record import Epoch, Trial
 
 # Fields of a spec that a comparison is about.
 PRECISION = ("precision", "loss_scale")
-_GPUS = ("world_size", "parallelism")
 # What of a recipe moves weights and no clock: fastai's float32 run of ResNet-18 has other rates than its float16 run.
 # A run that ends after fewer whole epochs has the throughput of the longer one.
-NO_TIME = {
+NO_TIME: dict[str, Any] = {
     "stop_after": True,
     "group_rates": True,
     "first_cycle_rates": True,
@@ -87,18 +87,15 @@ def runs(trials: Sequence[Trial]) -> list[Run]:
         if trial.status == "ok" and trial.spec.precision == BASELINE:
             baselines.setdefault(same_but(trial, *PRECISION), trial)
         if trial.status == "ok" and trial.spec.world_size == 1:
-            singles.setdefault(same_but(trial, *_GPUS), trial)
+            singles.setdefault(same_but(trial, *GPUS), trial)
     return [
-        _run(trial, baselines.get(same_but(trial, *PRECISION)), singles.get(same_but(trial, *_GPUS)))
-        for trial in trials
+        _run(trial, baselines.get(same_but(trial, *PRECISION)), singles.get(same_but(trial, *GPUS))) for trial in trials
     ]
 
 
 def same_but(trial: Trial, *fields: str) -> tuple[object, ...]:
     """Return what runs share whose times can be compared: all but these fields of a spec, learning rates and epochs."""
-    exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, "recipe": NO_TIME}
-    spec = trial.spec.model_dump(exclude=exclude)
-    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
+    return shared_but(trial, *fields, recipe=NO_TIME)
 
 
 def _run(trial: Trial, baseline: Trial | None, single: Trial | None) -> Run:

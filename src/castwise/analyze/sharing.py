@@ -1,0 +1,23 @@
+"""What trials must share for a figure of one beside another's to mean something."""
+
+from typing import Any
+
+from castwise.record import Trial
+
+# In which cells differ whose scaling efficiency is told. The batch size is a GPU's: it is weak scaling.
+GPUS = ("world_size", "parallelism")
+
+
+def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[object, ...]:
+    """Return what a trial shares with those it can be set beside: the machine, and its spec but for some fields.
+
+    The number of its round is never among them.
+
+    Args:
+        trial: The trial.
+        *fields: Fields of the spec in which the others may differ.
+        **parts: Parts of fields in which they may, as pydantic's `exclude` has them.
+    """
+    exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, **parts}
+    spec = trial.spec.model_dump(exclude=exclude)
+    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))

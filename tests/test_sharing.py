@@ -1,0 +1,29 @@
+"""What trials must share to be set beside each other."""
+
+from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
+
+from castwise.analyze.sharing import shared_but
+
+
+def test_trials_that_differ_in_the_named_fields_alone_share_all_else() -> None:
+    first = fake_trial(fake_spec(batch_size=8))
+    other = fake_trial(fake_spec(batch_size=32, techniques=("channels-last",)))
+    assert shared_but(first, "batch_size", "techniques") == shared_but(other, "batch_size", "techniques")
+    assert shared_but(first, "batch_size") != shared_but(other, "batch_size")
+
+
+def test_rounds_share_all() -> None:
+    first, second = (fake_trial(fake_spec(repeat=number)) for number in (0, 1))
+    assert shared_but(first) == shared_but(second)
+
+
+def test_two_machines_never_share_all() -> None:
+    here, there = (fake_trial(environment=fake_environment(driver=driver)) for driver in ("1", "2"))
+    assert shared_but(here) != shared_but(there)
+
+
+def test_a_part_of_a_field_may_differ() -> None:
+    short, long = (fake_run(fake_training(recipe={"stop_after": epochs})) for epochs in (1, 2))
+    assert shared_but(short) != shared_but(long)
+    assert shared_but(short, recipe={"stop_after": True}) == shared_but(long, recipe={"stop_after": True})
+    assert shared_but(fake_trial(), recipe={"stop_after": True}) == shared_but(fake_trial()), "it has no recipe"
