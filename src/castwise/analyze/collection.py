@@ -10,6 +10,7 @@ from castwise.analyze.compare import Row, compare
 from castwise.analyze.estimates import Estimate, Verdict
 from castwise.analyze.fit import is_fit
 from castwise.analyze.runs import Run
+from castwise.names import free_name
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, place_of
 from castwise.record import Environment, Trial
@@ -224,7 +225,8 @@ def _topics(trials: Sequence[Trial]) -> tuple[Topic, ...]:
     for cells in groups.values():
         first = cells[0].trial
         title = _title(first, several)
-        title = _free(title + _apart(first.environment, [each.environment for each in alike[title]]), topics)
+        # What still has one title differs in protocol or recipe, which no title says in a word.
+        title = free_name(title + _apart(first.environment, [each.environment for each in alike[title]]), topics)
         topics[title] = Topic(title, tuple(sorted(cells, key=_sort_key)))
     return tuple(topics.values())
 
@@ -294,12 +296,6 @@ def _title(trial: Trial, several_machines: bool) -> str:
         limit = spec.memory_limit_bytes
         title += ": largest batch" + (f" within {limit / 2**30:.3g} GiB" if limit is not None else "")
     return f"{title} ({trial.environment.device_name})" if several_machines else title
-
-
-def _free(title: str, taken: dict[str, Topic]) -> str:
-    """Return a title that no topic has: these differ in protocol or recipe, which no title says in a word."""
-    candidates = (title, *(f"{title} #{number}" for number in range(2, len(taken) + 3)))
-    return next(name for name in candidates if name not in taken)
 
 
 def _sort_key(cell: Cell) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from typing import get_args
 from castwise.analyze.compare import MARGIN
 from castwise.analyze.estimates import MIN_PROCESSES, Estimate, Verdict, VerdictKind, estimate, independent_ratio, judge
 from castwise.analyze.machines import ASKED, Entry, Machine
+from castwise.names import free_name
 from castwise.plan import TrialSpec
 from castwise.precisions import BASELINE, place_of
 from castwise.workloads import unit_of
@@ -136,7 +137,7 @@ def compare_machines(machines: Sequence[Machine], margin: float = MARGIN) -> Com
     titled: dict[str, tuple[Line, ...]] = {}
     for lines in topics.values():
         lines.sort(key=lambda line: (line.spec.batch_size, place_of(line.spec.precision), line.spec.loss_scale))
-        titled[_free(_title(lines[0].spec), titled)] = tuple(lines)
+        titled[free_name(_title(lines[0].spec), titled)] = tuple(lines)
     return Comparison(tuple(machines), titled, tuple(_refusals(machines, set(shared))), margin)
 
 
@@ -291,11 +292,6 @@ def _differences(entry: Entry, other: Entry) -> list[str]:
 def _title(spec: TrialSpec) -> str:
     parts = [spec.workload, "training runs" if spec.kind == "training" else "", *spec.techniques]
     return ", ".join([*filter(None, parts), *([spec.spread] if spec.spread else [])])
-
-
-def _free(title: str, taken: dict[str, tuple[Line, ...]]) -> str:
-    candidates = (title, *(f"{title} #{number}" for number in range(2, len(taken) + 3)))
-    return next(name for name in candidates if name not in taken)
 
 
 def headline(comparison: Comparison) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from castwise.analyze.collection import Collection
 from castwise.analyze.versus import Comparison
 from castwise.errors import UsageError
+from castwise.names import free_name
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.drawing import inert
@@ -109,9 +110,9 @@ def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iter
     for chart in overview_charts(OverviewSubject(collection, file_of)):
         yield Picture(chart.name, "", chart)
     for topic in collection.topics:
-        slug = _free(_slug(topic.title), taken)
+        name = _file_name(topic.title, taken)
         for chart in charts_of(TopicSubject(topic, file_of)):
-            yield Picture(f"{slug}-{chart.name}", topic.title, chart)
+            yield Picture(f"{name}-{chart.name}", topic.title, chart)
 
 
 def pictures_of_machines(comparison: Comparison, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
@@ -125,14 +126,14 @@ def pictures_of_machines(comparison: Comparison, file_of: Callable[[Trial], str]
     for topic, lines in comparison.topics.items():
         chart = machines(MachinesSubject(topic, lines, file_of))
         if chart is not None:
-            yield Picture(f"{_free(_slug(topic), taken)}-{chart.name}", "", chart)
+            yield Picture(f"{_file_name(topic, taken)}-{chart.name}", "", chart)
 
 
-def _free(slug: str, taken: set[str]) -> str:
-    candidates = (slug, *(f"{slug}-{number}" for number in range(2, len(taken) + 3)))
-    free = next(each for each in candidates if each not in taken)
-    taken.add(free)
-    return free
+def _file_name(title: str, taken: set[str]) -> str:
+    """Return what files about a topic are named by, and take it."""
+    name = free_name(_slug(title), taken, "-")
+    taken.add(name)
+    return name
 
 
 def _slug(title: str) -> str:
