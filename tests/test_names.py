@@ -2,7 +2,22 @@
 
 import pytest
 
-from castwise.names import free_name
+from castwise.names import KEPT, free_name, slug
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "with_points"),
+    [
+        ("NVIDIA H200", "nvidia-h200", "nvidia-h200"),
+        ("wrn-28-10 on cifar10: training", "wrn-28-10-on-cifar10-training", "wrn-28-10-on-cifar10-training"),
+        ("timm:vit_tiny.v2", "timm-vit-tiny-v2", "timm-vit_tiny.v2"),
+        (".. /Größe/ ..", "gr-e", "gr-e"),
+        ("→", "", ""),
+    ],
+)
+def test_files_are_named_by_what_every_file_system_takes(text: str, name: str, with_points: str) -> None:
+    assert slug(text) == name
+    assert slug(text, KEPT) == with_points
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What `castwise compare` does: find the machines that were named, set them side by side, and write it down."""
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Literal
 from castwise.analyze.machines import Machine, Origin, measured_machines, published_machine
 from castwise.analyze.versus import Comparison, compare_machines
 from castwise.errors import UsageError
+from castwise.names import KEPT, slug
 from castwise.precisions import find_precision
 from castwise.published import PREFIX, find_published
 from castwise.record import Trial
@@ -130,8 +130,8 @@ def _folder(name: str, results: Path) -> Path:
     path = Path(name)
     if path.exists() or not results.is_dir():
         return path
-    slug = re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-")
-    folders = sorted(folder for folder in results.iterdir() if folder.is_dir() and slug and slug in folder.name.lower())
+    wanted = slug(name, KEPT)
+    folders = sorted(each for each in results.iterdir() if each.is_dir() and wanted and wanted in each.name.lower())
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in folders)
         raise UsageError(f"'{name}' stands for {len(folders)} machines in '{results}': {names}. Name one of them.")

@@ -6,7 +6,6 @@ with a job never takes another machine's figures for its own.
 
 import itertools
 import os
-import re
 import secrets
 import tempfile
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from castwise.errors import StoreError
 from castwise.garbage import without_collector
+from castwise.names import KEPT, slug
 from castwise.plan import TrialSpec
 from castwise.record import SCHEMA_VERSION, Environment, Trial
 
@@ -53,7 +53,7 @@ class Store:
 
     def machine_folder(self, environment: Environment) -> Path:
         """Return the folder of one machine's records."""
-        return self.folder / f"{_slug(environment.device_name)}-{environment.fingerprint}"
+        return self.folder / f"{_named(environment.device_name)}-{environment.fingerprint}"
 
     def save(self, trial: Trial) -> Path:
         """Write a trial's record and return its path. A file that is there already stays as it is.
@@ -188,8 +188,8 @@ def _sync_folder(folder: Path) -> None:
 
 def _stem(spec: TrialSpec) -> str:
     spread = f"-x{spec.world_size}" if spec.world_size > 1 else ""
-    return f"{_slug(f'{spec.workload}-{spec.precision}-b{spec.batch_size}{spread}')}-{spec.key}"
+    return f"{_named(f'{spec.workload}-{spec.precision}-b{spec.batch_size}{spread}')}-{spec.key}"
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-.")[:_NAME_LENGTH]
+def _named(text: str) -> str:
+    return slug(text, KEPT)[:_NAME_LENGTH]

@@ -1,6 +1,5 @@
 """Charts as pictures, PNG and SVG, for papers and READMEs: drawn by kaleido in an installed Chrome or Chromium."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from castwise.analyze.collection import Collection
 from castwise.analyze.versus import Comparison
 from castwise.errors import UsageError
-from castwise.names import free_name
+from castwise.names import free_name, slug
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.drawing import inert
@@ -131,13 +130,9 @@ def pictures_of_machines(comparison: Comparison, file_of: Callable[[Trial], str]
 
 def _file_name(title: str, taken: set[str]) -> str:
     """Return what files about a topic are named by, and take it."""
-    name = free_name(_slug(title), taken, "-")
+    name = free_name(slug(title)[:_NAME_LENGTH] or "topic", taken, "-")
     taken.add(name)
     return name
-
-
-def _slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:_NAME_LENGTH] or "topic"
 
 
 def _light(value: Any) -> Any:
