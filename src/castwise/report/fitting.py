@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from castwise.analyze.fit import Fit, Fitted
 from castwise.record import Trial
 from castwise.report.fit_columns import CURVE, SUMMARY, accounts_of, curve_of, parts_columns, shown_summary
 from castwise.report.fit_lines import conclusions, remarks
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
+from castwise.report.saying import say
 from castwise.report.units import format_bytes, format_duration
 from castwise.report.where import measured_on
 
@@ -31,27 +31,24 @@ def headline(fits: Sequence[Fit]) -> str:
 def print_fit(fits: Sequence[Fit], console: Console, seconds: float | None = None) -> None:
     """Print the largest batches, the curve below them, and where their memory goes, to a terminal."""
 
-    def say(line: str, style: str | None = None) -> None:
-        console.print(escape(line), style=style, highlight=False, soft_wrap=not console.is_terminal)
-
     def table(columns: Sequence[Column[Any]], rows: Sequence[Any], also: Sequence[str]) -> None:
         kept, left_out = fitting(columns, rows, console.width, also)
         console.print(terminal_table(kept, rows, width=console.width))
         for line in left_out:
-            say(f"  {line}", "yellow")
+            say(console, f"  {line}", "yellow")
 
-    say(headline(fits), "bold")
+    say(console, headline(fits), "bold")
     table(shown_summary(fits), fits, _SUMMARY_ALSO)
     for line in remarks(fits):
-        say(f"  {line}", "yellow")
+        say(console, f"  {line}", "yellow")
     for title, columns, rows in _further(fits):
-        say(f"\n{title}", "bold")
+        say(console, f"\n{title}", "bold")
         table(columns, rows, _CURVE_ALSO)
     console.print()
     for line in conclusions(fits):
-        say(line)
+        say(console, line)
     if seconds is not None:
-        say(_took(fits, seconds), "dim")
+        say(console, _took(fits, seconds), "dim")
 
 
 def markdown_fit(fits: Sequence[Fit]) -> str:

@@ -30,6 +30,7 @@ from castwise.report.grid import (
     plain,
     terminal_table,
 )
+from castwise.report.saying import say
 from castwise.report.snippets import snippet_lines
 from castwise.report.sparkline import sparkline
 
@@ -66,7 +67,7 @@ def print_table(
         prices: What energy costs; None leaves that out.
         elsewhere: Where the figures are that a narrow terminal does without.
     """
-    console.print(escape(headline(rows)), style="bold", highlight=False, soft_wrap=not console.is_terminal)
+    say(console, headline(rows), "bold")
     *figures, status = shown_columns(rows)
     columns, left_out = fitting([*figures, *_curves(rows), status], rows, console.width, _DISPENSABLE, elsewhere)
     taken = {item.key for item in advice}
@@ -80,11 +81,11 @@ def print_table(
     grid = Grid(columns, rows, competing)
     best = [f"{BEST} the best at its batch size"] if any(grid.best(column) for column in columns) else []
     for line in [*remarks(rows), *cost_lines(rows, prices), *left_out, *best]:
-        console.print(f"  {escape(line)}", style="yellow", highlight=False, soft_wrap=not console.is_terminal)
+        say(console, f"  {line}", "yellow")
     printed = {""}
     for item in advice:
         console.print()
-        console.print(escape(item.sentence), style="bold", highlight=False, soft_wrap=not console.is_terminal)
+        say(console, item.sentence, "bold")
         if item.code not in printed:
             printed.add(item.code)
             # Never wrapped: what is copied from the terminal has to run.

@@ -1,7 +1,6 @@
 """A collection of records in a terminal: the answer, and a table a topic."""
 
 from rich.console import Console
-from rich.markup import escape
 
 from castwise.analyze.answers import answers_of, in_one_sentence
 from castwise.analyze.collection import Collection, Topic
@@ -9,6 +8,7 @@ from castwise.analyze.fit import fits_of
 from castwise.analyze.recommend import recommend
 from castwise.report.fitting import print_fit
 from castwise.report.html.lists import summary
+from castwise.report.saying import say
 from castwise.report.suites import print_runs
 from castwise.report.tables import print_table
 
@@ -17,17 +17,13 @@ _ELSEWHERE = "`castwise export` has all"
 
 def print_report(collection: Collection, console: Console) -> None:
     """Print the answer, and a table for each topic."""
-
-    def say(line: str, style: str | None = None) -> None:
-        console.print(escape(line), style=style, highlight=False, soft_wrap=not console.is_terminal)
-
-    say(in_one_sentence(collection, answers_of(collection)), "bold")
-    say(summary(collection))
+    say(console, in_one_sentence(collection, answers_of(collection)), "bold")
+    say(console, summary(collection))
     for topic in collection.topics:
-        say(f"\n{topic.title}", "bold underline")
+        say(console, f"\n{topic.title}", "bold underline")
         _print_topic(topic, console)
     for note in collection.notes:
-        say(f"  {note}", "yellow")
+        say(console, f"  {note}", "yellow")
 
 
 def _print_topic(topic: Topic, console: Console) -> None:

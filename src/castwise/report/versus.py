@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.versus import Comparison, Line, Place, Refusal, headline, is_without_intervals, tally
 from castwise.report.grid import Column, Grid, fitting, markdown_grid, markdown_text, terminal_table
 from castwise.report.intervals import ratio_text
+from castwise.report.saying import say
 from castwise.report.units import format_rate
 
 _MOST_LABELS = 4  # cells that a refusal names
@@ -162,29 +162,25 @@ def failure_lines(comparison: Comparison) -> list[str]:
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the comparison to a terminal."""
-
-    def say(line: str, style: str | None = None) -> None:
-        console.print(escape(line), style=style, highlight=False, soft_wrap=not console.is_terminal)
-
-    say(headline(comparison), "bold")
-    say(tally(comparison))
+    say(console, headline(comparison), "bold")
+    say(console, tally(comparison))
     grid = figure_grid(comparison)
     if grid.rows:
         console.print()
         columns, left_out = fitting(grid.columns, grid.rows, console.width, _DISPENSABLE, "--format json has all")
         console.print(terminal_table(columns, grid.rows, _style, console.width))
         for line in left_out:
-            say(f"  {line}", "yellow")
+            say(console, f"  {line}", "yellow")
     for line in [*basis_lines(comparison), *reason_lines(comparison)]:
-        say(f"  {line}", "yellow")
+        say(console, f"  {line}", "yellow")
     traits = trait_grid(comparison)
     if traits.rows:
-        say("\nWhat differs", "bold")
+        say(console, "\nWhat differs", "bold")
         console.print(terminal_table(traits.columns, traits.rows, width=console.width))
     for title, lines in _lists(comparison):
-        say(f"\n{title}", "bold")
+        say(console, f"\n{title}", "bold")
         for line in lines:
-            say(f"  {line}")
+            say(console, f"  {line}")
 
 
 def markdown_comparison(comparison: Comparison) -> str:
