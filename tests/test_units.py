@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from castwise.report.units import (
     format_bytes,
     format_duration,
+    format_energy,
     format_number,
     format_rate,
     format_ratio,
@@ -74,6 +75,14 @@ def test_ratio(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.0, "0"), (1 / 3, "0.333333"), (12345678.0, "1.23457e+07")])
 def test_number(value: float | None, text: str) -> None:
     assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("joules", "unit", "text"),
+    [(None, "images", "–"), (0.12345, "images", "0.123 J/image"), (2.0, "tokens", "2 J/token")],
+)
+def test_energy(joules: float | None, unit: str, text: str) -> None:
+    assert format_energy(joules, unit) == text
 
 
 @pytest.mark.parametrize(

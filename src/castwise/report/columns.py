@@ -11,7 +11,7 @@ from castwise.precisions import known_precision, why_emulated
 from castwise.quantities import format_share
 from castwise.report.grid import Column
 from castwise.report.intervals import ENDS, End, end_of, ratio_text
-from castwise.report.units import format_bytes, format_number, format_rate, format_ratio, format_seconds
+from castwise.report.units import format_bytes, format_energy, format_number, format_rate, format_ratio, format_seconds
 from castwise.report.warning_lines import warning_lines
 from castwise.report.where import measured_on
 from castwise.techniques import join
@@ -64,8 +64,7 @@ def _end_of(name: str, end: End) -> Column[Row]:
 
 
 def _energy(row: Row) -> str:
-    joules = joules_per_unit(row.trial)
-    return "–" if joules is None else f"{joules:.3g} J/{_unit(row).removesuffix('s')}"
+    return format_energy(joules_per_unit(row.trial), _unit(row))
 
 
 def _power(row: Row) -> str:

@@ -10,7 +10,7 @@ from castwise.precisions import BASELINE
 from castwise.published import LargestBatch, largest_batches
 from castwise.record import Trial
 from castwise.report.grid import Column
-from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
+from castwise.report.units import format_bytes, format_energy, format_rate, format_ratio, format_seconds
 from castwise.techniques import join
 
 # Neighbours of a curve's table differ by this factor at the least: what was tried near the limit is in CSV and JSON.
@@ -161,8 +161,7 @@ def _curve(fit: Fit) -> list[Trial]:
 
 
 def _energy(trial: Trial) -> str:
-    joules = joules_per_unit(trial)
-    return "–" if joules is None else f"{joules:.3g} J/{metrics.unit_of(trial).removesuffix('s')}"
+    return format_energy(joules_per_unit(trial), metrics.unit_of(trial))
 
 
 def _techniques(trial: Trial) -> str:

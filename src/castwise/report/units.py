@@ -30,6 +30,11 @@ def format_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.6g}"
 
 
+def format_energy(joules: float | None, unit: str) -> str:
+    """Return the energy of one of what throughput counts: `0.123 J/image` for `images`; "–" for None."""
+    return "–" if joules is None else f"{joules:.3g} J/{unit.removesuffix('s')}"
+
+
 def format_percent(value: float | None) -> str:
     """Return a share in per cent: `88.3 %`; "–" for None."""
     return "–" if value is None else f"{100 * value:.1f} %"
