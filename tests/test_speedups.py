@@ -9,7 +9,7 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.estimates import LEVEL
 from castwise.analyze.recommend import recommend
-from castwise.analyze.speedups import speedup_estimate, step_estimate, turns_estimate
+from castwise.analyze.speedups import rate_estimate, speedup_estimate, step_estimate, turns_estimate
 from castwise.record import Status, Trial
 from castwise.report.columns import remarks
 from castwise.report.tables import to_json
@@ -55,6 +55,19 @@ def test_the_turns_of_one_sitting_have_an_interval_of_their_own() -> None:
     newest = turns_estimate([before, sat("fp32", "t", 0.3, 0.3, 0.3)], [after, last])
     assert newest is not None
     assert newest.value == pytest.approx(2), "of the last sitting they share"
+
+
+def test_a_rate_is_the_units_of_a_step_over_its_seconds_and_its_fastest_end_is_the_step_s_shortest() -> None:
+    trials = [sat("fp32", f"s{number}", seconds) for number, seconds in enumerate((0.1, 0.125))]
+    step = step_estimate(trials)
+    found = rate_estimate(trials, step)
+    assert step is not None
+    assert found is not None
+    units = 256  # images of a step
+    assert (found.value, found.n) == (pytest.approx(units / step.value), 2)
+    assert (found.low, found.high) == (pytest.approx(units / step.high), pytest.approx(units / step.low))
+    assert found.low < found.value < found.high
+    assert rate_estimate(trials, None) is rate_estimate([], None) is None
 
 
 def test_without_a_common_sitting_drift_is_in_the_interval() -> None:

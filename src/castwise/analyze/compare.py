@@ -8,7 +8,7 @@ from typing import Any
 from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate, Verdict, estimate, judge
 from castwise.analyze.sharing import GPUS, shared_but
-from castwise.analyze.speedups import baselines_among, speedup_estimate, step_estimate
+from castwise.analyze.speedups import baselines_among, rate_estimate, speedup_estimate, step_estimate
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 
@@ -104,7 +104,7 @@ def _row(cell: list[Trial], group: list[Trial], elsewhere: "_Elsewhere", margin:
     shown = next((trial for trial in cell if trial.status not in ("ok", "diverged")), cell[0])
     loss = metrics.final_loss(shown)
     step = step_estimate(cell)
-    rate = _rate(cell, step)
+    rate = rate_estimate(cell, step)
     baselines = baselines_among(group)
     speedup = _speedup(cell, step, baselines)
     memory = estimate(_memory_ratios(cell, baselines))
@@ -129,15 +129,6 @@ def _row(cell: list[Trial], group: list[Trial], elsewhere: "_Elsewhere", margin:
         final_step=loss[1] if loss else None,
         skipped_steps=sum(metrics.skipped_steps(trial) for trial in cell),
     )
-
-
-def _rate(cell: list[Trial], step: Estimate | None) -> Estimate | None:
-    """Return units per second from seconds per step."""
-    facts = next((trial.facts for trial in cell if trial.facts is not None), None)
-    if step is None or facts is None:
-        return None
-    units = metrics.units_per_step(cell[0].spec, facts)
-    return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 
 def _speedup(cell: list[Trial], step: Estimate | None, baselines: list[Trial]) -> Estimate | None:
@@ -203,8 +194,8 @@ def _loop_speedup(cell: list[Trial], plain: list[Trial]) -> float | None:
 
 
 def _scaling_efficiency(cell: list[Trial], alone: list[Trial]) -> float | None:
-    rate = _rate(cell, step_estimate(cell))
+    rate = rate_estimate(cell, step_estimate(cell))
     if cell[0].spec.world_size == 1 or rate is None:
         return None
-    single = _rate(alone, step_estimate(alone)) if alone else None
+    single = rate_estimate(alone, step_estimate(alone))
     return None if single is None else rate.value / (single.value * cell[0].spec.world_size)

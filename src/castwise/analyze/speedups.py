@@ -12,7 +12,7 @@ from castwise.analyze.estimates import (
     paired_ratio,
     pseudomedian,
 )
-from castwise.analyze.metrics import turn_times
+from castwise.analyze.metrics import turn_times, units_per_step
 from castwise.precisions import BASELINE
 from castwise.record import Trial
 
@@ -72,6 +72,20 @@ def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
 def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
     """Return the seconds a step of one cell from its processes, None where nothing was timed."""
     return estimate([_middle(trial) for trial in trials if was_timed(trial)])
+
+
+def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | None:
+    """Return the units a second of one cell over its processes, None where nothing was timed.
+
+    Args:
+        trials: The cell's trials.
+        step: Its seconds a step, as `step_estimate` tells them.
+    """
+    facts = next((trial.facts for trial in trials if trial.facts is not None), None)
+    if step is None or facts is None:
+        return None
+    units = units_per_step(trials[0].spec, facts)
+    return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 
 def processes_apart(trials: Sequence[Trial]) -> float:

@@ -13,7 +13,7 @@ from castwise.analyze import metrics
 from castwise.analyze.bounds import sentences_of
 from castwise.analyze.climb import Climbed, Outcome, by_units, loop_name, needs_of
 from castwise.analyze.estimates import Estimate
-from castwise.analyze.speedups import speedup_estimate, step_estimate
+from castwise.analyze.speedups import rate_estimate, speedup_estimate, step_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
@@ -103,7 +103,7 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
         total=1.0 if spec.cell == climbed.start.cell and well else (total.value if total else None),
         outcome=outcome,
         reason=reason,
-        throughput=throughput_of(well),
+        throughput=_throughput(well),
         unit=_unit(climbed),
         first_step_seconds=max((found for each in trials if (found := _first_step(each)) is not None), default=None),
         peak_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in well),
@@ -123,13 +123,10 @@ def _unit(climbed: Climbed) -> str:
     return next((metrics.unit_of(trial) for trial in climbed.trials), "samples")
 
 
-def throughput_of(trials: Sequence[Trial]) -> float | None:
+def _throughput(trials: Sequence[Trial]) -> float | None:
     """Return the units a second of one loop over its processes; None where nothing was timed."""
-    step = step_estimate(trials)
-    facts = next((trial.facts for trial in trials if trial.facts is not None), None)
-    if step is None or facts is None:
-        return None
-    return metrics.units_per_step(trials[0].spec, facts) / step.value
+    rate = rate_estimate(trials, step_estimate(trials))
+    return None if rate is None else rate.value
 
 
 def fastest_within(climbed: Climbed, memory_bytes: float, batch_size: int | None = None) -> Line | None:
@@ -285,7 +282,7 @@ def measured_words(climbed: Climbed, spec: TrialSpec) -> str:
     own = climbed.of(spec)
     environment = own[0].environment
     return (
-        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {_unit(climbed)}/s on "
+        f"Measured by castwise {environment.castwise}: {format_rate(_throughput(own))} {_unit(climbed)}/s on "
         f"{environment.device_name}, torch {environment.torch}, {own[0].started_at[:10]}."
     )
 
