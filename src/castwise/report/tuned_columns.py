@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from castwise.analyze.runs import Run
 from castwise.analyze.tuned import TunedPair, largest_bytes, median_seconds
 from castwise.report.grid import Column
+from castwise.report.intervals import ratio_text
 from castwise.report.run_columns import gpus_of
-from castwise.report.units import format_bytes, format_ratio, format_seconds
+from castwise.report.units import format_bytes, format_seconds
 from castwise.techniques import join
 
 
@@ -59,13 +60,6 @@ def _speedup(pair: TunedPair) -> float | None:
     return pair.speedup.value if pair.speedup is not None else None
 
 
-def _speedup_text(pair: TunedPair) -> str:
-    found = pair.speedup
-    if found is None or not math.isfinite(found.low):
-        return format_ratio(_speedup(pair))
-    return f"{format_ratio(found.value)} [{found.low:.2f}, {found.high:.2f}]"
-
-
 def _loop(pair: TunedPair) -> str:
     return join(pair.tuned[0].trial.spec.techniques)
 
@@ -109,7 +103,7 @@ TUNED: tuple[Column[TunedPair], ...] = (
         lambda p: median_seconds(p.tuned),
         lambda p: format_seconds(median_seconds(p.tuned)),
     ),
-    Column("speedup", "times as fast", _speedup, _speedup_text),
+    Column("speedup", "times as fast", _speedup, lambda p: ratio_text(p.speedup)),
     Column(
         "published_bytes",
         "peak allocated, published",
