@@ -6,7 +6,16 @@ import statistics
 
 import pytest
 
-from castwise.analyze.estimates import Estimate, blocks_wanted, estimate, judge, noise_of, paired_ratio, pseudomedian
+from castwise.analyze.estimates import (
+    Estimate,
+    blocks_wanted,
+    estimate,
+    judge,
+    mean_difference,
+    noise_of,
+    paired_ratio,
+    pseudomedian,
+)
 
 
 def test_the_value_is_the_geometric_mean_and_the_interval_student_s() -> None:
@@ -119,3 +128,9 @@ def test_blocks_of_one_process_would_not_have_done() -> None:
         error = math.sqrt(sum(statistics.variance(side) / 10 for side in sides))
         wrong += abs(difference) > 2.1 * error
     assert wrong > 180
+
+
+def test_means_that_do_not_vary_differ_by_what_they_differ() -> None:
+    exact = mean_difference([0.5, 0.5], [0.6, 0.6])
+    assert exact.low == exact.value == exact.high
+    assert math.isnan(mean_difference([0.5], [0.6, 0.7]).low)

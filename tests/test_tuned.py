@@ -7,7 +7,7 @@ from fake_engine import fake_epoch, fake_run, fake_training, recipe_of
 from scipy.stats import ttest_ind
 
 from castwise.analyze.runs import runs
-from castwise.analyze.tuned import difference, tuned_pairs
+from castwise.analyze.tuned import tuned_pairs
 from castwise.record import Trial
 from castwise.report.tuned_columns import shown_tuned
 
@@ -53,13 +53,9 @@ def test_one_run_a_side_has_a_difference_and_no_interval() -> None:
     shown = texts([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)])
     assert shown["difference"] == "+1.00"
     assert "[" not in shown["speedup"]
-    found = difference([0.5], [0.6])
-    assert found is not None
-    assert math.isnan(found.low)
-    assert difference([], [0.6]) is None
-    exact = difference([0.5, 0.5], [0.6, 0.6])
-    assert exact is not None
-    assert exact.low == exact.value == exact.high
+    (pair,) = tuned_pairs(runs([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)]))
+    assert pair.difference is not None
+    assert math.isnan(pair.difference.low)
 
 
 def test_a_language_model_is_judged_by_perplexity() -> None:

@@ -122,24 +122,51 @@ def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> 
 
     It is the ratio of two geometric means. Where a side is one process alone there is no interval.
 
-    Source: B. L. Welch, "The generalization of 'Student's' problem ...", Biometrika 34 (1947).
-
     Args:
         baseline: Positive seconds, one a process; at least one.
         candidate: The same of the other side.
     """
-    sides = [[math.log(value) for value in side] for side in (baseline, candidate)]
-    middle = statistics.fmean(sides[0]) - statistics.fmean(sides[1])
-    n = min(len(side) for side in sides)
-    if n < MIN_PROCESSES:
-        return Estimate(math.exp(middle), math.nan, math.nan, n)
-    terms = [statistics.variance(side) / len(side) for side in sides]
+    before, after = ([math.log(value) for value in side] for side in (candidate, baseline))
+    found, n = mean_difference(before, after), min(len(before), len(after))
+    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), n)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much the mean of some numbers is above that of others, with its interval.
+
+    Attributes:
+        value: The difference.
+        low: The lower end; NaN where a side is one number alone.
+        high: The upper end; the same.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def mean_difference(before: Sequence[float], after: Sequence[float], level: float = LEVEL) -> Difference:
+    """Return by how much the mean of independent numbers is above that of others, with Welch's interval.
+
+    Source: B. L. Welch, "The generalization of 'Student's' problem ...", Biometrika 34 (1947).
+
+    Args:
+        before: The others; at least one.
+        after: At least one.
+        level: The share of intervals that is to hold the truth; see `student_quantile`.
+    """
+    value = statistics.fmean(after) - statistics.fmean(before)
+    if min(len(before), len(after)) < MIN_PROCESSES:
+        return Difference(value, math.nan, math.nan)
+    terms = [statistics.variance(side) / len(side) for side in (before, after)]
     error = sum(terms)
     if error == 0:
-        return Estimate(math.exp(middle), math.exp(middle), math.exp(middle), n)
-    freedom = error**2 / sum(term**2 / (len(side) - 1) for term, side in zip(terms, sides, strict=True))
-    reach = student_quantile(freedom) * math.sqrt(error)
-    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)
+        return Difference(value, value, value)
+    sizes = (len(before), len(after))
+    freedom = error**2 / sum(term**2 / (size - 1) for term, size in zip(terms, sizes, strict=True))
+    reach = student_quantile(freedom, level) * math.sqrt(error)
+    return Difference(value, value - reach, value + reach)
 
 
 def pseudomedian(values: Sequence[float]) -> float:

@@ -1,30 +1,15 @@
 """The published loop and the tuned one of the same cell: how much faster, in how much memory, and as accurate?"""
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from castwise.analyze.estimates import Estimate, estimate, student_quantile
+from castwise.analyze.estimates import Difference, Estimate, estimate, mean_difference
+from castwise.analyze.metrics import largest
 from castwise.analyze.runs import Run, same_but, speedup
 from castwise.analyze.runs import median as median_of
 
 _LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Difference:
-    """By how much two means differ, with a 95 % interval.
-
-    Attributes:
-        value: The second mean less the first.
-        low: The lower end; NaN where a side is one run alone.
-        high: The upper end; the same.
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -58,28 +43,9 @@ class TunedPair:
 
     @property
     def difference(self) -> Difference | None:
-        """Return by how much the tuned loop's score differs, with Welch's interval; None without scores."""
-        return difference(self.scores(self.published), self.scores(self.tuned))
-
-
-def difference(before: Sequence[float], after: Sequence[float]) -> Difference | None:
-    """Return by how much the mean of some numbers differs from that of others, None where a side has none.
-
-    Source: B. L. Welch, "The generalization of 'Student's' problem ...", Biometrika 34 (1947).
-    """
-    if not before or not after:
-        return None
-    value = statistics.fmean(after) - statistics.fmean(before)
-    if min(len(before), len(after)) < 2:
-        return Difference(value, math.nan, math.nan)
-    terms = [statistics.variance(side) / len(side) for side in (before, after)]
-    error = sum(terms)
-    if error == 0:
-        return Difference(value, value, value)
-    sizes = (len(before), len(after))
-    freedom = error**2 / sum(term**2 / (size - 1) for term, size in zip(terms, sizes, strict=True))
-    reach = student_quantile(freedom, _LEVEL) * math.sqrt(error)
-    return Difference(value, value - reach, value + reach)
+        """Return by how much the tuned loop's score is higher, with its 95 % interval; None without scores."""
+        before, after = self.scores(self.published), self.scores(self.tuned)
+        return mean_difference(before, after, _LEVEL) if before and after else None
 
 
 def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
@@ -106,4 +72,4 @@ def median_seconds(side: Sequence[Run]) -> float | None:
 
 def largest_bytes(side: Sequence[Run]) -> int | None:
     """Return the most that tensors of any of some runs held."""
-    return max((run.peak_allocated_bytes for run in side if run.peak_allocated_bytes), default=None)
+    return largest(run.peak_allocated_bytes for run in side)
