@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from castwise.gpu import Sample
-from castwise.record import GpuFacts, Reading
+from castwise.watched import GpuFacts, Reading
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 

@@ -8,7 +8,8 @@ from fake_gpu import fake_reading
 from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, joules_per_unit, power_watts
 from castwise.errors import UsageError
 from castwise.prices import Prices
-from castwise.record import Epoch, Metered, RankSamples, Reading, Trial
+from castwise.record import Epoch, RankSamples, Trial
+from castwise.watched import Metered, Reading
 
 
 def watched(*readings: Reading, units_per_sample: int = 1, **changes: object) -> Trial:

@@ -18,7 +18,7 @@ from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.telemetry import Telemetry, Watch
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
-ON_CPU = fake_environment(None)
+GPUS = {"cuda:0": UUID}
 LOST = Sample(missing=dict.fromkeys(("power_watts", "energy_joules", "processes"), "GPU is lost"))
 
 
@@ -50,7 +50,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 def test_even_the_shortest_block_has_a_sample_before_and_one_after() -> None:
     monitor = FakeMonitor()
-    with watching(monitor).watch(ON_GPU) as watch:
+    with watching(monitor).watch(GPUS) as watch:
         before = monitor.num_reads
     assert (before, monitor.num_reads) == (1, 2)
     assert watch.reading.num_samples == 2
@@ -66,7 +66,7 @@ def test_a_long_block_is_sampled_all_the_time() -> None:
             enough.set()
         return fake_sample(power_watts=100.0 if index == 0 else 300.0)
 
-    with watching(FakeMonitor(sample), period_seconds=0.001).watch(ON_GPU) as watch:
+    with watching(FakeMonitor(sample), period_seconds=0.001).watch(GPUS) as watch:
         assert enough.wait(30)
     assert watch.reading.num_samples >= 7
     assert watch.reading.power_watts == 300.0
@@ -77,7 +77,7 @@ def test_the_thread_ends_however_the_block_does(error: BaseException) -> None:
     monitor = FakeMonitor()
 
     def fail() -> None:
-        with watching(monitor, period_seconds=0.001).watch(ON_GPU):
+        with watching(monitor, period_seconds=0.001).watch(GPUS):
             assert len(samplers()) == 1
             raise error
 
@@ -92,7 +92,7 @@ def test_the_thread_ends_however_the_block_does(error: BaseException) -> None:
 def test_no_thread_runs_between_blocks() -> None:
     telemetry = watching(FakeMonitor())
     for _ in range(3):
-        with telemetry.watch(ON_GPU):
+        with telemetry.watch(GPUS):
             assert len(samplers()) == 1
         assert samplers() == []
 
@@ -102,10 +102,10 @@ def test_a_cpu_has_a_reading_of_the_host_and_no_thread() -> None:
         raise AssertionError("opened on a CPU")
 
     telemetry = Telemetry(never)
-    telemetry.look(ON_CPU)
-    with telemetry.watch(ON_CPU) as watch:
+    telemetry.look({})
+    with telemetry.watch({}) as watch:
         assert samplers() == []
-    assert telemetry.gpu_facts(ON_CPU) is None
+    assert telemetry.gpu_facts({}) is None
     assert (watch.reading.num_samples, watch.reading.missing) == (0, {})
     assert watch.reading.cpu_load is not None
     assert watch.reading.seconds >= 0
@@ -245,7 +245,7 @@ def test_a_block_that_fails_has_been_watched_all_the_same() -> None:
     watches: list[Watch] = []
 
     def fail() -> None:
-        with watching(FakeMonitor()).watch(ON_GPU) as watch:
+        with watching(FakeMonitor()).watch(GPUS) as watch:
             watches.append(watch)
             raise ValueError
 

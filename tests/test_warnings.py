@@ -8,8 +8,9 @@ from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.analyze.compare import compare
 from castwise.analyze.warnings import TrialWarning, WarningName, warnings_of
-from castwise.record import Reading, Trial
+from castwise.record import Trial
 from castwise.report.columns import remarks
+from castwise.watched import Reading
 
 NUM_BLOCKS = 8
 STEADY = (0.1,) * NUM_BLOCKS
