@@ -43,7 +43,8 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
     telemetry = Telemetry()
     with ExitStack() as stack:
         stack.callback(telemetry.close)
-        telemetry.look(environment)
+        gpus = environment.gpus_of(spec)
+        telemetry.look(gpus)
         sessions = [_start(engine, spec, stack) for _ in range(models)]
         times: dict[tuple[int, bool], list[float]] = {
             (index, watched): [] for index in range(models) for watched in (False, True)
@@ -53,7 +54,7 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
             order = list(times)
             random.shuffle(order)
             for index, watched in order:
-                with telemetry.watch(environment) if watched else nullcontext() as watch:
+                with telemetry.watch(gpus) if watched else nullcontext() as watch:
                     block = sessions[index].run_block()
                 times[index, watched].append(block.seconds / block.num_steps)
                 if watch is not None:

@@ -19,20 +19,10 @@ from castwise.own_models import OwnModel, OwnWorkload
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
-from castwise.record import (
-    Block,
-    Environment,
-    Epoch,
-    Facts,
-    GpuFacts,
-    RankSamples,
-    Reading,
-    Resumed,
-    Status,
-    Trial,
-)
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
 from castwise.sweep.engine import Tell, TrialFailedError
 from castwise.sweep.leaving import THREAD_NAME
+from castwise.watched import GpuFacts, Reading
 
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from castwise.gpu import Sample
-from castwise.record import GpuFacts, Reading
+from castwise.watched import GpuFacts, Reading
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+SECOND_UUID = "GPU-fedcba98-7654-3210-fedc-ba9876543210"
 
 
 def fake_reading(**changes: object) -> Reading:

@@ -5,7 +5,7 @@ from fake_engine import fake_spec, fake_trial
 
 from castwise.analyze.bounds import Evidence, Power, power_of, words_of
 from castwise.analyze.estimates import Estimate
-from castwise.record import GpuFacts, Reading
+from castwise.watched import GpuFacts, Reading
 
 
 def of(value: float | None) -> Estimate | None:

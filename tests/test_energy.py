@@ -8,7 +8,8 @@ from fake_gpu import fake_reading
 from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, joules_per_unit, power_watts
 from castwise.errors import UsageError
 from castwise.prices import Prices
-from castwise.record import Epoch, Metered, RankSamples, Reading, Trial
+from castwise.record import Epoch, RankSamples, Trial
+from castwise.watched import Metered, Reading
 
 
 def watched(*readings: Reading, units_per_sample: int = 1, **changes: object) -> Trial:
@@ -202,7 +203,55 @@ def test_a_stretch_without_ticks_tells_nothing() -> None:
     assert energy.source == "counter"
 
 
-def test_gpus_of_one_step_are_taken_to_be_like_the_first() -> None:
+def on_four(trial: Trial, parallelism: str = "ddp") -> Trial:
+    return trial.model_copy(update={"spec": fake_spec(world_size=4, parallelism=parallelism)})
+
+
+def test_gpus_of_one_step_are_taken_to_be_like_the_first_in_records_of_the_first_alone() -> None:
     one = metered()
-    four = one.model_copy(update={"spec": fake_spec(world_size=4, parallelism="ddp")})
-    assert joules_per_unit(four) == joules_per_unit(one)
+    assert joules_per_unit(on_four(one)) == joules_per_unit(one)
+    assert power_watts(on_four(one)) == power_watts(one) == 500.0
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "dp"])
+@pytest.mark.parametrize("source", ["counter", "power × time"])
+def test_a_reading_of_all_gpus_is_not_scaled_again(parallelism: str, source: str) -> None:
+    """Four GPUs, each as the one: as many joules a unit, and as many watts a GPU."""
+    joules = 256.0 if source == "counter" else None
+    one = counted(joules, joules, joules)
+    old = on_four(one, parallelism)
+    new = old.model_copy(update={"readings": tuple(_of_four(each) for each in one.readings)})
+    energies = [energy_of(trial) for trial in (one, old, new)]
+    for energy in energies:
+        assert energy is not None
+        assert energy.source == source
+        assert energy.joules_per_unit == pytest.approx(1.0 if source == "counter" else 50.0 / 256)
+        assert energy.power_watts == pytest.approx(2560.0 if source == "counter" else 500.0)
+    assert power_watts(one) == power_watts(old) == power_watts(new) == pytest.approx(500.0)
+
+
+def _of_four(reading: Reading) -> Reading:
+    joules, watts = reading.energy_joules, reading.power_watts or 0.0
+    update = {"num_gpus": 4, "energy_joules": None if joules is None else 4 * joules, "power_watts": 4 * watts}
+    return reading.model_copy(update=update)
+
+
+def test_a_hungrier_gpu_than_the_first_is_in_the_energy_of_all() -> None:
+    spec = fake_spec(world_size=2, parallelism="ddp")
+    reading = fake_reading(energy_joules=256.0 + 512.0, seconds=0.1, num_gpus=2)
+    trial = watched(reading).model_copy(update={"spec": spec})
+    assert joules_per_unit(trial) == pytest.approx(1.5)
+
+
+def test_a_stretch_of_all_gpus_is_not_scaled_again() -> None:
+    four = on_four(metered(joules=2000.0, num_gpus=4))
+    assert joules_per_unit(four) == pytest.approx(joules_per_unit(metered()))
+    assert power_watts(four) == 500.0
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "dp"])
+def test_epochs_of_all_gpus_have_the_samples_of_all(parallelism: str) -> None:
+    # A rank trains on a quarter; DataParallel's one process on all.
+    trial = epochs(1000 if parallelism == "ddp" else 4000, parallelism=parallelism, world_size=4)
+    reading = fake_reading(energy_joules=6000.0, num_gpus=4)
+    assert joules_per_unit(trial.model_copy(update={"readings": (reading,)})) == pytest.approx(1.5)

@@ -58,7 +58,7 @@ def test_a_cpu_s_environment() -> None:
     assert found.cpu.strip("() cores0123456789")
     gpu_s = ("gpu", "gpu_uuid", "capability", "gpu_memory_bytes", "driver", "cuda", "cudnn")
     assert [getattr(found, name) for name in gpu_s] == [None] * len(gpu_s)
-    assert found.num_gpus == 0
+    assert (found.num_gpus, found.gpu_uuids) == (0, ())
 
 
 def test_an_environment_survives_the_pipe() -> None:

@@ -14,11 +14,12 @@ from fake_engine import fake_spec, fake_trial
 from fake_records import every_kind, poisoned, steady
 
 from castwise.analyze.collection import Collection, collect
-from castwise.record import Block, Epoch, Reading, Trial
+from castwise.record import Block, Epoch, Trial
 from castwise.report.exports.files import to_csv, to_json, to_parquet
 from castwise.report.exports.formats import FILE_FORMATS, TRACKER_FORMATS
 from castwise.report.exports.levels import LEVELS, flat_table
 from castwise.report.exports.tracked import TrackedRun, tracked_runs
+from castwise.watched import Reading
 
 COLLECTION = collect(every_kind())
 

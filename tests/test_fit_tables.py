@@ -18,7 +18,7 @@ from stored import NOT_MEASURED
 from test_fit import fit
 
 from castwise.analyze.fit import Fit, fits_of
-from castwise.record import Reading
+from castwise.watched import Reading
 
 GIB = 2**30
 

@@ -9,8 +9,8 @@ from fake_gpu import fake_gpu_facts, fake_reading, fake_sample
 
 from castwise.gpu import Sample
 from castwise.host import HostSample
-from castwise.record import Metered, Reading
 from castwise.sweep.readings import Processes, make_reading, metered, note_of, unwatched
+from castwise.watched import Metered, Reading
 
 QUIET = HostSample(pressure_seconds=None, steal_ticks=None, total_ticks=None, load=None)
 OWN = os.getpid()
@@ -18,7 +18,7 @@ OTHER = 2**22 + 1  # over the kernel's greatest (PID_MAX_LIMIT)
 
 
 def reading_of(*samples: Sample, host: tuple[HostSample, HostSample] = (QUIET, QUIET)) -> Reading:
-    return make_reading(samples, Processes(before=frozenset(), own_pid=OWN), host, 2.0)
+    return make_reading({"cuda:0": samples} if samples else {}, Processes(before=frozenset(), own_pid=OWN), host, 2.0)
 
 
 def test_clocks_and_power_are_those_while_the_gpu_was_at_work() -> None:

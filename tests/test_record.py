@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from castwise.record import SCHEMA_VERSION, Block, Environment, Facts, RankSamples, Trial
+from castwise.watched import Metered
 
 # What must be equal for figures to be set side by side, each with another value.
 FINGERPRINTED: dict[str, object] = {
@@ -153,3 +154,30 @@ def test_readings_survive_json() -> None:
     readings = (fake_reading(), fake_reading(throttle_reasons=None, missing={"throttle_reasons": "Not Supported"}))
     trial = fake_trial().model_copy(update={"readings": readings, "gpu_facts": fake_gpu_facts()})
     assert Trial.model_validate_json(trial.model_dump_json()) == trial
+
+
+def test_the_gpus_of_a_trial_are_as_many_from_its_device_on() -> None:
+    machine = fake_environment(gpu_uuid="GPU-1", gpu_uuids=("GPU-0", "GPU-1", "GPU-2"), num_gpus=3)
+    assert machine.gpus_of(fake_spec(device="cuda:1")) == {"cuda:1": "GPU-1"}
+    two = fake_spec(device="cuda:1", world_size=2, parallelism="ddp")
+    assert machine.gpus_of(two) == {"cuda:1": "GPU-1", "cuda:2": "GPU-2"}
+    assert machine.gpus_of(fake_spec(device="cuda:2", world_size=2, parallelism="dp"))["cuda:3"] == ""
+    assert fake_environment(None).gpus_of(fake_spec(device="cpu", world_size=2, parallelism="ddp")) == {}
+
+
+def test_a_record_from_before_all_gpus_were_watched_has_the_first() -> None:
+    readings = (fake_reading(),)
+    metered = Metered(joules=500.0, seconds=1.0, num_ticks=10)
+    trial = fake_trial(fake_spec(world_size=2, parallelism="ddp"), environment=fake_environment(gpu_uuid="GPU-0"))
+    trial = trial.model_copy(update={"readings": readings, "metered": metered})
+    old = json.loads(trial.model_dump_json())
+    del old["environment"]["gpu_uuids"], old["metered"]["num_gpus"]
+    del old["readings"][0]["num_gpus"], old["readings"][0]["whose"]
+    read = Trial.model_validate_json(json.dumps(old))
+    assert read == trial
+    assert (read.readings[0].num_gpus, read.metered and read.metered.num_gpus) == (1, 1)
+    assert read.environment.gpus_of(read.spec) == {"cuda:0": "GPU-0", "cuda:1": ""}
+
+
+def test_other_gpus_of_a_machine_do_not_tell_figures_apart() -> None:
+    assert fake_environment(gpu_uuids=("GPU-0", "GPU-1")).fingerprint == fake_environment().fingerprint

@@ -4,7 +4,8 @@ from fake_engine import fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 from round_cost import sittings_of, table_of
 
-from castwise.record import Metered, Trial
+from castwise.record import Trial
+from castwise.watched import Metered
 
 
 def sat(precision: str, sitting: str, second: int, ready: float) -> Trial:

@@ -1,5 +1,6 @@
 """Telemetry of a job: what is watched when, what becomes of failures, and that no thread is left over."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -7,8 +8,10 @@ from collections.abc import Iterator
 import fake_engine
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
-from fake_gpu import UUID, FakeMonitor, fake_sample
+from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
 
+from castwise.analyze.energy import energy_of
+from castwise.analyze.warnings import warnings_of
 from castwise.gpu import GpuUnreadableError, Monitor, Sample
 from castwise.plan import Protocol, TrialSpec
 from castwise.recipe import Recipe
@@ -18,7 +21,9 @@ from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.telemetry import Telemetry, Watch
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
-ON_CPU = fake_environment(None)
+GPUS = {"cuda:0": UUID}
+TWO_GPUS = {"cuda:0": UUID, "cuda:1": SECOND_UUID}
+ON_TWO = fake_environment(gpu_uuid=UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
 LOST = Sample(missing=dict.fromkeys(("power_watts", "energy_joules", "processes"), "GPU is lost"))
 
 
@@ -50,7 +55,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 def test_even_the_shortest_block_has_a_sample_before_and_one_after() -> None:
     monitor = FakeMonitor()
-    with watching(monitor).watch(ON_GPU) as watch:
+    with watching(monitor).watch(GPUS) as watch:
         before = monitor.num_reads
     assert (before, monitor.num_reads) == (1, 2)
     assert watch.reading.num_samples == 2
@@ -66,7 +71,7 @@ def test_a_long_block_is_sampled_all_the_time() -> None:
             enough.set()
         return fake_sample(power_watts=100.0 if index == 0 else 300.0)
 
-    with watching(FakeMonitor(sample), period_seconds=0.001).watch(ON_GPU) as watch:
+    with watching(FakeMonitor(sample), period_seconds=0.001).watch(GPUS) as watch:
         assert enough.wait(30)
     assert watch.reading.num_samples >= 7
     assert watch.reading.power_watts == 300.0
@@ -77,7 +82,7 @@ def test_the_thread_ends_however_the_block_does(error: BaseException) -> None:
     monitor = FakeMonitor()
 
     def fail() -> None:
-        with watching(monitor, period_seconds=0.001).watch(ON_GPU):
+        with watching(monitor, period_seconds=0.001).watch(GPUS):
             assert len(samplers()) == 1
             raise error
 
@@ -92,7 +97,7 @@ def test_the_thread_ends_however_the_block_does(error: BaseException) -> None:
 def test_no_thread_runs_between_blocks() -> None:
     telemetry = watching(FakeMonitor())
     for _ in range(3):
-        with telemetry.watch(ON_GPU):
+        with telemetry.watch(GPUS):
             assert len(samplers()) == 1
         assert samplers() == []
 
@@ -102,10 +107,10 @@ def test_a_cpu_has_a_reading_of_the_host_and_no_thread() -> None:
         raise AssertionError("opened on a CPU")
 
     telemetry = Telemetry(never)
-    telemetry.look(ON_CPU)
-    with telemetry.watch(ON_CPU) as watch:
+    telemetry.look({})
+    with telemetry.watch({}) as watch:
         assert samplers() == []
-    assert telemetry.gpu_facts(ON_CPU) is None
+    assert telemetry.gpu_facts({}) is None
     assert (watch.reading.num_samples, watch.reading.missing) == (0, {})
     assert watch.reading.cpu_load is not None
     assert watch.reading.seconds >= 0
@@ -245,7 +250,7 @@ def test_a_block_that_fails_has_been_watched_all_the_same() -> None:
     watches: list[Watch] = []
 
     def fail() -> None:
-        with watching(FakeMonitor()).watch(ON_GPU) as watch:
+        with watching(FakeMonitor()).watch(GPUS) as watch:
             watches.append(watch)
             raise ValueError
 
@@ -287,3 +292,152 @@ def test_without_a_counter_no_stretch_is_run(environment: Environment) -> None:
     (trial,) = sweep_with(watching(monitor), engine).run([fake_spec(protocol=Protocol(num_blocks=4))])
     assert trial.metered is None
     assert "run_stretch" not in engine.sessions[0].calls
+
+
+def watching_two(first: FakeMonitor, second: FakeMonitor, **seconds: float) -> Telemetry:
+    times = {"period_seconds": 30.0, "patience_seconds": 30.0} | seconds
+    return Telemetry(lambda uuid: {UUID: first, SECOND_UUID: second}[uuid], **times)
+
+
+def run_on_two(telemetry: Telemetry, parallelism: str = "ddp", precision: str = "fp32") -> Trial:
+    spec = fake_spec(precision, protocol=Protocol(num_blocks=4), world_size=2, parallelism=parallelism)
+    return run(telemetry, environment=ON_TWO, spec=spec)
+
+
+def counting(start: float, step: float, **changes: object) -> FakeMonitor:
+    return FakeMonitor(lambda index: fake_sample(energy_joules=start + step * index, **changes))
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "dp"])
+def test_all_gpus_of_a_trial_are_watched(parallelism: str) -> None:
+    held = ("hw_thermal_slowdown",)
+    slow = counting(7.0, 30.0, sm_clock_hertz=1.1e9, throttle_reasons=held, temperature_celsius=91.0, power_watts=200.0)
+    trial = run_on_two(watching_two(counting(1000.0, 100.0), slow), parallelism)
+    assert (trial.status, len(trial.readings)) == ("ok", 4)
+    for reading in trial.readings:
+        assert (reading.num_gpus, reading.energy_joules, reading.power_watts) == (2, 130.0, 700.0)
+        assert (reading.sm_clock_hertz, reading.max_temperature_celsius) == (1.1e9, 91.0)
+        assert (reading.throttle_reasons, reading.whose) == (held, {held[0]: ("cuda:1",)})
+    (throttled,) = [warning for warning in warnings_of(trial) if warning.name == "throttled"]
+    assert throttled.seen.startswith("hw_thermal_slowdown in 4 of 4 blocks on cuda:1, at 350 of 700 W")
+
+
+def test_of_a_trial_on_the_second_gpu_that_one_is_watched() -> None:
+    second = fake_environment(gpu_uuid=SECOND_UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
+    first, own = FakeMonitor(), FakeMonitor()
+    telemetry = watching_two(first, own)
+    engine = FakeEngine(environment=second, devices=("cuda:1",))
+    (trial,) = sweep_with(telemetry, engine).run([fake_spec(device="cuda:1", protocol=Protocol(num_blocks=3))])
+    assert (trial.status, first.num_reads) == ("ok", 0)
+    assert [reading.num_gpus for reading in trial.readings] == [1, 1, 1]
+
+
+def test_another_s_process_on_any_gpu_is_seen_and_counted_once() -> None:
+    own, other, third = os.getpid(), 2**22 + 1, 2**22 + 2
+    present = [frozenset({own, other}), frozenset({own, other, third})]
+    trial = run_on_two(watching_two(*(FakeMonitor(lambda _, p=pids: fake_sample(processes=p)) for pids in present)))  # type: ignore[misc]
+    assert {reading.foreign_processes for reading in trial.readings} == {2}
+    alone = [frozenset({own}), frozenset({own, other})]
+    trial = run_on_two(watching_two(*(FakeMonitor(lambda _, p=pids: fake_sample(processes=p)) for pids in alone)))  # type: ignore[misc]
+    assert {reading.foreign_processes for reading in trial.readings} == {1}
+    (shared,) = [warning for warning in warnings_of(trial) if warning.name == "foreign-process"]
+    assert shared.seen == "up to 1 other process on cuda:1 in 4 of 4 blocks"
+
+
+def test_who_was_on_any_gpu_before_is_seen_before_the_first_process_starts() -> None:
+    engine, seen = FakeEngine(environment=ON_TWO), list[int]()
+
+    def sample(index: int) -> Sample:
+        seen.append(len(engine.sessions))
+        return fake_sample(processes=frozenset({2**22 + 1}))
+
+    telemetry = watching_two(FakeMonitor(lambda _: fake_sample(processes=frozenset())), FakeMonitor(sample))
+    specs = [fake_spec(), fake_spec(world_size=2, parallelism="ddp")]
+    one, two = sweep_with(telemetry, engine).run(specs)
+    assert seen[0] == 0
+    assert {reading.foreign_processes for reading in one.readings} == {None}
+    assert {reading.foreign_processes for reading in two.readings} == {1}
+
+
+def test_without_one_gpu_s_counter_there_is_no_energy_and_it_says_whose() -> None:
+    bare = FakeMonitor(lambda _: fake_sample(energy_joules=None, missing={"energy_joules": "Not Supported"}))
+    trial = run_on_two(watching_two(counting(1000.0, 100.0), bare))
+    assert [reading.energy_joules for reading in trial.readings] == [None] * 4
+    assert trial.metered is None
+    assert "energy_joules (cuda:1: Not Supported)" in trial.telemetry_note
+    energy = energy_of(trial)
+    assert energy is not None
+    assert energy.source == "power × time", "which both GPUs tell"
+
+
+@pytest.mark.parametrize("why", ["never opened", "raises", "hangs"])
+def test_a_gpu_that_cannot_be_read_costs_the_others_nothing(why: str) -> None:
+    let_go, good = threading.Event(), counting(1000.0, 100.0)
+
+    def fail(index: int) -> Sample:
+        if why == "hangs":
+            let_go.wait(60)
+        raise RuntimeError("GPU is lost")
+
+    def open_one(uuid: str) -> Monitor:
+        if uuid == SECOND_UUID and why == "never opened":
+            raise GpuUnreadableError("no such GPU")
+        return good if uuid == UUID else FakeMonitor(fail)
+
+    try:
+        trial = run_on_two(Telemetry(open_one, period_seconds=30.0, patience_seconds=0.5))
+        said = {"never opened": "no such GPU", "raises": "GPU is lost", "hangs": "the driver did not answer for 5 s"}
+        assert (trial.status, len(trial.readings)) == ("ok", 4)
+        for reading in trial.readings:
+            assert (reading.num_gpus, reading.sm_clock_hertz, reading.energy_joules) == (1, 1.98e9, None)
+            assert reading.missing["gpu"] == f"cuda:1: {said[why]}"
+        assert energy_of(trial) is None, "half of the GPUs' is not the trial's"
+        assert trial.metered is None
+        assert trial.telemetry_note.startswith(f"not available: gpu (cuda:1: {said[why]})")
+    finally:
+        let_go.set()
+        for thread in samplers():
+            thread.join()
+
+
+def test_a_gpu_that_is_lost_in_a_block_is_no_part_of_its_reading() -> None:
+    def lost(index: int) -> Sample:
+        if index == 4:
+            raise RuntimeError("GPU is lost")
+        return fake_sample(energy_joules=50.0 * index)
+
+    telemetry = watching_two(counting(1000.0, 100.0), FakeMonitor(lost))
+    trial = run_on_two(telemetry)  # a look before, two samples a block
+    assert [reading.num_gpus for reading in trial.readings] == [2, 1, 1, 1]
+    assert [reading.energy_joules for reading in trial.readings] == [150.0, None, None, None]
+
+
+def test_gpus_whose_uuids_are_not_known_are_said_to_be_missing() -> None:
+    monitor = FakeMonitor()
+    trial = run(
+        watching(monitor),
+        environment=fake_environment(gpu_uuid=UUID, num_gpus=2),
+        spec=fake_spec(protocol=Protocol(num_blocks=3), world_size=2, parallelism="ddp"),
+    )
+    assert [reading.missing["gpu"] for reading in trial.readings] == ["cuda:1: the GPU's UUID is not known"] * 3
+
+
+def test_a_thread_a_gpu_samples_and_each_has_a_sample_before_and_after() -> None:
+    first, second = FakeMonitor(), FakeMonitor()
+    with watching_two(first, second).watch(TWO_GPUS) as watch:
+        assert len(samplers()) == 2
+        assert (first.num_reads, second.num_reads) == (1, 1)
+    assert (first.num_reads, second.num_reads) == (2, 2)
+    assert watch.reading.num_samples == 2
+
+
+def test_the_energy_of_all_gpus_is_metered() -> None:
+    first, second = counting(1000.0, 50.0), counting(0.0, 10.0)
+    with watching_two(first, second, period_seconds=0.001).meter(TWO_GPUS) as meter:
+        deadline = time.monotonic() + 20.0
+        while min(first.num_reads, second.num_reads) < 8 and time.monotonic() < deadline:
+            time.sleep(0.001)
+    found = meter.metered
+    assert (found.missing, found.num_gpus) == ("", 2)
+    assert found.num_ticks >= 3
+    assert found.joules > 0

@@ -8,8 +8,9 @@ from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.analyze.compare import compare
 from castwise.analyze.warnings import TrialWarning, WarningName, warnings_of
-from castwise.record import Reading, Trial
+from castwise.record import Trial
 from castwise.report.columns import remarks
+from castwise.watched import Reading
 
 NUM_BLOCKS = 8
 STEADY = (0.1,) * NUM_BLOCKS
@@ -193,3 +194,34 @@ def test_what_is_not_available_is_a_remark_once() -> None:
     note = "not available: gpu (no NVML)"
     trial = trial_with(fake_reading()).model_copy(update={"telemetry_note": note})
     assert remarks(compare([trial, trial])) == [f"telemetry {note}"]
+
+
+def test_of_several_gpus_the_one_that_is_throttled_is_named() -> None:
+    held = fake_reading(
+        num_gpus=4, power_watts=2400.0, throttle_reasons=("hw_slowdown",), whose={"hw_slowdown": ("cuda:3",)}
+    )
+    assert only(trial_with(held)).seen == "hw_slowdown in 8 of 8 blocks on cuda:3, at 600 of 700 W"
+    of_all = held.model_copy(update={"whose": {}})
+    assert only(trial_with(*all_but_last(held, of_all))).seen == "hw_slowdown in 8 of 8 blocks, at 600 of 700 W"
+
+
+def test_of_several_gpus_those_with_others_processes_or_memory_errors_are_named() -> None:
+    two = {"num_gpus": 4, "power_watts": 2400.0}
+    shared = [
+        fake_reading(**two, foreign_processes=1, whose={"foreign_processes": (gpu,)}) for gpu in ("cuda:2", "cuda:1")
+    ]
+    assert "up to 1 other process on cuda:1, cuda:2 in 8 of 8 blocks" in only(trial_with(*all_but_last(*shared))).seen
+    of_all = fake_reading(**two, foreign_processes=2)
+    assert "up to 2 other processes on the GPUs in 8 of 8 blocks" in only(trial_with(of_all)).seen
+    errors = fake_reading(**two, ecc_errors=2, whose={"ecc_errors": ("cuda:1",)})
+    assert only(trial_with(errors)).seen.endswith("2 of them in this trial on cuda:1")
+
+
+def test_memory_errors_are_this_trial_s_where_those_before_are_known_of_all_gpus() -> None:
+    unknown = trial_with(fake_reading(ecc_errors=2), missing={"ecc_errors": "cuda:1: denied"})
+    assert "in this trial" not in only(unknown).seen
+
+
+def test_the_slowest_gpu_s_clock_is_told_as_such() -> None:
+    seen = only(trial_with(fake_reading(num_gpus=2, power_watts=900.0, sm_clock_hertz=1.4e9))).seen
+    assert seen == "SM clock 1400 MHz, of the slowest GPU, of at most 1980 MHz"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from castwise.gpu import GpuUnreadableError, Sample
-from castwise.record import GpuFacts
+from castwise.watched import GpuFacts
 
 _Getter = Callable[[Any, Any], Any]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from castwise.record import GpuFacts
+from castwise.watched import GpuFacts
 
 
 class GpuUnreadableError(Exception):

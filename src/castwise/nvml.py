@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from castwise.gpu import GpuUnreadableError, Sample
-from castwise.record import GpuFacts
+from castwise.watched import GpuFacts
 
 _Getter = Callable[[Any, Any], Any]
 

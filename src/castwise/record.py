@@ -13,13 +13,15 @@ from castwise.document import Document
 from castwise.memory_parts import MemoryParts, Shortfall
 from castwise.plan import TrialSpec
 from castwise.precisions import Hardware
+from castwise.watched import GpuFacts, Metered, Reading
 from castwise.workloads import Unit
 
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
 # without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
 # RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
 # RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. OwnModel.place came later: in records
-# of before, OwnModel.path is absolute, and is read as if it were not.
+# of before, OwnModel.path is absolute, and is read as if it were not. Environment.gpu_uuids, Reading.num_gpus and
+# Metered.num_gpus came later, with defaults: readings of before are of a trial's first GPU alone.
 SCHEMA_VERSION = 1
 
 # A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
@@ -44,6 +46,7 @@ class Environment(Document):
         cpu_features: The processor's instructions for 16-bit floats, by the kernel's names ("avx512_bf16").
         gpu: The GPU's exact name, or None on a CPU.
         gpu_uuid: The GPU's UUID as NVML knows it.
+        gpu_uuids: The UUIDs of all GPUs that torch sees, in its order; empty in older records.
         capability: CUDA compute capability, as (major, minor).
         gpu_memory_bytes: The GPU's memory.
         num_gpus: GPUs that torch sees.
@@ -65,6 +68,7 @@ class Environment(Document):
     cpu_features: tuple[str, ...] = ()
     gpu: str | None = None
     gpu_uuid: str | None = None
+    gpu_uuids: tuple[str, ...] = ()
     capability: tuple[int, int] | None = None
     gpu_memory_bytes: int | None = None
     num_gpus: int = 0
@@ -83,6 +87,20 @@ class Environment(Document):
     def hardware(self) -> Hardware:
         """Return what decides which precisions the device has."""
         return Hardware(self.device_name, self.capability if self.gpu else None, self.cpu_features)
+
+    def gpus_of(self, spec: TrialSpec) -> dict[str, str]:
+        """Return the UUIDs of the GPUs that a trial runs on, by torch's names for them ("cuda:1"); none on a CPU.
+
+        The first is the environment's own. A UUID that is not known is empty.
+        """
+        if self.gpu is None:
+            return {}
+        first = int(spec.device.partition(":")[2] or 0)
+        indices = range(first, first + spec.world_size)
+        known = {f"cuda:{index}": uuid for index, uuid in enumerate(self.gpu_uuids)}
+        if self.gpu_uuid:
+            known[f"cuda:{first}"] = self.gpu_uuid
+        return {device: known.get(device, "") for device in (f"cuda:{index}" for index in indices)}
 
     @property
     def fingerprint(self) -> str:
@@ -244,98 +262,6 @@ class RankSamples(Document):
     memory_parts: MemoryParts | None = None
 
 
-class GpuFacts(Document):
-    """What the driver says of a GPU that does not change while a trial runs; None where `missing` says why.
-
-    Attributes:
-        max_sm_clock_hertz: The highest clock of the streaming multiprocessors.
-        power_limit_watts: The power limit in force.
-        persistence_mode: Whether the driver stays loaded when no program uses the GPU.
-        ecc_mode: Whether memory has error correction.
-        ecc_errors: Memory errors that ECC could not correct, from the driver's loading to the trial's start.
-        max_pcie_generation: The PCIe generation that GPU and slot can do.
-        max_pcie_width: The number of PCIe lanes that GPU and slot can do.
-        missing: Why a field is None, by its name.
-    """
-
-    max_sm_clock_hertz: float | None = None
-    power_limit_watts: float | None = None
-    persistence_mode: bool | None = None
-    ecc_mode: bool | None = None
-    ecc_errors: int | None = None
-    max_pcie_generation: int | None = None
-    max_pcie_width: int | None = None
-    missing: dict[str, str] = Field(default_factory=dict)
-
-
-class Reading(Document):
-    """What GPU and host were doing while one block or epoch was timed, as its parent process saw it.
-
-    Clocks and power are those of the samples taken while it ran; of the ones just before and just after where it
-    was too short for others. Of several GPUs it is the first.
-
-    Attributes:
-        seconds: From the sample just before to the one just after, by the host's clock.
-        num_samples: Samples of the GPU; 0 on a CPU.
-        sm_clock_hertz: Mean clock of the streaming multiprocessors.
-        min_sm_clock_hertz: Their lowest clock.
-        memory_clock_hertz: Mean clock of the memory.
-        power_watts: Mean power of the board.
-        max_temperature_celsius: The core's highest temperature.
-        throttle_reasons: All that held the clock down in any sample, by nvidia-smi's names.
-        foreign_processes: The most processes at once that computed on the GPU and are not this program's.
-        energy_joules: What the driver's energy counter went up by; None also where it stood still.
-        pcie_generation: The highest generation that the PCIe link ran at.
-        pcie_width: The most PCIe lanes in use.
-        ecc_errors: Memory errors that ECC could not correct, from the driver's loading to the end.
-        cpu_pressure: Share of the time in which a runnable task waited for a CPU (PSI's "some").
-        cpu_steal: Share of the CPUs' time that the hypervisor gave to others.
-        cpu_load: Runnable tasks over usable CPUs, averaged over a minute.
-        missing: Why a field is None, or of a part of the time only, by its name; "gpu" stands for all of the GPU's.
-    """
-
-    seconds: float
-    num_samples: int = 0
-    sm_clock_hertz: float | None = None
-    min_sm_clock_hertz: float | None = None
-    memory_clock_hertz: float | None = None
-    power_watts: float | None = None
-    max_temperature_celsius: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    foreign_processes: int | None = None
-    energy_joules: float | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    ecc_errors: int | None = None
-    cpu_pressure: float | None = None
-    cpu_steal: float | None = None
-    cpu_load: float | None = None
-    missing: dict[str, str] = Field(default_factory=dict)
-
-
-class Metered(Document):
-    """What the driver's energy counter said while steps ran on and on, after the timed blocks.
-
-    The counter ticks ten times a second (H200): over a timed block it says next to nothing. Here the time is taken from
-    tick to tick, so that the mean power is that of running steps and nothing else. Of several GPUs it is the first's.
-
-    Attributes:
-        joules: What the counter went up by from its first tick to its last.
-        seconds: The time between the two, by the host's clock.
-        num_ticks: Ticks, the first not counted.
-        step_seconds: Seconds a step of the stretch.
-        late_seconds: How late the first and the last tick were seen at the most.
-        missing: Why joules are 0; empty where they are not.
-    """
-
-    joules: float = 0.0
-    seconds: float = 0.0
-    num_ticks: int = 0
-    step_seconds: float = 0.0
-    late_seconds: float = 0.02  # of records from before it was noted: the counter was read every 20 ms
-    missing: str = ""
-
-
 class Trial(Document):
     """One answer: what became of a spec, on which machine, with all raw samples.
 
@@ -352,7 +278,7 @@ class Trial(Document):
         log: The end of what the process printed, where it failed.
         readings: One for each timed block or epoch, in order; empty in records without telemetry.
         metered: Its energy; None where it was not measured by a stretch of steps of its own.
-        gpu_facts: What the driver says of the GPU; None on a CPU and without telemetry.
+        gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
         shortfall: By how much memory fell short; None where it did not, or nobody knows.
         telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.

@@ -183,7 +183,7 @@ def power_of(trials: Sequence[Trial]) -> Power | None:
     most = next((t.gpu_facts.max_sm_clock_hertz for t in trials if t.gpu_facts is not None), None)
     readings = [each for trial in trials for each in trial.readings]
     known = [each for each in readings if each.throttle_reasons is not None and each.sm_clock_hertz is not None]
-    watts = [each.power_watts for each in readings if each.power_watts is not None]
+    watts = [power for each in readings if (power := each.gpu_power_watts) is not None]
     if most is None or not known or not watts:
         return None
     capped = sum(_CAPPED in (each.throttle_reasons or ()) for each in known) / len(known)

@@ -1,6 +1,7 @@
 """Energy per unit of throughput, and what an epoch costs, from a trial's readings.
 
-Of several GPUs the readings are the first's, and so are the units it is divided by: one GPU's share of a batch.
+The units that energy is divided by are those of as many GPUs as a reading covers, each with its share of a batch: of
+all of a trial's, or, in older records, of the first alone, which the others are then taken to be like.
 """
 
 import math
@@ -12,7 +13,8 @@ from typing import Literal
 from castwise.analyze import metrics, runs
 from castwise.analyze.estimates import student_quantile
 from castwise.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
-from castwise.record import Reading, Trial
+from castwise.record import Trial
+from castwise.watched import Reading
 
 Source = Literal["counter at a stretch", "counter", "power × time"]
 
@@ -27,11 +29,11 @@ _LONG_ENOUGH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class BlockEnergy:
-    """The energy of one timed block or epoch of one GPU.
+    """The energy of one timed block or epoch.
 
     Attributes:
-        joules: The energy.
-        units: Images, tokens or samples trained on with it.
+        joules: The energy, of the GPUs that the reading covers.
+        units: Images, tokens or samples that they trained on with it.
     """
 
     joules: float
@@ -50,7 +52,7 @@ class Energy:
         high: The upper end.
         source: The driver's counter, read over a stretch of steps or over each block; or mean power × time where not
             every block has the counter's word.
-        power_watts: Mean power.
+        power_watts: Mean power of one GPU.
         blocks: The values it comes from; one for a stretch.
     """
 
@@ -99,15 +101,15 @@ def joules_per_unit(trial: Trial) -> float | None:
 
 
 def power_watts(trial: Trial) -> float | None:
-    """Return one GPU's mean power over a stretch of steps, else over the timed blocks, each weighed by its time.
+    """Return one GPU's mean power, over a stretch of steps, else over the timed blocks, each weighed by its time.
 
-    None where it is not known.
+    Of several GPUs it is the mean of all that the readings cover. None where it is not known.
     """
     if trial.metered is not None and trial.metered.seconds:
-        return trial.metered.joules / trial.metered.seconds
+        return trial.metered.joules / trial.metered.seconds / trial.metered.num_gpus
     if _is_mixed(trial):
         return None
-    watched = [(each.power_watts, each.seconds) for each in trial.readings if each.power_watts is not None]
+    watched = [(power, reading.seconds) for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
     seconds = sum(time for _, time in watched)
     return sum(power * time for power, time in watched) / seconds if seconds > 0 else None
 
@@ -144,9 +146,9 @@ def _at_a_stretch(trial: Trial) -> Energy | None:
     found, step_seconds = trial.metered, metrics.step_seconds(trial)
     if found is None or not found.seconds or not step_seconds or trial.facts is None:
         return None
-    watts = found.joules / found.seconds
-    block = BlockEnergy(joules=watts * step_seconds, units=metrics.units_per_step(trial.spec, trial.facts))
-    block = BlockEnergy(joules=block.joules * trial.spec.world_size, units=block.units)
+    watts = found.joules / found.seconds / found.num_gpus
+    joules = watts * trial.spec.world_size * step_seconds
+    block = BlockEnergy(joules=joules, units=metrics.units_per_step(trial.spec, trial.facts))
     share = _LATE_SHARE * found.late_seconds / found.seconds
     return Energy(
         joules_per_unit=_ratio([block]),
@@ -166,8 +168,7 @@ def _is_mixed(trial: Trial) -> bool:
 def _blocks(trial: Trial) -> tuple[tuple[BlockEnergy, ...], Source] | None:
     if _is_mixed(trial):
         return None
-    units, readings = _units(trial), trial.readings
-    watched = [(reading, count) for reading, count in zip(readings, units, strict=False) if reading.seconds and count]
+    watched = [(reading, count) for reading, count in _units(trial) if reading.seconds and count]
     if not watched:
         return None
     share = _running_share(trial)
@@ -206,22 +207,25 @@ def _power_energy(reading: Reading) -> float | None:
     return None if reading.power_watts is None else reading.power_watts * reading.seconds
 
 
-def _units(trial: Trial) -> list[int]:
-    """Return the units that the first process trained on in each block or epoch."""
+def _units(trial: Trial) -> list[tuple[Reading, int]]:
+    """Return each block's or epoch's reading with the units that the GPUs it covers trained on."""
     if not trial.ranks or trial.facts is None:
         return []
-    per_sample, shared = trial.facts.units_per_sample, 1
-    if trial.spec.parallelism == "dp":  # one process for all GPUs, and the first has its share of each batch
-        shared = trial.spec.world_size
-    first = trial.ranks[0]
-    steps = [block.num_steps * trial.spec.batch_size for block in first.blocks]
-    return [samples * per_sample for samples in steps or [epoch.num_samples // shared for epoch in first.epochs]]
+    spec, first = trial.spec, trial.ranks[0]
+    of_process = [block.num_steps * spec.process_batch_size for block in first.blocks]
+    of_process = of_process or [epoch.num_samples for epoch in first.epochs]
+    found = []
+    for reading, samples in zip(trial.readings, of_process, strict=False):
+        share = samples * spec.num_processes * max(1, reading.num_gpus) // spec.world_size
+        found.append((reading, share * trial.facts.units_per_sample))
+    return found
 
 
 def _with_interval(found: tuple[tuple[BlockEnergy, ...], Source], trial: Trial) -> Energy:
     blocks, source = found
     low, high = _interval(blocks)
-    seconds = _running_share(trial) * sum(reading.seconds for reading in trial.readings)
+    # As many GPUs each for so long.
+    seconds = _running_share(trial) * sum(each.seconds * max(1, each.num_gpus) for each in trial.readings)
     return Energy(
         joules_per_unit=_ratio(blocks),
         low=low,

@@ -11,7 +11,8 @@ from typing import Literal
 
 from castwise.analyze import metrics
 from castwise.quantities import format_share
-from castwise.record import Block, Reading, Trial
+from castwise.record import Block, Trial
+from castwise.watched import Reading
 
 WarningName = Literal[
     "throttled",
@@ -89,7 +90,7 @@ def _throttled(trial: Trial) -> TrialWarning | None:
     if not held:
         return None
     told = sum(reading.throttle_reasons is not None for reading in trial.readings)
-    seen = ", ".join(f"{reason} in {count} of {told} blocks" for reason, count in held.items())
+    seen = ", ".join(f"{reason} in {count} of {told} blocks{_whose(trial, reason)}" for reason, count in held.items())
     return TrialWarning("throttled", seen + _at_limit(trial), *_why_throttled(set(held)))
 
 
@@ -108,8 +109,20 @@ def _why_throttled(held: set[str]) -> tuple[str, str]:
 
 def _at_limit(trial: Trial) -> str:
     limit = trial.gpu_facts.power_limit_watts if trial.gpu_facts is not None else None
-    powers = [reading.power_watts for reading in trial.readings if reading.power_watts is not None]
+    powers = [power for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
     return f", at {statistics.fmean(powers):.0f} of {limit:.0f} W" if limit and powers else ""
+
+
+def _whose(trial: Trial, name: str) -> str:
+    """Return which of several GPUs something is of, in words; empty where it is of all of them."""
+    seen = [reading.whose.get(name, ()) for reading in trial.readings if _is_seen(reading, name)]
+    if not seen or () in seen:
+        return ""
+    return f" on {', '.join(sorted({device for devices in seen for device in devices}))}"
+
+
+def _is_seen(reading: Reading, name: str) -> bool:
+    return bool(getattr(reading, name, None)) or name in (reading.throttle_reasons or ())
 
 
 def _clock_below_boost(trial: Trial) -> TrialWarning | None:
@@ -117,7 +130,8 @@ def _clock_below_boost(trial: Trial) -> TrialWarning | None:
     clocks = [reading.sm_clock_hertz for reading in trial.readings if reading.sm_clock_hertz is not None]
     if not most or not clocks or statistics.fmean(clocks) >= (1 - CLOCK_SHORTFALL) * most:
         return None
-    seen = f"SM clock {statistics.fmean(clocks) / 1e6:.0f} MHz of at most {most / 1e6:.0f} MHz"
+    slowest = ", of the slowest GPU," if any(reading.num_gpus > 1 for reading in trial.readings) else ""
+    seen = f"SM clock {statistics.fmean(clocks) / 1e6:.0f} MHz{slowest} of at most {most / 1e6:.0f} MHz"
     reasons = {reason for reading in trial.readings for reason in reading.throttle_reasons or ()}
     for names, cause, advice in (
         (_THROTTLING, "the throttling above", "see there"),
@@ -134,9 +148,11 @@ def _foreign_process(trial: Trial) -> TrialWarning | None:
     shared = [count for count in counts if count]
     if not shared:
         return None
+    several = any(reading.num_gpus > 1 for reading in trial.readings)
+    where = _whose(trial, "foreign_processes") or (" on the GPUs" if several else " on the GPU")
     return TrialWarning(
         "foreign-process",
-        f"up to {max(shared)} other process{'es' if max(shared) > 1 else ''} on the GPU in {len(shared)} of "
+        f"up to {max(shared)} other process{'es' if max(shared) > 1 else ''}{where} in {len(shared)} of "
         f"{len(counts)} blocks",
         "they take time, memory and power from it",
         "end them (castwise doctor names them), or take another GPU",
@@ -187,10 +203,12 @@ def _ecc_errors(trial: Trial) -> TrialWarning | None:
     counts = [count for count in (before, *(each.ecc_errors for each in trial.readings)) if count is not None]
     if not counts or max(counts) == 0:
         return None
-    during = "" if before is None or max(counts) == before else f", {max(counts) - before} of them in this trial"
+    known = trial.gpu_facts is not None and not {"gpu", "ecc_errors"} & set(trial.gpu_facts.missing)
+    more = max(counts) - (before or 0)
+    during = f", {more} of them in this trial" if before is not None and known and more else ""
     return TrialWarning(
         "ecc-errors",
-        f"{max(counts)} uncorrected memory errors since the driver was loaded{during}",
+        f"{max(counts)} uncorrected memory errors since the driver was loaded{during}{_whose(trial, 'ecc_errors')}",
         "the GPU's memory is failing",
         "trust no figure; nvidia-smi -q -d ECC,ROW_REMAPPER, then reset or replace the GPU",
     )

@@ -50,11 +50,17 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
             "gpu_memory_bytes": properties.total_memory,
             "num_gpus": torch.cuda.device_count(),
             "driver": driver_version(),
-            "gpu_uuid": f"GPU-{properties.uuid}",
+            "gpu_uuid": _uuid(device),
+            "gpu_uuids": tuple(_uuid(torch.device("cuda", index)) for index in range(torch.cuda.device_count())),
             "cuda": torch.version.cuda,
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }
     )
+
+
+def _uuid(device: torch.device) -> str:
+    """Return a GPU's UUID as NVML knows it; asking for it opens no context on the GPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _cpu_lines(prefix: str) -> list[str]:

@@ -8,8 +8,9 @@ from castwise.gpu import GpuUnreadableError
 from castwise.monitors import open_monitor
 from castwise.nvml import NvmlUnavailableError, compute_processes
 from castwise.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
-from castwise.record import Environment, GpuFacts
+from castwise.record import Environment
 from castwise.report.units import format_bytes
+from castwise.watched import GpuFacts
 
 
 def device_table(environment: Environment) -> Table:

@@ -2,12 +2,13 @@
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from castwise.gpu import Sample
 from castwise.host import HostSample, is_descendant, pressure, steal
-from castwise.record import GpuFacts, Metered, Reading
+from castwise.sweep.several_gpus import reading_of, said_of
+from castwise.watched import GpuFacts, Metered, Reading
 
 _OTHER_NAMESPACE = "the driver's process ids are not this container's"
 _NONE_SHOWN = "the driver shows no process on the GPU, not even the trial's own"
@@ -17,10 +18,10 @@ _EARLIER = "an earlier process ran this epoch"
 
 @dataclass
 class Processes:
-    """Tells this program's processes on a GPU from others'.
+    """Tells this program's processes on GPUs from others'.
 
     Attributes:
-        before: The processes that computed on the GPU before any of this job did; None where that is not known.
+        before: The processes that computed on any of them before any of this job did; None where that is not known.
         own_pid: This program's process; its descendants are its own too.
     """
 
@@ -36,7 +37,7 @@ class Processes:
         known to be others'.
 
         Args:
-            present: The ids of the processes that compute on the GPU, while one of ours does.
+            present: The ids of the processes that compute on a GPU, or on any of several, while one of ours does.
         """
         self._own |= {pid for pid in present - self._own if is_descendant(pid, self.own_pid)}
         if present & self._own:
@@ -48,26 +49,43 @@ class Processes:
 
 
 def make_reading(
-    samples: Sequence[Sample], processes: Processes, host: tuple[HostSample, HostSample], seconds: float
+    samples: Mapping[str, Sequence[Sample]],
+    processes: Processes,
+    host: tuple[HostSample, HostSample],
+    seconds: float,
+    why_not: Mapping[str, str] | None = None,
 ) -> Reading:
     """Return what samples come to.
 
     Args:
-        samples: Of the GPU, in order: one just before, those while it was watched, one just after. Empty on a CPU.
+        samples: Of each GPU, by torch's name for it, in order: one just before, those while it was watched, one just
+            after. Empty on a CPU.
         processes: Tells own processes from others'.
         host: The host just before and just after.
         seconds: The time between the two.
+        why_not: Why GPUs of the trial have no samples.
     """
+    each = {device: _of_one(its, processes, seconds) for device, its in samples.items()}
+    reading = reading_of(each, why_not or {}, seconds)
+    foreign, why_unknown = _foreign(samples, processes)
+    update = {
+        "foreign_processes": foreign,
+        "cpu_pressure": pressure(*host, seconds),
+        "cpu_steal": steal(*host),
+        "cpu_load": host[1].load,
+        "missing": reading.missing | ({"foreign_processes": why_unknown} if why_unknown else {}),
+    }
+    return reading.model_copy(update=update)
+
+
+def _of_one(samples: Sequence[Sample], processes: Processes, seconds: float) -> Reading:
+    """Return one GPU's reading, without what is the host's, and without why its processes are not known."""
     # The first and the last are taken while the GPU pauses: clocks and power are those of the others if there are any.
     inner = samples[1:-1] or samples
     clocks = _given(sample.sm_clock_hertz for sample in inner)
-    foreign, why_unknown = _foreign(samples, processes)
-    missing = _reasons(samples)
-    energy = _energy(samples)
-    if samples and energy is None:
+    missing, energy = _reasons(samples), _energy(samples)
+    if energy is None:
         missing.setdefault("energy_joules", "the driver's counter did not move")
-    if samples and foreign is None:
-        missing["foreign_processes"] = why_unknown
     return Reading(
         seconds=seconds,
         num_samples=len(samples),
@@ -77,14 +95,11 @@ def make_reading(
         power_watts=_mean(_given(sample.power_watts for sample in inner)),
         max_temperature_celsius=max(_given(sample.temperature_celsius for sample in samples), default=None),
         throttle_reasons=_union(samples),
-        foreign_processes=foreign,
+        foreign_processes=_foreign({"": samples}, processes)[0],
         energy_joules=energy,
         pcie_generation=max((s.pcie_generation for s in samples if s.pcie_generation is not None), default=None),
         pcie_width=max((s.pcie_width for s in samples if s.pcie_width is not None), default=None),
         ecc_errors=max((s.ecc_errors for s in samples if s.ecc_errors is not None), default=None),
-        cpu_pressure=pressure(*host, seconds),
-        cpu_steal=steal(*host),
-        cpu_load=host[1].load,
         missing=missing,
     )
 
@@ -133,17 +148,32 @@ def note_of(readings: Iterable[Reading], facts: GpuFacts | None, metered: Metere
     return f"not available: {'; '.join(parts)}" if parts else ""
 
 
-def _foreign(samples: Sequence[Sample], processes: Processes) -> tuple[int | None, str]:
+def _foreign(samples: Mapping[str, Sequence[Sample]], processes: Processes) -> tuple[int | None, str]:
+    """Return the most processes of others at once, each counted once on however many GPUs it is.
+
+    With it, why that is not known, or not of all GPUs.
+    """
     counts: list[int] = []
     why = ""
-    for sample in samples:
-        if sample.processes is None:
-            why = sample.missing.get("processes", "")
-            continue
-        count, unknown = processes.count_foreign(sample.processes)
-        why = unknown or why
-        counts += [] if count is None else [count]
+    for moment in itertools.zip_longest(*samples.values()):  # the GPUs are read at one pace
+        listed = [sample.processes for sample in moment if sample is not None and sample.processes is not None]
+        if listed:
+            count, why = processes.count_foreign(frozenset[int]().union(*listed))
+            counts += [] if count is None else [count]
+    unlisted = {device: _why_unlisted(its) for device, its in samples.items()}
+    silent = {device: reason for device, reason in unlisted.items() if reason}
+    if silent:
+        why = said_of(silent, len(samples))
+    elif counts:
+        why = ""
     return max(counts, default=None), why
+
+
+def _why_unlisted(samples: Sequence[Sample]) -> str:
+    """Return why no sample of a GPU lists its processes; empty where one does."""
+    if any(sample.processes is not None for sample in samples):
+        return ""
+    return next((sample.missing["processes"] for sample in samples if "processes" in sample.missing), "not told")
 
 
 def _energy(samples: Sequence[Sample]) -> float | None:

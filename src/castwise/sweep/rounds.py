@@ -143,8 +143,7 @@ class Rounds:
 
     def run(self) -> Compared:
         """Run rounds until the rule ends them."""
-        telemetry = self._sweep.telemetry
-        telemetry.look(self._sweep.environment)  # before a process of this job computes on the GPU
+        self._sweep.look(self._cells)
         # Intervals need scipy, half a second to import: while the first processes start, nobody waits for it.
         threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
         try:
@@ -154,19 +153,19 @@ class Rounds:
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
         finally:
             self._sweep.leaving.wait()
-            telemetry.close()
+            self._sweep.telemetry.close()
         self._say_why(ending)
         return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
 
     def run_once(self) -> Compared:
         """Let all cells sit once more, whatever they had."""
-        telemetry, started = self._sweep.telemetry, time.perf_counter()
-        telemetry.look(self._sweep.environment)
+        started = time.perf_counter()
+        self._sweep.look(self._cells)
         try:
             self._run_round(self._well_cells())
         finally:
             self._sweep.leaving.wait()
-            telemetry.close()
+            self._sweep.telemetry.close()
         return Compared(tuple(self._trials), "rounds", time.perf_counter() - started)
 
     def _say_why(self, ending: Ending) -> None:

@@ -10,13 +10,14 @@ from typing import Protocol
 
 from castwise.errors import UsageError
 from castwise.plan import TrialSpec
-from castwise.record import Block, Environment, Epoch, Facts, GpuFacts, Metered, RankSamples, Reading, Trial
+from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.leaving import Leaving
 from castwise.sweep.readings import note_of, unwatched
 from castwise.sweep.store import Store
 from castwise.sweep.telemetry import Telemetry
 from castwise.technique_rules import why_unsupported
+from castwise.watched import GpuFacts, Metered, Reading
 
 # Ten ticks of an H200's energy counter.
 _STRETCH_SECONDS = 1.1
@@ -110,7 +111,7 @@ class Sweep:
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec and return its trial, in order."""
         trials: list[Trial] = []
-        self.telemetry.look(self.environment)  # before a process of this job computes on the GPU
+        self.look(specs)
         try:
             for index, spec in enumerate(specs, start=1):
                 self.listener.started(spec, index, len(specs))
@@ -123,6 +124,11 @@ class Sweep:
         finally:
             self.telemetry.close()
         return trials
+
+    def look(self, specs: Sequence[TrialSpec]) -> None:
+        """See who computes on the GPUs of specs, before a process of this job does."""
+        gpus = {device: uuid for spec in specs for device, uuid in self.environment.gpus_of(spec).items()}
+        self.telemetry.look({device: uuid for device, uuid in gpus.items() if uuid})
 
     def _run_one(self, spec: TrialSpec) -> Trial:
         started = time.perf_counter()
@@ -142,7 +148,7 @@ class Sweep:
         attempt.environment = session.open(attempt.spec.device)
         listener.phase("setting up", 0.02)
         session.set_up(attempt.spec, self._checkpoint(attempt))
-        attempt.gpu_facts = self.telemetry.gpu_facts(attempt.environment)
+        attempt.gpu_facts = self.telemetry.gpu_facts(attempt.gpus)
         if attempt.spec.recipe is not None:
             self._run_epochs(session, attempt, attempt.spec.recipe.num_epochs)
         else:
@@ -164,7 +170,7 @@ class Sweep:
                 self.listener.phase(f"epoch {number} of {count}", 0.05 + 0.95 * (number - 1 + done) / count)
 
             tell(0.0)
-            with self.telemetry.watch(attempt.environment) as watch:
+            with self.telemetry.watch(attempt.gpus) as watch:
                 attempt.epochs.append(session.run_epoch(tell))
             attempt.readings.append(watch.reading)
 
@@ -184,17 +190,17 @@ class Sweep:
                 break
             share = max(len(blocks) / protocol.num_blocks, min(1.0, timed / protocol.max_seconds))
             self.listener.phase("timing", 0.3 + 0.7 * share)
-            with self.telemetry.watch(attempt.environment) as watch:
+            with self.telemetry.watch(attempt.gpus) as watch:
                 blocks.append(session.run_block())
             attempt.readings.append(watch.reading)
             timed += blocks[-1].seconds
 
     def measure_energy(self, session: Session, attempt: "Attempt", seconds: float) -> None:
         """Let a trial's steps run at a stretch, after its last block, and note what they took; nothing on a CPU."""
-        if not self.telemetry.has_counter(attempt.environment):
+        if not self.telemetry.has_counter(attempt.gpus):
             return
         self.listener.phase("metering", 1.0)
-        with self.telemetry.meter(attempt.environment) as meter:
+        with self.telemetry.meter(attempt.gpus) as meter:
             stretch = session.run_stretch(seconds)
         step_seconds = stretch.seconds / stretch.num_steps
         attempt.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
@@ -215,6 +221,11 @@ class Attempt:
         self.gpu_facts: GpuFacts | None = None
         self.metered: Metered | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+
+    @property
+    def gpus(self) -> dict[str, str]:
+        """Return the UUIDs of the GPUs that it runs on, by torch's names for them; none on a CPU."""
+        return self.environment.gpus_of(self.spec)
 
     def record(self, duration_seconds: float) -> Trial:
         """Return the trial's record.

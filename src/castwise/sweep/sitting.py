@@ -104,7 +104,7 @@ class _Resident:
 
     def _set_up(self) -> None:
         self.session.set_up(self.spec)
-        self.attempt.gpu_facts = self._sweep.telemetry.gpu_facts(self.attempt.environment)
+        self.attempt.gpu_facts = self._sweep.telemetry.gpu_facts(self.attempt.gpus)
 
     def _warm_up(self) -> None:
         recipe = self.spec.recipe
@@ -116,7 +116,7 @@ class _Resident:
             self._train(recipe)
 
     def _time_block(self, length: int) -> None:
-        with self._sweep.telemetry.watch(self.attempt.environment) as watch:
+        with self._sweep.telemetry.watch(self.attempt.gpus) as watch:
             block = self.session.run_block(length)
         self.attempt.blocks.append(block)
         self.attempt.readings.append(watch.reading)
@@ -124,7 +124,7 @@ class _Resident:
 
     def _train(self, recipe: Recipe | None) -> None:
         """Run an epoch, and count it if the run's throughput does."""
-        with self._sweep.telemetry.watch(self.attempt.environment) as watch:
+        with self._sweep.telemetry.watch(self.attempt.gpus) as watch:
             epoch = self.session.run_epoch()
         self.attempt.epochs.append(epoch)
         self.attempt.readings.append(watch.reading)

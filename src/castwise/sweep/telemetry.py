@@ -6,14 +6,17 @@ Nothing here raises into the sweep: what cannot be read is None in a reading, wi
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 from castwise.gpu import Monitor, Sample
-from castwise.host import HostSample, read_host
+from castwise.host import read_host
 from castwise.monitors import open_monitor
-from castwise.record import Environment, GpuFacts, Metered, Reading
 from castwise.sweep.readings import Processes, make_reading, metered
+from castwise.sweep.several_gpus import facts_of, metered_of
+from castwise.watched import GpuFacts, Metered, Reading
 
 _PERIOD_SECONDS = 0.1
 # A tick of the counter is seen so late at the most, but for what asking takes: a hundredth of a stretch. A whole sample
@@ -24,6 +27,11 @@ _PATIENCE_SECONDS = 5.0
 _SILENT = f"the driver did not answer for {_PATIENCE_SECONDS:g} s"
 
 OpenMonitor = Callable[[str], Monitor]
+
+# A trial's GPUs: their UUIDs by torch's names for them ("cuda:1"); none on a CPU.
+Gpus = Mapping[str, str]
+
+_T = TypeVar("_T")
 
 
 class Watch:
@@ -38,10 +46,10 @@ class Watch:
 
 
 class Meter:
-    """A stretch of time in which the energy counter is read often.
+    """A stretch of time in which the energy counters are read often.
 
     Attributes:
-        metered: What it said, but for the step time; complete when the `with` block has ended.
+        metered: What they said, but for the step time; complete when the `with` block has ended.
     """
 
     def __init__(self) -> None:
@@ -49,7 +57,9 @@ class Meter:
 
 
 class Telemetry:
-    """Watches the GPUs of one job. A thread samples while something is timed, and only then, and never on a CPU.
+    """Watches the GPUs of one job. A thread a GPU samples while something is timed, and only then; none on a CPU.
+
+    What one GPU's driver does not tell, or does not come back from, keeps none of the others from being watched.
 
     Args:
         open_monitor: Opens a GPU's management library by its UUID.
@@ -68,119 +78,138 @@ class Telemetry:
         self._metering_period = min(period_seconds, _METERING_PERIOD_SECONDS)
         self._monitors: dict[str, Monitor] = {}
         self._why_not: dict[str, str] = {}
-        self._processes: dict[str, Processes] = {}
+        self._processes = Processes(before=None, own_pid=os.getpid())
 
-    def look(self, environment: Environment) -> None:
-        """See who computes on the GPU before the first process of this job does."""
-        uuid, monitor = self._monitor(environment)
-        if uuid is None or monitor is None:
-            return
-        samples: list[Sample] = []
-        if self._within_patience(uuid, lambda: samples.append(monitor.read())):
-            self._processes[uuid] = Processes(before=samples[0].processes, own_pid=os.getpid())
+    def look(self, gpus: Gpus) -> None:
+        """See who computes on GPUs before the first process of this job does."""
+        samples = self._ask(gpus, lambda monitor: monitor.read())
+        listed = [sample.processes for sample in samples.values() if sample.processes is not None]
+        before = frozenset[int]().union(*listed) if listed else None
+        self._processes = Processes(before, own_pid=os.getpid())
 
-    def gpu_facts(self, environment: Environment) -> GpuFacts | None:
-        """Return what the driver says of the GPU by itself; None on a CPU and where it says nothing."""
-        uuid, monitor = self._monitor(environment)
-        if uuid is None or monitor is None:
-            return None
-        facts: list[GpuFacts] = []
-        return facts[0] if self._within_patience(uuid, lambda: facts.append(monitor.facts())) else None
+    def gpu_facts(self, gpus: Gpus) -> GpuFacts | None:
+        """Return what the driver says of GPUs by themselves; None on a CPU and where it says nothing of any."""
+        each = self._ask(gpus, lambda monitor: monitor.facts())
+        return facts_of(each, self._given_up(gpus)) if each else None
 
     @contextmanager
-    def watch(self, environment: Environment) -> Iterator[Watch]:
-        """Watch the device that an environment is of, and the host, while the `with` block runs.
+    def watch(self, gpus: Gpus) -> Iterator[Watch]:
+        """Watch GPUs, and the host, while the `with` block runs.
 
         There is always a sample just before and one just after.
         """
         watch = Watch()
-        uuid, monitor = self._monitor(environment)
-        sampler = None if monitor is None else _Sampler(monitor.read, self._period)
+        samplers = self._samplers(gpus, lambda monitor: monitor.read, self._period)
         host, started = read_host(), time.perf_counter()
         try:
-            if sampler is not None and uuid is not None:
-                self._has_answered(uuid, sampler.begin(self._patience), sampler)
+            if samplers:
+                self._begin(gpus, samplers)
                 host, started = read_host(), time.perf_counter()
             yield watch
         finally:
             seconds = time.perf_counter() - started
             after = read_host()
-            if sampler is not None and uuid is not None:
-                self._has_answered(uuid, sampler.end(self._patience), sampler)
-            samples = sampler.samples if sampler is not None else ()
-            watch.reading = self._reading(environment, samples, (host, after), seconds)
+            read = self._end(gpus, samplers)
+            samples = {device: sampler.samples for device, sampler in read.items()}
+            watch.reading = make_reading(samples, self._processes, (host, after), seconds, self._given_up(gpus))
 
-    def has_counter(self, environment: Environment) -> bool:
-        """Return whether the GPU that an environment is of has an energy counter, as far as it is known to tell."""
-        uuid, monitor = self._monitor(environment)
-        if uuid is None or monitor is None:
-            return False
-        samples: list[Sample] = []
-        return (
-            self._within_patience(uuid, lambda: samples.append(monitor.read())) and samples[0].energy_joules is not None
-        )
+    def has_counter(self, gpus: Gpus) -> bool:
+        """Return whether there are GPUs, and all have an energy counter as far as it is known to tell."""
+        told = self._ask(gpus, lambda monitor: monitor.read_energy().energy_joules)
+        return bool(gpus) and all(told.get(device) is not None for device in gpus)
 
     @contextmanager
-    def meter(self, environment: Environment) -> Iterator[Meter]:
-        """Read a GPU's energy counter, often, while the `with` block runs."""
+    def meter(self, gpus: Gpus) -> Iterator[Meter]:
+        """Read the energy counters of GPUs, often, while the `with` block runs."""
         meter = Meter()
-        uuid, monitor = self._monitor(environment)
-        sampler = None if monitor is None else _Sampler(monitor.read_energy, self._metering_period)
+        samplers = self._samplers(gpus, lambda monitor: monitor.read_energy, self._metering_period)
         try:
-            if sampler is not None and uuid is not None:
-                self._has_answered(uuid, sampler.begin(self._patience), sampler)
+            self._begin(gpus, samplers)
             yield meter
         finally:
-            if sampler is not None and uuid is not None:
-                self._has_answered(uuid, sampler.end(self._patience), sampler)
-                # The last sample is taken when the steps have ended.
-                meter.metered = metered(tuple(zip(sampler.times[:-1], sampler.samples[:-1], strict=False)))
+            each = self._end(gpus, samplers)
+            if gpus:
+                meter.metered = metered_of(
+                    {device: metered(sampler.timed[:-1]) for device, sampler in each.items()},  # the last: steps ended
+                    self._given_up(gpus),
+                )
 
     def close(self) -> None:
         """Let go of the management libraries. May be called again."""
         monitors = dict(self._monitors)
         self._monitors.clear()
-        self._processes.clear()
-        for uuid, monitor in monitors.items():
-            self._within_patience(uuid, monitor.close)
+        self._processes = Processes(before=None, own_pid=os.getpid())
+        self._carry_out({uuid: monitor.close for uuid, monitor in monitors.items()})
         self._why_not.clear()
 
-    def _reading(
-        self, environment: Environment, samples: Iterable[Sample], host: tuple[HostSample, HostSample], seconds: float
-    ) -> Reading:
-        uuid = environment.gpu_uuid or ""
-        processes = self._processes.get(uuid) or Processes(before=None, own_pid=os.getpid())
-        reading = make_reading(tuple(samples), processes, host, seconds)
-        if environment.gpu is None or uuid not in self._why_not:
-            return reading
-        return reading.model_copy(update={"missing": {"gpu": self._why_not[uuid], **reading.missing}})
+    def _given_up(self, gpus: Gpus) -> dict[str, str]:
+        """Return why nothing is read of GPUs any more, of those of which that is so."""
+        return {device: self._why_not[uuid] for device, uuid in gpus.items() if uuid in self._why_not}
 
-    def _monitor(self, environment: Environment) -> tuple[str | None, Monitor | None]:
-        if environment.gpu is None:
-            return None, None
-        uuid = environment.gpu_uuid or ""
-        if uuid in self._why_not:
-            return uuid, None
-        if not uuid:
-            self._why_not[uuid] = "the GPU's UUID is not known"
-        elif uuid not in self._monitors:
-            self._within_patience(uuid, lambda: self._monitors.update({uuid: self._open(uuid)}))
-        return uuid, self._monitors.get(uuid)
+    def _opened(self, gpus: Gpus) -> dict[str, Monitor]:
+        """Return the management library of each GPU that can be read; it is opened where it is not yet."""
+        if "" in gpus.values():
+            self._why_not[""] = "the GPU's UUID is not known"
+        new = [uuid for uuid in gpus.values() if uuid not in self._monitors and uuid not in self._why_not]
+        self._carry_out({uuid: partial(self._open_one, uuid) for uuid in new})
+        readable = {device: self._monitors.get(uuid) for device, uuid in gpus.items() if uuid not in self._why_not}
+        return {device: monitor for device, monitor in readable.items() if monitor is not None}
 
-    def _within_patience(self, uuid: str, action: Callable[[], None]) -> bool:
-        """Carry something out in a thread of its own, and return whether it ended well; remember why not."""
-        task = _Task(action)
-        task.start()
-        task.join(self._patience)
-        return self._has_answered(uuid, not task.is_alive(), task)
+    def _open_one(self, uuid: str) -> None:
+        self._monitors[uuid] = self._open(uuid)
 
-    def _has_answered(self, uuid: str, is_in_time: bool, task: "_Task") -> bool:
-        """Return whether the library did its part; where it did not, give the GPU up and remember why."""
+    def _ask(self, gpus: Gpus, question: Callable[[Monitor], _T]) -> dict[str, _T]:
+        """Return what each GPU's library answers, by the GPU's name; those that fail have none."""
+        answers: dict[str, _T] = {}
+
+        def ask(device: str, monitor: Monitor) -> None:
+            answers[device] = question(monitor)
+
+        monitors = self._opened(gpus)
+        self._carry_out({gpus[device]: partial(ask, device, monitor) for device, monitor in monitors.items()})
+        return {device: answers[device] for device in gpus if device in answers and gpus[device] not in self._why_not}
+
+    def _carry_out(self, actions: Mapping[str, Callable[[], None]]) -> None:
+        """Carry something out for each GPU, by UUID, in a thread of its own; remember of which it did not end well."""
+        tasks = {uuid: _Task(action) for uuid, action in actions.items()}
+        for task in tasks.values():
+            task.start()
+        deadline = time.monotonic() + self._patience
+        for uuid, task in tasks.items():
+            task.join(max(0.0, deadline - time.monotonic()))
+            self._heed(uuid, not task.is_alive(), task)
+
+    def _samplers(
+        self, gpus: Gpus, what: Callable[[Monitor], Callable[[], Sample]], period_seconds: float
+    ) -> dict[str, "_Sampler"]:
+        return {device: _Sampler(what(monitor), period_seconds) for device, monitor in self._opened(gpus).items()}
+
+    def _begin(self, gpus: Gpus, samplers: Mapping[str, "_Sampler"]) -> None:
+        """Let all take their first samples."""
+        for sampler in samplers.values():
+            sampler.start()
+        deadline = time.monotonic() + self._patience
+        for device, sampler in samplers.items():
+            self._heed(gpus[device], sampler.has_begun.wait(max(0.0, deadline - time.monotonic())), sampler)
+
+    def _end(self, gpus: Gpus, samplers: Mapping[str, "_Sampler"]) -> dict[str, "_Sampler"]:
+        """Let all take their last samples, and return those that have read their GPUs from first to last."""
+        started = {device: sampler for device, sampler in samplers.items() if sampler.ident is not None}
+        for sampler in started.values():
+            sampler.is_over.set()
+        deadline = time.monotonic() + self._patience
+        for device, sampler in started.items():
+            if gpus[device] not in self._why_not:
+                sampler.join(max(0.0, deadline - time.monotonic()))
+                self._heed(gpus[device], not sampler.is_alive(), sampler)
+        return {device: sampler for device, sampler in started.items() if gpus[device] not in self._why_not}
+
+    def _heed(self, uuid: str, is_in_time: bool, task: "_Task") -> None:
+        """Give a GPU up, and remember why, where its library did not do its part."""
         why = task.failure if is_in_time else _SILENT
         if why:
             self._why_not.setdefault(uuid, why)
             self._monitors.pop(uuid, None)
-        return not why
 
 
 class _Task(threading.Thread):
@@ -202,37 +231,35 @@ class _Task(threading.Thread):
 
 
 class _Sampler(_Task):
-    """Reads a GPU at once, then once a period, and a last time when it is told to end."""
+    """Reads a GPU at once, then once a period, and a last time when it is told to end.
+
+    Attributes:
+        timed: What was read, and when, by the host's clock.
+        has_begun: Is set when the first sample has been taken, or has failed.
+        is_over: Asks for the last sample.
+    """
 
     def __init__(self, read: Callable[[], Sample], period_seconds: float) -> None:
         super().__init__(self._sample)
-        self.samples: list[Sample] = []
-        self.times: list[float] = []
+        self.timed: list[tuple[float, Sample]] = []
+        self.has_begun, self.is_over = threading.Event(), threading.Event()
         self._take = read
         self._period = period_seconds
-        self._has_begun, self._is_over = threading.Event(), threading.Event()
 
-    def begin(self, patience_seconds: float) -> bool:
-        """Start, and return whether the first sample was there in time."""
-        self.start()
-        return self._has_begun.wait(patience_seconds)
-
-    def end(self, patience_seconds: float) -> bool:
-        """Take the last sample and stop, and return whether that took no longer than it may."""
-        self._is_over.set()
-        if self.ident is not None:
-            self.join(patience_seconds)
-        return not self.is_alive()
+    @property
+    def samples(self) -> list[Sample]:
+        """Return what was read."""
+        return [sample for _, sample in self.timed]
 
     def _sample(self) -> None:
         try:
             self._read()
         finally:
-            self._has_begun.set()
-        while not self._is_over.wait(self._period):
+            self.has_begun.set()
+        while not self.is_over.wait(self._period):
             self._read()
         self._read()
 
     def _read(self) -> None:
-        self.samples.append(self._take())
-        self.times.append(time.perf_counter())
+        sample = self._take()
+        self.timed.append((time.perf_counter(), sample))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from castwise.analyze import metrics
 from castwise.analyze.collection import Cell
 from castwise.quantities import format_share
-from castwise.record import Reading
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.drawing import (
     MOST_LINES,
@@ -22,6 +21,7 @@ from castwise.report.charts.drawing import (
 )
 from castwise.report.grid import Column, Grid
 from castwise.report.units import format_seconds
+from castwise.watched import Reading
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Turn:
 
 _PANELS: tuple[tuple[str, str, Callable[[Reading], float | None]], ...] = (
     ("SM clock", "MHz", lambda reading: None if reading.sm_clock_hertz is None else reading.sm_clock_hertz / 1e6),
-    ("power", "W", lambda reading: reading.power_watts),
+    ("power", "W", lambda reading: reading.gpu_power_watts),
     ("temperature", "°C", lambda reading: reading.max_temperature_celsius),
 )
 
@@ -72,8 +72,14 @@ def telemetry(subject: TopicSubject) -> Chart | None:
         traces=traces,
         layout=_telemetry_layout(titles, f"{what}s, as timed", traces),
         table=_grid(subject, [turn for _, turns in shown for turn in turns]),
-        note=_left_out(len(shown), len(watched)),
+        note=" ".join(filter(None, (_of_several(shown), _left_out(len(shown), len(watched))))),
     )
+
+
+def _of_several(shown: Sequence[tuple[Cell, Sequence[_Turn]]]) -> str:
+    if all(cell.trial.spec.world_size == 1 for cell, _ in shown):
+        return ""
+    return "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."
 
 
 def _telemetry_layout(titles: Sequence[str], x_title: str, traces: Sequence[Document]) -> Document:

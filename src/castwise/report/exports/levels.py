@@ -13,7 +13,8 @@ from castwise.analyze.collection import Cell, Collection, has_interval, throughp
 from castwise.analyze.energy import joules_per_unit, power_watts
 from castwise.analyze.estimates import Estimate
 from castwise.errors import unknown_name
-from castwise.record import Block, Epoch, Reading, Trial
+from castwise.record import Block, Epoch, Trial
+from castwise.watched import Reading
 
 Kind = Literal["text", "integer", "number", "truth"]
 R = TypeVar("R")
@@ -277,6 +278,8 @@ def _kind(annotation: Any) -> Kind:
 def _getter(name: str) -> Callable[[_Part[Any]], Any]:
     def value(part: _Part[Any]) -> Any:
         found = getattr(part.part, name)
+        if isinstance(found, dict):
+            return " ".join(f"{key}={','.join(names)}" for key, names in found.items())
         return " ".join(found) if isinstance(found, tuple) else found
 
     return value

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from castwise.analyze import metrics, runs
 from castwise.analyze.collection import Collection, Topic, throughput_of
 from castwise.record import Trial
+from castwise.watched import Reading
 
 
 @dataclass(frozen=True)
@@ -119,18 +120,27 @@ def _series(trial: Trial) -> dict[str, list[Point]]:
 def _of_blocks(trial: Trial) -> dict[str, list[Point]]:
     blocks = trial.ranks[0].blocks if trial.ranks else ()
     found: dict[str, list[Point]] = {"step_seconds": [], "loss": []}
-    found |= {name: [] for name in ("sm_clock_hertz", "power_watts", "max_temperature_celsius")}
+    found |= {name: [] for name in _watched(None)}
     step, seconds = 0, 0.0
     for index, block in enumerate(blocks):
         step, seconds = step + block.num_steps, seconds + block.seconds
         found["step_seconds"].append(Point(step, seconds, block.seconds / block.num_steps))
         found["loss"].append(Point(step, seconds, block.loss))
         reading = trial.readings[index] if index < len(trial.readings) else None
-        for name in ("sm_clock_hertz", "power_watts", "max_temperature_celsius"):
-            value = getattr(reading, name, None)
+        for name, value in _watched(reading).items():
             if value is not None:
                 found[name].append(Point(step, seconds, value))
     return found
+
+
+def _watched(reading: Reading | None) -> dict[str, float | None]:
+    """Return what is shown of a reading; the power is one GPU's, as a trial's is."""
+    seen = reading or Reading(seconds=0.0)
+    return {
+        "sm_clock_hertz": seen.sm_clock_hertz,
+        "power_watts": seen.gpu_power_watts,
+        "max_temperature_celsius": seen.max_temperature_celsius,
+    }
 
 
 def _of_training(trial: Trial) -> dict[str, list[Point]]:

@@ -1,0 +1,112 @@
+"""Telemetry of a trial on two GPUs: real processes, and what the real driver says of both."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from castwise.analyze.energy import energy_of
+from castwise.analyze.warnings import warnings_of
+from castwise.monitors import open_monitor
+from castwise.plan import Parallelism, Protocol, TrialSpec
+from castwise.record import Trial
+from castwise.sweep.launcher import ForkserverEngine
+from castwise.sweep.runner import Silent, Sweep
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+
+# A block of half a second holds a tick of the driver's counter, which comes ten times a second.
+BLOCKS = Protocol(warm_up_steps=2, warm_up_seconds=2.0, block_seconds=0.5, num_blocks=3, timeout_seconds=120.0)
+
+
+def uuid_of(index: int) -> str:
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+
+
+def measure(parallelism: Parallelism, world_size: int = 2) -> Trial:
+    spec = TrialSpec(
+        workload="resnet18",
+        precision="fp32",
+        loss_scale="none",
+        batch_size=64,
+        device="cuda:0",
+        world_size=world_size,
+        parallelism=parallelism,
+        protocol=BLOCKS,
+    )
+    engine = ForkserverEngine()
+    probe = engine.start(120.0)
+    environment = probe.open("cuda:0")
+    probe.close()
+    (trial,) = Sweep(engine, None, environment, Silent()).run([spec])
+    assert trial.status == "ok", f"{trial.message}\n{trial.log}"
+    return trial
+
+
+def counters() -> list[float]:
+    monitors = [open_monitor(uuid_of(index)) for index in range(2)]
+    told = [monitor.read_energy().energy_joules for monitor in monitors]
+    for monitor in monitors:
+        monitor.close()
+    if None in told:
+        pytest.skip("these GPUs have no energy counter")
+    return [joules or 0.0 for joules in told]
+
+
+@pytest.mark.parametrize("parallelism", ["ddp", "dp"])
+def test_both_gpus_are_watched_and_their_energy_is_the_sum(parallelism: Parallelism) -> None:
+    before = counters()
+    trial = measure(parallelism)
+    spent = [after - first for after, first in zip(counters(), before, strict=True)]
+    assert trial.environment.gpu_uuids[:2] == (uuid_of(0), uuid_of(1))
+    assert [reading.num_gpus for reading in trial.readings] == [2, 2, 2]
+    assert "gpu" not in {name for reading in trial.readings for name in reading.missing}, trial.telemetry_note
+    watched = [reading.energy_joules for reading in trial.readings]
+    assert None not in watched, trial.telemetry_note
+    seconds = sum(reading.seconds for reading in trial.readings)
+    watts = sum(joules or 0.0 for joules in watched) / seconds
+    assert trial.metered is not None
+    assert (trial.metered.num_gpus, trial.metered.missing) == (2, "")
+    metered_watts = trial.metered.joules / trial.metered.seconds
+    # Set-up and start are in the counters from before to after, and draw less than steps do: the mean power of either
+    # GPU over the whole trial is less than its power while steps run, and so both together are more than either.
+    either = [joules / trial.duration_seconds for joules in spent]
+    print(f"{parallelism}: {watts:.0f} W in blocks, {metered_watts:.0f} W at a stretch, GPUs over the trial {either}")
+    assert watts > max(either)
+    assert metered_watts > max(either)
+    energy = energy_of(trial)
+    assert energy is not None
+    assert energy.source == "counter at a stretch"
+    assert energy.power_watts == pytest.approx(metered_watts / 2)
+
+
+def test_two_gpus_draw_more_than_one() -> None:
+    one, two = measure("none", world_size=1), measure("ddp")
+    assert one.metered is not None
+    assert two.metered is not None
+    if one.metered.missing or two.metered.missing:
+        pytest.skip(f"not metered: {one.metered.missing or two.metered.missing}")
+    assert [reading.num_gpus for reading in one.readings] == [1, 1, 1]
+    alone, both = one.metered.joules / one.metered.seconds, two.metered.joules / two.metered.seconds
+    print(f"{alone:.0f} W on one GPU, {both:.0f} W on two")
+    assert both > 1.3 * alone
+
+
+def test_another_s_process_on_the_second_gpu_is_seen() -> None:
+    # A process that nobody waits for is no descendant of this one, as another user's is none. It ends with its input.
+    code = "import torch; held = torch.ones(1, device='cuda:1'); print('ready', flush=True); input()"
+    command = ["setsid", "--fork", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        monitor = open_monitor(uuid_of(1))
+        present = monitor.read().processes
+        monitor.close()
+        if not present:
+            pytest.skip("the driver shows no processes here")
+        trial = measure("ddp")
+    assert [reading.whose.get("foreign_processes") for reading in trial.readings] == [("cuda:1",)] * 3
+    assert [reading.foreign_processes for reading in trial.readings] == [1] * 3
+    (warning,) = [each for each in warnings_of(trial) if each.name == "foreign-process"]
+    assert "on cuda:1" in warning.seen
