@@ -14,6 +14,7 @@ from pathlib import Path
 
 from castwise.analyze.compare import compare
 from castwise.analyze.recommend import recommend
+from castwise.garbage import without_collector
 from castwise.record import Trial
 from castwise.report.tables import to_markdown
 from castwise.sweep.store import Store, load_folder
@@ -40,8 +41,9 @@ def measure(count: int) -> dict[str, float]:
         loaded = time.perf_counter()
         assert not missing
         trials: list[Trial] = list(recorded.values())
-        rows = compare(trials)
-        text = to_markdown(rows, recommend(rows))
+        with without_collector():  # as `castwise report` does
+            rows = compare(trials)
+            text = to_markdown(rows, recommend(rows))
         reported = time.perf_counter()
         assert text.count("\n") >= count
     return {"trials": count, "resume_seconds": loaded - started, "report_seconds": reported - started}

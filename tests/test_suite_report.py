@@ -419,6 +419,17 @@ def test_columns_are_left_out_until_the_rest_fits() -> None:
     assert fitting(columns, rows, 38, ["b"]) == (columns, [])
 
 
+def test_of_thousands_of_rows_each_is_a_line_whatever_the_width() -> None:
+    columns = [column("figure", best="highest"), column("words", left=True, wraps=True)]
+    rows = [{"figure": str(number), "words": "[one] of some words"} for number in range(2000)]
+    kept, said = fitting(columns, rows, 10, ["words"])
+    assert (kept, said) == (columns, [])
+    lines = table(columns, rows, 10)
+    assert len(lines) == 2001
+    assert lines[0] == "figure  words"
+    assert lines[-1] == "  1999  [one] of some words"
+
+
 def test_markdown_cells_cannot_end_a_cell() -> None:
     lines = markdown_grid([column("a"), column("b", left=True)], [{"a": "1|2", "b": "3\n4"}])
     assert lines == ["| a | b |", "|---:|---|", "| 1\\|2 | 3 4 |"]

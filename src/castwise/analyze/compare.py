@@ -1,7 +1,7 @@
 """Set the cells of a job beside their baseline."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,23 +80,29 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """
     cells: dict[tuple[object, ...], list[Trial]] = {}
     groups: dict[tuple[object, ...], list[Trial]] = {}
-    alone: dict[tuple[object, ...], list[Trial]] = {}
-    plain: dict[tuple[object, ...], list[Trial]] = {}
+    group_by_cell: dict[tuple[object, ...], list[Trial]] = {}
+    alone: dict[tuple[str, str], list[Trial]] = {}
+    plain: dict[tuple[str, str], list[Trial]] = {}
+    # Of ten thousand trials in one loop on one GPU nobody asks what they share but for those.
+    is_spread = any(trial.spec.world_size > 1 for trial in trials)
+    has_loops = any(trial.spec.techniques for trial in trials)
     for trial in trials:
-        cells.setdefault((trial.environment.fingerprint, trial.spec.cell), []).append(trial)
-        groups.setdefault(group_of(trial), []).append(trial)
-        if trial.spec.world_size == 1 and trial.status == "ok":
+        cell, group = (trial.environment.fingerprint, trial.spec.cell), groups.setdefault(group_of(trial), [])
+        cells.setdefault(cell, []).append(trial)
+        group_by_cell[cell] = group
+        group.append(trial)
+        if is_spread and trial.spec.world_size == 1 and trial.status == "ok":
             alone.setdefault(shared_but(trial, *GPUS), []).append(trial)
-        if not trial.spec.techniques and trial.status == "ok":
+        if has_loops and not trial.spec.techniques and trial.status == "ok":
             plain.setdefault(shared_but(trial, "techniques"), []).append(trial)
     elsewhere = _Elsewhere(groups.values())
     return [
         replace(
-            _row(cell, groups[group_of(cell[0])], elsewhere, margin),
-            loop_speedup=_loop_speedup(cell, plain.get(shared_but(cell[0], "techniques"), [])),
-            scaling_efficiency=_scaling_efficiency(cell, alone.get(shared_but(cell[0], *GPUS), [])),
+            _row(own, group_by_cell[cell], elsewhere, margin),
+            loop_speedup=_loop_speedup(own, plain),
+            scaling_efficiency=_scaling_efficiency(own, alone),
         )
-        for cell in cells.values()
+        for cell, own in cells.items()
     ]
 
 
@@ -132,7 +138,7 @@ def _row(cell: list[Trial], group: list[Trial], elsewhere: "_Elsewhere", margin:
 
 
 def _speedup(cell: list[Trial], step: Estimate | None, baselines: list[Trial]) -> Estimate | None:
-    if baselines and cell[0].spec.cell == baselines[0].spec.cell:
+    if baselines and (cell[0] is baselines[0] or cell[0].spec.cell == baselines[0].spec.cell):
         return Estimate(1.0, 1.0, 1.0, step.n) if step else None
     return speedup_estimate(baselines, cell)
 
@@ -188,14 +194,18 @@ def _differences(trial: Trial, spec: dict[str, Any], other: Trial, theirs: dict[
 _MACHINE = ("device_name", "driver", "torch", "torchvision", "cuda", "cudnn", "castwise", "host", "num_threads")
 
 
-def _loop_speedup(cell: list[Trial], plain: list[Trial]) -> float | None:
-    found = speedup_estimate(plain, cell) if cell[0].spec.techniques else None
+def _loop_speedup(cell: list[Trial], plain: Mapping[tuple[str, str], list[Trial]]) -> float | None:
+    if not cell[0].spec.techniques:
+        return None
+    found = speedup_estimate(plain.get(shared_but(cell[0], "techniques"), []), cell)
     return found.value if found else None
 
 
-def _scaling_efficiency(cell: list[Trial], alone: list[Trial]) -> float | None:
-    rate = rate_estimate(cell, step_estimate(cell))
-    if cell[0].spec.world_size == 1 or rate is None:
+def _scaling_efficiency(cell: list[Trial], alone: Mapping[tuple[str, str], list[Trial]]) -> float | None:
+    if cell[0].spec.world_size == 1:
         return None
-    single = rate_estimate(alone, step_estimate(alone))
-    return None if single is None else rate.value / (single.value * cell[0].spec.world_size)
+    single = alone.get(shared_but(cell[0], *GPUS), [])
+    rates = [rate_estimate(trials, step_estimate(trials)) for trials in (cell, single)]
+    if rates[0] is None or rates[1] is None:
+        return None
+    return rates[0].value / (rates[1].value * cell[0].spec.world_size)

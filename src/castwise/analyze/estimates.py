@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from castwise.quantities import format_share
@@ -181,6 +182,11 @@ def pseudomedian(values: Sequence[float]) -> float:
     Args:
         values: At least one.
     """
+    return _pseudomedian(tuple(values))
+
+
+@lru_cache(maxsize=2**15)  # the same blocks stand in several columns, and twenty of them have 210 pairs
+def _pseudomedian(values: tuple[float, ...]) -> float:
     if len(values) < FEWEST_BLOCKS:
         return statistics.median(values)
     ordered = sorted(values)

@@ -8,7 +8,7 @@ from castwise.record import Trial
 GPUS = ("world_size", "parallelism")
 
 
-def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[object, ...]:
+def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str, str]:
     """Return what a trial shares with those it can be set beside: the machine, and its spec but for some fields.
 
     The number of its round is never among them.
@@ -19,5 +19,4 @@ def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[obj
         **parts: Parts of fields in which they may, as pydantic's `exclude` has them.
     """
     exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, **parts}
-    spec = trial.spec.model_dump(exclude=exclude)
-    return (trial.environment.fingerprint, *(repr(value) for value in spec.values()))
+    return (trial.environment.fingerprint, trial.spec.recorded.model_dump_json(exclude=exclude))

@@ -3,11 +3,13 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 R = TypeVar("R")
@@ -15,6 +17,8 @@ R = TypeVar("R")
 BEST = "*"  # behind the best value of a column
 IN_CSV = "--format csv has all"  # where the figures are that a narrow terminal does without
 _GAP = 2  # between columns
+# Of more rows rich takes seconds to lay out what nobody reads, and `grep` does: 6 s of 10,000.
+_MOST_LAID_OUT = 1000
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,11 @@ def terminal_table(
     style: Callable[[R], str | None] = lambda _: None,
     width: int | None = None,
     group: Callable[[R], Hashable] = lambda _: None,
-) -> Table:
+) -> "Table | _Lines":
     """Return a table for a terminal; long headings take two lines.
 
-    Where not even its words fit beside each other, each row becomes a list of its figures.
+    Where not even its words fit beside each other, each row becomes a list of its figures. Of thousands of rows each is
+    one line, whatever the terminal's width, without colours.
 
     Args:
         columns: The columns.
@@ -94,6 +99,8 @@ def terminal_table(
     """
     grid = Grid(columns, rows, group)
     best = [grid.best(column) for column in columns]
+    if len(rows) > _MOST_LAID_OUT:
+        return _Lines(tuple(_lines(grid, best)))
     table = Table(box=None, pad_edge=False)
     rigid = width is not None and _total(columns, rows) <= width
     widths: Sequence[int | None] = [None] * len(columns)
@@ -112,6 +119,28 @@ def terminal_table(
         cells = zip(columns, best, strict=True)
         table.add_row(*(_marked(column.text(row), number, places) for column, places in cells), style=style(row))
     return table
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Lines that a terminal is given as they are."""
+
+    lines: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        yield from (Segment(f"{line}\n") for line in self.lines)
+
+
+def _lines(grid: Grid[R], best: Sequence[set[int]]) -> Iterator[str]:
+    """Yield a line for the headings, and one a row."""
+    columns = []
+    for column, places in zip(grid.columns, best, strict=True):
+        stars = [BEST if number in places else " " * bool(places) for number in range(len(grid.rows))]
+        cells = [column.title, *(column.text(row) + star for row, star in zip(grid.rows, stars, strict=True))]
+        width = max(map(len, cells))
+        columns.append([cell.ljust(width) if column.left else cell.rjust(width) for cell in cells])
+    for line in zip(*columns, strict=True):
+        yield (" " * _GAP).join(line).rstrip()
 
 
 def _listed(grid: Grid[R], best: Sequence[set[int]], style: Callable[[R], str | None]) -> Table:
@@ -169,7 +198,7 @@ def fitting(
         elsewhere: Where those are that are left out, for the line.
     """
     kept, left_out = list(columns), list[str]()
-    for group in dispensable:
+    for group in dispensable if len(rows) <= _MOST_LAID_OUT else ():
         if _total(kept, rows) <= width:
             break
         names = (group,) if isinstance(group, str) else group

@@ -120,6 +120,20 @@ def _read(path: Path) -> Trial:
     except OSError as error:
         raise StoreError(error.strerror or str(error)) from None
     try:
+        trial = Trial.model_validate_json(content)
+    except ValidationError as error:
+        _check_version(content)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
+    if "schema_version" not in trial.model_fields_set or trial.schema_version != SCHEMA_VERSION:
+        _check_version(content)
+    return trial
+
+
+def _check_version(content: bytes) -> None:
+    """Raise a StoreError that says it where a file is no record of this schema at all."""
+    try:
         version = _Stamp.model_validate_json(content).schema_version
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
@@ -127,12 +141,6 @@ def _read(path: Path) -> Trial:
         raise StoreError("not a castwise record: it has no schema_version") from None
     if version != SCHEMA_VERSION:
         raise StoreError(f"a record of schema {version}, and this castwise reads schema {SCHEMA_VERSION}")
-    try:
-        return Trial.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
 
 
 def _try_to_write(folder: Path) -> None:
