@@ -386,7 +386,7 @@ def column(name: str, **changes: Any) -> Column[Row]:
 
 def table(columns: Sequence[Column[Row]], rows: list[Row], width: int) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width).print(terminal_table(columns, rows, width=width))
+    Console(file=out, width=width).print(terminal_table(columns, rows, width=width), crop=False)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

@@ -33,7 +33,7 @@ def print_fit(fits: Sequence[Fit], console: Console, seconds: float | None = Non
 
     def table(columns: Sequence[Column[Any]], rows: Sequence[Any], also: Sequence[str]) -> None:
         kept, left_out = fitting(columns, rows, console.width, also)
-        console.print(terminal_table(kept, rows, width=console.width))
+        console.print(terminal_table(kept, rows, width=console.width), crop=False)
         for line in left_out:
             say(console, f"  {line}", "yellow")
 

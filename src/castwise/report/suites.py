@@ -35,17 +35,17 @@ def print_suite(result: SuiteResult, console: Console) -> None:
     if result.tuned:
         console.print(f"\n{_TUNED_TITLE}", style="bold", highlight=False)
         columns, left_out = fitting(shown_tuned(result.tuned), result.tuned, console.width, TUNED_ALSO)
-        console.print(terminal_table(columns, result.tuned, width=console.width))
+        console.print(terminal_table(columns, result.tuned, width=console.width), crop=False)
         _print_lines(console, left_out, "yellow")
     for title, rows in _beside_by_gpu(result).items():
         console.print(f"\n{escape(title)}", style="bold", highlight=False)
         shown_columns, left_out = fitting(shown_beside(rows), rows, console.width, BESIDE_ALSO)
-        console.print(terminal_table(shown_columns, rows, width=console.width))
+        console.print(terminal_table(shown_columns, rows, width=console.width), crop=False)
         _print_lines(console, left_out, "yellow")
         _print_lines(console, reasons(rows))
     if result.limits:
         console.print("\nLargest batch that trains", style="bold", highlight=False)
-        console.print(terminal_table(LIMITS, result.limits, width=console.width))
+        console.print(terminal_table(LIMITS, result.limits, width=console.width), crop=False)
     for title, lines in _kept(result).items():
         console.print(f"\n{title}", style="dim bold", highlight=False)
         _print_lines(console, lines, "dim")
@@ -62,7 +62,7 @@ def print_runs(rows: Sequence[Run], pairs: Mapping[str, float], console: Console
     """
     every = shown(_with_curve(run_columns(pairs)), rows)
     columns, left_out = fitting(every, rows, console.width, RUNS_ALSO, elsewhere)
-    console.print(terminal_table(columns, rows, _style, console.width, competing))
+    console.print(terminal_table(columns, rows, _style, console.width, competing), crop=False)
     _print_lines(console, left_out, "yellow")
     grid = Grid(columns, rows, competing)
     if any(grid.best(column) for column in columns):

@@ -77,7 +77,7 @@ def print_table(
             return "dim"
         return "bold green" if row.trial.spec.key in taken else None
 
-    console.print(terminal_table(columns, rows, style, console.width, competing))
+    console.print(terminal_table(columns, rows, style, console.width, competing), crop=False)
     grid = Grid(columns, rows, competing)
     best = [f"{BEST} the best at its batch size"] if any(grid.best(column) for column in columns) else []
     for line in [*remarks(rows), *cost_lines(rows, prices), *left_out, *best]:

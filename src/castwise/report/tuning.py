@@ -319,7 +319,7 @@ def print_tuning(climbed: Climbed, console: Console, memory_bytes: float | None 
     def style(line: Line) -> str | None:
         return "bold green" if line.outcome == "taken" else (None if line.outcome is None else "dim")
 
-    console.print(terminal_table(columns, lines, style))
+    console.print(terminal_table(columns, lines, style), crop=False)
     for line in [*reasons(climbed), *left_out]:
         console.print(f"  {escape(line)}", style="yellow", soft_wrap=soft)
     console.print()

@@ -168,7 +168,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if grid.rows:
         console.print()
         columns, left_out = fitting(grid.columns, grid.rows, console.width, _DISPENSABLE, "--format json has all")
-        console.print(terminal_table(columns, grid.rows, _style, console.width))
+        console.print(terminal_table(columns, grid.rows, _style, console.width), crop=False)
         for line in left_out:
             say(console, f"  {line}", "yellow")
     for line in [*basis_lines(comparison), *reason_lines(comparison)]:
@@ -176,7 +176,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     traits = trait_grid(comparison)
     if traits.rows:
         say(console, "\nWhat differs", "bold")
-        console.print(terminal_table(traits.columns, traits.rows, width=console.width))
+        console.print(terminal_table(traits.columns, traits.rows, width=console.width), crop=False)
     for title, lines in _lists(comparison):
         say(console, f"\n{title}", "bold")
         for line in lines:
