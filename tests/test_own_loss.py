@@ -105,6 +105,17 @@ def test_a_loss_that_nothing_can_be_trained_by_is_refused(loss: Any, words: str)
         compute((X, Y), loss=loss)
 
 
+def test_a_loss_that_takes_the_model_is_told_what_it_is_called_with() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.cross_entropy(model(inputs), targets)
+
+    with pytest.raises(UsageError, match="takes 'model' first, and is called with the model's output and the target"):
+        compute((X, Y), loss=loss)
+    value, _ = compute((X, Y), loss=lambda model, _: model.sum())
+    assert value.item() == pytest.approx(24.0), "a name alone is no mistake"
+
+
 def test_a_loss_is_a_float32_scalar() -> None:
     value, _ = compute((X, Y), loss=lambda output, _: output.mean().to(torch.bfloat16).reshape(1))
     assert (value.dtype, value.shape) == (torch.float32, ())

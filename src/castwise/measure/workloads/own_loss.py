@@ -1,5 +1,6 @@
 """How a user's model is called on a batch, and what its loss is."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +9,9 @@ from torch import Tensor, nn
 from castwise.errors import UsageError
 from castwise.measure.nests import tensors_of
 from castwise.measure.workloads.contract import Contract
+
+# What people call a model that they hand to a function.
+_NAMES_OF_MODELS = ("model", "net", "network", "module")
 
 ComputeLoss = Callable[[nn.Module, Any], Tensor]
 
@@ -29,8 +33,37 @@ def make_compute_loss(contract: Contract, whose: str) -> ComputeLoss:
         return lambda model, batch: _scalar(step(model, batch), whose)
     if contract.loss is None:
         return lambda model, batch: loss_of_output(_call(model, batch), whose)
-    loss = _WhereOutputsAre(contract.loss)
+    loss = _WhereOutputsAre(_told_apart(contract.loss, whose))
     return lambda model, batch: _loss_on_target(loss, model, batch, whose)
+
+
+def _told_apart(loss: Callable[..., Any], whose: str) -> Callable[..., Any]:
+    """Return a loss; of one that takes a model first, say what it is called with when it fails for that.
+
+    Raises:
+        UsageError: It failed.
+    """
+    first = next(iter(_parameters(loss)), "")
+    if first not in _NAMES_OF_MODELS:
+        return loss
+
+    def called(output: Any, *target: Any) -> Any:
+        try:
+            return loss(output, *target)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"The loss of {whose} takes '{first}' first, and is called with the model's output and the target: "
+                f"{error}. A function of model and batch is a training_step."
+            ) from error
+
+    return called
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of some built-in functions Python does not know them
+        return []
 
 
 def loss_of_output(output: Any, whose: str) -> Tensor:
