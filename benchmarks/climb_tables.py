@@ -86,12 +86,19 @@ def in_a_sentence(name: str, account: Account, trials: Sequence[Trial]) -> str:
     first, last = account["rows"][0], fastest_row(account)
     unit, spec = metrics.unit_of(trials[0]), trials[0].spec
     took = f"{len(trials)} trials in {format_duration(account['seconds'])}"
+    command = f"castwise tune {name}{_limit(account)}"
     return (
-        f"`castwise tune {name}` ({where_of(trials[0])}): from {format_rate(first['throughput_per_second'])} to "
+        f"`{command}` ({where_of(trials[0])}): from {format_rate(first['throughput_per_second'])} to "
         f"{format_rate(last['throughput_per_second'])} {unit}/s, {format_ratio(last['total_speedup'])} the plain "
         f"{spec.precision} loop's, in {format_bytes(last['peak_allocated_bytes'])} instead of "
         f"{format_bytes(first['peak_allocated_bytes'])}; {took}.\n"
     )
+
+
+def _limit(account: Account) -> str:
+    """Return the memory limit that a climb was given, as its command has it; accounts tell it in a sentence alone."""
+    told = re.search(r"fits into ([\d.]+) GiB", " ".join(account["sentences"]))
+    return f" --memory {float(told[1]):g}GiB" if told else ""
 
 
 def fastest_row(account: Account) -> dict[str, Any]:

@@ -28,6 +28,13 @@ def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _ratio(ratio: tuple[float, float, float] | None) -> str:
+    if ratio is None:
+        return "–"
+    value, low, high = ratio
+    return f"{value:.2f}" if low == high else f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
 def goals_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the best loops by hand and of castwise's beside each other and their goals."""
     if not rows:
@@ -42,7 +49,7 @@ def goals_table(rows: Sequence[Mapping[str, Any]]) -> str:
             what_of(row),
             _figure(row, hand),
             _figure(row, ours),
-            "–" if ratio is None else "{:.3f} ({:.3f} to {:.3f})".format(*ratio),
+            _ratio(ratio),
             f"{sign} {format_value(row, row['goal'])}",
             "–" if ours is None else "yes" if is_reached(row, ours.value) else "no",
             "–" if ours is None else format_seconds(ours.turn.start_seconds),

@@ -1,9 +1,11 @@
 """What neighbouring loops prove of a loop's bounds, and that nothing else is said."""
 
+import math
+
 import pytest
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analyze.bounds import Evidence, Power, power_of, words_of
+from castwise.analyze.bounds import Evidence, Power, _is_in_doubt, power_of, words_of
 from castwise.analyze.estimates import Estimate
 from castwise.watched import GpuFacts, Reading
 
@@ -116,3 +118,12 @@ def test_a_clock_that_a_power_limit_does_not_hold_is_not_laid_to_it(
 def test_without_clocks_or_reasons_nothing_is_known_of_power() -> None:
     assert held((1980e6, 690.0, ()), most=None) is None
     assert held() is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "in_doubt"),
+    [(0.46, 3.06, True), (0.99, 1.01, False), (1.1, 1.3, False), (0.8, 0.9, False), (math.nan, math.nan, False)],
+)
+def test_a_ratio_that_may_be_a_gain_or_none_tells_nothing(low: float, high: float, in_doubt: bool) -> None:
+    """MNIST on an H200: TF32 was 1.19 times as fast in two sittings, with an interval from 0.46 to 3.06."""
+    assert _is_in_doubt(Estimate(1.19, low, high, 2)) is in_doubt

@@ -14,7 +14,7 @@ from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes
 from castwise.precisions import PRECISIONS
 from castwise.record import Trial
 from castwise.sweep import bench as bench_module
-from castwise.sweep.job import Job, Request, prepare
+from castwise.sweep.job import Job, Request, _rule, prepare
 from castwise.sweep.rounds import Rule
 from castwise.sweep.runner import Silent
 from castwise.sweep.store import Store, load_folder
@@ -440,3 +440,14 @@ def test_a_record_made_under_other_defaults_answers_another_question(job: Prepar
     store.save(trial.model_copy(update={"spec": other}))
     again = job(FakeEngine(), precisions=("fp32",), results=tmp_path / "other")
     assert [spec.precision for spec in again.missing] == ["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "budget"),
+    [(Rule(), 75.0), (Rule(budget_seconds=9.0), 9.0), (Rule(max_rounds=2, min_rounds=2), None)],
+)
+def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(rule: Rule, budget: float | None) -> None:
+    found = _rule(rule, "cpu")
+    assert found is not None
+    assert found.budget_seconds == budget
+    assert _rule(Rule(), "cuda:0") == Rule()

@@ -162,7 +162,7 @@ def test_one_gpu_is_shared_by_no_one() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("epochs = 2", "epoch = 2", ["line 6", "recipes.short.epochs", "Field required"]),
+        ("epochs = 2", "epoch = 2", ["line 7", "recipes.short.epoch", "not permitted"]),
         ("num_workers = 0", "num_worker = 0", ["line 8", "num_worker"]),
         ("seconds = 1.0", "second = 1.0", ["line 26", "second"]),
         ("seconds = 1.0", "seconds = -1.0", ["line 26", "greater than 0"]),

@@ -237,7 +237,8 @@ def parse_suite(text: str, origin: str) -> Suite:
         _check_names(suite)
         return suite
     except ValidationError as error:
-        first = error.errors()[0]
+        # A key that is misspelt is also one that is missing: the first is what the user wrote.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         line = _line_of(text, first["loc"])
         raise UsageError(f"'{origin}'{f', line {line}' if line else ''}: {where}: {first['msg']}.") from None

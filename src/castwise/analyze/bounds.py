@@ -4,6 +4,7 @@ A steady step has its data on the device, so that input bounds none of them; of 
 resident data tell. Nothing is concluded from what was not measured.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
         if over.cell == spec.cell:
             return None
         sides = [[t for t in climbed.of(each) if t.status == "ok"] for each in (over, spec)]
-        return speedup_estimate(*sides)
+        found = speedup_estimate(*sides)
+        return None if found is None or _is_in_doubt(found) else found
 
     def inward(precision: str) -> TrialSpec:
         return Move(precision=precision).on(loop)
@@ -93,6 +95,11 @@ def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
         power=power_of(climbed.of(loop)),
         sixteen=max(mixed, key=lambda each: each.value) if full and mixed else None,
     )
+
+
+def _is_in_doubt(ratio: Estimate) -> bool:
+    """Return whether an interval holds both what would be a gain and what would be none: then nothing is proven."""
+    return math.isfinite(ratio.half_width) and ratio.low < 1 and ratio.high >= _GAINS
 
 
 def sentences_of(climbed: Climbed) -> list[str]:

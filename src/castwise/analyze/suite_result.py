@@ -134,7 +134,9 @@ def _prefetched(trials: Sequence[Trial]) -> Iterator[str]:
 
 def _is_flattered(trial: Trial) -> bool:
     recipe, epochs = trial.spec.recipe, epochs_of(trial)
-    if recipe is None or recipe.loader.resident or not any(epoch.shortened for epoch in epochs):
+    if recipe is None or recipe.loader.resident or "resident-data" in trial.spec.techniques:
+        return False
+    if not any(epoch.shortened for epoch in epochs):
         return False
     return recipe.skip_batches < _PREFETCHED_PER_WORKER * recipe.loader.num_workers
 

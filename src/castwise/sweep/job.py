@@ -43,7 +43,7 @@ _PROTOCOLS = {
     (True, False): CPU_PROTOCOL,
     (True, True): CPU_ROUND,
 }
-# A CPU's steps take long, and its figures spread too widely for any number of rounds to help.
+# A CPU's steps take long, and its figures spread too widely for any number of rounds to help; unless that is named.
 _CPU_BUDGET_SECONDS = 75.0
 
 _SEED_LIMIT = 2**63  # of torch.manual_seed
@@ -354,7 +354,7 @@ def _protocol(request: Request, is_cpu: bool) -> Protocol:
 
 
 def _rule(rule: Rule | None, device: str) -> Rule | None:
-    if rule is None or rule.budget_seconds is not None or device != "cpu":
+    if rule is None or device != "cpu" or rule.budget_seconds is not None or rule.max_rounds != Rule.max_rounds:
         return rule
     return replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
 
