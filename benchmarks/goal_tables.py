@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from goal_summary import HAND, OURS, Side, format_value, is_reached, ratio_of, side_of, what_of
+from stored import NOT_MEASURED, place_of
 
 from castwise.report.units import format_percent, format_rate, format_seconds
-
-NOT_MEASURED = "Not measured yet.\n"
 
 
 def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
@@ -17,11 +16,7 @@ def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text())
-        environment = document["environment"]
-        where = (
-            f"{environment['gpu'] or environment['cpu']}, torch {environment['torch']}, "
-            f"driver {environment['driver'] or '–'}, {path.name[:10]}, castwise at {environment['commit']}"
-        )
+        where = place_of(document["environment"], path.name[:10])
         for row in document["rows"]:
             if row["is_whole"] and row["turns"]:
                 found[row["name"]] = row | {"where": where, "ceilings": document["ceilings"]}

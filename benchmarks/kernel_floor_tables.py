@@ -7,6 +7,7 @@ from typing import Any
 from goal_summary import OURS, side_of, what_of
 from goal_tables import goal_seconds, step_seconds
 from kernel_products import PARTS
+from stored import place_of
 
 from castwise.report.units import format_percent, format_rate, format_seconds
 
@@ -82,12 +83,10 @@ def kernel_floor_table(document: Mapping[str, Any], measured: Mapping[str, Row])
         document: The record.
         measured: The last record of each row among the speed goals, by its name.
     """
-    environment, bandwidth = document["environment"], document["bytes_per_second"]
+    place, bandwidth = place_of(document["environment"], document["date"]), document["bytes_per_second"]
     cached = "" if document["rotated_bytes"] else "; tensors in the cache where they fit"
     lines = [
-        f"{environment['gpu'] or environment['cpu']}, torch {environment['torch']}, driver "
-        f"{environment['driver'] or '–'}, {document['date']}, castwise at {environment['commit']}; "
-        f"copies {bandwidth / 1e12:.2f} TB/s{cached}",
+        f"{place}; copies {bandwidth / 1e12:.2f} TB/s{cached}",
         "",
         f"| what | format | {' | '.join(PARTS)} | the rest | floor | the goal's step | within the goal "
         "| castwise's step | floor over castwise's |",

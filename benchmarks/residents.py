@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from scipy.stats import ttest_1samp
+from trust_tables import lengthening
 
 from castwise.analyze.estimates import noise_of, pseudomedian
 from castwise.plan import CUDA_ROUND, TrialSpec
@@ -100,8 +100,7 @@ def main() -> int:
     for cell in arguments.cells:
         results.append(measure(cell, arguments.rounds, arguments.blocks, bench))
         for way, logs in results[-1]["logs"].items():  # type: ignore[attr-defined]
-            interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
-            cost, low, high = (100 * math.expm1(x) for x in (sum(logs) / len(logs), interval.low, interval.high))
+            cost, low, high = (100 * share for share in lengthening(logs))
             spread = statistics.fmean(results[-1]["spreads"][way])  # type: ignore[index]
             said = f"{cost:+.2f} % [{low:+.2f}, {high:+.2f}], blocks differ by {spread:.2%}"
             print(f"{cell:26} {way:26} {said}", flush=True)

@@ -1,7 +1,9 @@
 """The trials under benchmarks/records/, and what every table of them says."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from castwise.record import Trial
 from castwise.sweep.store import load_folder
@@ -17,6 +19,19 @@ def load(folder: Path) -> list[Trial]:
     for problem in problems:
         sys.exit(f"{problem.path}: {problem.reason}")
     return trials
+
+
+def place_of(environment: Mapping[str, Any], date: str) -> str:
+    """Return where, with what and when a benchmark was run, for the line above its table.
+
+    Args:
+        environment: What its record says of the machine.
+        date: The day, which the record's name begins with.
+    """
+    return (
+        f"{environment['gpu'] or environment['cpu']}, torch {environment['torch']}, "
+        f"driver {environment['driver'] or '–'}, {date}, castwise at {environment['commit']}"
+    )
 
 
 def where_of(trial: Trial) -> str:

@@ -23,7 +23,7 @@ from goal_rows import ROWS
 from goal_tables import goals_table, least_time_table, measured_rows
 from kernel_floor_tables import kernel_floor_table
 from round_cost import sittings_of, table_of
-from stored import NOT_MEASURED, RECORDS, load
+from stored import NOT_MEASURED, RECORDS, load, place_of
 
 from castwise.analyze.compare import Row, compare
 from castwise.analyze.recommend import recommend
@@ -91,10 +91,8 @@ def hand_written(_: str) -> str:
 def overhead(name: str) -> str:
     """Return what castwise's step costs beside the same loop by hand, in one process, as one run found it."""
     document = json.loads((RECORDS / "overhead" / f"{name}.json").read_text())
-    environment = document["environment"]
     lines = [
-        f"{environment['gpu']}, torch {environment['torch']}, driver {environment['driver']}, {name[:10]}, "
-        f"castwise at {environment['commit']}",
+        place_of(document["environment"], name[:10]),
         "",
         "| cell | models a side | step by hand | step in castwise | castwise costs | 95 % interval |",
         "|---|---:|---:|---:|---:|---:|",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scipy.stats import ttest_1samp
-from stored import NOT_MEASURED, load
+from stored import NOT_MEASURED, load, place_of
 
 from castwise.analyze.compare import Row, compare
 from castwise.report.where import measured_on
@@ -69,11 +69,17 @@ def neighbours(path: Path) -> str:
     for cell in document["cells"]:
         lines.append(f"| {cell['cell']} | alone | – | – | {statistics.fmean(cell['spreads']['alone']):.2%} |")
         for way, logs in cell["logs"].items():
-            interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
-            longer, low, high = map(math.expm1, (statistics.fmean(logs), interval.low, interval.high))
+            longer, low, high = lengthening(logs)
             spread = statistics.fmean(cell["spreads"][way])
             lines.append(f"| {cell['cell']} | {way} | {longer:+.2%} | {low:+.2%} … {high:+.2%} | {spread:.2%} |")
     return "\n".join(lines) + "\n"
+
+
+def lengthening(logs: Sequence[float]) -> tuple[float, float, float]:
+    """Return by what share steps got longer, with its 95 % interval: Student's, on the logarithms of their ratios."""
+    interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
+    longer, low, high = map(math.expm1, (statistics.fmean(logs), interval.low, interval.high))
+    return longer, low, high
 
 
 def invocations(folders: Sequence[Path]) -> str:
@@ -115,8 +121,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _places(documents: Iterable[dict[str, Any]]) -> str:
-    places = dict.fromkeys(
-        f"{at['gpu']}, torch {at['torch']}, driver {at['driver']}, {document['date']}, castwise at {at['commit']}"
-        for document, at in ((document, document["environment"]) for document in documents)
-    )
-    return "; ".join(places)
+    return "; ".join(dict.fromkeys(place_of(document["environment"], document["date"]) for document in documents))

@@ -8,6 +8,7 @@ from castwise.analyze.estimates import Difference, Estimate, estimate, mean_diff
 from castwise.analyze.metrics import largest
 from castwise.analyze.runs import Run, same_but, speedup
 from castwise.analyze.runs import median as median_of
+from castwise.plan import TrialSpec
 
 _LEVEL = 0.95
 
@@ -23,6 +24,11 @@ class TunedPair:
 
     published: tuple[Run, ...]
     tuned: tuple[Run, ...]
+
+    @property
+    def spec(self) -> TrialSpec:
+        """Return the tuned loop's spec, that of the first seed."""
+        return self.tuned[0].trial.spec
 
     @property
     def speedup(self) -> Estimate | None:

@@ -61,7 +61,7 @@ def _speedup(pair: TunedPair) -> float | None:
 
 
 def _loop(pair: TunedPair) -> str:
-    return join(pair.tuned[0].trial.spec.techniques)
+    return join(pair.spec.techniques)
 
 
 _TELLING_APART = ("workload", "batch_size", "gpus")
@@ -70,22 +70,22 @@ TUNED: tuple[Column[TunedPair], ...] = (
     Column(
         "workload",
         "workload",
-        lambda p: p.tuned[0].trial.spec.workload,
-        lambda p: p.tuned[0].trial.spec.workload,
+        lambda p: p.spec.workload,
+        lambda p: p.spec.workload,
         left=True,
     ),
     Column(
         "precision",
         "precision",
-        lambda p: p.tuned[0].trial.spec.precision,
-        lambda p: p.tuned[0].trial.spec.precision,
+        lambda p: p.spec.precision,
+        lambda p: p.spec.precision,
         left=True,
     ),
     Column(
         "batch_size",
         "batch",
-        lambda p: p.tuned[0].trial.spec.batch_size,
-        lambda p: str(p.tuned[0].trial.spec.batch_size),
+        lambda p: p.spec.batch_size,
+        lambda p: str(p.spec.batch_size),
     ),
     Column("gpus", "GPUs", lambda p: gpus_of(p.tuned[0]), lambda p: gpus_of(p.tuned[0])),
     Column(
