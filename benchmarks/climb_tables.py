@@ -2,22 +2,25 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from climbs import Account
 from stored import IMAGES, NOT_MEASURED, where_of
 
 from castwise.analyze import metrics
-from castwise.analyze.climb import Ending
+from castwise.analyze.climb import Ending, Move, by_units, move_between, said_of
 from castwise.analyze.estimates import Estimate
-from castwise.plan import SYNTHETIC
+from castwise.analyze.speedups import speedup_estimate
+from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.record import Trial
 from castwise.report.grid import markdown_grid, markdown_text
-from castwise.report.tuning import COLUMNS, Line, why_of
+from castwise.report.tried import Line, each_once, is_limited
+from castwise.report.tuning import COLUMNS, took_words, why_of
 from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 from castwise.report.where import measured_on
-from castwise.techniques import join
+from castwise.techniques import join, parse_techniques
 
 Climb = tuple[str, Account, Sequence[Trial]]  # the folder's name, the account, the trials
 _ENDINGS: dict[Ending, str] = {"nothing left": "nothing left", "budget": "`--budget`", "failed": "no plain loop"}
@@ -54,7 +57,7 @@ def summary(climbs: Sequence[Climb], document: str) -> str:
             format_bytes(first["peak_allocated_bytes"]),
             format_bytes(last["peak_allocated_bytes"]),
             format_seconds(last["first_step_seconds"]),
-            str(len(trials)),
+            str(len(trials)) + (f", {known} on record already" if (known := account.get("num_recorded")) else ""),
             format_duration(account["seconds"]),
             _ENDINGS[account["ending"]],
         )
@@ -72,7 +75,7 @@ def ladders(climbs: Sequence[Climb]) -> str:
 def ladder(account: Account, trials: Sequence[Trial]) -> str:
     """Return what was tried, rung by rung, and what it came to, as `castwise tune` prints it."""
     unit = metrics.unit_of(trials[0])
-    lines = [_line(row, trials[0], unit) for row in account["rows"]]
+    lines = _over_rungs([_line(row, trials[0].spec, unit) for row in account["rows"]], trials)
     tried = [line for line in lines if line.outcome != "unsupported"]
     refused = [why_of(line) for line in lines if line.outcome == "unsupported"]
     failed = [f"{line.tried}: {line.reason}" for line in lines if line.outcome == "failed"]
@@ -85,7 +88,7 @@ def in_a_sentence(name: str, account: Account, trials: Sequence[Trial]) -> str:
     """Return what a climb came to in a sentence, with where and when."""
     first, last = account["rows"][0], fastest_row(account)
     unit, spec = metrics.unit_of(trials[0]), trials[0].spec
-    took = f"{len(trials)} trials in {format_duration(account['seconds'])}"
+    took = took_words(len(trials), account.get("num_recorded", 0), account["seconds"])
     command = f"castwise tune {name}{_limit(account)}"
     return (
         f"`{command}` ({where_of(trials[0])}): from {format_rate(first['throughput_per_second'])} to "
@@ -96,9 +99,9 @@ def in_a_sentence(name: str, account: Account, trials: Sequence[Trial]) -> str:
 
 
 def _limit(account: Account) -> str:
-    """Return the memory limit that a climb was given, as its command has it; accounts tell it in a sentence alone."""
-    told = re.search(r"fits into ([\d.]+) GiB", " ".join(account["sentences"]))
-    return f" --memory {float(told[1]):g}GiB" if told else ""
+    """Return the memory limit that a climb was given, as its command has it."""
+    limit = account["memory_limit_bytes"]
+    return f" --memory {limit / 2**30:g}GiB" if limit else ""
 
 
 def fastest_row(account: Account) -> dict[str, Any]:
@@ -109,7 +112,38 @@ def fastest_row(account: Account) -> dict[str, Any]:
     return next(row for row in reversed(rows) if (row["precision"], row["techniques"], row.get("batch_size")) == wanted)
 
 
-def _line(row: dict[str, Any], trial: Trial, unit: str) -> Line:
+def _over_rungs(lines: Sequence[Line], trials: Sequence[Trial]) -> list[Line]:
+    """Return lines with all ratios over the rung below, each loop once on a rung.
+
+    Accounts of before have some over a loop that is no rung, and say so by a change that is not one of the rung below.
+    """
+    rungs = {line.rung: line.spec for line in lines if line.outcome in (None, "taken") and not is_limited(line)}
+    return each_once([_over_rung(line, rungs, trials) for line in lines])
+
+
+def _over_rung(line: Line, rungs: Mapping[int, TrialSpec], trials: Sequence[Trial]) -> Line:
+    below = rungs.get(line.rung - 1, line.spec)
+    change = move_between(below, line.spec).name
+    if line.ratio is None or is_limited(line) or set(line.tried.split(" + ")) == set(change.split(" + ")):
+        return line
+    sides = [[trial for trial in trials if trial.spec.cell == spec.cell] for spec in (below, line.spec)]
+    ratio = by_units(speedup_estimate(*sides), below, line.spec)
+    if ratio is None:
+        return replace(line, tried=change, ratio=None)
+    outcome, reason = said_of(ratio)
+    if outcome == "second best" and line.rung not in rungs:
+        outcome = "unproven"  # nothing was better
+    return replace(line, tried=change, ratio=ratio, outcome=outcome, reason=reason)
+
+
+def _spec(row: dict[str, Any], plain: TrialSpec) -> TrialSpec:
+    """Return the loop that a row is about."""
+    techniques = parse_techniques(row["techniques"])
+    batch_size = row.get("batch_size", plain.batch_size)
+    return Move(row["precision"], batch_size=batch_size).on(plain.model_copy(update={"techniques": techniques}))
+
+
+def _line(row: dict[str, Any], plain: TrialSpec, unit: str) -> Line:
     low, high = row["speedup_low"], row["speedup_high"]
     ratio = None
     if row["speedup"] is not None:
@@ -118,7 +152,7 @@ def _line(row: dict[str, Any], trial: Trial, unit: str) -> Line:
     return Line(
         rung=row["rung"],
         tried=row["tried"],
-        spec=trial.spec,
+        spec=_spec(row, plain),
         ratio=ratio,
         total=row["total_speedup"],
         outcome=row["outcome"],

@@ -9,8 +9,10 @@ from climbs import account_of
 from record_charts import climb_chart
 from stored import NOT_MEASURED
 from test_climbs import GIB, climb
+from test_tune import on_doubtful_loop
 
-from castwise.report.tuning import conclusions, lines_of
+from castwise.report.tried import lines_of
+from castwise.report.tuning import conclusions
 
 
 def measured(**request: object) -> Climb:
@@ -54,6 +56,28 @@ def test_a_sentence_says_from_where_to_where_and_when() -> None:
     assert text.startswith("`castwise tune a-Name` (Fake GPU, ")
     assert ", 2026-11-21): from " in text
     assert text.endswith(" s.\n")
+
+
+def test_a_sentence_has_the_limit_and_tells_what_was_measured_before() -> None:
+    name, account, trials = MEASURED
+    text = in_a_sentence(name, account | {"memory_limit_bytes": 3 * 2**29, "num_recorded": 4}, trials)
+    assert text.startswith("`castwise tune a-Name --memory 1.5GiB` (Fake GPU, ")
+    assert f"; {len(trials)} trials, 4 of them on record already, in " in text
+    assert account_of(climb(memory_bytes=GIB)[0], GIB)["memory_limit_bytes"] == GIB
+
+
+def test_accounts_of_before_are_told_over_the_rungs() -> None:
+    """They had what was tried on a loop that is no rung by its change to that loop, and its ratio over it."""
+    climbed = on_doubtful_loop()
+    account = account_of(climbed)
+    text = ladder(account, climbed.trials)
+    (restated,) = [row for row in account["rows"] if row["techniques"] == "channels-last+cudnn-search"]
+    fp16 = next(row for row in account["rows"] if row["precision"] == "fp16-mixed")
+    old = [row | {"tried": "cudnn-search", "speedup": 0.99} if row is restated else row for row in account["rows"]]
+    old.append(fp16 | {"tried": "fp16-mixed", "speedup": 0.91})
+    again = rows(ladder(account | {"rows": old}, climbed.trials))
+    assert again == rows(text)
+    assert sum(row[1].startswith("fp16-mixed") for row in again) == 1
 
 
 def test_pictures_are_linked_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from fake_engine import FakeEngine
 from castwise.analyze.climb import Climbed
 from castwise.plan import TrialSpec
 from castwise.record import Trial
-from castwise.report.tuning import json_tuning, lines_of
+from castwise.report.tried import lines_of
+from castwise.report.tuning import json_tuning
 from castwise.sweep.runner import Silent
 from castwise.sweep.tune import TuneRequest, prepare_tuning
 

@@ -10,7 +10,7 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training
 
 from castwise.analyze.metrics import turn_times
 from castwise.plan import Protocol, TrialSpec
-from castwise.record import Block, Environment, Facts
+from castwise.record import Block, Environment, Facts, RankSamples
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.sitting import MovingIn, Sat, sit
@@ -102,6 +102,22 @@ def sit_unevenly(*, restless_baseline: bool = False) -> Sat:
     protocol = Protocol(num_blocks=20, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
     return sit(Sweep(engine, None, engine.environment, Silent()), specs)
+
+
+class Leisurely(FakeSession):
+    """Takes its time to end."""
+
+    def finish(self) -> tuple[RankSamples, ...]:
+        time.sleep(0.3)
+        return super().finish()
+
+
+def test_a_trial_that_fails_took_no_longer_than_until_then() -> None:
+    engine = Engine(faults={"bf16-mixed": Fault("crash")})
+    engine.session = Leisurely
+    whole, failed = sit_down(engine).trials
+    assert (whole.status, failed.status) == ("ok", "crashed")
+    assert failed.duration_seconds < whole.duration_seconds - 0.2
 
 
 def test_who_has_settled_takes_no_further_turns_but_the_baseline_does() -> None:

@@ -11,8 +11,10 @@ from conftest import CommandLine
 from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_seconds
 
 from castwise.analyze.climb import Climbed, Ladder, loop_name
+from castwise.analyze.estimates import Estimate
 from castwise.plan import TrialSpec
-from castwise.report.tuning import conclusions, fastest_within, lines_of
+from castwise.report.tried import each_once, lines_of
+from castwise.report.tuning import conclusions, fastest_within
 from castwise.report.tuning import reasons as said_reasons
 from castwise.sweep.store import load_folder
 from castwise.sweep.tune import TuneRequest, prepare_tuning
@@ -170,6 +172,85 @@ def test_the_budget_ends_it_with_what_was_reached(monkeypatch: pytest.MonkeyPatc
     climbed = climb(engine(), budget_seconds=300)
     assert climbed.ending == "budget"
     assert len(climbed.trials) < len(climb(engine(), budget_seconds=1e6).trials)
+
+
+def test_what_there_was_no_time_for_is_no_failure_and_is_tried_with_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest loop was screened whole; the sitting that has its parts one by one would not have ended in time."""
+    asked = {"precisions": ("fp32", "bf16-mixed"), "results": tmp_path}
+    with monkeypatch.context() as patched:
+        clock = itertools.count(0, 5)
+        patched.setattr("castwise.sweep.pace.time.perf_counter", lambda: float(next(clock)))
+        cut = climb(engine(), budget_seconds=700, **asked)
+    assert cut.ending == "budget"
+    assert outcomes(cut)["bf16-mixed + channels-last"] == "taken"
+    (lacking,) = [each for each in cut.attempts if each.move.name == "bf16-mixed"]
+    assert (lacking.outcome, lacking.reason, lacking.ratio) == ("not tried", "no time was left for it", None)
+    assert not any("bf16-mixed" in reason for reason in said_reasons(cut))
+    whole = climb(engine(), budget_seconds=1e6, **asked)
+    assert outcomes(whole)["bf16-mixed"] == "taken"
+    assert whole.ending == "nothing left"
+
+
+def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path) -> None:
+    asked = {"precisions": ("fp32", "bf16-mixed"), "results": tmp_path}
+    first = climb(engine(), **asked)
+    count = len(first.trials)
+    assert (first.num_recorded, len(load_folder(tmp_path)[0])) == (0, count)
+    assert took_in(first).startswith(f"{count} trials in ")
+    more = climb(made := engine(), results=tmp_path)
+    assert len(made.measured) == len(more.trials) - more.num_recorded > 0
+    assert took_in(more).startswith(f"{len(more.trials)} trials, {more.num_recorded} of them on record already, in ")
+    same = climb(engine(), results=tmp_path)
+    assert took_in(same).startswith(f"{len(more.trials)} trials, all of them on record already, in ")
+    assert climb(engine(), results=tmp_path, again=True).num_recorded == 0
+
+
+def took_in(climbed: Climbed) -> str:
+    return next(line for line in conclusions(climbed) if " trials" in line)
+
+
+def doubtful(spec: TrialSpec) -> float:
+    """TF32 is faster in its first process alone; fp16 never is, nor is a search."""
+    gains = {"tf32": 0.6 * (1.04, 0.9, 1.06, 0.97)[spec.repeat], "fp16-mixed": 0.41 * 0.95}
+    return gains.get(spec.precision, 1.0) * (0.99 if "cudnn-search" in spec.techniques else 1.0)
+
+
+def on_doubtful_loop() -> Climbed:
+    tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: engine(doubtful))
+    ladder = Ladder(("fp32", "tf32", "fp16-mixed"), ("channels-last", "cudnn-search"))
+    return replace(tuning, ladder=ladder).run()
+
+
+def test_what_was_tried_on_a_loop_that_is_no_rung_is_told_over_the_rung_below() -> None:
+    climbed = on_doubtful_loop()
+    lines = {line.tried: line for line in lines_of(climbed)}
+    assert lines["tf32 + channels-last"].outcome == "unproven"
+    (tried,) = [each for each in climbed.attempts if each.move.name == "cudnn-search"]
+    assert tried.below.precision == "tf32"
+    line = lines["tf32 + channels-last + cudnn-search"]
+    assert line.ratio is not None
+    assert line.ratio.value == line.total == pytest.approx(1.03, abs=0.01), "the rung below is the plain loop"
+    assert (line.rung, line.outcome) == (1, "unproven"), "what is nothing's second best"
+    assert line.reason == "one process: no interval; tried on tf32, channels-last, which is no rung"
+    assert "cudnn-search" not in lines
+
+
+def test_a_loop_that_was_tried_twice_stands_once_on_a_rung() -> None:
+    climbed = on_doubtful_loop()
+    names = {each.move.name for each in climbed.attempts}
+    assert {"fp16-mixed", "fp16-mixed + channels-last"} <= names, "over the plain loop, and over one that is no rung"
+    lines = lines_of(climbed)
+    assert sum(line.spec.precision == "fp16-mixed" for line in lines) == 1
+    (once,) = [line for line in lines if line.spec.precision == "fp16-mixed"]
+    assert (once.tried, once.reason) == ("fp16-mixed + channels-last", "one process: no interval")
+    known = replace(once, ratio=Estimate(0.95, 0.94, 0.96, 2))
+    assert each_once([once, known]) == [known]
+    assert each_once([known, once]) == [known]
+    assert each_once([once, replace(known, rung=2)]) == [once, replace(known, rung=2)]
+    taken = replace(once, outcome="taken")
+    assert each_once([taken, known]) == [taken]
 
 
 @pytest.mark.parametrize(("seconds", "budget"), [(0.009, 160.0), (0.011, 540.0)])
@@ -468,6 +549,7 @@ def test_a_loop_on_a_smaller_batch_is_named_in_every_format(command: CommandLine
         assert "1.44 GiB  taken" in done.out or "| 1.44 GiB | taken |" in done.out, "as the limit counts it"
     if output == "json":
         document = json.loads(done.out)
+        assert document["memory_limit_bytes"] == 1.5 * 2**30
         assert document["fastest"]["batch_size"] == 256
         assert document["fastest_within_memory"]["batch_size"] == 184
         assert document["fastest_within_memory"]["techniques"] == ["cuda-graph"]
@@ -488,6 +570,7 @@ def test_other_formats_have_the_rungs_too(command: CommandLine, output: str) -> 
         assert document["fastest"]["techniques"][-2:] == ["compile", "cuda-graph"]
         assert document["ending"] == "nothing left"
         assert document["trials"]
+        assert (document["memory_limit_bytes"], document["num_recorded"]) == (None, 0)
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ class Trial(Document):
         ranks: The samples of each process; empty where nothing was timed.
         environment: The machine and software.
         started_at: UTC, ISO 8601.
-        duration_seconds: The whole trial, set-up included.
+        duration_seconds: The whole trial, set-up included; where trials took turns, the others' turns, too.
         sitting: What trials share whose processes took turns; None for one that ran by itself.
         log: The end of what the process printed, where it failed.
         readings: One for each timed block or epoch, in order; empty in records without telemetry.

@@ -11,18 +11,24 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.analyze import metrics
-from castwise.analyze.estimates import Estimate
+from castwise.analyze.estimates import Estimate, judge
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.technique_rules import resolve, why_unsupported
 from castwise.techniques import GRAPHS, TECHNIQUES, Numerics, find_technique, join
 
-Outcome = Literal["taken", "second best", "same", "slower", "unproven", "too large", "failed", "unsupported"]
+Outcome = Literal[
+    "taken", "second best", "same", "slower", "unproven", "too large", "failed", "not tried", "unsupported"
+]
 Ending = Literal["nothing left", "budget", "failed"]
 
 NUMERICS: tuple[Numerics, ...] = ("bits", "rounding", "draws", "shape")
 _PRECISION, _BATCH = "precision", "batch"
+
+# A screened loop is looked at further from here. Source: chosen here.
+PROMISING = 1.005
+_ONE = "one process: no interval"
 
 # What is tried together as well, where a loop has neither: the one may pay with the other only.
 _PAIRS = (
@@ -139,10 +145,11 @@ class Attempt:
         move: The move.
         below: The loop it was tried on.
         spec: The loop it made.
-        ratio: Its speed-up over the one below, by units a second; None where it was not measured.
-        outcome: What came of it.
+        ratio: Its speed-up over the rung below, by units a second; None where it was not measured.
+        outcome: What came of it, beside the rung below.
         reason: Why, in a few words.
         limited: Whether it was tried in the climb under a memory limit alone, and is no part of the other ladder.
+        over: The rung below, where the loop it was tried on turned out to be no rung; None where it is one.
     """
 
     rung: int
@@ -153,6 +160,12 @@ class Attempt:
     outcome: Outcome
     reason: str = ""
     limited: bool = False
+    over: TrialSpec | None = None
+
+    @property
+    def change(self) -> Move:
+        """Return what it changes of the rung below."""
+        return self.move if self.over is None else move_between(self.over, self.spec)
 
 
 @dataclass(frozen=True)
@@ -166,6 +179,7 @@ class Climbed:
         probes: Loops measured to tell what bounds the first and the last rung, and no rungs themselves.
         ending: Why no further move was tried.
         seconds: Wall time.
+        num_recorded: How many of the trials were on record before, and are not in the wall time.
     """
 
     start: TrialSpec
@@ -174,6 +188,7 @@ class Climbed:
     probes: tuple[TrialSpec, ...]
     ending: Ending
     seconds: float
+    num_recorded: int = 0
 
     @property
     def rungs(self) -> list[TrialSpec]:
@@ -244,6 +259,16 @@ def by_units(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estim
     if ratio is None or factor == 1:
         return ratio
     return replace(ratio, value=ratio.value * factor, low=ratio.low * factor, high=ratio.high * factor)
+
+
+def said_of(ratio: Estimate) -> tuple[Outcome, str]:
+    """Return what is said of a loop that is no rung, by its speed-up over the rung below, and why."""
+    if ratio.n == 1:
+        low: Outcome = "slower" if ratio.value < 1 / PROMISING else "same"
+        return "second best" if ratio.value > PROMISING else low, _ONE
+    verdict = judge(ratio)
+    named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
+    return named.get(verdict.kind, "unproven"), verdict.reason
 
 
 def needs_of(trials: Sequence[Trial]) -> float:

@@ -23,6 +23,7 @@ class LiveProgress:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._label = self._search = ""
+        self._sitting: str | None = None
         self._index = self._count = 0
         self._started = time.monotonic()
 
@@ -70,10 +71,17 @@ class LiveProgress:
         """Say how the trial ended: always where there is no bar to show it, else where it did not end well."""
         why = "" if trial.status == "ok" else f": {trial.message}"
         if self._bar is None:
-            took = format_duration(trial.duration_seconds)
-            self._say(f"{self._which}: {self._label}: {trial.status} ({took}){why}")
+            self._say(f"{self._which}: {self._label}: {trial.status} ({self._took(trial)}){why}")
         elif trial.status != "ok":
             self._say(f"{self._label}: {trial.status}{why}", style="yellow")
+
+    def _took(self, trial: Trial) -> str:
+        """Return in words what a trial took; the time of those that took turns is said once, for it was one time."""
+        took = format_duration(trial.duration_seconds)
+        if trial.sitting is None or trial.status not in ("ok", "diverged"):  # one that failed ended by itself
+            return took
+        is_new, self._sitting = trial.sitting != self._sitting, trial.sitting
+        return f"in a sitting of {took}" if is_new else "in the same sitting"
 
     @property
     def _which(self) -> str:

@@ -1,23 +1,17 @@
 """A climb as a terminal table, Markdown, CSV or JSON."""
 
 import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from castwise.analyze import metrics
 from castwise.analyze.bounds import sentences_of
-from castwise.analyze.climb import Climbed, Outcome, by_units, loop_name, needs_of
-from castwise.analyze.estimates import Estimate
-from castwise.analyze.speedups import rate_estimate, speedup_estimate, step_estimate
+from castwise.analyze.climb import Climbed, loop_name
 from castwise.plan import TrialSpec
-from castwise.record import Trial
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 from castwise.report.intervals import ENDS, End, end_of, ratio_text
+from castwise.report.tried import Line, climb_unit, lines_of, throughput_of
 from castwise.report.units import (
     format_bytes,
     format_duration,
@@ -33,100 +27,6 @@ _ENDINGS = {
     "budget": "the next trial would not end within the budget; --budget sets another time",
     "failed": "the plain loop itself could not be measured",
 }
-
-
-@dataclass(frozen=True)
-class Line:
-    """A loop that was tried, as a line of the table.
-
-    Attributes:
-        rung: The rung it was tried on.
-        tried: What it changes.
-        spec: The loop.
-        ratio: Its speed-up over the loop below.
-        total: Its speed-up over the plain loop.
-        outcome: What came of it.
-        reason: Why.
-        throughput: Units a second.
-        unit: What throughput counts.
-        first_step_seconds: The first step, searching and compiling included.
-        peak_bytes: Peak of what tensors held.
-        held_bytes: Peak of what counts against a memory limit: what the allocator reserved; of tensors on a CPU.
-    """
-
-    rung: int
-    tried: str
-    spec: TrialSpec
-    ratio: Estimate | None
-    total: float | None
-    outcome: Outcome | None
-    reason: str
-    throughput: float | None
-    unit: str
-    first_step_seconds: float | None
-    peak_bytes: int | None
-    held_bytes: int | None
-
-
-def lines_of(climbed: Climbed) -> list[Line]:
-    """Return the plain loop and all that was tried, in order; what no loop could have comes once, and no pairs."""
-    lines = [_line(climbed, 0, "plain loop", climbed.start, None, None, "")]
-    refused: set[str] = set()
-    for each in climbed.attempts:
-        if each.outcome == "unsupported":
-            had = any(other.move == each.move and other.outcome != "unsupported" for other in climbed.attempts)
-            if len(each.move.parts) > 1 or each.move.name in refused or had:
-                continue
-            refused.add(each.move.name)
-        tried = each.move.name + (" (within the limit)" if each.limited else "")
-        lines.append(_line(climbed, each.rung + 1, tried, each.spec, each.ratio, each.outcome, each.reason))
-    return lines
-
-
-def _line(  # noqa: PLR0913, PLR0917  a figure each
-    climbed: Climbed,
-    rung: int,
-    tried: str,
-    spec: TrialSpec,
-    ratio: Estimate | None,
-    outcome: Outcome | None,
-    reason: str,
-) -> Line:
-    trials = climbed.of(spec)
-    well = [trial for trial in trials if trial.status == "ok"]
-    total = by_units(speedup_estimate(climbed.of(climbed.start), well), climbed.start, spec)
-    return Line(
-        rung=rung,
-        tried=tried,
-        spec=spec,
-        ratio=ratio,
-        total=1.0 if spec.cell == climbed.start.cell and well else (total.value if total else None),
-        outcome=outcome,
-        reason=reason,
-        throughput=_throughput(well),
-        unit=_unit(climbed),
-        first_step_seconds=max((found for each in trials if (found := _first_step(each)) is not None), default=None),
-        peak_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in well),
-        held_bytes=int(held) if math.isfinite(held := needs_of(well)) else None,
-    )
-
-
-def _first_step(trial: Trial) -> float | None:
-    """Return what a process's first step took; a training run has it in its first epoch."""
-    epochs = trial.ranks[0].epochs if trial.ranks else ()
-    if trial.spec.recipe is not None:
-        return epochs[0].first_step_seconds if epochs else None
-    return None if trial.facts is None else trial.facts.first_step_seconds
-
-
-def _unit(climbed: Climbed) -> str:
-    return next((metrics.unit_of(trial) for trial in climbed.trials), "samples")
-
-
-def _throughput(trials: Sequence[Trial]) -> float | None:
-    """Return the units a second of one loop over its processes; None where nothing was timed."""
-    rate = rate_estimate(trials, step_estimate(trials))
-    return None if rate is None else rate.value
 
 
 def fastest_within(climbed: Climbed, memory_bytes: float, batch_size: int | None = None) -> Line | None:
@@ -221,7 +121,7 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
     lines = lines_of(climbed)
     rungs = {line.spec.cell: line for line in lines}
     last = rungs[climbed.winner.cell]
-    unit = _unit(climbed)
+    unit = climb_unit(climbed)
     found: list[str] = []
     if last.throughput is not None:
         found.append(
@@ -232,16 +132,25 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
         found += _of_limit(climbed, memory_bytes)
     elif last.spec.batch_size != climbed.start.batch_size:
         found.append(f"{_other_training(climbed, last)}.")
-    count = len(climbed.trials)
-    found.append(f"{count} trials in {format_duration(climbed.seconds)}: {_ENDINGS[climbed.ending]}.")
+    took = took_words(len(climbed.trials), climbed.num_recorded, climbed.seconds)
+    found.append(f"{took}: {_ENDINGS[climbed.ending]}.")
     if climbed.ending != "failed":
         found += sentences_of(climbed)
     return found
 
 
+def took_words(num_trials: int, num_recorded: int, seconds: float) -> str:
+    """Return how many trials a climb has, how many of them it did not measure itself, and what the others took."""
+    trials = f"{num_trials} trial{'' if num_trials == 1 else 's'}"
+    if num_recorded:
+        which = "all" if num_recorded == num_trials else num_recorded
+        trials += f", {which} of them on record already,"
+    return f"{trials} in {format_duration(seconds)}"
+
+
 def _of_limit(climbed: Climbed, memory_bytes: float) -> list[str]:
     """Return what is within a limit, and what another batch changes."""
-    within, limit, unit = fastest_within(climbed, memory_bytes), format_bytes(memory_bytes), _unit(climbed)
+    within, limit, unit = fastest_within(climbed, memory_bytes), format_bytes(memory_bytes), climb_unit(climbed)
     if within is None:
         held = [line for line in lines_of(climbed) if line.held_bytes is not None]
         least = min(held, key=lambda line: line.held_bytes or 0, default=None)
@@ -282,7 +191,7 @@ def measured_words(climbed: Climbed, spec: TrialSpec) -> str:
     own = climbed.of(spec)
     environment = own[0].environment
     return (
-        f"Measured by castwise {environment.castwise}: {format_rate(_throughput(own))} {_unit(climbed)}/s on "
+        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {climb_unit(climbed)}/s on "
         f"{environment.device_name}, torch {environment.torch}, {own[0].started_at[:10]}."
     )
 
@@ -352,8 +261,10 @@ def json_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
         "fastest": _loop(climbed.winner),
         "fastest_within_memory": None if within is None else _loop(within.spec),
         "fastest_within_memory_on_this_batch": None if same is None else _loop(same.spec),
+        "memory_limit_bytes": None if memory_bytes is None else int(memory_bytes),
         "ending": climbed.ending,
         "seconds": climbed.seconds,
+        "num_recorded": climbed.num_recorded,
         "sentences": conclusions(climbed, memory_bytes),
         "trials": [json.loads(trial.model_dump_json()) for trial in climbed.trials],
     }

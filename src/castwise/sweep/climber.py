@@ -6,23 +6,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from castwise.analyze.climb import (
+    PROMISING,
     Attempt,
     Climbed,
     Ending,
     Ladder,
     Move,
     Outcome,
-    by_units,
     chain,
+    loop_name,
     move_between,
-    needs_of,
 )
-from castwise.analyze.estimates import Estimate, judge
+from castwise.analyze.estimates import judge
 from castwise.analyze.smaller_batch import Held, half_batch, least_together, next_batch
-from castwise.analyze.speedups import speedup_estimate, turns_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
-from castwise.sweep.job import Job, is_of
+from castwise.sweep.job import Job
+from castwise.sweep.known import Known
 from castwise.sweep.pace import Pace, is_short
 from castwise.sweep.rounds import Rounds, Rule
 from castwise.sweep.runner import Uncounted, why_lacking
@@ -32,18 +32,13 @@ _ONCE = Rule(min_rounds=1, max_rounds=1)
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
 _CONTEXT_BYTES = 2**30  # what a process holds beside its tensors
 _USABLE = 0.85  # of the device's memory, so that a search finds its workspace
-# A screened loop is looked at further from here. Source: chosen here.
-_PROMISING = 1.005
-# Two processes of a cell were seen to differ by up to 8 % where the host sets the pace: what the turns of one sitting
-# show beyond that needs no further process.
-_BEYOND_PROCESSES = 1.10
 _MOST_PROOFS = 3  # sittings in which the rungs are proven
 _MOST_SIZES = 3  # smaller batches at the most that are tried beside those on record
 _NO_OUTCOME: tuple[Outcome, str] = ("taken", "")
 
 
 @dataclass
-class Climb:
+class Climb(Known):
     """A climb made concrete on this machine.
 
     Attributes:
@@ -65,6 +60,7 @@ class Climb:
     def __post_init__(self) -> None:
         self._cells: dict[str, TrialSpec] = {}  # all that belongs to the climb
         self._probes: list[TrialSpec] = []
+        self._recorded = {id(trial) for trial in self.known}
         # How many trials a climb takes nobody knows, and why rounds of its own end is no news.
         self._sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener, remarks=False))
 
@@ -84,7 +80,8 @@ class Climb:
                 within, ending = self._within(winner, attempts, ending, self.memory_bytes)
                 attempts += [replace(each, limited=True) for each in within]
         trials = tuple(trial for spec in self._cells.values() for trial in self._of(spec))
-        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, self._pace.seconds)
+        recorded = sum(id(trial) in self._recorded for trial in trials)
+        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, self._pace.seconds, recorded)
 
     def _within(
         self, winner: TrialSpec, attempts: Sequence[Attempt], ending: Ending, limit: float
@@ -115,7 +112,8 @@ class Climb:
                 steps, ending = self._step_up(current, open_moves, tries, limit)
                 loops += steps
         self._prove(loops)
-        return self._told(loops, tries, limit), ending
+        told = self._told(loops, tries, limit)
+        return told, "budget" if any(each.outcome == "not tried" for each in told) else ending
 
     def _step_up(
         self, current: TrialSpec, moves: Sequence[Move], tries: list[Attempt], limit: float | None
@@ -153,7 +151,7 @@ class Climb:
         known = [loop for loop in loops if self._pays(current, loop, limit)]
         top = max(known, key=lambda loop: self._merit(current, loop, limit), default=best)
         (fits, gain), (best_fits, best_gain) = (self._merit(current, loop, limit) for loop in (top, best))
-        if top not in loops or (fits, gain * _PROMISING) < (best_fits, best_gain):
+        if top not in loops or (fits, gain * PROMISING) < (best_fits, best_gain):
             return [best]
         return loops[: loops.index(top) + 1]
 
@@ -162,31 +160,14 @@ class Climb:
         if ratio is None or spec.cell == current.cell:
             return False
         if limit is None:
-            return ratio.value > _PROMISING
+            return ratio.value > PROMISING
         if self._needs(current) > limit:  # first of all into the limit
-            return self._needs(spec) <= limit or (self._needs(spec) < self._needs(current) and ratio.value > _PROMISING)
-        return self._needs(spec) <= limit and ratio.value > _PROMISING
+            return self._needs(spec) <= limit or (self._needs(spec) < self._needs(current) and ratio.value > PROMISING)
+        return self._needs(spec) <= limit and ratio.value > PROMISING
 
     def _merit(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> tuple[bool, float]:
         ratio = self._ratio(current, spec)
         return limit is None or self._needs(spec) <= limit, 0.0 if ratio is None else ratio.value
-
-    def _outcome(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> tuple[Outcome, str]:
-        """Return what is said of a loop that is no rung."""
-        failed = next((trial for trial in self._of(spec) if trial.status != "ok"), None)
-        if failed is not None:
-            return "failed", f"{failed.status}: {failed.message}"
-        ratio = self._ratio(current, spec)
-        if ratio is None:
-            return "failed", "the loop below could not be timed beside it"
-        if limit is not None and self._needs(spec) > limit:
-            return "too large", "it holds more memory than --memory says"
-        if ratio.n == 1:
-            low: Outcome = "slower" if ratio.value < 1 / _PROMISING else "same"
-            return "second best" if ratio.value > _PROMISING else low, _ONE
-        verdict = judge(ratio)
-        named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
-        return named.get(verdict.kind, "unproven"), verdict.reason
 
     def _supported(self, current: TrialSpec, moves: Sequence[Move], tries: list[Attempt]) -> list[Move]:
         """Return the moves that the loop can have; note why of those it cannot."""
@@ -246,7 +227,7 @@ class Climb:
             below, doubtful = loops[0], list[tuple[TrialSpec, TrialSpec]]()
             for loop in loops[1:]:
                 ratio = self._ratio(below, loop)
-                if ratio is not None and ratio.value > _PROMISING:  # what is not is set beside the next one up
+                if ratio is not None and ratio.value > PROMISING:  # what is not is set beside the next one up
                     doubtful += [] if self._is_answered(below, loop) else [(below, loop)]
                     below = loop
             cells = list({spec.cell: spec for pair in doubtful for spec in pair}.values())
@@ -260,11 +241,6 @@ class Climb:
         ratio = self._ratio(below, spec)
         return ratio is None or self._is_clear(below, spec) or (ratio.n > 1 and judge(ratio).kind != "inconclusive")
 
-    def _is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
-        """Return whether one sitting shows more than processes of a cell differ by."""
-        found = self._of_turns(below, spec)
-        return found is not None and found.low > _BEYOND_PROCESSES
-
     def _is_rung(self, below: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
         ratio = self._ratio(below, spec)
         if ratio is None or not self._is_well(spec):
@@ -276,7 +252,8 @@ class Climb:
     def _told(self, loops: Sequence[TrialSpec], tries: Sequence[Attempt], limit: float | None) -> list[Attempt]:
         """Return all that was tried, rung by rung.
 
-        A loop that is not proven over the rung below is none; the next one is set beside that rung then.
+        A loop that is not proven over the rung below is none; the next one is set beside that rung then, and so is all
+        that was tried on it.
         """
         rungs, found, places = [loops[0]], list[Attempt](), {loops[0].cell: 0}
         for loop in loops[1:]:
@@ -293,13 +270,25 @@ class Climb:
             places[loop.cell] = len(rungs) - 1
         own = {loop.cell for loop in loops}
         for each in tries:
-            if each.outcome == "unsupported" or (each.outcome != "taken" and each.spec.cell not in own):
-                found.append(replace(each, rung=places.get(each.below.cell, each.rung)))
+            rung = places[each.below.cell]
+            if each.outcome == "unsupported":
+                found.append(replace(each, rung=rung))
+            elif each.outcome != "taken" and each.spec.cell not in own:
+                is_over_rung = each.below.cell == rungs[rung].cell
+                other = replace(each, rung=rung)
+                found.append(other if is_over_rung else self._over_rung(other, rungs, limit))
         return sorted(found, key=lambda each: (each.rung, each.outcome != "taken"))
 
-    def _shown(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        ratio = self._ratio(below, spec)
-        return (self._of_turns(below, spec) or ratio) if ratio is not None and ratio.n == 1 else ratio
+    def _over_rung(self, tried: Attempt, rungs: Sequence[TrialSpec], limit: float | None) -> Attempt:
+        """Return what came of a move on a loop that is no rung, told over the rung below: no other is in the table."""
+        below = rungs[tried.rung]
+        ratio = self._ratio(below, tried.spec)
+        outcome, reason = self._outcome(below, tried.spec, limit)
+        if outcome == "second best" and len(rungs) == tried.rung + 1:
+            outcome = "unproven"  # nothing was better
+        if ratio is not None:
+            reason += f"; tried on {loop_name(tried.below)}, which is no rung"
+        return replace(tried, ratio=ratio, outcome=outcome, reason=reason, over=below)
 
     # Measuring
 
@@ -363,30 +352,7 @@ class Climb:
             return most
         return max(1, min(most, int(memory * _USABLE / (needs + _CONTEXT_BYTES)) - 1))
 
-    # What is known
 
-    def _ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        """Return a loop's speed-up over another by units a second; None where it was not measured well."""
-        if not self._is_well(spec):
-            return None
-        return by_units(speedup_estimate(self._of(below), self._of(spec)), below, spec)
-
-    def _of_turns(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        return by_units(turns_estimate(self._of(below), self._of(spec)), below, spec)
-
-    def _needs(self, spec: TrialSpec) -> float:
-        """Return the most memory that a loop's processes held: what the allocator reserved, on a CPU tensors."""
-        return needs_of(self._of(spec))
-
-    def _is_well(self, spec: TrialSpec) -> bool:
-        own = self._of(spec)
-        return bool(own) and all(trial.status == "ok" for trial in own)
-
-    def _of(self, spec: TrialSpec) -> list[Trial]:
-        return [trial for trial in self.known if is_of(trial, spec)]
-
-
-_ONE = "one process: no interval"
 _OF_TURNS = "one process each: the interval is of its turns"
 
 

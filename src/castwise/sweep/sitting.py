@@ -48,6 +48,7 @@ class _Resident:
         self.turns = Turns(spec.protocol, earlier)
         self.is_baseline = is_baseline
         self.is_done = False  # takes no further turns
+        self._seconds: float | None = None  # until it failed
 
     @property
     def is_well(self) -> bool:
@@ -96,8 +97,12 @@ class _Resident:
 
     def record(self, sitting: str | None) -> Trial:
         """Return the trial."""
-        trial = self.attempt.record(time.perf_counter() - self._started)
+        trial = self.attempt.record(self._passed if self._seconds is None else self._seconds)
         return trial.model_copy(update={"sitting": sitting})
+
+    @property
+    def _passed(self) -> float:
+        return time.perf_counter() - self._started
 
     def _open(self) -> None:
         self.attempt.environment = self.session.open(self.spec.device)
@@ -144,6 +149,7 @@ class _Resident:
         except TrialFailedError as failure:
             self.attempt.failure = failure
             self.session.close()  # its memory is the others'
+            self._seconds = self._passed
 
 
 MovingIn = Literal["together", "first alone", "one by one"]

@@ -1,0 +1,133 @@
+"""All that a climb tried, a line a loop, as its tables have it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from castwise.analyze import metrics
+from castwise.analyze.climb import Climbed, Outcome, by_units, needs_of
+from castwise.analyze.estimates import Estimate
+from castwise.analyze.speedups import rate_estimate, speedup_estimate, step_estimate
+from castwise.plan import TrialSpec
+from castwise.record import Trial
+
+_LIMITED = " (within the limit)"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A loop that was tried, as a line of the table.
+
+    Attributes:
+        rung: The rung that it is one of, or was tried for: 1 is the first above the plain loop.
+        tried: What it changes.
+        spec: The loop.
+        ratio: Its speed-up over the rung below.
+        total: Its speed-up over the plain loop.
+        outcome: What came of it.
+        reason: Why.
+        throughput: Units a second.
+        unit: What throughput counts.
+        first_step_seconds: The first step, searching and compiling included.
+        peak_bytes: Peak of what tensors held.
+        held_bytes: Peak of what counts against a memory limit: what the allocator reserved; of tensors on a CPU.
+    """
+
+    rung: int
+    tried: str
+    spec: TrialSpec
+    ratio: Estimate | None
+    total: float | None
+    outcome: Outcome | None
+    reason: str
+    throughput: float | None
+    unit: str
+    first_step_seconds: float | None
+    peak_bytes: int | None
+    held_bytes: int | None
+
+
+def lines_of(climbed: Climbed) -> list[Line]:
+    """Return the plain loop and all that was tried, in order.
+
+    What no loop could have comes once, and no pairs; a loop that was tried twice stands once on a rung.
+    """
+    lines = [_line(climbed, 0, "plain loop", climbed.start, None, None, "")]
+    refused: set[str] = set()
+    for each in climbed.attempts:
+        if each.outcome == "unsupported":
+            had = any(other.move == each.move and other.outcome != "unsupported" for other in climbed.attempts)
+            if len(each.move.parts) > 1 or each.move.name in refused or had:
+                continue
+            refused.add(each.move.name)
+        tried = each.change.name + (_LIMITED if each.limited else "")
+        lines.append(_line(climbed, each.rung + 1, tried, each.spec, each.ratio, each.outcome, each.reason))
+    return each_once(lines)
+
+
+def each_once(lines: Sequence[Line]) -> list[Line]:
+    """Return lines without those of a loop that stands on the same rung already: the better known one is kept."""
+    best: dict[tuple[int, bool, str], Line] = {}
+    for line in lines:
+        best[_place(line)] = max(best.get(_place(line), line), line, key=_known)  # the first where they tie
+    return [line for line in lines if best[_place(line)] is line]
+
+
+def is_limited(line: Line) -> bool:
+    """Return whether a loop was tried for a memory limit alone, and is no part of the ladder."""
+    return line.tried.endswith(_LIMITED)
+
+
+def _place(line: Line) -> tuple[int, bool, str]:
+    return line.rung, is_limited(line), line.spec.cell
+
+
+def _known(line: Line) -> tuple[bool, int]:
+    return line.outcome == "taken", 0 if line.ratio is None else line.ratio.n
+
+
+def _line(  # noqa: PLR0913, PLR0917  a figure each
+    climbed: Climbed,
+    rung: int,
+    tried: str,
+    spec: TrialSpec,
+    ratio: Estimate | None,
+    outcome: Outcome | None,
+    reason: str,
+) -> Line:
+    trials = climbed.of(spec)
+    well = [trial for trial in trials if trial.status == "ok"]
+    total = by_units(speedup_estimate(climbed.of(climbed.start), well), climbed.start, spec)
+    return Line(
+        rung=rung,
+        tried=tried,
+        spec=spec,
+        ratio=ratio,
+        total=1.0 if spec.cell == climbed.start.cell and well else (total.value if total else None),
+        outcome=outcome,
+        reason=reason,
+        throughput=throughput_of(well),
+        unit=climb_unit(climbed),
+        first_step_seconds=max((found for each in trials if (found := _first_step(each)) is not None), default=None),
+        peak_bytes=metrics.largest(metrics.peak_allocated_bytes(trial) for trial in well),
+        held_bytes=int(held) if math.isfinite(held := needs_of(well)) else None,
+    )
+
+
+def _first_step(trial: Trial) -> float | None:
+    """Return what a process's first step took; a training run has it in its first epoch."""
+    epochs = trial.ranks[0].epochs if trial.ranks else ()
+    if trial.spec.recipe is not None:
+        return epochs[0].first_step_seconds if epochs else None
+    return None if trial.facts is None else trial.facts.first_step_seconds
+
+
+def climb_unit(climbed: Climbed) -> str:
+    """Return what a climb's throughput counts."""
+    return next((metrics.unit_of(trial) for trial in climbed.trials), "samples")
+
+
+def throughput_of(trials: Sequence[Trial]) -> float | None:
+    """Return the units a second of one loop over its processes; None where nothing was timed."""
+    rate = rate_estimate(trials, step_estimate(trials))
+    return None if rate is None else rate.value
