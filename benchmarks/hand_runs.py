@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 _WARM_UP_STEPS = 10
 _TIMED_STEPS = 50
@@ -57,6 +58,15 @@ def train_one(workload: str, precision: str, batch_size: int, device_name: str, 
         return train(_TIMED_STEPS) / _TIMED_STEPS
 
 
+def _environment(device: str) -> dict[str, Any]:
+    """Return what the machine is; imported here, since what a run by hand imports is timed."""
+    from castwise.data_sets import default_data_dir
+    from castwise.sweep.bench import find_commit, find_device
+    from castwise.sweep.launcher import ForkserverEngine
+
+    return find_device(ForkserverEngine(default_data_dir(), find_commit()), device).model_dump(mode="json")
+
+
 def main() -> int:
     """Start the runs one after another and print what each took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,8 +100,14 @@ def main() -> int:
         print(f"{precision:12} {1e3 * float(answer.stdout):8.2f} ms a step; the run took {whole:.1f} s", flush=True)
     print(f"all: {sum(run['seconds'] for run in runs):.1f} s")  # type: ignore[misc]
     if arguments.out:
-        document = {"workload": arguments.workload, "batch_size": arguments.batch_size, "tuned": arguments.tuned}
-        arguments.out.write_text(json.dumps(document | {"runs": runs}, indent=1) + "\n")
+        document = {
+            "environment": _environment(arguments.device),
+            "workload": arguments.workload,
+            "batch_size": arguments.batch_size,
+            "tuned": arguments.tuned,
+            "runs": runs,
+        }
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

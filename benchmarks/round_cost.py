@@ -3,8 +3,8 @@
     python benchmarks/round_cost.py FOLDER ...
     python benchmarks/round_cost.py --run resnet50 --batch-size 128 --within 1% ...
 
-Reads results folders; `--run` makes one first, by `castwise run` with what follows, and says what passed before the
-first sitting and after the last one too. Seconds of a sitting, of all its cells:
+Reads results folders; `--run` makes one first, by `castwise run` with what follows (where a `--results FOLDER` keeps
+it), and says what passed before the first sitting and after the last one too. Seconds of a sitting, of all its cells:
 
 - ready: from the request for the processes until the last one's device was open; they start side by side.
 - set up: the longest set-up with its first step, which are side by side too, but on a CPU in the first round.
@@ -100,12 +100,14 @@ def main() -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "castwise", "run", *arguments, "--results", folder]
+    with tempfile.TemporaryDirectory() as temporary:
+        given = [folder for option, folder in itertools.pairwise(arguments) if option == "--results"]
+        folder = given[-1] if given else temporary
+        command = [sys.executable, "-m", "castwise", "run", *arguments]
         started = time.time()
-        code = subprocess.run(command, check=False).returncode
+        code = subprocess.run(command if given else [*command, "--results", folder], check=False).returncode
         ended = time.time()
-        sittings = sittings_of(load_folder(Path(folder))[0])
+        sittings = [each for each in sittings_of(load_folder(Path(folder))[0]) if each.begun >= started]
     if not sittings:
         return code or 1
     print("\n".join(table_of(sittings)))

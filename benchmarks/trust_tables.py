@@ -110,6 +110,22 @@ def invocations(folders: Sequence[Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_hand(path: Path) -> str:
+    """Return what hand_runs.py found: one run a precision, its step and what it took from start to end."""
+    document = _read(path)
+    runs = document["runs"]
+    lines = [_places([document]), "", "| precision | step time | speed-up | the run took |", "|---|---:|---:|---:|"]
+    for run in runs:
+        cells = (
+            run["precision"],
+            f"{1e3 * run['step_seconds']:.2f} ms",
+            f"{runs[0]['step_seconds'] / run['step_seconds']:.2f}×" if run is not runs[0] else "–",
+            f"{run['seconds']:.1f} s",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, f"| all | – | – | {sum(run['seconds'] for run in runs):.1f} s |"]) + "\n"
+
+
 def _name(row: Row) -> str:
     return f"{row.trial.spec.workload}, {row.trial.spec.precision}, batch {row.trial.spec.batch_size}"
 
