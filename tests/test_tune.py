@@ -640,3 +640,28 @@ def test_a_climb_that_cannot_begin_is_a_failure(command: CommandLine) -> None:
 
 def test_a_loops_name_says_precision_and_techniques() -> None:
     assert loop_name(climb(engine()).start) == "fp32, plain loop"
+
+
+@pytest.mark.parametrize(("proven", "pair"), [((), (0, 3)), ((1,), (1, 3)), ((1, 2), (2, 3)), ((3,), None)])
+def test_where_time_is_short_the_top_is_proven_over_the_last_rung_that_is(
+    monkeypatch: pytest.MonkeyPatch, proven: tuple[int, ...], pair: tuple[int, int] | None
+) -> None:
+    made = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: engine())
+    names = ("channels-last", "cudnn-search", "fused-optimizer")
+    loops = [made.start.model_copy(update={"techniques": names[:count]}) for count in range(4)]
+    sat: list[list[TrialSpec]] = []
+    monkeypatch.setattr(made, "_ratio", lambda below, spec: Estimate(1.05, 0.9, 1.2, 2))
+    monkeypatch.setattr(made, "_is_answered", lambda below, spec: False)
+    monkeypatch.setattr(made, "_is_rung", lambda below, spec, limit: loops.index(spec) in proven or bool(sat))
+    monkeypatch.setattr(made, "_has_time_for", lambda specs, keep: len(specs) <= 2)
+    monkeypatch.setattr(made, "_sit_again", lambda specs: sat.append(list(specs)))
+    made._prove(loops, None)
+    assert sat == ([] if pair is None else [[loops[pair[0]], loops[pair[1]]]])
+
+
+def test_what_was_faster_and_is_not_proven_in_time_is_named() -> None:
+    climbed = on_doubtful_loop()
+    assert not any("Measured faster" in line for line in conclusions(climbed)), "nothing was left to try: it is noise"
+    (said,) = (line for line in conclusions(replace(climbed, ending="budget")) if "Measured faster" in line)
+    assert "tf32, channels-last+cudnn-search: " in said
+    assert "--budget" in said

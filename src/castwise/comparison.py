@@ -132,7 +132,7 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
         gpus: Numbers of GPUs, each of which trains on `batch_size` samples; None takes one.
         techniques: Changes to the loop that fit any model: "channels-last", "cudnn-search", "compile", joined by "+".
         device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
-        seconds: Seconds to time each trial for; None takes 4 on a GPU and 0.6 on a CPU.
+        seconds: Seconds to time each trial for; None takes 4 on a GPU and 0.4 on a CPU.
         timeout_seconds: Seconds one phase may take before a trial is given up.
         within: Measure in rounds of fresh processes until every speed-up is known within this share: "1%" or 0.01. With
             this, `budget` or `rounds` speed-ups have 95 % intervals and verdicts.

@@ -63,8 +63,8 @@ class Protocol(Document):
 # A CPU's steps take long and spread widely: fewer, longer blocks, and an end well inside two minutes for four trials.
 CPU_PROTOCOL = Protocol(warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0)
 CUDA_PROTOCOL = Protocol()
-# Where somebody waits for it: four trials of a second and a half.
-CPU_SHORT = Protocol(warm_up_steps=2, warm_up_seconds=0.3, block_seconds=0.06, num_blocks=10, max_seconds=0.7)
+# Where somebody waits for it: four trials of less than a second.
+CPU_SHORT = Protocol(warm_up_steps=2, warm_up_seconds=0.2, block_seconds=0.05, num_blocks=8, max_seconds=0.5)
 # In rounds a process is one of several, and ends as soon as its step time is known.
 CPU_ROUND = Protocol(
     warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0

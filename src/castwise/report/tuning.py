@@ -1,13 +1,14 @@
 """A climb as a terminal table, Markdown, CSV or JSON."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from castwise.analyze.bounds import sentences_of
-from castwise.analyze.climb import Climbed, loop_name
+from castwise.analyze.climb import PROMISING, Climbed, loop_name
 from castwise.plan import TrialSpec
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 from castwise.report.intervals import ENDS, End, end_of, ratio_text
@@ -128,6 +129,7 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
             f"The fastest loop: {_named(climbed, last)}: {format_rate(last.throughput)} {unit}/s, "
             f"{format_ratio(last.total)} the plain loop's."
         )
+        found += _left_unproven(climbed, lines, last.throughput)
     if memory_bytes is not None:
         found += _of_limit(climbed, memory_bytes)
     elif last.spec.batch_size != climbed.start.batch_size:
@@ -137,6 +139,20 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
     if climbed.ending != "failed":
         found += sentences_of(climbed)
     return found
+
+
+def _left_unproven(climbed: Climbed, lines: Sequence[Line], fastest: float) -> list[str]:
+    """Return what was measured faster than the fastest rung, where no time was left to prove it."""
+    if climbed.ending != "budget":
+        return []
+    doubtful = [line for line in lines if line.outcome in ("unproven", "second best") and line.throughput is not None]
+    top = max(doubtful, key=lambda line: line.throughput or 0.0, default=None)
+    if top is None or (top.throughput or 0.0) <= fastest * PROMISING:
+        return []
+    return [
+        f"Measured faster, but not proven within the time: {_named(climbed, top)}: {format_rate(top.throughput)} "
+        f"{climb_unit(climbed)}/s; the same command with a longer --budget goes on from there."
+    ]
 
 
 def took_words(num_trials: int, num_recorded: int, seconds: float) -> str:

@@ -111,7 +111,7 @@ class Climb(Known):
             elif open_moves:
                 steps, ending = self._step_up(current, open_moves, tries, limit)
                 loops += steps
-        self._prove(loops)
+        self._prove(loops, limit)
         told = self._told(loops, tries, limit)
         return told, "budget" if any(each.outcome == "not tried" for each in told) else ending
 
@@ -221,19 +221,36 @@ class Climb(Known):
 
     # The ladder's proof
 
-    def _prove(self, loops: Sequence[TrialSpec]) -> None:
-        """Let neighbours whose difference is in doubt sit together again, all of them side by side."""
+    def _prove(self, loops: Sequence[TrialSpec], limit: float | None) -> None:
+        """Let neighbours whose difference is in doubt sit together again: all of them, or where time is short the top.
+
+        What was measured at the top is what the climb was for: set beside the last rung that is proven, it is known
+        whatever the rungs between would have been.
+        """
         for _ in range(_MOST_PROOFS):
-            below, doubtful = loops[0], list[tuple[TrialSpec, TrialSpec]]()
-            for loop in loops[1:]:
-                ratio = self._ratio(below, loop)
-                if ratio is not None and ratio.value > PROMISING:  # what is not is set beside the next one up
-                    doubtful += [] if self._is_answered(below, loop) else [(below, loop)]
-                    below = loop
-            cells = list({spec.cell: spec for pair in doubtful for spec in pair}.values())
-            if not cells or not self._has_time_for(cells, keep=0.0):
+            every, top = _once(self._in_doubt(loops)), self._top_in_doubt(loops, limit)
+            cells = next((cells for cells in (every, top) if cells and self._has_time_for(cells, keep=0.0)), None)
+            if not every or cells is None:
                 return
             self._sit_again(cells)
+
+    def _in_doubt(self, loops: Sequence[TrialSpec]) -> list[TrialSpec]:
+        """Return the loops of all pairs of neighbours whose difference is in doubt."""
+        below, found = loops[0], list[TrialSpec]()
+        for loop in loops[1:]:
+            ratio = self._ratio(below, loop)
+            if ratio is not None and ratio.value > PROMISING:  # what is not is set beside the next one up
+                found += [] if self._is_answered(below, loop) else [below, loop]
+                below = loop
+        return found
+
+    def _top_in_doubt(self, loops: Sequence[TrialSpec], limit: float | None) -> list[TrialSpec]:
+        """Return the last rung that is proven and the highest loop above it; none where that is proven itself."""
+        rungs = [loops[0]]
+        for loop in loops[1:]:
+            rungs += [loop] if self._is_rung(rungs[-1], loop, limit) else []
+        above = loops[loops.index(rungs[-1]) + 1 :]
+        return [rungs[-1], above[-1]] if above and self._pays(rungs[-1], above[-1], limit) else []
 
     def _is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
         if not (self._is_well(below) and self._is_well(spec)):
@@ -305,7 +322,7 @@ class Climb(Known):
     def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> bool:
         """Measure loops once beside the one below, those that were not yet; return whether there was time for all."""
         self._belong([current, *specs])
-        waiting = list({spec.cell: spec for spec in specs if not self._of(spec)}.values())
+        waiting = _once(spec for spec in specs if not self._of(spec))
         if not specs and not self._of(current):
             self._rounds([current], current)
         width = self._width(current)
@@ -354,6 +371,11 @@ class Climb(Known):
 
 
 _OF_TURNS = "one process each: the interval is of its turns"
+
+
+def _once(specs: Iterable[TrialSpec]) -> list[TrialSpec]:
+    """Return each loop once, in their order."""
+    return list({spec.cell: spec for spec in specs}.values())
 
 
 def _is_one_more(loop: TrialSpec, spec: TrialSpec) -> bool:

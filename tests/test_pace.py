@@ -1,0 +1,47 @@
+"""Whether a sitting ends within a climb's budget, by what the sittings before it took."""
+
+import pytest
+from fake_engine import fake_spec
+
+from castwise.plan import TrialSpec
+from castwise.sweep import pace as paces
+from castwise.sweep.pace import Pace
+
+
+def loop(*techniques: str, workload: str = "resnet50") -> TrialSpec:
+    return fake_spec(workload=workload, techniques=techniques, device="cuda:0")
+
+
+@pytest.fixture
+def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
+    monkeypatch.setattr(paces.time, "perf_counter", lambda: 0.0)
+    made = Pace(20.0)
+    made.learn(8.0, [loop()] * 4)
+    return made
+
+
+def test_a_search_says_nothing_of_what_other_loops_take(pace: Pace) -> None:
+    pace.learn(16.0, [loop(), loop("fused-optimizer"), loop("cudnn-search")])
+    assert pace.has_time_for([loop()] * 10, keep=0.0), "ten of two seconds"
+    assert not pace.has_time_for([loop()] * 11, keep=0.0)
+    assert pace.has_time_for([loop(), loop("cudnn-search")], keep=0.0), "4 s and a search of 10"
+    assert not pace.has_time_for([loop("cudnn-search")] * 2, keep=0.0), "one search after another"
+
+
+def test_a_compilation_says_nothing_of_searches(pace: Pace) -> None:
+    pace.learn(16.0, [loop(), loop("compile")])
+    assert pace.has_time_for([loop(), loop("compile")], keep=0.0), "16 s again"
+    assert not pace.has_time_for([loop(), loop(), loop(), loop(), loop("compile")], keep=0.0), "22 s"
+    pace.learn(10.0, [loop("cudnn-search")])
+    pace.learn(30.0, [loop("compile", "cudnn-search")])
+    assert pace._compile_seconds == 20.0, "the loop's own 2 s and the search's 8 apart"
+
+
+def test_what_has_few_kernels_is_guessed_to_compile_soon(pace: Pace) -> None:
+    assert not pace.has_time_for([loop("compile")], keep=0.0)
+    assert pace.has_time_for([loop("compile", workload="lstm-lm")], keep=0.0)
+
+
+def test_proofs_are_kept_time_for(pace: Pace) -> None:
+    assert pace.has_time_for([loop()] * 5)
+    assert not pace.has_time_for([loop()] * 6)
