@@ -113,6 +113,44 @@ def test_several_workloads_stand_apart_by_spaces_or_commas(command: CommandLine)
         assert [line.split(",")[0] for line in done.out.splitlines()[1:]] == ["mnist-cnn", "resnet50"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("run", "mnist-cnn", "--rounds", "0"), "--rounds takes a whole number from 1; 0 is none."),
+        (("tune", "mnist-cnn", "--batch-size", "0"), "A batch holds at least one sample; batch size 0 is impossible."),
+        (("report", "--results", "h200"), "report takes its folders without --results: castwise report h200"),
+        (
+            ("export", "--results", "two words"),
+            "export takes its folders without --results: castwise export 'two words'",
+        ),
+        (("lst",), "No such command 'lst'. Did you mean 'list'? `castwise --help` says what there is."),
+        (("run", "--budget"), "Option '--budget' requires an argument."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_understood_is_one_line(command: CommandLine, arguments: tuple[str, ...], line: str) -> None:
+    done = command(*arguments)
+    assert (done.code, done.out, done.err) == (2, "", f"castwise: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--seconds", "long"), "'--seconds': "),
+        (("run", "--budgt", "60s"), "No such option: --budgt"),
+        (("list", "foo"), "'what': 'foo' is not one of 'workloads'"),
+        (("fit",), "Missing argument 'WORKLOAD'."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_typer_refuses_is_one_line_too(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:
+    done = command(*arguments)
+    (line,) = done.error_lines
+    assert (done.code, done.out) == (2, "")
+    assert words in line
+    assert line.endswith(f". `castwise {arguments[0]} --help` says what there is.")
+
+
 @pytest.mark.parametrize("name", ["fit", "tune"])
 def test_what_takes_one_workload_says_so(command: CommandLine, name: str) -> None:
     done = command(name, "mnist-cnn,resnet50")

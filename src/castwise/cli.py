@@ -9,6 +9,7 @@ import typer
 
 import castwise
 from castwise import cli_fit, cli_reporting, cli_tune
+from castwise.cli_errors import PARSING_ERROR, parsing_line
 from castwise.cli_options import (
     WORKLOAD_NAMES,
     Again,
@@ -172,7 +173,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds at the most, each with fresh processes that take turns.", min=1, metavar="N"),
+        typer.Option(help="Rounds at the most, each with fresh processes that take turns.", metavar="N"),
     ] = None,
     margin: Annotated[
         str | None,
@@ -335,10 +336,15 @@ app.registered_commands.sort(key=lambda each: _ORDER.index(each.name or getattr(
 
 
 def main() -> NoReturn:
-    """Run the command line; every error castwise raises on purpose is one line and an exit code."""
+    """Run the command line; every error in what was typed, or raised on purpose, is one line and an exit code."""
     try:
-        app(prog_name="castwise")  # also as `python -m castwise`: what its help shows can be typed
+        # Also as `python -m castwise`: what its help shows can be typed.
+        code = app(prog_name="castwise", standalone_mode=False)
     except CastwiseError as error:
         print(f"castwise: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    sys.exit(0)
+    except PARSING_ERROR as error:
+        if line := parsing_line(error):
+            print(f"castwise: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(code or 0)
