@@ -41,6 +41,26 @@ def test_runs_cut_short_are_noted(choice: dict[str, Any], line: str) -> None:
     assert [other.partition(" that ")[0] for other in others] == ["all runs count batches"] * ("max_steps" in choice)
 
 
+def validated(trial: Trial, seconds: float) -> Trial:
+    rank = trial.ranks[0]
+    epochs = tuple(epoch.model_copy(update={"validation_seconds": seconds}) for epoch in rank.epochs)
+    return trial.model_copy(update={"ranks": (rank.model_copy(update={"epochs": epochs}),)})
+
+
+def test_a_speed_up_that_validation_takes_from_its_throughput_says_so() -> None:
+    made = result("wrn-cifar10", precisions=("fp32", "fp16-mixed"))
+    assert list(notes(made)) == []
+    longer = replace(made, trials=tuple(validated(trial, 1000.0) for trial in made.trials))
+    _, mixed = longer.runs
+    assert mixed.throughput_ratio is not None
+    assert mixed.throughput_ratio > 1.1
+    assert mixed.speedup == pytest.approx(1.0, abs=0.05)
+    assert list(notes(longer)) == [
+        "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
+        f"{mixed.throughput_ratio:.2f}× for wrn-28-10 fp16-mixed batch 128 loss scale dynamic-apex (speed-up {mixed.speedup:.2f}×)"
+    ]
+
+
 def test_what_a_loader_made_beforehand_flatters_no_run_that_leaves_it_out() -> None:
     made = result("wrn-cifar10", quick=True)  # 10 batches are left out, and 2 workers make 4 beforehand
     assert not [line for line in notes(made) if "beforehand" in line or "loader made" in line]

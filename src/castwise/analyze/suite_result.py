@@ -10,12 +10,15 @@ from castwise.analyze.metrics import peak_reserved_bytes
 from castwise.analyze.runs import Run, epochs_of, is_whole, runs
 from castwise.analyze.tuned import TunedPair, tuned_pairs
 from castwise.plan import stands_in_for
+from castwise.quantities import few
 from castwise.record import Trial
 from castwise.suite import Published, Suite
 from castwise.workloads import find_workload
 
 # Source: torch.utils.data.DataLoader (prefetch_factor).
 _PREFETCHED_PER_WORKER = 2
+# A choice: from which share on a speed-up and the ratio of throughputs are told to differ. As much as noise.
+_APART = 0.05
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ def lacks_gpus(trial: Trial) -> bool:
 def notes(result: SuiteResult) -> Iterator[str]:
     """Return what a reader of the tables must know, a line each."""
     yield from _shortened(result.trials)
+    yield from _by_throughput(result.runs)
     yield from _prefetched([trial for trial in result.trials if trial.ranks])
     yield from _stand_ins(result.all_trials)
     for trial in result.trials:
@@ -119,6 +123,17 @@ def _shortened(trials: Sequence[Trial]) -> Iterator[str]:
         which = "all runs are" if len(cut) == len(ended) else f"{len(cut)} of {len(ended)} runs are"
         which = "the run is" if len(ended) == 1 else which
         yield f"{which} cut short (column length): speed-ups are ratios of throughput then, not of whole runs' times"
+
+
+def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
+    """Say where a whole run's speed-up is not what its throughput suggests."""
+    told = [
+        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
+        for run in rows
+        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > _APART
+    ]
+    if told:
+        yield f"speed-up is that of a whole run's time, validation included; the ratio of throughputs is {few(told)}"
 
 
 def _prefetched(trials: Sequence[Trial]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from castwise.analyze.warnings import warnings_of_all
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, why_emulated
 from castwise.quantities import format_share
+from castwise.report.disagreements import disagreements
 from castwise.report.grid import Column
 from castwise.report.intervals import ENDS, End, end_of, ratio_text
 from castwise.report.units import format_bytes, format_energy, format_number, format_rate, format_ratio, format_seconds
@@ -261,7 +262,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += _seen_while_timed(rows)
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
-    lines += warning_lines(rows)
+    lines += [*warning_lines(rows), *disagreements(rows)]
     lines += dict.fromkeys(_whose(row) for row in rows if row.trial.spec.world_size > 1)
     lines += _undecided(rows)
     if any(row.trial.spec.device == "cpu" for row in rows):
