@@ -57,7 +57,7 @@ def test_a_speed_up_that_validation_takes_from_its_throughput_says_so() -> None:
     assert mixed.speedup == pytest.approx(1.0, abs=0.05)
     assert list(notes(longer)) == [
         "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
-        f"{mixed.throughput_ratio:.2f}× for wrn-28-10 fp16-mixed batch 128 loss scale dynamic-apex (speed-up {mixed.speedup:.2f}×)"
+        f"{mixed.throughput_ratio:.2f}× for {mixed.trial.spec.label} (speed-up {mixed.speedup:.2f}×)"
     ]
 
 

@@ -20,6 +20,7 @@ from castwise.cli_options import (
     Results,
     Retry,
     Seed,
+    SuiteTechniques,
     Techniques,
     Timeout,
     Verbose,
@@ -248,10 +249,14 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
     ] = False,
-    techniques: Techniques = None,
+    techniques: SuiteTechniques = None,
     tuned: Annotated[
         bool,
-        typer.Option("--tuned", help="The published loop and the tuned one side by side: --techniques none,tuned."),
+        typer.Option(
+            "--tuned",
+            help="The published loop and the fastest one known, which the suite's file names, side by side: "
+            "--techniques none,tuned.",
+        ),
     ] = False,
     weights: Annotated[
         Path | None,

@@ -183,6 +183,23 @@ def is_whole(trial: Trial) -> bool:
     return trial.status == "ok" and all_done
 
 
+def start_share(trial: Trial, *, of_throughput: bool) -> float:
+    """Return the share of a run's first step in its time, validation included, or in what its throughput counts."""
+    epochs, parts = _counted(epochs_of(trial), trial), split(trial)
+    if parts is None:
+        return 0.0
+    if not of_throughput:
+        return parts.start / parts.total if parts.total else 0.0
+    if (
+        trial.spec.recipe is not None
+        and trial.spec.recipe.skip_batches
+        and any(each.counted_samples for each in epochs)
+    ):
+        return 0.0  # it is among the batches that are left out
+    seconds = sum(epoch.seconds for epoch in epochs)
+    return parts.start / seconds if seconds else 0.0
+
+
 def length_in_words(trial: Trial) -> str:
     """Return how long a run was beside what its source's was: "1 of 10 epochs, cut to 30 steps"; empty without one."""
     recipe, epochs = trial.spec.recipe, epochs_of(trial)
