@@ -259,6 +259,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "aa": lambda _: trust_tables.same_or_slower((RECORDS / "aa").glob("*.json")),
     "neighbours": lambda name: trust_tables.neighbours(RECORDS / "residents" / f"{name}.json"),
     "by_hand": lambda name: trust_tables.by_hand(RECORDS / "hand_runs" / f"{name}.json"),
+    "processes": lambda name: trust_tables.processes(sorted((RECORDS / "rounds" / name).iterdir())),
     "invocations": lambda name: trust_tables.invocations(sorted((RECORDS / "rounds" / name).iterdir())),
     "suite": suite,
     "suite_loops": suite_loops,

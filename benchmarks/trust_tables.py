@@ -10,7 +10,11 @@ from typing import Any
 from scipy.stats import ttest_1samp
 from stored import NOT_MEASURED, load, place_of
 
+from castwise.analyze import metrics
 from castwise.analyze.compare import Row, compare
+from castwise.analyze.estimates import TOLERANCE, blocks_wanted, noise_of
+from castwise.analyze.speedups import processes_apart
+from castwise.record import Trial
 from castwise.report.where import measured_on
 
 _VERDICTS = ("same", "inconclusive", "faster", "slower")
@@ -126,8 +130,53 @@ def by_hand(path: Path) -> str:
     return "\n".join([*lines, f"| all | – | – | {sum(run['seconds'] for run in runs):.1f} s |"]) + "\n"
 
 
+def processes(folders: Sequence[Path]) -> str:
+    """Return what blocks say of how well a process's step time is known, beside what the cell's processes differ by.
+
+    Args:
+        folders: The results folders of invocations of one command.
+    """
+    trials = [trial for folder in folders for trial in load(folder)]
+    lines = [
+        f"On {measured_on(trials)}",
+        "",
+        "| cell | processes | blocks each | blocks spread by | standard error by blocks | processes differ by "
+        "| times as much |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    cells: dict[str, list[Trial]] = {}
+    for trial in trials:
+        cells.setdefault(trial.spec.cell, []).append(trial)
+    for own in cells.values():
+        spread = statistics.median(found for trial in own if (found := metrics.spread(trial)) is not None)
+        error, apart = statistics.median(standard_error(trial) for trial in own), processes_apart(own)
+        blocks = [len(metrics.step_times(trial)) for trial in own]
+        shown = (
+            _name_of(own[0]),
+            str(len(own)),
+            f"{min(blocks)} to {max(blocks)}" if min(blocks) < max(blocks) else str(blocks[0]),
+            f"{spread:.2%}",
+            f"{error:.2%}",
+            f"{apart:.2%}",
+            f"{apart / error:.1f}",
+        )
+        lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def standard_error(trial: Trial) -> float:
+    """Return how well a process's step time is known by its blocks alone, as a share of it."""
+    times = metrics.step_times(trial)
+    # As many blocks as are wanted give the tolerance, and a quarter as many twice that.
+    return TOLERANCE * math.sqrt(blocks_wanted(noise_of(times)) / len(times))
+
+
 def _name(row: Row) -> str:
-    return f"{row.trial.spec.workload}, {row.trial.spec.precision}, batch {row.trial.spec.batch_size}"
+    return _name_of(row.trial)
+
+
+def _name_of(trial: Trial) -> str:
+    return f"{trial.spec.workload}, {trial.spec.precision}, batch {trial.spec.batch_size}"
 
 
 def _read(path: Path) -> dict[str, Any]:

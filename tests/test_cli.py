@@ -95,6 +95,15 @@ def test_a_list_has_every_row_whole(command: CommandLine, what: str, names: list
     assert "…" not in done.out
 
 
+def test_what_tuned_is_short_for_is_said_where_it_is_offered(command: CommandLine) -> None:
+    listed = " ".join(command("list", "techniques").out.split())
+    assert "tuned short for channels-last+cudnn-search+fused-optimizer, as far as" in listed
+    assert "they apply; in a suite, for the loop that its file names" in listed
+    shown = " ".join(re.sub(r"[│\s]+", " ", command("suite", "--help").out).split())
+    assert "tuned is short for the fastest loop known, which the suite's file names" in shown
+    assert "The published loop and the fastest one known, which the suite's file names, side by side" in shown
+
+
 def test_comma_lists_are_axes(command: CommandLine) -> None:
     done = command.run("resnet50, dpn92", "--precision", "fp32,bf16-mixed", "--batch-size", "4, 8")
     assert done.code == 0
@@ -111,6 +120,44 @@ def test_several_workloads_stand_apart_by_spaces_or_commas(command: CommandLine)
         done = command("run", *names, "--precision", "fp32", "--format", "csv", "--results", command.results)
         assert done.code == 0, done.err
         assert [line.split(",")[0] for line in done.out.splitlines()[1:]] == ["mnist-cnn", "resnet50"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("run", "mnist-cnn", "--rounds", "0"), "--rounds takes a whole number from 1; 0 is none."),
+        (("tune", "mnist-cnn", "--batch-size", "0"), "A batch holds at least one sample; batch size 0 is impossible."),
+        (("report", "--results", "h200"), "report takes its folders without --results: castwise report h200"),
+        (
+            ("export", "--results", "two words"),
+            "export takes its folders without --results: castwise export 'two words'",
+        ),
+        (("lst",), "No such command 'lst'. Did you mean 'list'? `castwise --help` says what there is."),
+        (("run", "--budget"), "Option '--budget' requires an argument."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_understood_is_one_line(command: CommandLine, arguments: tuple[str, ...], line: str) -> None:
+    done = command(*arguments)
+    assert (done.code, done.out, done.err) == (2, "", f"castwise: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--seconds", "long"), "'--seconds': "),
+        (("run", "--budgt", "60s"), "No such option: --budgt"),
+        (("list", "foo"), "'what': 'foo' is not one of 'workloads'"),
+        (("fit",), "Missing argument 'WORKLOAD'."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_typer_refuses_is_one_line_too(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:
+    done = command(*arguments)
+    (line,) = done.error_lines
+    assert (done.code, done.out) == (2, "")
+    assert words in line
+    assert line.endswith(f". `castwise {arguments[0]} --help` says what there is.")
 
 
 @pytest.mark.parametrize("name", ["fit", "tune"])

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from castwise.cli import app
+from castwise.precisions import PRECISIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,3 +70,13 @@ def test_commands_and_options_that_are_shown_exist(path: Path) -> None:
 
 def test_the_readme_shows_every_command() -> None:
     assert {name for name, *_ in commands_of(ROOT / "README.md")} >= set(COMMANDS)
+
+
+def test_the_readme_says_which_precisions_its_tables_lack() -> None:
+    text = (ROOT / "README.md").read_text()
+    tables = re.findall(r"<!-- table: results [^\n]*-->\n(.*?)<!-- /table -->", text, flags=re.DOTALL)
+    assert tables
+    shown = {name for table in tables for name in re.findall(r"^\| ([a-z0-9-]+) \|", table, flags=re.MULTILINE)}
+    lacking = [row.name for row in PRECISIONS if row.name not in shown]
+    assert all(f"`{name}` is the eighth" in text for name in lacking)
+    assert len(PRECISIONS) == len(re.findall(r"^\| `[a-z0-9-]+` \|", text, flags=re.MULTILINE)) == 8

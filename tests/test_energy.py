@@ -5,7 +5,7 @@ import scipy.stats
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, joules_per_unit, power_watts
+from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
 from castwise.errors import UsageError
 from castwise.prices import Prices
 from castwise.record import Epoch, RankSamples, Trial
@@ -255,3 +255,13 @@ def test_epochs_of_all_gpus_have_the_samples_of_all(parallelism: str) -> None:
     trial = epochs(1000 if parallelism == "ddp" else 4000, parallelism=parallelism, world_size=4)
     reading = fake_reading(energy_joules=6000.0, num_gpus=4)
     assert joules_per_unit(trial.model_copy(update={"readings": (reading,)})) == pytest.approx(1.5)
+
+
+def test_of_how_many_gpus_energy_was_read() -> None:
+    two = {"world_size": 2, "parallelism": "ddp"}
+    assert gpus_read(watched(fake_reading(), fake_reading(), **two)) == 1
+    assert gpus_read(watched(fake_reading(num_gpus=2), fake_reading(num_gpus=2), **two)) == 2
+    at_a_stretch = Metered(joules=100.0, seconds=1.0, late_seconds=0.005, num_gpus=2)
+    metered = watched(fake_reading(), **two).model_copy(update={"metered": at_a_stretch})
+    assert gpus_read(metered) == 2, "the stretch is what energy comes from"
+    assert gpus_read(fake_trial()) is None

@@ -444,7 +444,14 @@ def test_a_record_made_under_other_defaults_answers_another_question(job: Prepar
 
 @pytest.mark.parametrize(
     ("rule", "budget"),
-    [(Rule(), 75.0), (Rule(budget_seconds=9.0), 9.0), (Rule(max_rounds=2, min_rounds=2), None)],
+    [
+        (Rule.of("1%"), 75.0),
+        (Rule.of(budget="9s"), 9.0),
+        (Rule.of(budget="9s", rounds=2), 9.0),
+        (Rule.of(rounds=2), None),
+        (Rule.of("1%", rounds=Rule.max_rounds), None),
+    ],
+    ids=["within", "budget", "budget and rounds", "rounds", "the default's number, named"],
 )
 def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(rule: Rule, budget: float | None) -> None:
     found = _rule(rule, "cpu")

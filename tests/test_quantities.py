@@ -1,7 +1,7 @@
 import pytest
 
 from castwise.errors import UsageError
-from castwise.quantities import format_share, parse_duration, parse_memory, parse_share
+from castwise.quantities import few, format_share, parse_duration, parse_memory, parse_share
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,9 @@ def test_memory(text: str, size: float) -> None:
 def test_what_is_no_memory_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--memory takes an amount of memory above 0"):
         parse_memory("--memory", text)
+
+
+def test_a_few_of_many_are_named() -> None:
+    assert few(["a"]) == "a"
+    assert few(list("abcdef")) == "a, b, c, d, e, f"
+    assert few(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"

@@ -155,6 +155,13 @@ def test_a_source_without_tensor_cores(gpu: str, device: str, environment: Envir
     assert ("has them" in sentence) == (environment is H200)
 
 
+def test_tensor_cores_explain_no_smaller_gain_than_a_gpu_s_without_them() -> None:
+    arguments: dict[str, Any] = {"published_gpu": "Tesla P100", "published_device": "Tesla P100-PCIE-16GB"}
+    smaller = explain(pair(run(samples=BUSY), speedup=1.4, **arguments))
+    assert smaller.startswith("not explained by what was measured: the Tesla P100 has no Tensor Cores")
+    assert "not explained" not in explain(pair(run(samples=BUSY), speedup=3.0, **arguments))
+
+
 def test_the_format_named_is_the_precision_s() -> None:
     arguments = {"published_gpu": "GTX 1080 Ti", "published_device": "NVIDIA GeForce GTX 1080 Ti"}
     assert "no bf16 rate in its datasheet" in explain(pair(run("bf16-mixed", samples=BUSY), **arguments))

@@ -51,6 +51,17 @@ def test_a_whole_run_by_hand() -> None:
     assert figures.speedup == 1.0
 
 
+def test_the_share_of_the_first_step_by_hand() -> None:
+    assert runs.start_share(run("fp32", *WHOLE), of_throughput=False) == pytest.approx(2 / 28)
+    assert runs.start_share(run("fp32", *WHOLE), of_throughput=True) == pytest.approx(2 / 20), "without validation"
+    left_out = run("fp32", *WHOLE, recipe={"skip_batches": 2})
+    assert runs.start_share(left_out, of_throughput=True) == 0.0
+    later = run("fp32", *WHOLE, recipe={"skip_epochs": 1})
+    assert runs.start_share(later, of_throughput=True) == runs.start_share(later, of_throughput=False) == 0.0
+    failed = fake_trial(fake_training("fp32"), status="crashed", step_seconds=())
+    assert runs.start_share(failed, of_throughput=True) == 0.0
+
+
 @pytest.mark.parametrize(("reads_loss", "share"), [(False, None), (True, 4 / 18)])
 def test_a_record_that_counts_the_copy_as_waiting_says_so_only_where_nothing_is_in_flight(
     reads_loss: bool, share: float | None

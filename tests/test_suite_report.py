@@ -448,3 +448,12 @@ def test_published_columns_without_a_value_are_left_out() -> None:
     assert "published_memory_bytes" not in names
     assert "workload" not in names
     assert {"loss_scale", "published_accuracy", "equal_batch_speedup"} <= names
+
+
+def test_what_a_short_tuned_run_s_time_holds_is_told_below_its_table() -> None:
+    made = result("tensorcore", workloads=("mnist-cnn",), max_steps=3, synthetic=True, techniques=("none", "tuned"))
+    (document,) = as_json(made)
+    (note,) = [line for line in document["notes"] if line.startswith("times as fast counts the first step")]
+    for text in (printed(made, 2000), markdown_suite(made)):
+        _, _, below = text.partition("The published loop, and the tuned one")
+        assert note in below

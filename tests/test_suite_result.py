@@ -41,6 +41,26 @@ def test_runs_cut_short_are_noted(choice: dict[str, Any], line: str) -> None:
     assert [other.partition(" that ")[0] for other in others] == ["all runs count batches"] * ("max_steps" in choice)
 
 
+def validated(trial: Trial, seconds: float) -> Trial:
+    rank = trial.ranks[0]
+    epochs = tuple(epoch.model_copy(update={"validation_seconds": seconds}) for epoch in rank.epochs)
+    return trial.model_copy(update={"ranks": (rank.model_copy(update={"epochs": epochs}),)})
+
+
+def test_a_speed_up_that_validation_takes_from_its_throughput_says_so() -> None:
+    made = result("wrn-cifar10", precisions=("fp32", "fp16-mixed"))
+    assert list(notes(made)) == []
+    longer = replace(made, trials=tuple(validated(trial, 1000.0) for trial in made.trials))
+    _, mixed = longer.runs
+    assert mixed.throughput_ratio is not None
+    assert mixed.throughput_ratio > 1.1
+    assert mixed.speedup == pytest.approx(1.0, abs=0.05)
+    assert list(notes(longer)) == [
+        "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
+        f"{mixed.throughput_ratio:.2f}× for {mixed.trial.spec.label} (speed-up {mixed.speedup:.2f}×)"
+    ]
+
+
 def test_what_a_loader_made_beforehand_flatters_no_run_that_leaves_it_out() -> None:
     made = result("wrn-cifar10", quick=True)  # 10 batches are left out, and 2 workers make 4 beforehand
     assert not [line for line in notes(made) if "beforehand" in line or "loader made" in line]
@@ -51,8 +71,43 @@ def test_some_of_the_runs_are_cut_short() -> None:
     assert next(notes(quick)).startswith("4 of 6 runs are cut short")
     failed = with_trial(quick, 0, status="crashed", message="m")
     lines = list(notes(failed))
-    assert lines[0].startswith("4 of 5 runs are cut short"), "what failed is no run cut short"
+    assert lines[0].startswith("4 of the 5 runs that ended well are cut short"), "what failed is no run cut short"
     assert "mlp-4096 fp32 batch 512: crashed: m" in lines
+
+
+@pytest.mark.parametrize(
+    ("failed", "cut", "which"),
+    [
+        (1, 1, "1 of the 3 runs that ended well is cut"),
+        (1, 2, "2 of the 3 runs that ended well are cut"),
+        (1, 3, "all 3 runs that ended well are cut"),
+        (3, 1, "the run that ended well is cut"),
+        (0, 1, "1 of 4 runs is cut"),
+        (0, 4, "all runs are cut"),
+    ],
+)
+def test_a_count_of_runs_says_which_of_the_table_s_rows_it_counts(failed: int, cut: int, which: str) -> None:
+    made = result("wrn-cifar10")
+    for index in range(cut):
+        trial = made.trials[index]
+        made = with_trial(made, index, ranks=(trial.ranks[0].model_copy(update={"epochs": trial.ranks[0].epochs[:2]}),))
+    for index in range(4 - failed, 4):
+        made = with_trial(made, index, status="diverged", message="m")
+    assert next(notes(made)).startswith(f"{which} short (column length)")
+    assert len(made.runs) == 4
+
+
+def test_runs_that_never_trained_count_no_batches() -> None:
+    made = with_trial(result("wrn-cifar10", max_steps=2), 3, status="crashed", message="m", ranks=())
+    assert any(line.startswith("all 3 runs that trained count batches") for line in notes(made))
+
+
+def test_a_search_is_no_run_whose_weights_are_counted() -> None:
+    made = result("fastai-cifar100", workloads=("fastai-resnet34",))
+    made = with_trial(made, 0, spec=made.trials[0].spec.model_copy(update={"weights": "/w.pth"}))
+    made = replace(made, searches=((made.trials[1], made.trials[2]),))
+    (line,) = [line for line in notes(made) if line.startswith("random weights")]
+    assert line.startswith("random weights in 2 of 3 runs where")
 
 
 def test_a_limit_that_cuts_nothing_is_not_noted() -> None:

@@ -132,6 +132,20 @@ def test_what_is_all_gpus_and_what_is_one_s_is_said() -> None:
     assert processes in remarks(compare([trial("fp32", 0.3, device="cpu", **TWO)]))
 
 
+def test_energy_that_was_read_of_one_of_several_gpus_is_said_to_be() -> None:
+    line = "energy and power of several GPUs were read of one of them here; the others are taken to be like it"
+
+    def spread(num_gpus: int, **changes: object) -> Trial:
+        readings = (fake_reading(num_gpus=num_gpus, **changes),) * 6
+        return trial("fp32", 0.3, **TWO).model_copy(update={"readings": readings})
+
+    assert line in remarks(compare([spread(1)])), "as in records of before all were read"
+    assert line not in remarks(compare([spread(2)]))
+    assert line not in remarks(compare([spread(1, energy_joules=None, power_watts=None)])), "there is no figure"
+    alone = trial("fp32", 0.3).model_copy(update={"readings": (fake_reading(),) * 6})
+    assert line not in remarks(compare([alone]))
+
+
 @pytest.mark.parametrize("width", [10, 20, 40, 60, 80, 160])
 def test_a_table_fits_any_terminal(width: int) -> None:
     lines = printed(JOB, width).splitlines()

@@ -7,7 +7,7 @@ from fake_engine import fake_epoch, fake_run, fake_training, recipe_of
 from scipy.stats import ttest_ind
 
 from castwise.analyze.runs import runs
-from castwise.analyze.tuned import tuned_pairs
+from castwise.analyze.tuned import tuned_notes, tuned_pairs
 from castwise.record import Trial
 from castwise.report.tuned_columns import shown_tuned
 
@@ -42,7 +42,7 @@ def test_runs_of_three_seeds_stand_beside_each_other_with_intervals() -> None:
     interval = ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
     shown = texts(trials)
-    assert shown["seeds"] == "3, 3"
+    assert shown["seeds"] == "3 each"
     assert shown["published_score"] == "86.00 ± 1.00 %"
     assert shown["tuned_score"] == "86.67 ± 1.53 %"
     assert shown["difference"].startswith("+0.67 [-")
@@ -56,6 +56,32 @@ def test_one_run_a_side_has_a_difference_and_no_interval() -> None:
     (pair,) = tuned_pairs(runs([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)]))
     assert pair.difference is not None
     assert math.isnan(pair.difference.low)
+
+
+def test_seeds_that_one_side_alone_has_are_told_apart() -> None:
+    assert texts([run(0, 0.85), run(0, 0.86, gain=2.0, loop=_LOOP)])["seeds"] == "1 each"
+    assert texts([run(0, 0.85), run(1, 0.85), run(0, 0.86, loop=_LOOP)])["seeds"] == "2 published, 1 tuned"
+
+
+def test_a_first_step_that_weighs_in_a_short_run_is_told_of() -> None:
+    plain, other = run(0, 0.85), run(0, 0.86, 2.0, _LOOP)
+    short, long = ([with_first_step(plain, 0.02), with_first_step(other, share)] for share in (0.3, 0.04))
+    assert tuned_pairs(runs(short))[0].start_shares == (pytest.approx(0.02), pytest.approx(0.3))
+    assert tuned_notes(tuned_pairs(runs(short))) == [
+        "times as fast counts the first step, in which libraries are loaded and code is compiled; of the published "
+        f"loop's time and the tuned one's it is 2 % and 30 % in {plain.spec.label}: a longer run has but one, too"
+    ]
+    assert tuned_notes(tuned_pairs(runs(long))) == []
+    assert tuned_notes([]) == []
+
+
+def with_first_step(trial: Trial, share: float) -> Trial:
+    """Return a whole run whose first step takes a share of its time."""
+    rank = trial.ranks[0]
+    first, *others = rank.epochs
+    total = sum(epoch.seconds + epoch.validation_seconds for epoch in rank.epochs)
+    first = first.model_copy(update={"first_step_seconds": share * total})
+    return trial.model_copy(update={"ranks": (rank.model_copy(update={"epochs": (first, *others)}),)})
 
 
 def test_a_language_model_is_judged_by_perplexity() -> None:

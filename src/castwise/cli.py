@@ -9,6 +9,7 @@ import typer
 
 import castwise
 from castwise import cli_fit, cli_reporting, cli_tune
+from castwise.cli_errors import PARSING_ERROR, parsing_line
 from castwise.cli_options import (
     WORKLOAD_NAMES,
     Again,
@@ -19,6 +20,7 @@ from castwise.cli_options import (
     Results,
     Retry,
     Seed,
+    SuiteTechniques,
     Techniques,
     Timeout,
     Verbose,
@@ -172,7 +174,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds at the most, each with fresh processes that take turns.", min=1, metavar="N"),
+        typer.Option(help="Rounds at the most, each with fresh processes that take turns.", metavar="N"),
     ] = None,
     margin: Annotated[
         str | None,
@@ -247,10 +249,14 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="Random samples stand in for real data: time comparable, accuracy not.")
     ] = False,
-    techniques: Techniques = None,
+    techniques: SuiteTechniques = None,
     tuned: Annotated[
         bool,
-        typer.Option("--tuned", help="The published loop and the tuned one side by side: --techniques none,tuned."),
+        typer.Option(
+            "--tuned",
+            help="The published loop and the fastest one known, which the suite's file names, side by side: "
+            "--techniques none,tuned.",
+        ),
     ] = False,
     weights: Annotated[
         Path | None,
@@ -335,10 +341,15 @@ app.registered_commands.sort(key=lambda each: _ORDER.index(each.name or getattr(
 
 
 def main() -> NoReturn:
-    """Run the command line; every error castwise raises on purpose is one line and an exit code."""
+    """Run the command line; every error in what was typed, or raised on purpose, is one line and an exit code."""
     try:
-        app(prog_name="castwise")  # also as `python -m castwise`: what its help shows can be typed
+        # Also as `python -m castwise`: what its help shows can be typed.
+        code = app(prog_name="castwise", standalone_mode=False)
     except CastwiseError as error:
         print(f"castwise: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    sys.exit(0)
+    except PARSING_ERROR as error:
+        if line := parsing_line(error):
+            print(f"castwise: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(code or 0)

@@ -75,11 +75,18 @@ OneWorkload = Annotated[
     str,
     typer.Argument(help=f"A workload {WORKLOAD_NAMES}.", metavar="WORKLOAD", autocompletion=complete_workloads),
 ]
+_LOOPS = (
+    "Loops, comma-separated: none, the plain one, or changes to it (`castwise list techniques`) joined by '+'; tuned "
+    "is short for {}. Without it: the plain loop."
+)
 Techniques = Annotated[
     str | None,
+    typer.Option(help=_LOOPS.format("those that most models gain from"), autocompletion=complete_techniques),
+]
+SuiteTechniques = Annotated[
+    str | None,
     typer.Option(
-        help="Changes to the loop (`castwise list techniques`), joined by '+', comma-separated: none,tuned,"
-        "channels-last+compile. Without it: the plain loop.",
+        help=_LOOPS.format("the fastest loop known, which the suite's file names"),
         autocompletion=complete_techniques,
     ),
 ]

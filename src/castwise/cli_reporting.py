@@ -1,5 +1,6 @@
 """The commands that read records: parse, call one function, print. They need no torch and no GPU."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,6 +63,16 @@ _Records = Annotated[
     list[Path] | None,
     typer.Argument(help="Results folders, or single records.", metavar="DIR", show_default=False),
 ]
+
+
+def _refuse_results(ctx: typer.Context, folder: Path | None) -> None:
+    if folder is not None:
+        where = shlex.quote(str(folder))
+        raise UsageError(f"{ctx.info_name} takes its folders without --results: {ctx.command_path} {where}")
+
+
+# What every command that measures has, and here nobody needs.
+_NoResults = Annotated[Path | None, typer.Option("--results", hidden=True, callback=_refuse_results)]
 _Workloads = Annotated[str | None, typer.Option("--workload", help="Only these workloads, comma-separated.")]
 _Charts = Annotated[Path | None, typer.Option(help="Write each chart as a picture into this folder.", metavar="DIR")]
 _ChartFormats = Annotated[str, typer.Option(help="Formats of the pictures, comma-separated.")]
@@ -88,8 +99,10 @@ def report(
     ] = None,
     workload: _Workloads = None,
     precision: _Precisions = None,
+    results: _NoResults = None,
 ) -> None:
     """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
+    del results
     from castwise.reporting import counted, find, in_words, print_found, write_pictures, write_report
 
     if format_ is not None and output is not None:
@@ -182,8 +195,10 @@ def export(
     ] = "trials",
     workload: _Workloads = None,
     precision: _Precisions = None,
+    results: _NoResults = None,
 ) -> None:
     """Write records for other programs: flat tables, or runs for an experiment tracker. Nothing is sent anywhere."""
+    del results
     from castwise import reporting
 
     found = reporting.find(_asked(_folders(records), workload, precision))

@@ -73,7 +73,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
             "the same distribution), shape (the model)."
         ),
     ] = Allowed.DRAWS,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     memory: Annotated[
         str | None,
         typer.Option(

@@ -2,9 +2,11 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 from castwise.errors import UsageError
 
+_MOST_PARTS = 6  # of a sentence: with more of them nobody reads any
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -81,6 +83,12 @@ def format_bytes(value: float | None) -> str:
         if abs(value) < 1024:
             return f"{_three_digits(value)} {prefix}"
     return f"{_three_digits(value / 1024)} {_BINARY_PREFIXES[-1]}"
+
+
+def few(parts: Sequence[str]) -> str:
+    """Return parts of a sentence in a list, the first six of more: `a, b`, `a, b, c, d, e, f and 3 more`."""
+    more = len(parts) - _MOST_PARTS
+    return ", ".join(parts[:_MOST_PARTS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _three_digits(value: float) -> str:

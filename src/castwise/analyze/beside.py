@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from castwise.analyze import runs
 from castwise.analyze.reasons import Pair, explain
+from castwise.analyze.same_loader import fellow_of
 from castwise.plan import TrialSpec, stands_in_for
 from castwise.precisions import BASELINE, find_precision
 from castwise.published import baseline_of, is_figure_of
@@ -83,6 +84,7 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
         equal_batch_speedup=equal,
         trial=best,
         baseline=next((paired for paired, trial in pairs if trial is best), None),
+        fellow=None if best is None else fellow_of(best, suite, trials),
     )
     num_epochs, accuracies = _accuracies(figure, same)
     return Beside(

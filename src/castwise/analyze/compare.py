@@ -29,6 +29,8 @@ class Row:
         step_seconds: Seconds per step: the pseudomedian over blocks, the geometric mean over processes.
         speedup: Baseline step time over this one's; above 1 is faster. None without a baseline.
         speedup_estimate: The same with its interval.
+        unpaired_speedup: Baseline step time over this one's, each over all turns of its processes, whatever drifted
+            between them: the ratio of the throughputs. None without a baseline.
         verdict: Whether it is faster, slower or the same as the baseline; None for the baseline itself, and where
             nothing was measured.
         loop_speedup: The same cell's step time in the plain loop over this one's: what the techniques bought. None in
@@ -52,6 +54,7 @@ class Row:
     step_seconds: float | None
     speedup: float | None
     speedup_estimate: Estimate | None
+    unpaired_speedup: float | None
     verdict: Verdict | None
     loop_speedup: float | None
     scaling_efficiency: float | None
@@ -113,6 +116,7 @@ def _row(cell: list[Trial], group: list[Trial], elsewhere: "_Elsewhere", margin:
     rate = rate_estimate(cell, step)
     baselines = baselines_among(group)
     speedup = _speedup(cell, step, baselines)
+    baseline_step = step_estimate(baselines)
     memory = estimate(_memory_ratios(cell, baselines))
     spreads = [value for trial in cell if (value := metrics.spread(trial)) is not None]
     return Row(
@@ -124,6 +128,7 @@ def _row(cell: list[Trial], group: list[Trial], elsewhere: "_Elsewhere", margin:
         step_seconds=step.value if step else None,
         speedup=speedup.value if speedup else None,
         speedup_estimate=speedup,
+        unpaired_speedup=baseline_step.value / step.value if baseline_step and step else None,
         verdict=None if step is None else _verdict(cell[0], speedup, elsewhere, margin),
         loop_speedup=None,
         scaling_efficiency=None,

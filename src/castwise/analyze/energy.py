@@ -114,6 +114,15 @@ def power_watts(trial: Trial) -> float | None:
     return sum(power * time for power, time in watched) / seconds if seconds > 0 else None
 
 
+def gpus_read(trial: Trial) -> int | None:
+    """Return of how many GPUs a trial's energy was read, the fewest in any reading; None where none was."""
+    if joules_per_unit(trial) is None:
+        return None
+    if trial.metered is not None and trial.metered.seconds:
+        return trial.metered.num_gpus
+    return min((reading.num_gpus for reading in trial.readings), default=None)
+
+
 def cost_of(trial: Trial, samples: int, prices: Prices) -> EpochCost | None:
     """Return what an epoch of so many samples costs; None where nothing was timed.
 

@@ -1,7 +1,7 @@
 """Figures with intervals: the process is the replicate, and what one process says of itself is one value.
 
-Blocks of one process agree far better than two processes of the same cell do (on an H200 ten times better: where
-tensors happen to lie, which algorithm a library picked), so that an interval from blocks alone calls equal cells
+Blocks of one process agree better than two processes of the same cell do: where tensors happen to lie, which algorithm
+a library picked (docs/method.md has by how much on an H200). An interval from blocks alone calls equal cells
 different. Here every process gives one number, its pseudomedian, and the interval is Student's over the processes'
 logarithms. It carries both terms, and needs no model of how blocks depend on each other.
 

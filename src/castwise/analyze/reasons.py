@@ -6,6 +6,8 @@ What set the pace on the source's machine cannot be measured here. What is known
 from dataclasses import dataclass
 
 from castwise.analyze import runs
+from castwise.analyze.metrics import unit_of
+from castwise.analyze.same_loader import Fellow
 from castwise.devices import Device, find_device, peak
 from castwise.precisions import find_precision
 from castwise.quantities import format_share
@@ -19,6 +21,7 @@ _MOSTLY_WAITS = 0.5  # beyond it no datasheet explains a gain, be it larger or s
 _IDLE = 0.10  # of the peak rate, below which arithmetic does not set the pace
 _GAIN = 1.3  # below it precision hardly matters to the loop
 
+_UNEXPLAINED = "not explained by what was measured: "
 _TENSOR_CORES = (7, 0)
 _FLOPS_PER_MAC = 6  # two in the forward pass, four in the backward pass
 
@@ -36,6 +39,7 @@ class Pair:
         equal_batch_speedup: Measured, at equal batch.
         trial: The measured run; None where there is none.
         baseline: The measured float32 run; None where there is none.
+        fellow: A run that shows that the loader sets the measured run's pace; None where none does.
     """
 
     published_gpu: str
@@ -46,6 +50,7 @@ class Pair:
     equal_batch_speedup: float | None
     trial: Trial | None
     baseline: Trial | None
+    fellow: Fellow | None = None
 
 
 def explain(pair: Pair) -> str:
@@ -64,14 +69,19 @@ def explain(pair: Pair) -> str:
 
 
 def _cause(pair: Pair, trial: Trial, baseline: Trial) -> str:
-    """Return what the difference comes from; what holds a loop back explains no larger gain than the source's."""
+    """Return what the difference comes from; what holds a loop back explains no larger gain than the source's.
+
+    But where the loop mostly waits for its loader, as its own record or another model's run shows, no datasheet
+    explains a gain: it ends there.
+    """
+    beside = _beside_fellow(pair, trial)
     if (pair.speedup or 0.0) < (pair.published_speedup or 0.0):
-        held_back = _start(trial, baseline) or _loader(trial, baseline) or _idle(pair, trial)
+        held_back = _start(trial, baseline) or _loader(trial, baseline) or beside or _idle(pair, trial)
         if held_back:
             return held_back
     if (runs.data_share(trial) or 0.0) > _MOSTLY_WAITS:
         return _loader(trial, baseline)
-    return _peaks(pair, trial)
+    return beside or _peaks(pair, trial)
 
 
 def _outcomes(pair: Pair, trial: Trial) -> str:
@@ -119,6 +129,19 @@ def _loader(trial: Trial, baseline: Trial) -> str:
     )
 
 
+def _beside_fellow(pair: Pair, trial: Trial) -> str:
+    """Return the sentence where another model's run shows that the loader sets the pace, and no record tells it."""
+    fellow, rate = pair.fellow, runs.throughput(trial)
+    if fellow is None or rate is None or runs.data_share(trial) is not None:
+        return ""
+    times, theirs = fellow.times_as_long, runs.throughput(fellow.trial) or 0.0
+    took = f"took {times:.1f} times as long" if times > 1 else f"took 1/{1 / times:.1f} of the time"
+    return (
+        f"here the loader sets the pace in {trial.spec.precision}: {rate:,.0f} {unit_of(trial)}/s, and behind the same "
+        f"one {theirs:,.0f} of {fellow.trial.spec.workload}, for which the source's {fellow.gpu} {took}"
+    )
+
+
 def _idle(pair: Pair, trial: Trial) -> str:
     """Return the sentence where the GPU is far from its limits and precision hardly matters, else nothing."""
     share = _share_of_peak(trial)
@@ -152,19 +175,21 @@ def _peaks(pair: Pair, trial: Trial) -> str:
     dtype = find_precision(trial.spec.precision).peak_dtype
     there, here = find_device(pair.published_device), find_device(trial.environment.device_name)
     name, waits = trial.environment.device_name, _waits(trial, "here the loop waits")
+    larger = (pair.speedup or 0.0) > (pair.published_speedup or 0.0)
     if _has_tensor_cores(there) is False:
         gain = _peak_gain(there, dtype)
         peaks = f"no {dtype} rate in its datasheet" if gain is None else f"{dtype} at {gain:.1f} times its fp32 peak"
         words = f"the {pair.published_gpu} has no Tensor Cores, and {peaks}"
         own = _peak_gain(here, dtype)
-        return words + (f"; the {name} has them, at {own:.1f} times" if own and _has_tensor_cores(here) else "")
+        if not (own and _has_tensor_cores(here)):
+            return words
+        return f"{'' if larger else _UNEXPLAINED}{words}; the {name} has them, at {own:.1f} times"
     gains = _peak_gain(there, dtype), _peak_gain(here, dtype)
     if gains[0] is None or gains[1] is None:
         return waits
     peaks = f"{dtype}'s peak over fp32's is {gains[0]:.1f} on the {pair.published_gpu} and {gains[1]:.1f} on the {name}"
-    larger = (pair.speedup or 0.0) > (pair.published_speedup or 0.0)
     if larger != (gains[1] > gains[0]):
-        peaks = f"not explained by what was measured: {peaks}"
+        peaks = _UNEXPLAINED + peaks
     return f"{peaks}, and {waits}" if waits else peaks
 
 

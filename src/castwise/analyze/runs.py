@@ -55,6 +55,7 @@ class Run:
         throughput: Units per second of all GPUs while training, waits for data included, the epochs and batches
             that the recipe does not count left out.
         speedup: Over float32 at the same batch; see `speedup`. None without such a run.
+        throughput_ratio: Throughput over that run's; None without it.
         efficiency: Throughput over that of as many single GPUs; None on one GPU or without the single one.
         accuracy: After the last epoch; None without validation.
         best_accuracy: After the epoch of the lowest validation loss.
@@ -69,6 +70,7 @@ class Run:
     split: Split | None
     throughput: float | None
     speedup: float | None
+    throughput_ratio: float | None
     efficiency: float | None
     accuracy: float | None
     best_accuracy: float | None
@@ -106,6 +108,7 @@ def _run(trial: Trial, baseline: Trial | None, single: Trial | None) -> Run:
         split=split(trial),
         throughput=throughput(trial),
         speedup=speedup(baseline, trial),
+        throughput_ratio=_throughput_ratio(baseline, trial),
         efficiency=_efficiency(trial, single),
         accuracy=last.accuracy if last else None,
         best_accuracy=best_accuracy(trial),
@@ -180,6 +183,23 @@ def is_whole(trial: Trial) -> bool:
     return trial.status == "ok" and all_done
 
 
+def start_share(trial: Trial, *, of_throughput: bool) -> float:
+    """Return the share of a run's first step in its time, validation included, or in what its throughput counts."""
+    epochs, parts = _counted(epochs_of(trial), trial), split(trial)
+    if parts is None:
+        return 0.0
+    if not of_throughput:
+        return parts.start / parts.total if parts.total else 0.0
+    if (
+        trial.spec.recipe is not None
+        and trial.spec.recipe.skip_batches
+        and any(each.counted_samples for each in epochs)
+    ):
+        return 0.0  # it is among the batches that are left out
+    seconds = sum(epoch.seconds for epoch in epochs)
+    return parts.start / seconds if seconds else 0.0
+
+
 def length_in_words(trial: Trial) -> str:
     """Return how long a run was beside what its source's was: "1 of 10 epochs, cut to 30 steps"; empty without one."""
     recipe, epochs = trial.spec.recipe, epochs_of(trial)
@@ -202,7 +222,11 @@ def speedup(baseline: Trial | None, trial: Trial) -> float | None:
     theirs, own = split(baseline), split(trial)
     if is_whole(baseline) and is_whole(trial) and theirs is not None and own is not None:
         return theirs.total / own.total
-    slow, fast = throughput(baseline), throughput(trial)
+    return _throughput_ratio(baseline, trial)
+
+
+def _throughput_ratio(baseline: Trial | None, trial: Trial) -> float | None:
+    slow, fast = None if baseline is None else throughput(baseline), throughput(trial)
     return fast / slow if slow and fast else None
 
 

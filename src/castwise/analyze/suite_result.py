@@ -10,12 +10,15 @@ from castwise.analyze.metrics import peak_reserved_bytes
 from castwise.analyze.runs import Run, epochs_of, is_whole, runs
 from castwise.analyze.tuned import TunedPair, tuned_pairs
 from castwise.plan import stands_in_for
+from castwise.quantities import few
 from castwise.record import Trial
 from castwise.suite import Published, Suite
 from castwise.workloads import find_workload
 
 # Source: torch.utils.data.DataLoader (prefetch_factor).
 _PREFETCHED_PER_WORKER = 2
+# A choice: from which share on a speed-up and the ratio of throughputs are told to differ. As much as noise.
+_APART = 0.05
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,11 @@ def lacks_gpus(trial: Trial) -> bool:
 
 def notes(result: SuiteResult) -> Iterator[str]:
     """Return what a reader of the tables must know, a line each."""
-    yield from _shortened(result.trials)
-    yield from _prefetched([trial for trial in result.trials if trial.ranks])
-    yield from _stand_ins(result.all_trials)
+    rows = [run.trial for run in result.runs]
+    yield from _shortened(rows)
+    yield from _by_throughput(result.runs)
+    yield from _prefetched(rows)
+    yield from _stand_ins(rows, result.all_trials)
     for trial in result.trials:
         if trial.status != "ok" and not lacks_gpus(trial):
             yield f"{trial.spec.label}: {trial.status}: {trial.message}"
@@ -112,23 +117,54 @@ def notes(result: SuiteResult) -> Iterator[str]:
         yield "the source gives no figures in numbers, so there are none to set beside these"
 
 
-def _shortened(trials: Sequence[Trial]) -> Iterator[str]:
-    ended = [trial for trial in trials if trial.status == "ok"]
+def _shortened(rows: Sequence[Trial]) -> Iterator[str]:
+    ended = [trial for trial in rows if trial.status == "ok"]
     cut = [trial for trial in ended if not is_whole(trial)]
     if cut:
-        which = "all runs are" if len(cut) == len(ended) else f"{len(cut)} of {len(ended)} runs are"
-        which = "the run is" if len(ended) == 1 else which
-        yield f"{which} cut short (column length): speed-ups are ratios of throughput then, not of whole runs' times"
-
-
-def _prefetched(trials: Sequence[Trial]) -> Iterator[str]:
-    """Say where batches that the loader had made beforehand flatter a short run's throughput."""
-    cells = [trial.spec.label for trial in trials if _is_flattered(trial)]
-    if cells:
-        which = "all runs" if len(cells) == len(trials) else f"{len(cells)} of {len(trials)} runs"
+        of = "" if len(ended) == len(rows) else " that ended well"
+        verb = "is" if len(cut) == 1 else "are"
         yield (
-            f"{which} count batches that the loader made while the first steps ran: where the loader sets the pace, "
-            "a whole run is slower than these figures"
+            f"{_runs_of(len(cut), len(ended), of)} {verb} cut short (column length): speed-ups are ratios of "
+            "throughput then, not of whole runs' times"
+        )
+
+
+def _runs_of(count: int, among: int, of: str) -> str:
+    """Return how many of some runs something is true of, in words, so that nobody has to guess which are counted.
+
+    Args:
+        count: Of how many it is true.
+        among: Of how many it could be.
+        of: What sets those apart from the table's other rows, behind a space; empty where they are all of its rows.
+    """
+    if count < among:
+        return f"{count} of {'the ' if of else ''}{among} runs{of}"
+    if among == 1:
+        return f"the run{of}"
+    return f"all {among} runs{of}" if of else "all runs"
+
+
+def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
+    """Say where a whole run's speed-up is not what its throughput suggests."""
+    told = [
+        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
+        for run in rows
+        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > _APART
+    ]
+    if told:
+        yield f"speed-up is that of a whole run's time, validation included; the ratio of throughputs is {few(told)}"
+
+
+def _prefetched(rows: Sequence[Trial]) -> Iterator[str]:
+    """Say where batches that the loader had made beforehand flatter a short run's throughput."""
+    trained = [trial for trial in rows if epochs_of(trial)]
+    count = sum(_is_flattered(trial) for trial in trained)
+    if count:
+        of = "" if len(trained) == len(rows) else " that trained"
+        verb = "counts" if count == 1 else "count"
+        yield (
+            f"{_runs_of(count, len(trained), of)} {verb} batches that the loader made while the first steps ran: where "
+            "the loader sets the pace, a whole run is slower than these figures"
         )
 
 
@@ -141,13 +177,14 @@ def _is_flattered(trial: Trial) -> bool:
     return recipe.skip_batches < _PREFETCHED_PER_WORKER * recipe.loader.num_workers
 
 
-def _stand_ins(trials: Sequence[Trial]) -> Iterator[str]:
+def _stand_ins(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
+    """Say what stands in for the source's data and weights, of a table's rows and of all trials behind it."""
     for name in dict.fromkeys(stands_in_for(trial.spec.data_set) for trial in trials):
         if name is not None:
             yield f"random samples stand in for {name}'s: time and memory comparable, accuracy not"
-    random = [trial for trial in trials if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]
+    random = [trial for trial in rows if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]
     if random:
-        which = "" if len(random) == len(trials) else f" in {len(random)} of {len(trials)} runs"
+        which = "" if len(random) == len(rows) else f" in {_runs_of(len(random), len(rows), '')}"
         yield f"random weights{which} where the source's are pretrained: time comparable, accuracy not"
     notes_of_data = (trial.facts.data_note for trial in trials if trial.facts is not None)
     yield from dict.fromkeys(note for note in notes_of_data if note)

@@ -1,16 +1,19 @@
 """The published loop and the tuned one of the same cell: how much faster, in how much memory, and as accurate?"""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from castwise.analyze.estimates import Difference, Estimate, estimate, mean_difference
 from castwise.analyze.metrics import largest
-from castwise.analyze.runs import Run, same_but, speedup
+from castwise.analyze.runs import Run, is_whole, same_but, speedup, start_share
 from castwise.analyze.runs import median as median_of
 from castwise.plan import TrialSpec
+from castwise.quantities import few, format_share
 
 _LEVEL = 0.95
+_START_WEIGHS = 0.05  # a choice: the share of the first step in a run's time from which on it is told; as much as noise
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,16 @@ class TunedPair:
         plain = {run.trial.spec.seed: run.trial for run in self.published}
         ratios = [speedup(plain.get(run.trial.spec.seed), run.trial) for run in self.tuned]
         return estimate([ratio for ratio in ratios if ratio])
+
+    @property
+    def start_shares(self) -> tuple[float, float]:
+        """Return the share of the first step in the times that the speed-up compares, by side; the median run's."""
+        whole = all(is_whole(run.trial) for run in (*self.published, *self.tuned))
+        before, after = (
+            statistics.median(start_share(run.trial, of_throughput=not whole) for run in side)
+            for side in (self.published, self.tuned)
+        )
+        return before, after
 
     @property
     def is_language_model(self) -> bool:
@@ -68,6 +81,22 @@ def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
         for cell, own in published.items()
         if own
         for tuned in others.get(cell, {}).values()
+    ]
+
+
+def tuned_notes(pairs: Sequence[TunedPair]) -> list[str]:
+    """Return what a reader of the two loops' times must know, a line each."""
+    told = [
+        f"{format_share(before)} and {format_share(after)} in {pair.published[0].trial.spec.label}"
+        for pair in pairs
+        for before, after in [pair.start_shares]
+        if pair.speedup is not None and max(before, after) > _START_WEIGHS
+    ]
+    if not told:
+        return []
+    return [
+        "times as fast counts the first step, in which libraries are loaded and code is compiled; of the published "
+        f"loop's time and the tuned one's it is {few(told)}: a longer run has but one, too"
     ]
 
 

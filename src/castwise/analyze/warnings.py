@@ -70,8 +70,10 @@ class TrialWarning:
 
 
 def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
-    """Return the warnings of a cell's processes, each kind once, as the first of them that it befell has it."""
+    """Return the warnings of a cell's processes, each kind once, as the noisiest of those that it befell has it."""
     found: dict[WarningName, TrialWarning] = {}
+    if len(trials) > 1:
+        trials = sorted(trials, key=lambda trial: metrics.spread(trial) or 0.0, reverse=True)
     for trial in trials:
         for each in warnings_of(trial):
             found.setdefault(each.name, each)

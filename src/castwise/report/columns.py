@@ -4,11 +4,12 @@ from collections.abc import Hashable, Sequence
 
 from castwise.analyze import metrics
 from castwise.analyze.compare import Row
-from castwise.analyze.energy import energy_of, joules_per_unit, power_watts
+from castwise.analyze.energy import energy_of, gpus_read, joules_per_unit, power_watts
 from castwise.analyze.warnings import warnings_of_all
 from castwise.plan import SYNTHETIC
 from castwise.precisions import known_precision, why_emulated
 from castwise.quantities import format_share
+from castwise.report.disagreements import disagreements
 from castwise.report.grid import Column
 from castwise.report.intervals import ENDS, End, end_of, ratio_text
 from castwise.report.units import format_bytes, format_energy, format_number, format_rate, format_ratio, format_seconds
@@ -261,8 +262,12 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += _seen_while_timed(rows)
     emulated = {row.trial.spec.precision: why for row in rows if (why := _why_emulated(row)) is not None}
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
-    lines += warning_lines(rows)
+    lines += [*warning_lines(rows), *disagreements(rows)]
     lines += dict.fromkeys(_whose(row) for row in rows if row.trial.spec.world_size > 1)
+    if any(_was_read_in_part(row) for row in rows):
+        lines.append(
+            "energy and power of several GPUs were read of one of them here; the others are taken to be like it"
+        )
     lines += _undecided(rows)
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
@@ -285,6 +290,11 @@ def _whose(row: Row) -> str:
     """Return what of a row is all devices' and what is one's."""
     units, unit = ("CPU processes", "process") if row.trial.spec.device_type == "cpu" else ("GPUs", "GPU")
     return f"throughput is that of all {units} together; batch and peak memory are those of one {unit}"
+
+
+def _was_read_in_part(row: Row) -> bool:
+    read = gpus_read(row.trial)
+    return read is not None and read < row.trial.spec.world_size
 
 
 def _seen_while_timed(rows: Sequence[Row]) -> list[str]:

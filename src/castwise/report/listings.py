@@ -6,7 +6,7 @@ from castwise.devices import DEVICES, PEAK_DTYPES, peak
 from castwise.plan import SYNTHETIC
 from castwise.precisions import PRECISIONS
 from castwise.suite import SUITE_NAMES, find_suite, specs_of
-from castwise.techniques import SETS, TECHNIQUES, join, needs_of
+from castwise.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
 from castwise.workloads import WORKLOADS
 
 
@@ -43,7 +43,8 @@ def techniques() -> Table:
         kinds = "run, suite" if "steady" in row.kinds else "suite"
         table.add_row(row.name, row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds)
     for name, members in SETS.items():
-        table.add_row(name, f"those of {join(members)} that apply", "", "", "", "run, suite")
+        own = "; in a suite, for the loop that its file names" if name == TUNED else ""
+        table.add_row(name, f"short for {join(members)}, as far as they apply{own}", "", "", "", "run, suite")
     return table
 
 

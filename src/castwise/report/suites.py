@@ -12,6 +12,7 @@ from rich.text import Text
 from castwise.analyze.beside import Beside
 from castwise.analyze.runs import Run
 from castwise.analyze.suite_result import SuiteResult, notes
+from castwise.analyze.tuned import tuned_notes
 from castwise.report.beside_columns import BESIDE, LIMITS, reasons, shown_beside
 from castwise.report.beside_columns import DISPENSABLE as BESIDE_ALSO
 from castwise.report.grid import BEST, IN_CSV, Column, Grid, csv_grid, fitting, markdown_grid, plain, terminal_table
@@ -36,7 +37,7 @@ def print_suite(result: SuiteResult, console: Console) -> None:
         console.print(f"\n{_TUNED_TITLE}", style="bold", highlight=False)
         columns, left_out = fitting(shown_tuned(result.tuned), result.tuned, console.width, TUNED_ALSO)
         console.print(terminal_table(columns, result.tuned, width=console.width), crop=False)
-        _print_lines(console, left_out, "yellow")
+        _print_lines(console, [*tuned_notes(result.tuned), *left_out], "yellow")
     for title, rows in _beside_by_gpu(result).items():
         console.print(f"\n{escape(title)}", style="bold", highlight=False)
         shown_columns, left_out = fitting(shown_beside(rows), rows, console.width, BESIDE_ALSO)
@@ -100,6 +101,7 @@ def markdown_suite(result: SuiteResult) -> str:
     parts.append(_items(notes(result)))
     if result.tuned:
         parts += [[f"**{_TUNED_TITLE}**"], markdown_grid(shown_tuned(result.tuned), result.tuned)]
+        parts.append(_items(tuned_notes(result.tuned)))
     for title, rows in _beside_by_gpu(result).items():
         parts += [[f"**{title}**"], markdown_grid(shown_beside(rows), rows), _items(reasons(rows))]
     if result.limits:
@@ -179,7 +181,7 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "tuned": [plain(TUNED, row) for row in result.tuned],
         "published": [plain(BESIDE, row) for row in result.beside],
         "largest_batch": [plain(LIMITS, row) for row in result.limits],
-        "notes": list(notes(result)),
+        "notes": [*notes(result), *tuned_notes(result.tuned)],
         "oddities": list(result.suite.oddities),
         "contradictions": list(result.suite.contradictions),
         "trials": [json.loads(trial.model_dump_json()) for trial in result.all_trials],

@@ -60,6 +60,11 @@ def _speedup(pair: TunedPair) -> float | None:
     return pair.speedup.value if pair.speedup is not None else None
 
 
+def _seeds(pair: TunedPair) -> str:
+    before, after = len(pair.published), len(pair.tuned)
+    return f"{before} each" if before == after else f"{before} published, {after} tuned"
+
+
 def _loop(pair: TunedPair) -> str:
     return join(pair.spec.techniques)
 
@@ -88,9 +93,7 @@ TUNED: tuple[Column[TunedPair], ...] = (
         lambda p: str(p.spec.batch_size),
     ),
     Column("gpus", "GPUs", lambda p: gpus_of(p.tuned[0]), lambda p: gpus_of(p.tuned[0])),
-    Column(
-        "seeds", "seeds", lambda p: min(len(p.published), len(p.tuned)), lambda p: f"{len(p.published)}, {len(p.tuned)}"
-    ),
+    Column("seeds", "seeds", lambda p: min(len(p.published), len(p.tuned)), _seeds),
     Column(
         "published_seconds",
         "published loop",

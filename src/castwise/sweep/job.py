@@ -354,7 +354,7 @@ def _protocol(request: Request, is_cpu: bool) -> Protocol:
 
 
 def _rule(rule: Rule | None, device: str) -> Rule | None:
-    if rule is None or device != "cpu" or rule.budget_seconds is not None or rule.max_rounds != Rule.max_rounds:
+    if rule is None or device != "cpu" or rule.budget_seconds is not None or rule.are_rounds_named:
         return rule
     return replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
 

@@ -37,6 +37,7 @@ class Rule:
         margin: How far from 1 a speed-up still is "the same".
         min_rounds: Rounds before that counts.
         max_rounds: Rounds at the most.
+        are_rounds_named: Whether the user named that number, be it the default's.
         budget_seconds: Wall time after which no round is begun; None for no such end.
     """
 
@@ -44,6 +45,7 @@ class Rule:
     margin: float = 0.01
     min_rounds: int = 3
     max_rounds: int = 12
+    are_rounds_named: bool = False
     budget_seconds: float | None = None
 
     @classmethod
@@ -80,6 +82,7 @@ class Rule:
             margin=cls.margin if margin is None else parse_share(f"{dashes}margin", str(margin)),
             min_rounds=min(cls.min_rounds, most),
             max_rounds=most,
+            are_rounds_named=rounds is not None,
             budget_seconds=None if budget is None else parse_duration(f"{dashes}budget", str(budget)),
         )
 
