@@ -16,8 +16,9 @@ from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.record import Trial
 from castwise.report.grid import markdown_grid, markdown_text
+from castwise.report.saying import took_words
 from castwise.report.tried import Line, each_once, is_limited
-from castwise.report.tuning import COLUMNS, took_words, why_of
+from castwise.report.tuning import COLUMNS, why_of
 from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 from castwise.report.where import measured_on
 from castwise.techniques import join, parse_techniques

@@ -94,6 +94,14 @@ def test_the_same_command_measures_nothing_again_and_finds_the_same(tmp_path: Pa
     assert len(third.measured) == len(first.measured)
 
 
+def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path, command: CommandLine) -> None:
+    asked = ("fit", "resnet50", "--precision", "fp32", "--results", tmp_path)
+    first = command(*asked).out.splitlines()[-1]
+    count = len(load_folder(tmp_path)[0])
+    assert first.startswith(f"{count} trials in ")
+    assert command(*asked).out.splitlines()[-1].startswith(f"{count} trials, all of them on record already, in ")
+
+
 def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     cut = FakeEngine(faults={"bf16-mixed": Fault("interrupt")})
     with pytest.raises(KeyboardInterrupt):

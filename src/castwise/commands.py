@@ -157,7 +157,7 @@ def fit(request: FitRequest, output: str, make_engine: EngineFactory | None = No
         _print_logs([trial for trial in fitted.trials if trial.status != "oom"], errors)
     refuse_what_never_fits(fitted.fits)
     if output == "table":
-        fitting.print_fit(fitted.fits, tables.result_console(), fitted.seconds)
+        fitting.print_fitted(fitted, tables.result_console())
     elif output == "markdown":
         sys.stdout.write(fitting.markdown_fit(fitted.fits))
     elif output == "csv":

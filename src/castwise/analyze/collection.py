@@ -91,6 +91,11 @@ class Topic:
         """Return what throughput counts."""
         return self.cells[0].unit
 
+    @cached_property
+    def has_loops(self) -> bool:
+        """Return whether its cells have several sets of techniques; each of its answers asks."""
+        return len({cell.trial.spec.techniques for cell in self.cells}) > 1
+
     @property
     def rows(self) -> list[Row]:
         """Return the rows of steady cells."""

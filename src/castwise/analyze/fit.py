@@ -252,10 +252,12 @@ class Fitted:
     Attributes:
         fits: A search for each loop.
         seconds: Wall time.
+        num_recorded: How many of the trials were on record before, and are not in the wall time.
     """
 
     fits: tuple[Fit, ...]
     seconds: float
+    num_recorded: int = 0
 
     @property
     def trials(self) -> tuple[Trial, ...]:

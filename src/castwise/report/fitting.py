@@ -11,8 +11,8 @@ from castwise.record import Trial
 from castwise.report.fit_columns import CURVE, SUMMARY, accounts_of, curve_of, parts_columns, shown_summary
 from castwise.report.fit_lines import conclusions, remarks
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
-from castwise.report.saying import say
-from castwise.report.units import format_bytes, format_duration
+from castwise.report.saying import say, took_words
+from castwise.report.units import format_bytes
 from castwise.report.where import measured_on
 
 # What a narrow terminal does without, the first first.
@@ -28,7 +28,13 @@ def headline(fits: Sequence[Fit]) -> str:
     return f"Largest batch of {spec.workload}{limit} on {where}"
 
 
-def print_fit(fits: Sequence[Fit], console: Console, seconds: float | None = None) -> None:
+def print_fitted(fitted: Fitted, console: Console) -> None:
+    """Print what `castwise fit` found to a terminal, and what finding it took."""
+    print_fit(fitted.fits, console)
+    say(console, f"{took_words(len(fitted.trials), fitted.num_recorded, fitted.seconds)}.", "dim")
+
+
+def print_fit(fits: Sequence[Fit], console: Console) -> None:
     """Print the largest batches, the curve below them, and where their memory goes, to a terminal."""
 
     def table(columns: Sequence[Column[Any]], rows: Sequence[Any], also: Sequence[str]) -> None:
@@ -47,8 +53,6 @@ def print_fit(fits: Sequence[Fit], console: Console, seconds: float | None = Non
     console.print()
     for line in conclusions(fits):
         say(console, line)
-    if seconds is not None:
-        say(console, _took(fits, seconds), "dim")
 
 
 def markdown_fit(fits: Sequence[Fit]) -> str:
@@ -76,6 +80,7 @@ def json_fit(fitted: Fitted) -> str:
         "sentences": conclusions(fits),
         "remarks": remarks(fits),
         "seconds": fitted.seconds,
+        "num_recorded": fitted.num_recorded,
         "trials": [json.loads(trial.model_dump_json()) for trial in fitted.trials],
     }
     return json.dumps(document, indent=2, allow_nan=False)
@@ -96,11 +101,6 @@ def curve_columns(fits: Sequence[Fit]) -> list[Column[Any]]:
     """Return the curve's columns that have anything to say of these."""
     rows = curve_of(fits)
     return [column for column in CURVE if any(column.value(row) not in (None, "") for row in rows)]
-
-
-def _took(fits: Sequence[Fit], seconds: float) -> str:
-    count = sum(len(fit.trials) for fit in fits)
-    return f"{count} trials, {format_duration(seconds)}"
 
 
 def _part(name: str) -> Column[Trial]:

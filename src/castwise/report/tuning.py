@@ -12,10 +12,10 @@ from castwise.analyze.climb import PROMISING, Climbed, loop_name
 from castwise.plan import TrialSpec
 from castwise.report.grid import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 from castwise.report.intervals import ENDS, End, end_of, ratio_text
+from castwise.report.saying import took_words
 from castwise.report.tried import Line, climb_unit, lines_of, throughput_of
 from castwise.report.units import (
     format_bytes,
-    format_duration,
     format_number,
     format_rate,
     format_ratio,
@@ -153,15 +153,6 @@ def _left_unproven(climbed: Climbed, lines: Sequence[Line], fastest: float) -> l
         f"Measured faster, but not proven within the time: {_named(climbed, top)}: {format_rate(top.throughput)} "
         f"{climb_unit(climbed)}/s; the same command with a longer --budget goes on from there."
     ]
-
-
-def took_words(num_trials: int, num_recorded: int, seconds: float) -> str:
-    """Return how many trials a climb has, how many of them it did not measure itself, and what the others took."""
-    trials = f"{num_trials} trial{'' if num_trials == 1 else 's'}"
-    if num_recorded:
-        which = "all" if num_recorded == num_trials else num_recorded
-        trials += f", {which} of them on record already,"
-    return f"{trials} in {format_duration(seconds)}"
 
 
 def _of_limit(climbed: Climbed, memory_bytes: float) -> list[str]:

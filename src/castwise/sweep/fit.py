@@ -88,7 +88,9 @@ class Fitting:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for fit in reversed(fits) if (share := fit.usable) is not None), USABLE)
             fits.append(self._fit(template, measure, usable))
-        return Fitted(tuple(fits), time.perf_counter() - began)
+        recorded = {id(trial) for trial in measure.known.values()}
+        num_recorded = sum(id(trial) in recorded for fit in fits for trial in fit.trials)
+        return Fitted(tuple(fits), time.perf_counter() - began, num_recorded)
 
     def _fit(self, template: TrialSpec, measure: Asking, usable: float) -> Fit:
         trials = find_limit(measure, template, self.grid, usable)

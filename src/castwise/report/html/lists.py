@@ -193,9 +193,8 @@ def _grounds(answer: Answer) -> str:
 
 def _setting(answer: Answer) -> str:
     spec = answer.cell.trial.spec if answer.cell is not None else answer.topic.first.spec
-    varies = len({cell.trial.spec.techniques for cell in answer.topic.cells}) > 1
-    loop = join(spec.techniques) if spec.techniques else "plain loop"
-    return ", ".join(filter(None, [f"batch {spec.batch_size}", spec.spread, loop if varies or spec.techniques else ""]))
+    loop = join(spec.techniques) if spec.techniques else "plain loop" if answer.topic.has_loops else ""
+    return ", ".join(filter(None, [f"batch {spec.batch_size}", spec.spread, loop]))
 
 
 def _rate_value(answer: Answer) -> float | None:
