@@ -21,10 +21,12 @@ from castwise.report.tried import Line, each_once, is_limited
 from castwise.report.tuning import COLUMNS, why_of
 from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 from castwise.report.where import measured_on
+from castwise.sweep.pace import BUDGET_SECONDS, SHORT_BUDGET_SECONDS
 from castwise.techniques import join, parse_techniques
 
 Climb = tuple[str, Account, Sequence[Trial]]  # the folder's name, the account, the trials
-_ENDINGS: dict[Ending, str] = {"nothing left": "nothing left", "budget": "`--budget`", "failed": "no plain loop"}
+_ENDINGS: dict[Ending, str] = {"nothing left": "nothing left", "budget": "budget", "failed": "no plain loop"}
+_DEFAULT_BUDGETS = (BUDGET_SECONDS, SHORT_BUDGET_SECONDS)
 
 
 def picture_of(name: str) -> str:
@@ -60,7 +62,7 @@ def summary(climbs: Sequence[Climb], document: str) -> str:
             format_seconds(last["first_step_seconds"]),
             str(len(trials)) + (f", {known} on record already" if (known := account.get("num_recorded")) else ""),
             format_duration(account["seconds"]),
-            _ENDINGS[account["ending"]],
+            _ended(account),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n\n" + _places(climbs) + "\n"
@@ -90,7 +92,7 @@ def in_a_sentence(name: str, account: Account, trials: Sequence[Trial]) -> str:
     first, last = account["rows"][0], fastest_row(account)
     unit, spec = metrics.unit_of(trials[0]), trials[0].spec
     took = took_words(len(trials), account.get("num_recorded", 0), account["seconds"])
-    command = f"castwise tune {name}{_limit(account)}"
+    command = f"castwise tune {name}{_limit(account)}{_budget(account)}"
     return (
         f"`{command}` ({where_of(trials[0])}): from {format_rate(first['throughput_per_second'])} to "
         f"{format_rate(last['throughput_per_second'])} {unit}/s, {format_ratio(last['total_speedup'])} the plain "
@@ -103,6 +105,18 @@ def _limit(account: Account) -> str:
     """Return the memory limit that a climb was given, as its command has it."""
     limit = account["memory_limit_bytes"]
     return f" --memory {limit / 2**30:g}GiB" if limit else ""
+
+
+def _budget(account: Account) -> str:
+    """Return the budget that a climb was given, as its command has it."""
+    budget = account["budget_seconds"]
+    return "" if budget is None or budget in _DEFAULT_BUDGETS else f" --budget {budget:g}s"
+
+
+def _ended(account: Account) -> str:
+    """Return why a climb ended, with the time that it had where that was it."""
+    ending, budget = account["ending"], account["budget_seconds"]
+    return _ENDINGS[ending] + (f", {format_duration(budget)}" if ending == "budget" and budget is not None else "")
 
 
 def fastest_row(account: Account) -> dict[str, Any]:
@@ -119,7 +133,17 @@ def _over_rungs(lines: Sequence[Line], trials: Sequence[Trial]) -> list[Line]:
     Accounts of before have some over a loop that is no rung, and say so by a change that is not one of the rung below.
     """
     rungs = {line.rung: line.spec for line in lines if line.outcome in (None, "taken") and not is_limited(line)}
-    return each_once([_over_rung(line, rungs, trials) for line in lines])
+    told = (_over_rung(line, rungs, trials) for line in lines)
+    return each_once([_unproven(line) if _is_alone(line, rungs) else line for line in told])
+
+
+def _is_alone(line: Line, rungs: Mapping[int, TrialSpec]) -> bool:
+    """Return whether a line is called the second best where nothing was better."""
+    return line.outcome == "second best" and line.rung not in rungs and not is_limited(line)
+
+
+def _unproven(line: Line) -> Line:
+    return replace(line, outcome="unproven")
 
 
 def _over_rung(line: Line, rungs: Mapping[int, TrialSpec], trials: Sequence[Trial]) -> Line:
@@ -132,8 +156,6 @@ def _over_rung(line: Line, rungs: Mapping[int, TrialSpec], trials: Sequence[Tria
     if ratio is None:
         return replace(line, tried=change, ratio=None)
     outcome, reason = said_of(ratio)
-    if outcome == "second best" and line.rung not in rungs:
-        outcome = "unproven"  # nothing was better
     return replace(line, tried=change, ratio=ratio, outcome=outcome, reason=reason)
 
 

@@ -51,6 +51,22 @@ def test_the_summary_has_a_line_a_climb_with_the_plain_loop_and_the_fastest() ->
     assert line[-3] == str(len(trials))
 
 
+def test_a_climb_that_a_budget_ended_names_it() -> None:
+    name, account, trials = MEASURED
+    cut = {**account, "ending": "budget", "budget_seconds": 125.0}
+    assert rows(summary([(name, cut, trials)], "climbs.md"))[1][-1] == "budget, 2 min 05 s"
+    assert "`castwise tune a-Name --budget 125s`" in in_a_sentence(name, cut, trials)
+    assert "--budget" not in in_a_sentence(name, {**cut, "budget_seconds": 540.0}, trials), "what it is without one"
+
+
+def test_what_nothing_was_better_than_is_no_second_best() -> None:
+    _, account, trials = MEASURED
+    last = 1 + max(row["rung"] for row in account["rows"])
+    alone = {**account["rows"][-1], "rung": last, "tried": "x", "speedup": None, "outcome": "second best"}
+    text = ladder({**account, "rows": [*account["rows"], alone]}, trials)
+    assert [row[-1] for row in rows(text) if row[1] == "x"] == ["unproven"]
+
+
 def test_a_sentence_says_from_where_to_where_and_when() -> None:
     text = in_a_sentence(*MEASURED)
     assert text.startswith("`castwise tune a-Name` (Fake GPU, ")

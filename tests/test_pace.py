@@ -37,6 +37,12 @@ def test_a_compilation_says_nothing_of_searches(pace: Pace) -> None:
     assert pace._compile_seconds == 20.0, "the loop's own 2 s and the search's 8 apart"
 
 
+def test_where_no_loop_is_known_alone_a_search_counts_for_all() -> None:
+    made = Pace(100.0)
+    made.learn(40.0, [loop("cudnn-search")] * 4)
+    assert not made.has_time_for([loop()] * 500), "ten seconds each"
+
+
 def test_what_has_few_kernels_is_guessed_to_compile_soon(pace: Pace) -> None:
     assert not pace.has_time_for([loop("compile")], keep=0.0)
     assert pace.has_time_for([loop("compile", workload="lstm-lm")], keep=0.0)

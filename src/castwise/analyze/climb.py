@@ -180,6 +180,7 @@ class Climbed:
         ending: Why no further move was tried.
         seconds: Wall time.
         num_recorded: How many of the trials were on record before, and are not in the wall time.
+        budget_seconds: The wall time after which nothing further was tried; None where it is not known.
     """
 
     start: TrialSpec
@@ -189,6 +190,7 @@ class Climbed:
     ending: Ending
     seconds: float
     num_recorded: int = 0
+    budget_seconds: float | None = None
 
     @property
     def rungs(self) -> list[TrialSpec]:

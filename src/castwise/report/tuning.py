@@ -270,6 +270,7 @@ def json_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
         "fastest_within_memory_on_this_batch": None if same is None else _loop(same.spec),
         "memory_limit_bytes": None if memory_bytes is None else int(memory_bytes),
         "ending": climbed.ending,
+        "budget_seconds": climbed.budget_seconds,
         "seconds": climbed.seconds,
         "num_recorded": climbed.num_recorded,
         "sentences": conclusions(climbed, memory_bytes),

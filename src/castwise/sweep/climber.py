@@ -81,7 +81,8 @@ class Climb(Known):
                 attempts += [replace(each, limited=True) for each in within]
         trials = tuple(trial for spec in self._cells.values() for trial in self._of(spec))
         recorded = sum(id(trial) in self._recorded for trial in trials)
-        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, self._pace.seconds, recorded)
+        took, budget = self._pace.seconds, self._pace.budget_seconds
+        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, took, recorded, budget)
 
     def _within(
         self, winner: TrialSpec, attempts: Sequence[Attempt], ending: Ending, limit: float
@@ -275,15 +276,16 @@ class Climb(Known):
         rungs, found, places = [loops[0]], list[Attempt](), {loops[0].cell: 0}
         for loop in loops[1:]:
             below = rungs[-1]
-            rung, shown = len(rungs) - 1, self._shown(below, loop)
+            rung = len(rungs) - 1
             if self._is_rung(below, loop, limit):
                 rungs.append(loop)
+                shown = self._shown(below, loop)
                 reason = _OF_TURNS if shown is not None and shown.n == 1 else ""
                 found.append(Attempt(rung, move_between(below, loop), below, loop, shown, "taken", reason))
             else:
                 outcome, reason = self._outcome(below, loop, limit)
-                outcome = "unproven" if outcome == "second best" else outcome
-                found.append(Attempt(rung, move_between(below, loop), below, loop, shown, outcome, reason))
+                outcome, ratio = "unproven" if outcome == "second best" else outcome, self._ratio(below, loop)
+                found.append(Attempt(rung, move_between(below, loop), below, loop, ratio, outcome, reason))
             places[loop.cell] = len(rungs) - 1
         own = {loop.cell for loop in loops}
         for each in tries:
@@ -293,7 +295,9 @@ class Climb(Known):
             elif each.outcome != "taken" and each.spec.cell not in own:
                 is_over_rung = each.below.cell == rungs[rung].cell
                 other = replace(each, rung=rung)
-                found.append(other if is_over_rung else self._over_rung(other, rungs, limit))
+                other = other if is_over_rung else self._over_rung(other, rungs, limit)
+                is_alone = other.outcome == "second best" and rung == len(rungs) - 1  # nothing was better
+                found.append(replace(other, outcome="unproven") if is_alone else other)
         return sorted(found, key=lambda each: (each.rung, each.outcome != "taken"))
 
     def _over_rung(self, tried: Attempt, rungs: Sequence[TrialSpec], limit: float | None) -> Attempt:
@@ -301,8 +305,6 @@ class Climb(Known):
         below = rungs[tried.rung]
         ratio = self._ratio(below, tried.spec)
         outcome, reason = self._outcome(below, tried.spec, limit)
-        if outcome == "second best" and len(rungs) == tried.rung + 1:
-            outcome = "unproven"  # nothing was better
         if ratio is not None:
             reason += f"; tried on {loop_name(tried.below)}, which is no rung"
         return replace(tried, ratio=ratio, outcome=outcome, reason=reason, over=below)

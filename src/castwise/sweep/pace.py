@@ -62,7 +62,7 @@ class Pace:
         if compiled:
             rest -= self._search_seconds * searches
             self._compile_seconds = max(self._compile_seconds, rest / compiled)
-        elif searches:
+        elif searches and self._loop_seconds:
             self._search_seconds = max(self._search_seconds, rest / searches)
         elif specs:
             self._loop_seconds = max(self._loop_seconds, seconds / len(specs))
