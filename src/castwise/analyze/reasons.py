@@ -17,7 +17,7 @@ from castwise.workloads import find_workload
 # Choices, not measurements: from which share of the time on a cause is named.
 _ALIKE = 0.10  # speed-ups that differ by less
 _WAITS = 0.25  # of the training time, waiting for data
-_MOSTLY_WAITS = 0.5  # beyond it no datasheet explains a gain, be it larger or smaller than the source's
+_MOSTLY_WAITS = 0.5  # beyond it the loader ends a gain, whatever datasheets promise
 _IDLE = 0.10  # of the peak rate, below which arithmetic does not set the pace
 _GAIN = 1.3  # below it precision hardly matters to the loop
 
@@ -71,17 +71,25 @@ def explain(pair: Pair) -> str:
 def _cause(pair: Pair, trial: Trial, baseline: Trial) -> str:
     """Return what the difference comes from; what holds a loop back explains no larger gain than the source's.
 
-    But where the loop mostly waits for its loader, as its own record or another model's run shows, no datasheet
-    explains a gain: it ends there.
+    But where the loop mostly waits for its loader, as its own record or another model's run shows, a larger gain ends
+    there; and where the float32 loop mostly waits, too, no datasheet explains it.
     """
     beside = _beside_fellow(pair, trial)
     if (pair.speedup or 0.0) < (pair.published_speedup or 0.0):
         held_back = _start(trial, baseline) or _loader(trial, baseline) or beside or _idle(pair, trial)
         if held_back:
             return held_back
-    if (runs.data_share(trial) or 0.0) > _MOSTLY_WAITS:
-        return _loader(trial, baseline)
-    return beside or _peaks(pair, trial)
+    ends = _loader(trial, baseline) if _mostly_waits(trial) else beside
+    if not ends:
+        return _peaks(pair, trial, _waits(trial, "here the loop waits"))
+    if _mostly_waits(baseline):
+        return ends
+    peaks = _peaks(pair, trial, "")
+    return f"{peaks}; the gain goes no further, for {ends}" if peaks else _UNEXPLAINED + ends
+
+
+def _mostly_waits(trial: Trial) -> bool:
+    return (runs.data_share(trial) or 0.0) > _MOSTLY_WAITS
 
 
 def _outcomes(pair: Pair, trial: Trial) -> str:
@@ -170,11 +178,11 @@ def _share_of_peak(trial: Trial) -> float | None:
     return _FLOPS_PER_MAC * macs * rate / (limit * trial.spec.world_size)
 
 
-def _peaks(pair: Pair, trial: Trial) -> str:
-    """Return what both GPUs' datasheets promise of the precision, and what the loop does here."""
+def _peaks(pair: Pair, trial: Trial, waits: str) -> str:
+    """Return what both GPUs' datasheets promise of the precision; with it, or alone, how much the loop waits here."""
     dtype = find_precision(trial.spec.precision).peak_dtype
     there, here = find_device(pair.published_device), find_device(trial.environment.device_name)
-    name, waits = trial.environment.device_name, _waits(trial, "here the loop waits")
+    name = trial.environment.device_name
     larger = (pair.speedup or 0.0) > (pair.published_speedup or 0.0)
     if _has_tensor_cores(there) is False:
         gain = _peak_gain(there, dtype)

@@ -1,7 +1,8 @@
 """Whether a loader sets a loop's pace, told by another model behind the same loader, where no record tells waiting.
 
 Two models of which one has twice the arithmetic and more do not train alike fast by arithmetic: what they share then
-sets the pace of both. How much the one has more is told by how much longer the source's GPU took for it.
+sets the pace of both. Where either trains faster, the loader had more to give to the other. How much the one has more
+is told by how much longer the source's GPU took for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from castwise.analyze import runs
 from castwise.record import Trial
 from castwise.suite import Published, Suite
 
-# Choices: from which factor on a model is heavier, and within which share two throughputs are alike.
+# Choices: from which factor on a model is heavier, and within which share the larger of two throughputs is alike.
 _HEAVIER = 2.0
 _ALIKE = 0.10
 
@@ -53,9 +54,8 @@ def fellow_of(trial: Trial, suite: Suite, trials: Sequence[Trial]) -> Fellow | N
 
 
 def _shows_the_loader(times_as_long: float, rate: float) -> bool:
-    if times_as_long >= _HEAVIER:
-        return rate >= 1 - _ALIKE
-    return times_as_long <= 1 / _HEAVIER and rate <= 1 + _ALIKE
+    """Return whether two models differ in weight and train alike fast: each of the two shows it for the other."""
+    return max(times_as_long, 1 / times_as_long) >= _HEAVIER and max(rate, 1 / rate) <= 1 + _ALIKE
 
 
 def _loader_of(trial: Trial) -> tuple[object, ...] | None:
