@@ -17,7 +17,7 @@ from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.record import Trial
 from castwise.report.grid import markdown_grid, markdown_text
 from castwise.report.saying import took_words
-from castwise.report.tried import Line, each_once, is_limited
+from castwise.report.tried import LIMITED, Line, each_once
 from castwise.report.tuning import COLUMNS, why_of
 from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 from castwise.report.where import measured_on
@@ -132,14 +132,14 @@ def _over_rungs(lines: Sequence[Line], trials: Sequence[Trial]) -> list[Line]:
 
     Accounts of before have some over a loop that is no rung, and say so by a change that is not one of the rung below.
     """
-    rungs = {line.rung: line.spec for line in lines if line.outcome in (None, "taken") and not is_limited(line)}
+    rungs = {line.rung: line.spec for line in lines if line.outcome in (None, "taken") and not line.is_limited}
     told = (_over_rung(line, rungs, trials) for line in lines)
     return each_once([_unproven(line) if _is_alone(line, rungs) else line for line in told])
 
 
 def _is_alone(line: Line, rungs: Mapping[int, TrialSpec]) -> bool:
     """Return whether a line is called the second best where nothing was better."""
-    return line.outcome == "second best" and line.rung not in rungs and not is_limited(line)
+    return line.outcome == "second best" and line.rung not in rungs and not line.is_limited
 
 
 def _unproven(line: Line) -> Line:
@@ -149,7 +149,7 @@ def _unproven(line: Line) -> Line:
 def _over_rung(line: Line, rungs: Mapping[int, TrialSpec], trials: Sequence[Trial]) -> Line:
     below = rungs.get(line.rung - 1, line.spec)
     change = move_between(below, line.spec).name
-    if line.ratio is None or is_limited(line) or set(line.tried.split(" + ")) == set(change.split(" + ")):
+    if line.ratio is None or line.is_limited or set(line.tried.split(" + ")) == set(change.split(" + ")):
         return line
     sides = [[trial for trial in trials if trial.spec.cell == spec.cell] for spec in (below, line.spec)]
     ratio = by_units(speedup_estimate(*sides), below, line.spec)
@@ -175,6 +175,7 @@ def _line(row: dict[str, Any], plain: TrialSpec, unit: str) -> Line:
     return Line(
         rung=row["rung"],
         tried=row["tried"],
+        is_limited=row["tried"].endswith(LIMITED),  # accounts have but the words
         spec=_spec(row, plain),
         ratio=ratio,
         total=row["total_speedup"],

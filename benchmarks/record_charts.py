@@ -17,6 +17,7 @@ from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.images import Picture
 from castwise.report.charts.waterfall import Link, drawn
 from castwise.report.grid import Grid
+from castwise.report.tried import LIMITED
 
 
 def pictures() -> Iterator[Picture]:
@@ -39,7 +40,7 @@ def climb_chart(climb: Climb) -> Chart | None:
     """Return the rungs of a climb as a waterfall, each with its speed-up over the one below; None without any."""
     name, account, trials = climb
     first, *others = account["rows"]
-    rungs = [row for row in others if row["outcome"] == "taken" and not row["tried"].endswith("(within the limit)")]
+    rungs = [row for row in others if row["outcome"] == "taken" and not row["tried"].endswith(LIMITED)]
     if not rungs or first["throughput_per_second"] is None:
         return None
     links = [Link(f"plain loop, {first['precision']}", first["throughput_per_second"], None), *map(_link, rungs)]

@@ -62,3 +62,5 @@ def test_a_few_of_many_are_named() -> None:
     assert few(["a"]) == "a"
     assert few(list("abcdef")) == "a, b, c, d, e, f"
     assert few(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+    assert few(list("abcde"), most=3) == "a, b, c and 2 more"
+    assert few(list("abc"), most=2, separator="; ") == "a; b and 1 more"

@@ -249,6 +249,8 @@ def test_a_loop_that_was_tried_twice_stands_once_on_a_rung() -> None:
     assert each_once([once, known]) == [known]
     assert each_once([known, once]) == [known]
     assert each_once([once, replace(known, rung=2)]) == [once, replace(known, rung=2)]
+    limited = replace(known, is_limited=True)
+    assert each_once([once, limited]) == [once, limited], "the same words on another ladder"
     taken = replace(once, outcome="taken")
     assert each_once([taken, known]) == [taken]
 
@@ -357,6 +359,7 @@ def test_where_no_loop_fits_the_winner_does_on_a_smaller_batch() -> None:
     assert within.spec.batch_size == 184, "the largest multiple of 8 on the line that leaves the allocator a little"
     assert within.outcome == "taken"
     assert within.tried == "batch 184 (within the limit)"
+    assert within.is_limited
     assert fastest_within(climbed, 2 * 2**30, 256) is None
     sizes = [each for each in climbed.attempts if each.move.batch_size]
     assert [(each.spec.batch_size, each.outcome) for each in sizes] == [(184, "taken"), (128, "second best")]

@@ -11,10 +11,11 @@ from castwise.analyze.machines import Origin, measured_machines, published_machi
 from castwise.analyze.versus import Comparison, Line, compare_machines, headline, tally
 from castwise.published import find_published
 from castwise.record import Trial
+from castwise.report.versus import reason_lines, refusal_line
 
 
 def elsewhere(trial: Trial, **changes: object) -> Trial:
-    return trial.model_copy(update={"environment": fake_environment(gpu="Other GPU", **changes)})
+    return trial.model_copy(update={"environment": fake_environment(**{"gpu": "Other GPU"} | changes)})
 
 
 def beside(*sides: list[Trial], margin: float = 0.01) -> Comparison:
@@ -192,3 +193,15 @@ def test_thousands_of_cells_that_have_no_partner_are_refused_together() -> None:
     comparison = beside([*here, steady("tf32")], [elsewhere(steady("tf32"))])
     (refusal,) = comparison.refusals
     assert len(refusal.labels) == 199
+    named = "batch 1, resnet50 fp32 batch 2, resnet50 fp32 batch 3, resnet50 fp32 batch 4 and 195 more: "
+    assert named in refusal_line(refusal)
+
+
+@pytest.mark.parametrize(("cells", "more"), [(4, ""), (6, " and 2 more")])
+def test_a_cell_that_fails_beside_several_machines_counts_once(cells: int, more: str) -> None:
+    here = [steady(batch_size=batch) for batch in range(1, cells + 1)]
+    failed = [trial.model_copy(update={"status": "oom", "message": "full"}) for trial in here]
+    others = [[elsewhere(trial, gpu=f"GPU {name}") for trial in here] for name in "AB"]
+    (line,) = reason_lines(beside(failed, *others))
+    named = ", ".join(f"resnet50 fp32 batch {batch}" for batch in range(1, 5))
+    assert line.startswith(f"{named}{more}: incomparable: ")

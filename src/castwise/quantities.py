@@ -85,10 +85,16 @@ def format_bytes(value: float | None) -> str:
     return f"{_three_digits(value / 1024)} {_BINARY_PREFIXES[-1]}"
 
 
-def few(parts: Sequence[str]) -> str:
-    """Return parts of a sentence in a list, the first six of more: `a, b`, `a, b, c, d, e, f and 3 more`."""
-    more = len(parts) - _MOST_PARTS
-    return ", ".join(parts[:_MOST_PARTS]) + (f" and {more} more" if more > 0 else "")
+def few(parts: Sequence[str], most: int = _MOST_PARTS, separator: str = ", ") -> str:
+    """Return parts of a sentence in a list, the first of many: `a, b`, `a, b, c, d, e, f and 3 more`.
+
+    Args:
+        parts: The parts.
+        most: How many of them are named at the most.
+        separator: What stands between them.
+    """
+    more = len(parts) - most
+    return separator.join(parts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _three_digits(value: float) -> str:

@@ -9,6 +9,7 @@ from castwise.analyze.recommend import SIMPLEST_FIRST, WORTHWHILE, recommend
 from castwise.analyze.runs import epochs_of, is_whole, length_in_words, perplexity
 from castwise.plan import stands_in_for
 from castwise.precisions import BASELINE
+from castwise.quantities import few
 from castwise.techniques import join
 
 _MOST_NAMED = 4  # workloads in the one sentence for all
@@ -95,11 +96,7 @@ def _clause(precision: str, given: Sequence[Answer], torn: set[str]) -> str:
     for each in given:
         by_workload.setdefault(each.topic.first.spec.workload, []).append(each)
     names = [_named(name, answers) if name in torn else name for name, answers in by_workload.items()]
-    words = (
-        ", ".join(names[:_MOST_NAMED])
-        if len(names) <= _MOST_NAMED
-        else (f"{', '.join(names[: _MOST_NAMED - 1])} and {len(names) - _MOST_NAMED + 1} more")
-    )
+    words = few(names, most=_MOST_NAMED if len(names) <= _MOST_NAMED else _MOST_NAMED - 1)  # never "and 1 more"
     gains = sorted(each.gain for each in given if each.gain is not None)
     cut = given[0].cut  # and so of all the others
     if precision == BASELINE:

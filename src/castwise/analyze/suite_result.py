@@ -9,6 +9,7 @@ from castwise.analyze.fit import trained
 from castwise.analyze.metrics import peak_reserved_bytes
 from castwise.analyze.runs import Run, epochs_of, is_whole, runs
 from castwise.analyze.tuned import TunedPair, tuned_pairs
+from castwise.analyze.warnings import NOISE
 from castwise.plan import stands_in_for
 from castwise.quantities import few
 from castwise.record import Trial
@@ -17,8 +18,6 @@ from castwise.workloads import find_workload
 
 # Source: torch.utils.data.DataLoader (prefetch_factor).
 _PREFETCHED_PER_WORKER = 2
-# A choice: from which share on a speed-up and the ratio of throughputs are told to differ. As much as noise.
-_APART = 0.05
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
     told = [
         f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
         for run in rows
-        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > _APART
+        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
     ]
     if told:
         yield f"speed-up is that of a whole run's time, validation included; the ratio of throughputs is {few(told)}"

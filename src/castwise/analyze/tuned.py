@@ -9,11 +9,11 @@ from castwise.analyze.estimates import Difference, Estimate, estimate, mean_diff
 from castwise.analyze.metrics import largest
 from castwise.analyze.runs import Run, is_whole, same_but, speedup, start_share
 from castwise.analyze.runs import median as median_of
+from castwise.analyze.warnings import NOISE
 from castwise.plan import TrialSpec
 from castwise.quantities import few, format_share
 
 _LEVEL = 0.95
-_START_WEIGHS = 0.05  # a choice: the share of the first step in a run's time from which on it is told; as much as noise
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def tuned_notes(pairs: Sequence[TunedPair]) -> list[str]:
         f"{format_share(before)} and {format_share(after)} in {pair.published[0].trial.spec.label}"
         for pair in pairs
         for before, after in [pair.start_shares]
-        if pair.speedup is not None and max(before, after) > _START_WEIGHS
+        if pair.speedup is not None and max(before, after) > NOISE  # less is lost in it
     ]
     if not told:
         return []

@@ -32,7 +32,7 @@ NOISE = 0.05
 # Boost clocks move in steps of 15 MHz, 1 % of 1.5 GHz, by temperature; three steps and more are not the silicon's play.
 CLOCK_SHORTFALL = 0.05
 # As much as noise: below it the first block does not stand out.
-FIRST_BLOCK_EXCESS = 0.05
+FIRST_BLOCK_EXCESS = NOISE
 # The fewest values whose range holds the median in 95 % of cases: 1 - 2 (1/2)^6 = 0.97, of five it is 0.94.
 FEWEST_BLOCKS = 6
 # Some task or other waits now and then on any machine; from a fifth of the time on it may well be the training loop.
@@ -40,7 +40,7 @@ PRESSURE = 0.2
 # Where the kernel counts no pressure: more runnable tasks than CPUs by half.
 LOAD = 1.5
 # The share of a CPU that a hypervisor takes away comes straight off the host's speed; as much as noise.
-STEAL = 0.05
+STEAL = NOISE
 # A GPU warms by this in its first blocks and drops one clock step; less is the sensor's and the room's.
 TEMPERATURE_RISE_CELSIUS = 5.0
 # What warm-up calls settled: step times that agree within 2 % (docs/method.md).

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from castwise.analyze import metrics
 from castwise.analyze.climb import Climbed, Outcome, by_units, needs_of
@@ -11,7 +11,7 @@ from castwise.analyze.speedups import rate_estimate, speedup_estimate, step_esti
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 
-_LIMITED = " (within the limit)"
+LIMITED = " (within the limit)"  # behind what such a loop changes
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Line:
     Attributes:
         rung: The rung that it is one of, or was tried for: 1 is the first above the plain loop.
         tried: What it changes.
+        is_limited: Whether it was tried for a memory limit alone, and is no part of the ladder.
         spec: The loop.
         ratio: Its speed-up over the rung below.
         total: Its speed-up over the plain loop.
@@ -35,6 +36,7 @@ class Line:
 
     rung: int
     tried: str
+    is_limited: bool
     spec: TrialSpec
     ratio: Estimate | None
     total: float | None
@@ -60,8 +62,8 @@ def lines_of(climbed: Climbed) -> list[Line]:
             if len(each.move.parts) > 1 or each.move.name in refused or had:
                 continue
             refused.add(each.move.name)
-        tried = each.change.name + (_LIMITED if each.limited else "")
-        lines.append(_line(climbed, each.rung + 1, tried, each.spec, each.ratio, each.outcome, each.reason))
+        line = _line(climbed, each.rung + 1, each.change.name, each.spec, each.ratio, each.outcome, each.reason)
+        lines.append(replace(line, tried=line.tried + LIMITED, is_limited=True) if each.limited else line)
     return each_once(lines)
 
 
@@ -73,13 +75,8 @@ def each_once(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if best[_place(line)] is line]
 
 
-def is_limited(line: Line) -> bool:
-    """Return whether a loop was tried for a memory limit alone, and is no part of the ladder."""
-    return line.tried.endswith(_LIMITED)
-
-
 def _place(line: Line) -> tuple[int, bool, str]:
-    return line.rung, is_limited(line), line.spec.cell
+    return line.rung, line.is_limited, line.spec.cell
 
 
 def _known(line: Line) -> tuple[bool, int]:
@@ -101,6 +98,7 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
     return Line(
         rung=rung,
         tried=tried,
+        is_limited=False,
         spec=spec,
         ratio=ratio,
         total=1.0 if spec.cell == climbed.start.cell and well else (total.value if total else None),

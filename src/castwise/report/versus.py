@@ -10,6 +10,7 @@ from rich.console import Console
 
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.versus import Comparison, Line, Place, Refusal, headline, is_without_intervals, tally
+from castwise.quantities import few
 from castwise.report.grid import Column, Grid, fitting, markdown_grid, markdown_text, terminal_table
 from castwise.report.intervals import ratio_text
 from castwise.report.saying import say
@@ -99,10 +100,7 @@ def shared_traits(comparison: Comparison) -> str:
 
 def refusal_line(refusal: Refusal) -> str:
     """Return cells that are compared with nothing, and why, in a line."""
-    labels = refusal.labels
-    named = ", ".join(labels[:_MOST_LABELS])
-    more = f" and {len(labels) - _MOST_LABELS} more" if len(labels) > _MOST_LABELS else ""
-    return f"{refusal.machine.name}: {named}{more}: {refusal.reason}"
+    return f"{refusal.machine.name}: {few(refusal.labels, most=_MOST_LABELS)}: {refusal.reason}"
 
 
 def reason_lines(comparison: Comparison) -> list[str]:
@@ -116,11 +114,10 @@ def reason_lines(comparison: Comparison) -> list[str]:
                 continue
             if verdict.kind in ("incomparable", "inconclusive"):
                 found.setdefault((verdict.kind, verdict.reason), []).append(line.spec.label)
-    lines = []
-    for (kind, reason), labels in found.items():
-        more = f" and {len(labels) - _MOST_LABELS} more" if len(labels) > _MOST_LABELS else ""
-        lines.append(f"{', '.join(dict.fromkeys(labels[:_MOST_LABELS]))}{more}: {kind}: {reason}")
-    return lines
+    return [
+        f"{few(list(dict.fromkeys(labels)), most=_MOST_LABELS)}: {kind}: {reason}"
+        for (kind, reason), labels in found.items()
+    ]
 
 
 def basis_lines(comparison: Comparison) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from castwise import __version__
 from castwise.errors import UsageError
+from castwise.quantities import few
 from castwise.record import Trial
 from castwise.report.charts.chart import Chart
 from castwise.report.charts.fit import fitted, fitted_to_phone
@@ -172,9 +173,11 @@ def _environment() -> Any:
         from jinja2.loaders import FunctionLoader
     except ImportError:
         raise UsageError(_MISSING) from None
-    return Environment(
+    environment = Environment(
         autoescape=True, loader=FunctionLoader(_read), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["few"] = few
+    return environment
 
 
 _MISSING = "Reports need plotly and jinja2: pip install 'castwise[report]'."

@@ -10,14 +10,13 @@ from castwise.analyze.collection import Collection, Topic, is_search, throughput
 from castwise.analyze.warnings import TrialWarning, warnings_of
 from castwise.plan import SYNTHETIC
 from castwise.precisions import BASELINE
+from castwise.quantities import few
 from castwise.record import Environment, Trial
 from castwise.report.grid import Column, Grid
 from castwise.report.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.techniques import join
 
 T = TypeVar("T")
-
-_MOST_BEFALLEN = 6  # cells that a warning names
 
 
 def summary(collection: Collection) -> str:
@@ -29,7 +28,7 @@ def summary(collection: Collection) -> str:
     dates = sorted({trial.started_at[:10] for trial in trials})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     count = f"{len(trials):,} trial{'s' if len(trials) > 1 else ''}"
-    where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    where = few(names, most=3)
     cells = len(collection.cells)
     what = count if cells == len(trials) else f"{count} of {cells:,} cell{'s' if cells > 1 else ''}"
     return f"{what} on {where}, {when}"
@@ -171,12 +170,7 @@ def warnings(collection: Collection) -> list[tuple[TrialWarning, int, str]]:
     for trial in collection.trials:
         for each in warnings_of(trial):
             found.setdefault(each.name, (each, []))[1].append(f"{trial.spec.label} ({each.seen})")
-    return [(each, len(labels), _few(labels)) for each, labels in found.values()]
-
-
-def _few(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - _MOST_BEFALLEN} more" if len(labels) > _MOST_BEFALLEN else ""
-    return "; ".join(labels[:_MOST_BEFALLEN]) + more
+    return [(each, len(labels), few(labels, separator="; ")) for each, labels in found.values()]
 
 
 def _taken(answer: Answer) -> str:
