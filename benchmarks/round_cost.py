@@ -101,8 +101,8 @@ def main() -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
-        given = [folder for option, folder in itertools.pairwise(arguments) if option == "--results"]
-        folder = given[-1] if given else temporary
+        given = _results_of(arguments)
+        folder = given or temporary
         command = [sys.executable, "-m", "castwise", "run", *arguments]
         started = time.time()
         code = subprocess.run(command if given else [*command, "--results", folder], check=False).returncode
@@ -117,6 +117,13 @@ def _run(arguments: Sequence[str]) -> int:
         f"{between:.1f} s between sittings, {ended - sittings[-1].ended:.1f} s after the last"
     )
     return code
+
+
+def _results_of(arguments: Sequence[str]) -> str | None:
+    """Return the folder that arguments of `castwise run` name, behind a space or an `=`; None where they name none."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--results")
+    return parser.parse_known_args(arguments)[0].results  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,11 @@
 """Where a sitting's seconds go, from its records."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import round_cost
 from fake_engine import fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 from round_cost import sittings_of, table_of
@@ -38,3 +44,37 @@ def test_the_table_has_a_row_a_sitting_and_one_of_sums() -> None:
     lines = table_of(sittings_of([sat("fp32", "a", 0, 1.0), sat("fp32", "b", 20, 2.0)]))
     assert len(lines) == 5
     assert lines[-1].startswith("| all | 3.0 | 3.0 | 0.5 | 4.0 | 2.0 | 1.0 |")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (("--results", "kept"), "kept"),
+        (("--results=kept",), "kept"),
+        (("--results", "first", "--results=kept"), "kept"),
+        ((), None),
+    ],
+    ids=["apart", "joined", "twice", "none"],
+)
+def test_the_records_stay_in_the_folder_that_the_command_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], named: str | None
+) -> None:
+    commands: list[list[str]] = []
+    folders: list[Path] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    def load_folder(folder: Path) -> tuple[list[Trial], list[object]]:
+        folders.append(folder)
+        return [sat("fp32", "a", 0, 1.0).model_copy(update={"started_at": "2999-01-01T00:00:00.000+00:00"})], []
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(round_cost, "load_folder", load_folder)
+    monkeypatch.setattr(sys, "argv", ["round_cost.py", "--run", "resnet50", *given, "--within", "1%"])
+    assert round_cost.main() == 0
+    asked = ["resnet50", *given, "--within", "1%"]
+    assert commands[0][4:] == (asked if named else [*asked, "--results", str(folders[0])])
+    assert named is None or folders == [Path(named)]
+    assert "| all |" in capsys.readouterr().out

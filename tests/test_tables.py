@@ -132,18 +132,22 @@ def test_what_is_all_gpus_and_what_is_one_s_is_said() -> None:
     assert processes in remarks(compare([trial("fp32", 0.3, device="cpu", **TWO)]))
 
 
-def test_energy_that_was_read_of_one_of_several_gpus_is_said_to_be() -> None:
-    line = "energy and power of several GPUs were read of one of them here; the others are taken to be like it"
-
-    def spread(num_gpus: int, **changes: object) -> Trial:
+def test_energy_that_was_read_of_some_of_several_gpus_is_said_to_be() -> None:
+    def spread(num_gpus: int, among: int = 2, **changes: object) -> Trial:
         readings = (fake_reading(num_gpus=num_gpus, **changes),) * 6
-        return trial("fp32", 0.3, **TWO).model_copy(update={"readings": readings})
+        spec: dict[str, object] = {"world_size": among, "parallelism": "ddp"} if among > 1 else {}
+        return trial("fp32", 0.3, **spec).model_copy(update={"readings": readings})
 
-    assert line in remarks(compare([spread(1)])), "as in records of before all were read"
-    assert line not in remarks(compare([spread(2)]))
-    assert line not in remarks(compare([spread(1, energy_joules=None, power_watts=None)])), "there is no figure"
-    alone = trial("fp32", 0.3).model_copy(update={"readings": (fake_reading(),) * 6})
-    assert line not in remarks(compare([alone]))
+    def said(*trials: Trial) -> list[str]:
+        return [line for line in remarks(compare(trials)) if line.startswith("energy")]
+
+    words = "energy and power were read of {} GPUs here; the others are taken to be alike"
+    assert said(spread(1)) == [words.format("1 of 2")], "as in records of before all were read"
+    assert said(spread(3, among=4)) == [words.format("3 of 4")]
+    assert said(spread(1), spread(2, among=4), spread(1, among=1)) == [words.format("1 of 2 and 2 of 4")]
+    assert said(spread(2)) == []
+    assert said(spread(1, energy_joules=None, power_watts=None)) == [], "there is no figure"
+    assert said(spread(1, among=1)) == []
 
 
 @pytest.mark.parametrize("width", [10, 20, 40, 60, 80, 160])

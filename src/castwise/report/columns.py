@@ -264,10 +264,9 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     lines += [f"{precision} is emulated here: {why}" for precision, why in emulated.items()]
     lines += [*warning_lines(rows), *disagreements(rows)]
     lines += dict.fromkeys(_whose(row) for row in rows if row.trial.spec.world_size > 1)
-    if any(_was_read_in_part(row) for row in rows):
-        lines.append(
-            "energy and power of several GPUs were read of one of them here; the others are taken to be like it"
-        )
+    parts = dict.fromkeys(part for row in rows if (part := _part_read(row)))
+    if parts:
+        lines.append(f"energy and power were read of {' and '.join(parts)} GPUs here; the others are taken to be alike")
     lines += _undecided(rows)
     if any(row.trial.spec.device == "cpu" for row in rows):
         lines.append("peak allocated on a CPU is the growth of the process's resident set: an upper bound")
@@ -292,9 +291,10 @@ def _whose(row: Row) -> str:
     return f"throughput is that of all {units} together; batch and peak memory are those of one {unit}"
 
 
-def _was_read_in_part(row: Row) -> bool:
-    read = gpus_read(row.trial)
-    return read is not None and read < row.trial.spec.world_size
+def _part_read(row: Row) -> str:
+    """Return of how many of its GPUs a row's energy was read, `1 of 4`; empty where that is all, or none was."""
+    read, among = gpus_read(row.trial), row.trial.spec.world_size
+    return "" if read is None or read >= among else f"{read} of {among}"
 
 
 def _seen_while_timed(rows: Sequence[Row]) -> list[str]:
