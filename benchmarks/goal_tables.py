@@ -58,6 +58,7 @@ def least_time_table(document: Mapping[str, Any], measured: Mapping[str, Mapping
     lines = [
         f"{document['device']}, by its datasheet; where a row was measured, of the format that it was measured in",
         "",
+        *steps_from(document["rows"], measured),
         "| what | format | operations | bytes | by arithmetic | by memory | operation by operation "
         "| the goal's step | castwise's step | bound over castwise's |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -101,16 +102,32 @@ def goal_seconds(row: Mapping[str, Any]) -> float | None:
     return float(row["goal"] / row["times"] / (row["steps_per_epoch"] or 1))
 
 
+def steps_from(rows: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return where castwise's steps that stand beside rows of other records were measured, in lines above their table.
+
+    Args:
+        rows: The other records.
+        measured: The last record of each row among the speed goals, by its name.
+    """
+    found = [measured[row["name"]] for row in rows if row["name"] in measured]
+    told = [row for row in found if step_seconds(row, side_of(row, OURS)) is not None]
+    return [part for where, _ in _by_place(told) for part in (f"castwise's step: {where}", "")]
+
+
 def _places(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each place and time of measurement, with the ceilings measured there."""
-    lines: list[str] = []
+    return [part for where, own in _by_place(rows) for part in (f"{where}{_ceilings(own[0]['ceilings'])}", "")]
+
+
+def _by_place(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Return rows by where and when they were measured, which names them where there are several such."""
     by_place: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_place.setdefault(row["where"], []).append(row)
-    for where, own in by_place.items():
-        names = "" if len(by_place) == 1 else f" ({', '.join(row['name'] for row in own)})"
-        lines += [f"{where}{names}{_ceilings(own[0]['ceilings'])}", ""]
-    return lines
+    return [
+        (where if len(by_place) == 1 else f"{where} ({', '.join(row['name'] for row in own)})", own)
+        for where, own in by_place.items()
+    ]
 
 
 def _ceilings(ceilings: Mapping[str, float] | None) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from goal_summary import OURS, side_of, what_of
-from goal_tables import goal_seconds, step_seconds
+from goal_tables import goal_seconds, step_seconds, steps_from
 from kernel_products import PARTS
 from stored import place_of
 
@@ -85,14 +85,15 @@ def kernel_floor_table(document: Mapping[str, Any], measured: Mapping[str, Row])
     """
     place, bandwidth = place_of(document["environment"], document["date"]), document["bytes_per_second"]
     cached = "" if document["rotated_bytes"] else "; tensors in the cache where they fit"
+    rows = [row for row in document["rows"] if row["is_whole"]]
     lines = [
         f"{place}; copies {bandwidth / 1e12:.2f} TB/s{cached}",
         "",
+        *steps_from(rows, measured),
         f"| what | format | {' | '.join(PARTS)} | the rest | floor | the goal's step | within the goal "
         "| castwise's step | floor over castwise's |",
         "|---|---|---:|---:|---:|---:|---:|---:|---|---:|---:|",
     ]
-    rows = [row for row in document["rows"] if row["is_whole"]]
     for row in rows:
         floor = floor_of(row, bandwidth)
         goal, ours = _steps(row, measured.get(row["name"]))

@@ -60,12 +60,23 @@ def test_least_times_stand_beside_the_goals_step_and_the_measured_one() -> None:
     document = {"device": "NVIDIA H200", "rows": [row(bounds=bounds(), steps_per_epoch=None)]}
     line = "| resnet50, batch 256 | bf16 | 6,000 GFLOP | 80 GB | 6.00 ms | 16.0 ms | 20.0 ms | 32.0 ms |"
     assert f"{line} – | – |" in least_time_table(document, {})
-    assert f"{line} 40.0 ms | 40.0 % |" in least_time_table(document, {"resnet50": measured(0.040)})
+    found = measured(0.040) | {"where": "NVIDIA H200, castwise at abc"}
+    text = least_time_table(document, {"resnet50": found})
+    assert f"{line} 40.0 ms | 40.0 % |" in text
+    assert "\n\ncastwise's step: NVIDIA H200, castwise at abc\n\n| what |" in text
+
+
+def test_steps_from_several_places_name_their_rows() -> None:
+    runs = {name: measured(0.040, name=name) | {"where": f"at {place}"} for name, place in (("a", "x"), ("b", "y"))}
+    runs["by hand alone"] = row(turn(HAND, 0.1), bounds=bounds(), steps_per_epoch=None) | {"where": "at z"}
+    rows = [row(bounds=bounds(), steps_per_epoch=None, name=name) for name in runs]
+    text = least_time_table({"device": "g", "rows": rows}, runs)
+    assert "castwise's step: at x (a)\n\ncastwise's step: at y (b)\n\n| what |" in text
 
 
 def test_a_run_is_held_against_its_steps() -> None:
     run = row(turn(OURS, 0.118), measure="run", times=20, goal=1.5, steps_per_epoch=118, bounds=bounds(), name="mnist")
-    text = least_time_table({"device": "g", "rows": [run | {"turns": []}]}, {"mnist": run})
+    text = least_time_table({"device": "g", "rows": [run | {"turns": []}]}, {"mnist": run | {"where": "w"}})
     assert f"| {1.5e6 / 20 / 118:.0f} µs | 1.00 ms |".replace("636 µs", "635.6 µs") in text
 
 

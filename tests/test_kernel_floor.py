@@ -59,8 +59,11 @@ def test_the_table_of_a_record() -> None:
     assert "NVIDIA H200, torch 2.11, driver 580, 2026-11-22, castwise at abc; copies 4.00 TB/s\n" in text
     line = "| resnet50, batch 256 | bf16 | 5.00 ms | 5.00 ms | 9.00 ms | 5.00 ms | 24.0 ms | 32.0 ms | yes |"
     assert f"{line} – | – |" in text
-    measured = row(turn(OURS, 0.048), steps_per_epoch=None)
-    assert f"{line} 48.0 ms | 50.0 % |" in kernel_floor_table(document(), {"resnet50": measured})
+    assert "castwise's step:" not in text, "none was measured"
+    measured = row(turn(OURS, 0.048), steps_per_epoch=None, where="NVIDIA H200, 2026-11-23, castwise at def")
+    beside = kernel_floor_table(document(), {"resnet50": measured, "wrn": measured | {"where": "of no row here"}})
+    assert f"{line} 48.0 ms | 50.0 % |" in beside
+    assert "\n\ncastwise's step: NVIDIA H200, 2026-11-23, castwise at def\n\n| what |" in beside
     assert "| 12.8 ms | no |" in kernel_floor_table(document(goal=20_000.0), {})
     assert (
         "- resnet50: 3 of 4 products timed; the slowest: weight gradient of the weight gradient's: "
