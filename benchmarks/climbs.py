@@ -53,11 +53,16 @@ class Replay(Climb):
         for trial in trials:
             sittings.setdefault(trial.sitting or trial.spec.key, []).append(trial)
         self.ahead = list(sittings.values())
-        return replace(self.run(), seconds=seconds_of(trials))
+        return replace(self.run(), seconds=seconds_of(trials), budget_seconds=None)  # no record has it
 
     def _has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
         del keep
         return self._next(specs) > 0
+
+    def _in_time(self, current: TrialSpec, group: Sequence[TrialSpec]) -> list[TrialSpec]:
+        count = self._next([current, *group])
+        measured = {trial.spec.cell for sitting in self.ahead[:count] for trial in sitting}
+        return [spec for spec in group if spec.cell in measured]
 
     def _next(self, specs: Sequence[TrialSpec]) -> int:
         """Return how many of the next sittings measure some loops together, 0 where the next one has others."""

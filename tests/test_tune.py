@@ -16,6 +16,7 @@ from castwise.plan import TrialSpec
 from castwise.report.tried import each_once, lines_of
 from castwise.report.tuning import conclusions, fastest_within
 from castwise.report.tuning import reasons as said_reasons
+from castwise.sweep.pace import Pace
 from castwise.sweep.store import load_folder
 from castwise.sweep.tune import TuneRequest, prepare_tuning
 
@@ -643,6 +644,22 @@ def test_a_climb_that_cannot_begin_is_a_failure(command: CommandLine) -> None:
 
 def test_a_loops_name_says_precision_and_techniques() -> None:
     assert loop_name(climb(engine()).start) == "fp32, plain loop"
+
+
+def test_of_loops_that_are_to_sit_together_those_are_measured_that_there_is_time_for() -> None:
+    made = engine()
+    tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
+    tuning.__dict__["_pace"] = Pace(None)
+    tuning.__dict__["_has_time_for"] = lambda specs, keep=1.0: (
+        not any("cudnn-search" in each.techniques for each in specs)
+    )
+    specs = [
+        tuning.start.model_copy(update={"techniques": (name,)})
+        for name in ("cudnn-search", "compile", "fused-optimizer")
+    ]
+    assert not tuning._screen(tuning.start, specs), "time was lacking for one"
+    assert {spec.techniques for spec in made.measured} == {(), ("compile",), ("fused-optimizer",)}
+    assert len({trial.sitting for trial in tuning.known}) == 1
 
 
 @pytest.mark.parametrize(("proven", "pair"), [((), (0, 3)), ((1,), (1, 3)), ((1, 2), (2, 3)), ((3,), None)])

@@ -329,11 +329,22 @@ class Climb(Known):
             self._rounds([current], current)
         width = self._width(current)
         while waiting:
-            group, waiting = waiting[:width], waiting[width:]
-            if not self._has_time_for([current, *group]):
+            group = self._in_time(current, waiting[:width])
+            if not group:
                 return False
+            waiting = [spec for spec in waiting if spec not in group]
             self._rounds([current, *group], current)
         return True
+
+    def _in_time(self, current: TrialSpec, group: Sequence[TrialSpec]) -> list[TrialSpec]:
+        """Return those of a group, the first of all, that sit beside the loop below before the time is up."""
+        if self._has_time_for([current, *group]):
+            return list(group)
+        found: list[TrialSpec] = []
+        for spec in group:
+            if self._has_time_for([current, *found, spec]):
+                found.append(spec)
+        return found
 
     def _sit_together(self, specs: Sequence[TrialSpec]) -> None:
         """Let loops sit side by side, unless all have done so."""
