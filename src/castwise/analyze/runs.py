@@ -9,6 +9,7 @@ from typing import Any
 from castwise.analyze import metrics
 from castwise.analyze.sharing import GPUS, shared_but
 from castwise.precisions import BASELINE
+from castwise.recipe import Loader
 from castwise.record import Epoch, Trial
 
 # Fields of a spec that a comparison is about.
@@ -134,6 +135,14 @@ def split(trial: Trial) -> Split | None:
     data = sum(epoch.data_seconds for epoch in epochs) if _knows_waits(trial, epochs) else 0.0
     train = sum(epoch.seconds for epoch in epochs) - start - data
     return Split(start, data, train, sum(epoch.validation_seconds for epoch in epochs))
+
+
+def loader_of(trial: Trial) -> Loader | None:
+    """Return the loader of a run's batches; None where its data lies on the device, and for other trials."""
+    recipe = trial.spec.recipe
+    if recipe is None or recipe.loader.resident or "resident-data" in trial.spec.techniques:
+        return None
+    return recipe.loader
 
 
 def data_share(trial: Trial) -> float | None:

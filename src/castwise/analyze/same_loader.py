@@ -40,13 +40,13 @@ def fellow_of(trial: Trial, suite: Suite, trials: Sequence[Trial]) -> Fellow | N
         suite: The suite, with its published times.
         trials: All of the suite's runs.
     """
-    own, loader = runs.throughput(trial), _loader_of(trial)
+    own, loader = runs.throughput(trial), _waited_for(trial)
     if not own or loader is None:
         return None
     found = [
         fellow
         for other in trials
-        if other.status == "ok" and _loader_of(other) == loader and (rate := runs.throughput(other))
+        if other.status == "ok" and _waited_for(other) == loader and (rate := runs.throughput(other))
         for fellow in _weighed(trial, other, suite)
         if _shows_the_loader(fellow.times_as_long, rate / own)
     ]
@@ -58,14 +58,13 @@ def _shows_the_loader(times_as_long: float, rate: float) -> bool:
     return max(times_as_long, 1 / times_as_long) >= _HEAVIER and max(rate, 1 / rate) <= 1 + _ALIKE
 
 
-def _loader_of(trial: Trial) -> tuple[object, ...] | None:
+def _waited_for(trial: Trial) -> tuple[object, ...] | None:
     """Return what runs share that wait for the same loader on the same machine; None where nothing is loaded."""
-    spec = trial.spec
-    if spec.recipe is None or spec.recipe.loader.resident or "resident-data" in spec.techniques:
+    spec, loader = trial.spec, runs.loader_of(trial)
+    if spec.recipe is None or loader is None:
         return None
-    loader = spec.recipe.loader.model_dump_json()
     shared = (spec.precision, spec.data_set, spec.world_size, spec.parallelism, spec.techniques)
-    return (trial.environment.fingerprint, loader, spec.recipe.transform, *shared)
+    return (trial.environment.fingerprint, loader.model_dump_json(), spec.recipe.transform, *shared)
 
 
 def _weighed(trial: Trial, other: Trial, suite: Suite) -> Iterator[Fellow]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from castwise.analyze.beside import Beside, published_pairs, set_beside
 from castwise.analyze.fit import trained
 from castwise.analyze.metrics import peak_reserved_bytes
-from castwise.analyze.runs import Run, epochs_of, is_whole, runs
+from castwise.analyze.runs import Run, epochs_of, is_whole, loader_of, runs
 from castwise.analyze.tuned import TunedPair, tuned_pairs
 from castwise.analyze.warnings import NOISE
 from castwise.plan import stands_in_for
@@ -168,12 +168,10 @@ def _prefetched(rows: Sequence[Trial]) -> Iterator[str]:
 
 
 def _is_flattered(trial: Trial) -> bool:
-    recipe, epochs = trial.spec.recipe, epochs_of(trial)
-    if recipe is None or recipe.loader.resident or "resident-data" in trial.spec.techniques:
+    recipe, loader = trial.spec.recipe, loader_of(trial)
+    if recipe is None or loader is None or not any(epoch.shortened for epoch in epochs_of(trial)):
         return False
-    if not any(epoch.shortened for epoch in epochs):
-        return False
-    return recipe.skip_batches < _PREFETCHED_PER_WORKER * recipe.loader.num_workers
+    return recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
 
 
 def _stand_ins(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
