@@ -338,8 +338,6 @@ class Climb(Known):
 
     def _in_time(self, current: TrialSpec, group: Sequence[TrialSpec]) -> list[TrialSpec]:
         """Return those of a group, the first of all, that sit beside the loop below before the time is up."""
-        if self._has_time_for([current, *group]):
-            return list(group)
         found: list[TrialSpec] = []
         for spec in group:
             if self._has_time_for([current, *found, spec]):
