@@ -148,6 +148,15 @@ def _why_no_pool_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -
     return _why_no_compile(spec, capability)
 
 
+def _why_no_norm_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+    workload = find_workload(spec.workload)
+    if "channels-last" not in spec.techniques:
+        return "needs channels-last, whose layout its kernels read"
+    if workload.family in _WITHOUT_BATCH_NORM:
+        return f"finds nothing to do: {workload.name} has no batch norm"
+    return _why_no_compile(spec, capability)
+
+
 def _why_no_wider_state(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     width = int(dict(find_workload(spec.workload).options)["width"])
     return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
@@ -170,6 +179,7 @@ _ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
 _STEMS_OF_STRIDE_1 = ("mnist_cnn", "wide_resnet", "dpn", "mlp")
 # Those that pool by other sizes, or not at all.
 _WITHOUT_SUCH_POOLING = ("mnist_cnn", "wide_resnet", "dpn", "mlp")
+_WITHOUT_BATCH_NORM = ("mnist_cnn", "mlp")
 _TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
 
 # Conditions of a row that are more than membership.
@@ -184,6 +194,7 @@ _SPECIAL = {
     "pad-hidden": _why_no_wider_state,
     "matmul-stem": _why_no_matmul_stem,
     "max-pool-kernel": _why_no_pool_kernel,
+    "batch-norm-kernel": _why_no_norm_kernel,
     "compile-max-autotune": _why_no_compile,
     "cuda-graph": _why_no_graph,
     "cuda-graph-8": _why_no_long_graph,

@@ -208,6 +208,15 @@ TECHNIQUES: tuple[Technique, ...] = (
         units=("images",),
     ),
     Technique(
+        name="batch-norm-kernel",
+        summary="batch norm with the addition and activation behind it runs by kernels that read images twice each way",
+        needs="channels-last, Triton, and a model with batch norm that torch.fx can trace",
+        cost="none",
+        numerics="rounding",
+        devices=("cuda",),
+        units=("images",),
+    ),
+    Technique(
         name="chunked-loss",
         summary="decoder and loss run over an 8th of the words at a time and again in backward: no logits are kept",
         cost="the decoder's product is computed twice",

@@ -51,11 +51,17 @@ _ACTING = (
     ("compile", "cudnn-search"),
     ("compile", "space-to-depth"),  # the copies that these two make are part of other kernels then
     ("compile", "matmul-stem"),
+    ("compile", "batch-norm-kernel"),
 )
 _TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
 
 # More of what a loop must have first.
-_ONLY_ON = {"compile-max-autotune": "compile", "max-pool-kernel": "channels-last", "cuda-graph-8": "cuda-graph"}
+_ONLY_ON = {
+    "compile-max-autotune": "compile",
+    "max-pool-kernel": "channels-last",
+    "batch-norm-kernel": "channels-last",
+    "cuda-graph-8": "cuda-graph",
+}
 
 # A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
 # to minutes in every process.

@@ -39,6 +39,7 @@ class Loop:
         space_to_depth: Whether the first convolution, of stride 2, reads squares of 2 by 2 pixels as channels.
         matmul_stem: Whether the first convolution, of stride 1, is a matrix product over its windows.
         max_pool_kernel: Whether max poolings of 3 by 3 with stride 2 have kernels of their own.
+        batch_norm_kernel: Whether batch norms have kernels of their own, with what follows them.
         cuda_graph: Whether the whole step is captured and replayed.
         steps_per_launch: Steps that a replay takes.
     """
@@ -60,6 +61,7 @@ class Loop:
     space_to_depth: bool = False
     matmul_stem: bool = False
     max_pool_kernel: bool = False
+    batch_norm_kernel: bool = False
     cuda_graph: bool = False
     steps_per_launch: int = 1
 
@@ -101,6 +103,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "space-to-depth": {"space_to_depth": True},
     "matmul-stem": {"matmul_stem": True},
     "max-pool-kernel": {"max_pool_kernel": True},
+    "batch-norm-kernel": {"batch_norm_kernel": True},
     "pad-vocabulary": {"vocabulary_multiple": _VOCABULARY_MULTIPLE},
     "pad-channels-4": {"num_channels": 4},
     "pad-channels-8": {"num_channels": 8},

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from castwise.errors import UsageError
+from castwise.measure.techniques.batch_norm import use_batch_norm_kernel
 from castwise.measure.techniques.loop import Loop
 from castwise.measure.techniques.matmul_stem import use_matmul_stem
 from castwise.measure.techniques.max_pool import use_max_pool_kernel
@@ -32,6 +33,8 @@ def change_model(task: Task, loop: Loop) -> None:
         use_matmul_stem(task.model)
     if loop.max_pool_kernel:
         use_max_pool_kernel(task.model)
+    if loop.batch_norm_kernel:
+        use_batch_norm_kernel(task.model)
     if loop.width_multiple > 1:
         pad_hidden(task.model, loop.width_multiple)
     if loop.vocabulary_multiple > 1:

@@ -1,5 +1,7 @@
 """What a script does to its model before training: changes of shape and layout, weights of 16 bits."""
 
+from collections.abc import Sequence
+
 from castwise.plan import TrialSpec
 from castwise.precisions import Precision
 from castwise.report.script.sources import definitions
@@ -14,7 +16,7 @@ _SPACE_TO_DEPTH = [
 ]
 _MATMUL_STEM = ["_ALIGNED", "_MOST_NUMBERS", "MatmulConv", "use_matmul_stem", "_is_short"]
 # The techniques whose code refuses models that they do not fit.
-_CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "matmul-stem", "max-pool-kernel")
+_CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "matmul-stem", "max-pool-kernel", "batch-norm-kernel")
 
 _MAX_POOL = ["_SIDE", "_STRIDE", "_PADDINGS", "KernelMaxPool", "use_max_pool_kernel", "_is_such"]
 _MAX_POOL_KERNELS = [
@@ -32,7 +34,47 @@ _MAX_POOL_KERNELS = [
     "_remember",
     "_backward",
 ]
-_IMPORT_OF_KERNELS = "        from castwise.measure.techniques.max_pool_kernels import max_pool\n\n"
+_BATCH_NORM = [
+    "NO_ACTIVATION",
+    "_MODULES",
+    "_FUNCTIONS",
+    "_METHODS",
+    "_ADDITIONS",
+    "_COMPUTED",
+    "KernelBatchNorm",
+    "_is_for_kernels",
+    "RunningStatistics",
+    "use_batch_norm_kernel",
+    "_train_by",
+    "_norms_in",
+    "_tell",
+    "_only_user",
+    "_activation_of",
+]
+_BATCH_NORM_KERNELS = [
+    "_ELEMENTS",
+    "_WARPS",
+    "_MOST_CHANNELS",
+    "_MOST_PARTS",
+    "_PROGRAMS",
+    "_COMBINED_CHANNELS",
+    "_activated",
+    "_before_activation",
+    "_traits",
+    "statistics_kernel",
+    "combine_kernel",
+    "normalise_kernel",
+    "gradient_sums_kernel",
+    "combine_sums_kernel",
+    "gradient_kernel",
+    "launch_norm",
+    "launch_norm_backward",
+    "_blocks_of",
+    "batch_norm",
+    "batch_norm_backward",
+    "_remember_norm",
+    "_norm_backward",
+]
 
 
 def _stems(module: str, names: list[str]) -> str:
@@ -40,11 +82,23 @@ def _stems(module: str, names: list[str]) -> str:
     return "\n\n\n".join([common, definitions(f"measure/techniques/{module}", names)])
 
 
-def _max_pool_definitions() -> str:
-    modules = definitions("measure/techniques/max_pool.py", _MAX_POOL)
-    kernels = definitions("measure/techniques/max_pool_kernels.py", _MAX_POOL_KERNELS)
-    registered = "max_pool.register_autograd(_backward, setup_context=_remember)"
-    return "\n\n\n".join([modules.replace(_IMPORT_OF_KERNELS, ""), kernels, registered])
+def _kernel_definitions(module: str, names: Sequence[str], kernels: Sequence[str], registered: str) -> str:
+    """Return a module that has kernels, and these, which it imports where they are used.
+
+    Args:
+        module: The module's name; its kernels' ends in `_kernels`.
+        names: What is wanted of it.
+        kernels: What is wanted of them.
+        registered: Their last line, which makes one operation the gradient of another.
+    """
+    modules = definitions(f"measure/techniques/{module}.py", names)
+    imported = f"        from castwise.measure.techniques.{module}_kernels import {module}\n\n"
+    code = definitions(f"measure/techniques/{module}_kernels.py", kernels)
+    return "\n\n\n".join([modules.replace(imported, ""), code, registered])
+
+
+_POOL_GRADIENT = "max_pool.register_autograd(_backward, setup_context=_remember)"
+_NORM_GRADIENT = "batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)"
 
 
 def channels_of(spec: TrialSpec) -> int | None:
@@ -68,7 +122,11 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
     if "matmul-stem" in names:
         lines += ["", "", _stems("matmul_stem.py", _MATMUL_STEM), "", "", "use_matmul_stem(model)"]
     if "max-pool-kernel" in names:
-        lines += ["", "", _max_pool_definitions(), "", "", "use_max_pool_kernel(model)"]
+        code = _kernel_definitions("max_pool", _MAX_POOL, _MAX_POOL_KERNELS, _POOL_GRADIENT)
+        lines += ["", "", code, "", "", "use_max_pool_kernel(model)"]
+    if "batch-norm-kernel" in names:
+        code = _kernel_definitions("batch_norm", _BATCH_NORM, _BATCH_NORM_KERNELS, _NORM_GRADIENT)
+        lines += ["", "", code, "", "", "use_batch_norm_kernel(model)"]
     if "pad-hidden" in names:
         lines += ["", "", definitions("measure/techniques/models.py", ["_ALIGNED", "pad_hidden"]), "", ""]
         lines.append("pad_hidden(model, 64)")
