@@ -99,6 +99,8 @@ def _combinations() -> list[TrialSpec]:
     made += [spec_of("mnist-cnn", "bf16-mixed", ("channels-last", "matmul-stem", "compiled-update"), **on_gpu)]
     made += [spec_of("lstm-lm-1500", "bf16-mixed", ("compiled-update", "pad-hidden", "pad-vocabulary"), **on_gpu)]
     made += [spec_of("resnet50", "fp16-mixed", ("channels-last", "space-to-depth", "max-pool-kernel"), **on_gpu)]
+    kernels = ("channels-last", "max-pool-kernel", "batch-norm-kernel")
+    made += [spec_of("resnet50", "bf16-master", kernels, **on_gpu)]
     for name, scale in (("fp32", "none"), ("fp16-master", "128"), ("bf16-master", "none"), ("fp16-mixed", "dynamic")):
         made.append(spec_of("resnet50", name, ("compiled-update", "cuda-graph"), **on_gpu, loss_scale=scale))
     return made

@@ -281,7 +281,7 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     """Each sitting costs the start of its processes, each compilation most of a minute on a GPU."""
     made = engine()
     climbed = climb(made)
-    assert len({trial.sitting for trial in climbed.trials}) <= 11
+    assert len({trial.sitting for trial in climbed.trials}) <= 12
     assert len(made.measured) <= 36
     assert sum("compile" in spec.techniques for spec in made.measured) <= 9
 

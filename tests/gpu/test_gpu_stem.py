@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from castwise.measure.cell import build_cell
 from castwise.measure.data.shares import own_batches
 from castwise.measure.parallel import Peers
+from castwise.measure.techniques.batch_norm import KernelBatchNorm
 from castwise.measure.techniques.max_pool import KernelMaxPool
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
@@ -46,6 +47,46 @@ def test_the_pooling_kernels_compute_what_torch_s_do(
     assert torch.allclose(images.grad.float(), wanted.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("adds", "activation"), [(False, 0), (False, 1), (False, 2), (True, 0), (True, 1)])
+@pytest.mark.parametrize(("channels", "side"), [(64, 56), (2048, 7), (24, 31), (160, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_batch_norm_kernels_compute_what_torch_s_do(
+    dtype: torch.dtype, channels: int, side: int, adds: bool, activation: int, compiled: bool
+) -> None:
+    torch.manual_seed(0)
+    shape, layout = (8, channels, side, side), torch.channels_last
+    images, residual, gradients = (
+        torch.randn(shape, device=DEVICE).to(dtype).contiguous(memory_format=layout) for _ in range(3)
+    )
+    norm = KernelBatchNorm(channels, device=DEVICE)
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 1.5)
+        norm.bias.uniform_(-1, 1)
+    leaves = [each.double().requires_grad_() for each in (images, norm.weight.detach(), norm.bias.detach(), residual)]
+    value = nn.functional.batch_norm(leaves[0], None, None, leaves[1], leaves[2], True, 0.0, norm.eps)
+    expected = (lambda value: value, nn.functional.relu, nn.functional.silu)[activation](value + adds * leaves[3])
+    expected.backward(gradients.double())
+    images.requires_grad_()
+    residual.requires_grad_()
+    apply = torch.compile(norm) if compiled else norm
+    found, mean, variance = apply(images, residual if adds else None, activation)
+    found.backward(gradients)
+    bound = 8 * torch.finfo(dtype).eps
+    assert ((found.double() - expected).abs().max() / expected.abs().max()) < bound
+    assert torch.allclose(mean.double(), leaves[0].mean((0, 2, 3)), atol=1e-4)
+    assert torch.allclose(variance.double(), leaves[0].var((0, 2, 3)), rtol=1e-4)
+    for ours, theirs in zip((images, norm.weight, norm.bias, residual), leaves, strict=True):
+        if ours is residual and not adds:
+            continue
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        # A pixel whose value rounds to the other side of the activation's kink has another gradient.
+        apart = (ours.grad.double() - theirs.grad).abs() / theirs.grad.abs().max()
+        assert apart.mean() < bound
+        assert (apart < 4 * bound).double().mean() > 0.999
+
+
 def losses(precision: str, *techniques: str) -> Tensor:
     spec = TrialSpec(
         workload="resnet18",
@@ -70,6 +111,9 @@ def losses(precision: str, *techniques: str) -> Tensor:
     [
         ("channels-last", "space-to-depth"),
         ("channels-last", "max-pool-kernel"),
+        ("channels-last", "batch-norm-kernel"),
+        ("channels-last", "batch-norm-kernel", "compile"),
+        ("channels-last", "compiled-update", "batch-norm-kernel", "compile", "cuda-graph"),
         ("channels-last", "compiled-update", "space-to-depth", "max-pool-kernel", "compile", "cuda-graph"),
     ],
     ids=join,

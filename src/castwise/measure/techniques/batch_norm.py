@@ -10,7 +10,9 @@ from torch import Tensor, fx, nn
 
 from castwise.errors import UsageError
 
-NO_ACTIVATION, RELU, SILU = 0, 1, 2
+NO_ACTIVATION = 0
+RELU = 1
+SILU = 2
 
 _MODULES = {nn.ReLU: RELU, nn.SiLU: SILU}
 _FUNCTIONS = {nn.functional.relu: RELU, torch.relu: RELU, nn.functional.silu: SILU}
@@ -174,7 +176,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 def _activation_of(traced: fx.GraphModule, node: fx.Node) -> int | None:
     """Return which activation a node is; None where it is none of those."""
     if node.op == "call_module":
-        return _MODULES.get(type(traced.get_submodule(str(node.target))))  # type: ignore[arg-type]
+        return _MODULES.get(type(traced.get_submodule(str(node.target))))
     if node.op == "call_function":
         return _FUNCTIONS.get(node.target)  # type: ignore[arg-type]
     return _METHODS.get(str(node.target)) if node.op == "call_method" else None

@@ -130,8 +130,8 @@ def gradient_sums_kernel(
 ):  # fmt: skip
     """Write the sums of a program's rows: of the gradient before the activation, and of it times the centred image.
 
-    Where something was added, that gradient is the addend's, too, and is written out; the activation's input is known by
-    its result then.
+    Where something was added, that gradient is the addend's, too, and is written out; the activation's input is known
+    by its result then.
     """
     part = tl.program_id(0)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
@@ -268,8 +268,8 @@ def launch_norm_backward(
     )  # fmt: skip
     image_gradients = torch.empty_like(images)
     kernels(gradient_kernel)[(triton.cdiv(num_rows, block["block_rows"]), columns)](
-        before, images, weight, bias, mean, inverse, bias_gradient, weight_gradient, image_gradients, num_rows, channels,
-        activation=activation if out is None else NO_ACTIVATION, **block, num_warps=_WARPS,
+        before, images, weight, bias, mean, inverse, bias_gradient, weight_gradient, image_gradients, num_rows,
+        channels, activation=activation if out is None else NO_ACTIVATION, **block, num_warps=_WARPS,
     )  # fmt: skip
     residual_gradients = before if is_written else gradients.new_empty(0)
     return image_gradients, residual_gradients, weight_gradient, bias_gradient

@@ -36,6 +36,8 @@ _MAX_POOL_KERNELS = [
 ]
 _BATCH_NORM = [
     "NO_ACTIVATION",
+    "RELU",
+    "SILU",
     "_MODULES",
     "_FUNCTIONS",
     "_METHODS",
@@ -97,8 +99,21 @@ def _kernel_definitions(module: str, names: Sequence[str], kernels: Sequence[str
     return "\n\n\n".join([modules.replace(imported, ""), code, registered])
 
 
-_POOL_GRADIENT = "max_pool.register_autograd(_backward, setup_context=_remember)"
-_NORM_GRADIENT = "batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)"
+# Of techniques with kernels: the module, what is taken of it and of its kernels, and their last line.
+_KERNELS = {
+    "max-pool-kernel": (
+        "max_pool",
+        _MAX_POOL,
+        _MAX_POOL_KERNELS,
+        "max_pool.register_autograd(_backward, setup_context=_remember)",
+    ),
+    "batch-norm-kernel": (
+        "batch_norm",
+        _BATCH_NORM,
+        _BATCH_NORM_KERNELS,
+        "batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)",
+    ),
+}
 
 
 def channels_of(spec: TrialSpec) -> int | None:
@@ -121,12 +136,8 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
         lines.append("use_space_to_depth(model)")
     if "matmul-stem" in names:
         lines += ["", "", _stems("matmul_stem.py", _MATMUL_STEM), "", "", "use_matmul_stem(model)"]
-    if "max-pool-kernel" in names:
-        code = _kernel_definitions("max_pool", _MAX_POOL, _MAX_POOL_KERNELS, _POOL_GRADIENT)
-        lines += ["", "", code, "", "", "use_max_pool_kernel(model)"]
-    if "batch-norm-kernel" in names:
-        code = _kernel_definitions("batch_norm", _BATCH_NORM, _BATCH_NORM_KERNELS, _NORM_GRADIENT)
-        lines += ["", "", code, "", "", "use_batch_norm_kernel(model)"]
+    for name in (each for each in _KERNELS if each in names):
+        lines += ["", "", _kernel_definitions(*_KERNELS[name]), "", "", f"use_{name.replace('-', '_')}(model)"]
     if "pad-hidden" in names:
         lines += ["", "", definitions("measure/techniques/models.py", ["_ALIGNED", "pad_hidden"]), "", ""]
         lines.append("pad_hidden(model, 64)")
