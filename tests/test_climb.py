@@ -2,7 +2,16 @@
 
 from fake_engine import fake_spec
 
-from castwise.analyze.climb import Attempt, Ladder, Move, Outcome, allowed_techniques
+from castwise.analyze.climb import (
+    Attempt,
+    Ladder,
+    Move,
+    Outcome,
+    allowed_techniques,
+    chain,
+    is_within,
+    move_between,
+)
 from castwise.analyze.estimates import Estimate
 from castwise.plan import TrialSpec
 
@@ -116,3 +125,19 @@ def test_techniques_that_change_the_model_are_tried_where_that_is_allowed() -> N
     assert "pad-channels-4" in allowed_techniques("shape")
     assert "compile" not in allowed_techniques("rounding")
     assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
+
+
+def test_what_has_kernels_of_its_own_is_tried_instead_of_another_s() -> None:
+    loop = fake_spec(device="cuda:0", techniques=("channels-last", "batch-norm-kernel"))
+    (instead,) = (move for move in Ladder(("fp32",), ("compile",)).moves(loop, []) if move.without)
+    assert instead.name == "compile without batch-norm-kernel"
+    compiled = instead.on(loop)
+    assert compiled.techniques == ("channels-last", "compile")
+    assert move_between(loop, compiled) == instead
+    assert chain(loop, [instead, Move(techniques=("compile",))]) == [compiled], "one of the two"
+    assert is_within(instead, instead)
+    assert not is_within(Move(techniques=("compile",)), instead)
+    assert not is_within(instead, Move(techniques=("compile",)))
+    graph = Move(techniques=("cuda-graph",))
+    assert is_within(graph, move_between(loop, graph.on(compiled)))
+    assert move_between(graph.on(loop), Move(techniques=("cuda-graph-8",)).on(graph.on(loop))).without == ()

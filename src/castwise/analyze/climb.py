@@ -63,6 +63,9 @@ _ONLY_ON = {
     "cuda-graph-8": "cuda-graph",
 }
 
+# What one technique does by kernels of its own another may do better by its own: it is tried instead of the first, too.
+_INSTEAD = {"compile": ("batch-norm-kernel",)}
+
 # A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
 # to minutes in every process.
 _DATA_RANK, _PRECISION_RANK, _CHEAP_RANK, _COMPILE_RANK, _BATCH_RANK = 0, 1, 2, 3, 5
@@ -91,29 +94,35 @@ class Move:
         precision: The precision it goes to; None leaves it.
         techniques: The techniques it adds; one that excludes another takes its place.
         batch_size: The batch it goes to; None leaves it.
+        without: The techniques it takes away for those that it adds.
     """
 
     precision: str | None = None
     techniques: tuple[str, ...] = ()
     batch_size: int | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return what it changes: `precision`, `batch`, and the names of techniques."""
-        return ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ()) + self.techniques
+        """Return what it changes: `precision`, `batch`, the names of techniques, and `-` before those taken away."""
+        first = ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ())
+        return first + self.techniques + tuple(f"-{name}" for name in self.without)
 
     @property
     def singles(self) -> list["Move"]:
         """Return its changes one by one, the precision first."""
         first = [Move(precision=self.precision)] if self.precision else []
         batch = [Move(batch_size=self.batch_size)] if self.batch_size else []
-        return [*first, *(Move(techniques=(name,)) for name in self.techniques), *batch]
+        added = [Move(techniques=(name,)) for name in self.techniques]
+        added[:1] = [replace(move, without=self.without) for move in added[:1]]
+        return [*first, *added, *batch]
 
     @property
     def name(self) -> str:
         """Return it as people read it: `bf16-mixed + channels-last`."""
         batch = f"batch {self.batch_size}" if self.batch_size else None
-        return " + ".join(filter(None, (self.precision, *self.techniques, batch)))
+        less = f" without {' and '.join(self.without)}" if self.without else ""
+        return " + ".join(filter(None, (self.precision, *self.techniques, batch))) + less
 
     @property
     def rank(self) -> int:
@@ -131,7 +140,8 @@ class Move:
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
         if self.batch_size is not None:
             spec = spec.model_copy(update={"batch_size": self.batch_size})
-        kept = [name for name in spec.techniques if not any(_excludes(name, added) for added in self.techniques)]
+        left = [name for name in spec.techniques if name not in self.without]
+        kept = [name for name in left if not any(_excludes(name, added) for added in self.techniques)]
         return resolve((*kept, *self.techniques), spec)
 
 
@@ -139,7 +149,16 @@ def move_between(below: TrialSpec, spec: TrialSpec) -> Move:
     """Return the move that makes one loop of another."""
     added = tuple(name for name in spec.techniques if name not in below.techniques)
     precision = None if spec.precision == below.precision else spec.precision
-    return Move(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
+    gone = (name for name in below.techniques if name not in spec.techniques)
+    without = tuple(name for name in gone if not any(_excludes(name, other) for other in added))
+    return Move(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size, without)
+
+
+def is_within(move: Move, reached: Move) -> bool:
+    """Return whether a move is part of one that several were taken together in."""
+    if move.without != reached.without and not set(move.techniques).isdisjoint(_INSTEAD):
+        return False
+    return set(move.parts) <= set(reached.parts) and move.precision in (None, reached.precision)
 
 
 @dataclass(frozen=True)
@@ -250,6 +269,9 @@ class Ladder:
         moves = [move for name in others for move in _to(name, new, attempts, current)]
         moves += [Move(techniques=(name,)) for name in new]
         moves += [Move(techniques=pair) for pair in _PAIRS if pair[0] in new and pair[1] in new]
+        for name in (each for each in new if each in _INSTEAD):
+            without = tuple(each for each in _INSTEAD[name] if each in current.techniques)
+            moves += [Move(techniques=(name,), without=without)] if without else []
         if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
             moves.append(Move(batch_size=2 * current.batch_size))
         return moves

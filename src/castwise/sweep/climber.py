@@ -14,6 +14,7 @@ from castwise.analyze.climb import (
     Move,
     Outcome,
     chain,
+    is_within,
     loop_name,
     move_between,
 )
@@ -130,11 +131,7 @@ class Climb(Known):
         for move in moves:
             spec = move.on(current)
             ratio = self._ratio(current, spec)
-            taken = (
-                bool(loops)
-                and set(move.parts) <= set(reached.parts)
-                and move.precision == (reached.precision if move.precision else None)
-            )
+            taken = bool(loops) and is_within(move, reached)
             outcome, reason = _NO_OUTCOME if taken else self._outcome(current, spec, limit)
             tries.append(Attempt(rung, move, current, spec, ratio, outcome, reason))
         if loops:
