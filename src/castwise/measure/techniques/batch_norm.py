@@ -1,23 +1,15 @@
-"""Batch norm by kernels of castwise's own, with the addition and the activation that follow it in the same ones."""
+"""Batch norm by kernels of castwise's own, with additions and the activation that are beside it in the same ones."""
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
-
-from castwise.errors import UsageError
+from torch import Tensor, nn
 
 NO_ACTIVATION = 0
 RELU = 1
 SILU = 2
 
-_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU}
-_FUNCTIONS = {nn.functional.relu: RELU, torch.relu: RELU, nn.functional.silu: SILU}
-_METHODS = {"relu": RELU, "relu_": RELU}
-_ADDITIONS = (operator.add, operator.iadd, torch.add)
 _COMPUTED: dict[int, Callable[[Tensor], Tensor]] = {
     NO_ACTIVATION: lambda value: value,
     RELU: nn.functional.relu,
@@ -25,38 +17,72 @@ _COMPUTED: dict[int, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Normed(NamedTuple):
+    """What a batch norm that is told what is beside it gives.
+
+    Attributes:
+        out: The result.
+        mean: Of what was normalised, shape (C,); None where torch has moved the running statistics itself.
+        variance: The same, unbiased.
+        total: What was normalised, where something was added to the images before; of no elements else.
+        carrier: Has the gradient that `out` gets from where it is a residual, if one was asked for; None where torch
+            computed it.
+    """
+
+    out: Tensor
+    mean: Tensor | None
+    variance: Tensor | None
+    total: Tensor
+    carrier: Tensor | None
+
+
 class KernelBatchNorm(nn.BatchNorm2d):
-    """A batch norm that, where it is told what follows it, does that too, by castwise's kernels."""
+    """A batch norm that is told what is beside it, and does that too, by castwise's kernels."""
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, activation: int | None = None) -> Any:  # noqa: A002
-        """Return the normalised images; told what follows, the result of that, the images' means and variances.
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002
+        addend: Tensor | None = None,
+        residual: Tensor | None = None,
+        carrier: Tensor | None = None,
+        activation: int | None = None,
+        is_forked: bool = False,
+    ) -> Any:
+        """Return the normalised images; told what is beside it, `Normed`.
 
-        The running statistics are left to `RunningStatistics` then; where torch computed it, there are no means and
-        variances, and torch has done so.
+        The running statistics are left to `RunningStatistics` then.
 
         Args:
             input: Shape (N, C, H, W).
-            residual: The same shape; None adds nothing.
+            addend: The same shape, added before normalising; None adds nothing.
+            residual: The same, added after.
+            carrier: What the residual's gradient goes to; None is the residual.
             activation: `NO_ACTIVATION`, `RELU` or `SILU`; None is not told.
+            is_forked: Whether a carrier of the result is wanted.
         """
         if activation is None:
             return super().forward(input)
-        if not (self.training and _is_for_kernels(input, residual)):
-            value = super().forward(input)
-            return _COMPUTED[activation](value if residual is None else value + residual), None, None
-        from castwise.measure.techniques.batch_norm_kernels import batch_norm
+        if not (self.training and _is_for_kernels(input, addend, residual)):
+            total = input if addend is None else input + addend
+            value = super().forward(total)
+            value = _COMPUTED[activation](value if residual is None else value + residual)
+            return Normed(value, None, None, total, None)
+        from castwise.measure.techniques.batch_norm_ops import batch_norm
 
-        out, mean, variance, _ = batch_norm(input, residual, self.weight, self.bias, self.eps, activation)
-        return out, mean, variance
+        known = residual.detach() if residual is not None and carrier is not None else residual
+        out, own, total, mean, variance, _ = batch_norm(
+            input, addend, known, carrier, self.weight, self.bias, self.eps, activation, is_forked
+        )
+        return Normed(out, mean, variance, total, own if is_forked else None)
 
 
-def _is_for_kernels(images: Tensor, residual: Tensor | None) -> bool:
-    both = [images] if residual is None else [images, residual]
+def _is_for_kernels(images: Tensor, *others: Tensor | None) -> bool:
     return images.device.type == "cuda" and all(
         each.shape == images.shape
         and each.dtype == images.dtype
         and each.is_contiguous(memory_format=torch.channels_last)
-        for each in both
+        for each in (images, *others)
+        if each is not None
     )
 
 
@@ -92,91 +118,3 @@ class RunningStatistics(nn.Module):
             now = [each.to(norm.running_mean.dtype) for norm, *both in own for each in both]  # type: ignore[union-attr]
             torch._foreach_lerp_(running, now, momentum)  # type: ignore[arg-type]
             torch._foreach_add_([norm.num_batches_tracked for norm, _, _ in own], 1)  # type: ignore[misc]
-
-
-def use_batch_norm_kernel(model: nn.Module) -> None:
-    """Let a model's batch norms, and the additions and activations behind them, run by castwise's kernels in training.
-
-    Raises:
-        UsageError: torch.fx cannot trace the model, it has no batch norm of the kind, or Triton is not installed.
-    """
-    try:
-        traced = fx.symbolic_trace(model)
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"batch-norm-kernel needs a model that torch.fx can trace: {reason}") from error
-    if any(node.op == "get_attr" for node in traced.graph.nodes):  # these would not move with the model
-        raise UsageError("batch-norm-kernel needs a model whose weights are all its modules'.")
-    norms = list(_norms_in(traced))
-    if not norms:
-        raise UsageError("batch-norm-kernel finds no batch norm in this model.")
-    if find_spec("triton") is None:
-        raise UsageError("batch-norm-kernel needs Triton, and it is not installed. pip install triton")
-    told = [_tell(traced, node) for node in norms]
-    modules = [traced.get_submodule(str(node.target)) for node in norms]
-    for module in modules:
-        module.__class__ = KernelBatchNorm
-    traced.add_submodule("running_statistics", RunningStatistics(modules))  # type: ignore[arg-type]
-    end = next(node for node in traced.graph.nodes if node.op == "output")
-    with traced.graph.inserting_before(end):
-        figures = [[traced.graph.call_function(operator.getitem, (node, place)) for node in told] for place in (1, 2)]
-        traced.graph.call_module("running_statistics", tuple(figures))
-    traced.recompile()
-    _train_by(model, traced)
-
-
-def _train_by(model: nn.Module, traced: fx.GraphModule) -> None:
-    """Let a model's forward be another's in training; weights, their names and validation stay its own."""
-    plain = model.forward
-
-    def forward(*inputs: Any, **named: Any) -> Any:
-        return traced.forward(*inputs, **named) if model.training else plain(*inputs, **named)
-
-    model.forward = forward
-
-
-def _norms_in(traced: fx.GraphModule) -> Iterator[fx.Node]:
-    """Yield where a batch norm of the kind is applied, if it is applied once."""
-    called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    for node in traced.graph.nodes:
-        if node.op == "call_module" and called.count(node.target) == 1 and len(node.args) == 1 and not node.kwargs:
-            module = traced.get_submodule(str(node.target))
-            if type(module) is nn.BatchNorm2d and module.affine and module.track_running_stats and module.momentum:
-                yield node
-
-
-def _tell(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
-    """Put a norm with what follows it in the place of both; return where its result and statistics are."""
-    last, residual, activation = norm, None, NO_ACTIVATION
-    after = _only_user(last)
-    if after is not None and after.target in _ADDITIONS and len(after.args) == 2 and not after.kwargs:
-        other = next((each for each in after.args if each is not last), None)
-        following = _only_user(after)
-        if isinstance(other, fx.Node) and (following is None or _activation_of(traced, following) != SILU):
-            last, residual, after = after, other, following
-    if after is not None and (found := _activation_of(traced, after)) is not None:
-        last, activation = after, found
-    with traced.graph.inserting_after(last):
-        told = traced.graph.call_module(str(norm.target), (norm.args[0], residual, activation))
-    with traced.graph.inserting_after(told):
-        result = traced.graph.call_function(operator.getitem, (told, 0))
-    last.replace_all_uses_with(result)
-    while last is not norm:  # from the last on, so that nobody uses what is erased
-        below = next(each for each in last.all_input_nodes if each is not residual)
-        traced.graph.erase_node(last)
-        last = below
-    traced.graph.erase_node(norm)
-    return told
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _activation_of(traced: fx.GraphModule, node: fx.Node) -> int | None:
-    """Return which activation a node is; None where it is none of those."""
-    if node.op == "call_module":
-        return _MODULES.get(type(traced.get_submodule(str(node.target))))
-    if node.op == "call_function":
-        return _FUNCTIONS.get(node.target)  # type: ignore[arg-type]
-    return _METHODS.get(str(node.target)) if node.op == "call_method" else None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from castwise.errors import UsageError
-from castwise.measure.techniques.batch_norm import use_batch_norm_kernel
+from castwise.measure.techniques.batch_norm_fusion import use_batch_norm_kernel
 from castwise.measure.techniques.loop import Loop
 from castwise.measure.techniques.matmul_stem import use_matmul_stem
 from castwise.measure.techniques.max_pool import use_max_pool_kernel

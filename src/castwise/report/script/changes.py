@@ -1,6 +1,7 @@
 """What a script does to its model before training: changes of shape and layout, weights of 16 bits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from castwise.plan import TrialSpec
 from castwise.precisions import Precision
@@ -34,49 +35,27 @@ _MAX_POOL_KERNELS = [
     "_remember",
     "_backward",
 ]
-_BATCH_NORM = [
-    "NO_ACTIVATION",
-    "RELU",
-    "SILU",
-    "_MODULES",
-    "_FUNCTIONS",
-    "_METHODS",
-    "_ADDITIONS",
-    "_COMPUTED",
-    "KernelBatchNorm",
-    "_is_for_kernels",
-    "RunningStatistics",
-    "use_batch_norm_kernel",
-    "_train_by",
-    "_norms_in",
-    "_tell",
-    "_only_user",
-    "_activation_of",
-]
+_BATCH_NORM = ["NO_ACTIVATION", "RELU", "SILU", "_COMPUTED", "Normed", "KernelBatchNorm", "_is_for_kernels"]
+_BATCH_NORM += ["RunningStatistics"]
+_BATCH_NORM_FUSION = ["_MODULES", "_FUNCTIONS", "_METHODS", "_ADDITIONS", "use_batch_norm_kernel", "_train_by"]
+_BATCH_NORM_FUSION += ["_norms_in", "_part", "_tell", "_carry", "_is_taken_over", "_other_of", "_only_user"]
+_BATCH_NORM_FUSION += ["_activation_of"]
 _BATCH_NORM_KERNELS = [
-    "_ELEMENTS",
-    "_WARPS",
-    "_MOST_CHANNELS",
-    "_MOST_PARTS",
-    "_PROGRAMS",
-    "_COMBINED_CHANNELS",
     "_activated",
     "_before_activation",
     "_traits",
+    "_block",
     "statistics_kernel",
     "combine_kernel",
     "normalise_kernel",
     "gradient_sums_kernel",
     "combine_sums_kernel",
     "gradient_kernel",
-    "launch_norm",
-    "launch_norm_backward",
-    "_blocks_of",
-    "batch_norm",
-    "batch_norm_backward",
-    "_remember_norm",
-    "_norm_backward",
 ]
+_BATCH_NORM_OPS = ["_ELEMENTS", "_SUMMED_ELEMENTS", "_WARPS", "_MOST_CHANNELS", "_FEWEST_CHANNELS", "_MOST_IDLE"]
+_BATCH_NORM_OPS += ["_PROGRAMS", "_STAGES", "_UNIT", "_COMBINED_CHANNELS", "_COMBINED_WARPS", "Tiles", "tiles_of"]
+_BATCH_NORM_OPS += ["_block_of", "_units", "launch_norm", "launch_norm_backward", "batch_norm", "batch_norm_backward"]
+_BATCH_NORM_OPS += ["_remember_norm", "_norm_backward"]
 
 
 def _stems(module: str, names: list[str]) -> str:
@@ -84,33 +63,42 @@ def _stems(module: str, names: list[str]) -> str:
     return "\n\n\n".join([common, definitions(f"measure/techniques/{module}", names)])
 
 
-def _kernel_definitions(module: str, names: Sequence[str], kernels: Sequence[str], registered: str) -> str:
-    """Return a module that has kernels, and these, which it imports where they are used.
+@dataclass(frozen=True)
+class _Kernels:
+    """What a script takes of a technique that has kernels.
 
-    Args:
-        module: The module's name; its kernels' ends in `_kernels`.
-        names: What is wanted of it.
-        kernels: What is wanted of them.
-        registered: Their last line, which makes one operation the gradient of another.
+    Attributes:
+        modules: Modules of measure/techniques, in their order, and what is taken of each.
+        imported: The import within a function that it has no use for.
+        registered: The last line, which makes one operation the gradient of another.
     """
-    modules = definitions(f"measure/techniques/{module}.py", names)
-    imported = f"        from castwise.measure.techniques.{module}_kernels import {module}\n\n"
-    code = definitions(f"measure/techniques/{module}_kernels.py", kernels)
-    return "\n\n\n".join([modules.replace(imported, ""), code, registered])
+
+    modules: Mapping[str, Sequence[str]]
+    imported: str
+    registered: str
+
+    @property
+    def text(self) -> str:
+        """Return all of it."""
+        code = [definitions(f"measure/techniques/{module}.py", names) for module, names in self.modules.items()]
+        imported = f"        from castwise.measure.techniques.{self.imported}\n\n"
+        return "\n\n\n".join([*code, self.registered]).replace(imported, "")
 
 
-# Of techniques with kernels: the module, what is taken of it and of its kernels, and their last line.
 _KERNELS = {
-    "max-pool-kernel": (
-        "max_pool",
-        _MAX_POOL,
-        _MAX_POOL_KERNELS,
+    "max-pool-kernel": _Kernels(
+        {"max_pool": _MAX_POOL, "max_pool_kernels": _MAX_POOL_KERNELS},
+        "max_pool_kernels import max_pool",
         "max_pool.register_autograd(_backward, setup_context=_remember)",
     ),
-    "batch-norm-kernel": (
-        "batch_norm",
-        _BATCH_NORM,
-        _BATCH_NORM_KERNELS,
+    "batch-norm-kernel": _Kernels(
+        {
+            "batch_norm": _BATCH_NORM,
+            "batch_norm_kernels": _BATCH_NORM_KERNELS,
+            "batch_norm_ops": _BATCH_NORM_OPS,
+            "batch_norm_fusion": _BATCH_NORM_FUSION,
+        },
+        "batch_norm_ops import batch_norm",
         "batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)",
     ),
 }
@@ -137,7 +125,7 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
     if "matmul-stem" in names:
         lines += ["", "", _stems("matmul_stem.py", _MATMUL_STEM), "", "", "use_matmul_stem(model)"]
     for name in (each for each in _KERNELS if each in names):
-        lines += ["", "", _kernel_definitions(*_KERNELS[name]), "", "", f"use_{name.replace('-', '_')}(model)"]
+        lines += ["", "", _KERNELS[name].text, "", "", f"use_{name.replace('-', '_')}(model)"]
     if "pad-hidden" in names:
         lines += ["", "", definitions("measure/techniques/models.py", ["_ALIGNED", "pad_hidden"]), "", ""]
         lines.append("pad_hidden(model, 64)")

@@ -1,0 +1,267 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+"""The launches of the batch norm kernels, and these as operations that torch.compile and autograd know.
+
+Imported only where Triton is installed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from castwise.measure.techniques.batch_norm import NO_ACTIVATION
+from castwise.measure.techniques.batch_norm_kernels import (
+    combine_kernel,
+    combine_sums_kernel,
+    gradient_kernel,
+    gradient_sums_kernel,
+    normalise_kernel,
+    statistics_kernel,
+)
+
+_ELEMENTS = 4096  # of a program's block
+_SUMMED_ELEMENTS = 2048  # of one that goes on to the next: a multiprocessor holds more of them
+_WARPS = 4
+_MOST_CHANNELS = 128  # of a block
+_FEWEST_CHANNELS = 32
+_MOST_IDLE = 1.25  # places of a row's blocks over its channels
+_PROGRAMS = 1056  # of those that sum, eight for each of an H200's multiprocessors
+_STAGES = 1  # loads of so many blocks are under way
+_UNIT = 8  # channels in 16 bytes
+_COMBINED_CHANNELS = 8
+_COMBINED_WARPS = 8
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How rows and channels are cut into blocks.
+
+    Attributes:
+        num_rows: Rows.
+        channels: Channels.
+        block_channels: Channels of a block.
+        elements: Numbers of a block.
+    """
+
+    num_rows: int
+    channels: int
+    block_channels: int
+    elements: int
+
+    @property
+    def columns(self) -> int:
+        """Return how many blocks a row is cut into."""
+        return triton.cdiv(self.channels, self.block_channels)
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of a block."""
+        return max(1, self.elements // self.block_channels)
+
+    @property
+    def num_blocks(self) -> int:
+        """Return how many blocks lie below each other."""
+        return triton.cdiv(self.num_rows, self.rows)
+
+    @property
+    def parts(self) -> int:
+        """Return how many programs sum the blocks below each other, each about as many."""
+        most = max(1, min(self.num_blocks, _PROGRAMS // self.columns))
+        return triton.cdiv(self.num_blocks, triton.cdiv(self.num_blocks, most))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Return what kernels are compiled for."""
+        return {"block_rows": self.rows, "block_channels": self.block_channels, "num_warps": _WARPS}
+
+
+def tiles_of(images: Tensor, elements: int) -> Tiles:
+    """Return how images are cut.
+
+    Args:
+        images: Shape (N, C, H, W), channels innermost.
+        elements: Numbers of a block.
+    """
+    channels = images.shape[1]
+    return Tiles(images.numel() // channels, channels, _block_of(channels), elements)
+
+
+def _block_of(channels: int) -> int:
+    """Return the channels of a block: as many as leave few places of a row idle."""
+    most = min(_MOST_CHANNELS, triton.next_power_of_2(channels))
+    blocks = [most >> shift for shift in range(8) if most >> shift >= _FEWEST_CHANNELS] or [most]
+    places = {block: triton.cdiv(channels, block) * block for block in blocks}
+    fits = [block for block in blocks if places[block] <= _MOST_IDLE * channels]
+    return fits[0] if fits else min(blocks, key=lambda block: (places[block], -block))
+
+
+def _units(channels: int) -> tuple[int, int]:
+    """Return channels as a number of units that lie aligned, and such a unit."""
+    unit = _UNIT if channels % _UNIT == 0 else 1
+    return channels // unit, unit
+
+
+def launch_norm(
+    kernels: Any, images: Tensor, addend: Tensor | None, residual: Tensor | None, weight: Tensor, bias: Tensor,
+    epsilon: float, activation: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the activated sum of the normalised images and the residual.
+
+    Besides what was normalised, of no elements where that is the images; their mean, unbiased variance and one over the
+    deviation.
+
+    Args:
+        kernels: Wraps a kernel as whoever calls has to.
+        images: Shape (N, C, H, W), channels innermost.
+        addend: The same shape, dtype and layout, added before normalising; None adds nothing.
+        residual: The same, added after.
+        weight: Shape (C,).
+        bias: Shape (C,).
+        epsilon: Added to the variance.
+        activation: `NO_ACTIVATION`, `RELU` or `SILU`.
+    """
+    tiles, channels = tiles_of(images, _SUMMED_ELEMENTS), images.shape[1]
+    units, unit = _units(channels)
+    sums, squares = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
+    mean, variance, inverse = (images.new_empty(channels, dtype=torch.float32) for _ in range(3))
+    total = images.new_empty(0) if addend is None else torch.empty_like(images)
+    normalised = images if addend is None else total
+    kernels(statistics_kernel)[(tiles.columns, tiles.parts)](
+        images, images if addend is None else addend, normalised, sums, squares, tiles.num_rows, units, unit=unit,
+        adds_before=addend is not None, stages=_STAGES, **tiles.constants,
+    )  # fmt: skip
+    kernels(combine_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
+        normalised, sums, squares, mean, variance, inverse, tiles.parts, tiles.num_rows, channels, epsilon,
+        block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
+    )  # fmt: skip
+    out = torch.empty_like(images)
+    tiles = tiles_of(images, _ELEMENTS)
+    kernels(normalise_kernel)[(tiles.columns, tiles.num_blocks)](
+        normalised, normalised if residual is None else residual, weight, bias, mean, inverse, out, tiles.num_rows,
+        units, unit=unit, activation=activation, adds=residual is not None, **tiles.constants,
+    )  # fmt: skip
+    return out, total, mean, variance, inverse
+
+
+def launch_norm_backward(
+    kernels: Any, gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
+    weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, activation: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of what was normalised, before the activation, of the weight and of the bias.
+
+    That before the activation is a residual's, and has no elements where it is `gradients`, or nobody needs it.
+
+    Args:
+        kernels: Wraps a kernel as whoever calls has to.
+        gradients: Of the result, channels innermost.
+        second: The same, added to it; None adds nothing.
+        skip: Added to the gradient of what was normalised; None adds nothing.
+        images: What was normalised.
+        out: `launch_norm`'s result, where a residual was added; None where none was.
+        weight: As there.
+        bias: As there.
+        mean: Its result.
+        inverse: Its result.
+        activation: As there; with a residual not `SILU`, whose input is not known by its result.
+    """
+    tiles, channels = tiles_of(images, _SUMMED_ELEMENTS), images.shape[1]
+    units, unit = _units(channels)
+    sums, products = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
+    bias_gradient, weight_gradient = (images.new_empty(channels, dtype=torch.float32) for _ in range(2))
+    writes = second is not None or (out is not None and activation != NO_ACTIVATION)
+    before = torch.empty_like(images) if writes else images.new_empty(0)
+    kernels(gradient_sums_kernel)[(tiles.columns, tiles.parts)](
+        gradients, gradients if second is None else second, images, images if out is None else out, weight, bias, mean,
+        inverse, before if writes else gradients, sums, products, tiles.num_rows, units, unit=unit,
+        activation=activation, adds=out is not None, has_second=second is not None, writes=writes, stages=_STAGES,
+        **tiles.constants,
+    )  # fmt: skip
+    kernels(combine_sums_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
+        sums, products, inverse, bias_gradient, weight_gradient, tiles.parts, channels,
+        block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
+    )  # fmt: skip
+    image_gradients = torch.empty_like(images)
+    tiles = tiles_of(images, _ELEMENTS)
+    kernels(gradient_kernel)[(tiles.columns, tiles.num_blocks)](
+        before if writes else gradients, images, images if skip is None else skip, weight, bias, mean, inverse,
+        bias_gradient, weight_gradient, image_gradients, tiles.num_rows, units, unit=unit,
+        activation=NO_ACTIVATION if writes or out is not None else activation, skips=skip is not None,
+        **tiles.constants,
+    )  # fmt: skip
+    return image_gradients, before, weight_gradient, bias_gradient
+
+
+@triton_op("castwise::batch_norm", mutates_args={})
+def batch_norm(
+    images: Tensor, addend: Tensor | None, residual: Tensor | None, carrier: Tensor | None, weight: Tensor,
+    bias: Tensor, epsilon: float, activation: int, is_forked: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the result, a carrier for its second gradient, and the rest of `launch_norm`'s, as one operation.
+
+    A result that two read has two gradients, and torch would add them before their sum is read here. The carrier stands
+    for it where the second reads it: a tensor of its shape in no memory, whose gradient comes by itself.
+
+    Args:
+        images: As in `launch_norm`.
+        addend: As there.
+        residual: As there.
+        carrier: What the residual's gradient goes to, if not to the residual itself.
+        weight: As there.
+        bias: As there.
+        epsilon: As there.
+        activation: As there.
+        is_forked: Whether a carrier is wanted; it is of no elements else.
+    """
+    out, total, mean, variance, inverse = launch_norm(
+        wrap_triton, images, addend, residual, weight, bias, epsilon, activation
+    )
+    own = images.new_zeros(()).expand(images.shape) if is_forked else images.new_empty(0)
+    return out, own, total, mean, variance, inverse
+
+
+@triton_op("castwise::batch_norm_backward", mutates_args={})
+def batch_norm_backward(
+    gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None, weight: Tensor,
+    bias: Tensor, mean: Tensor, inverse: Tensor, activation: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return `launch_norm_backward`'s, as one operation."""
+    return launch_norm_backward(
+        wrap_triton, gradients, second, skip, images, out, weight, bias, mean, inverse, activation
+    )
+
+
+def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    images, addend, residual, carrier, weight, bias, _, ctx.activation, _ = inputs
+    out, _, total, mean, variance, inverse = output
+    ctx.adds_before, ctx.adds, ctx.is_carried = addend is not None, residual is not None, carrier is not None
+    # Only the result tells which of its pixels a ReLU behind an addition let through.
+    kept = (out,) if ctx.adds and ctx.activation != NO_ACTIVATION else ()
+    ctx.save_for_backward(total if ctx.adds_before else images, weight, bias, mean, inverse, *kept)
+    ctx.mark_non_differentiable(mean, variance, inverse)
+    ctx.set_materialize_grads(False)
+
+
+def _norm_backward(
+    ctx: Any, of_out: Tensor | None, of_carrier: Tensor | None, of_total: Tensor | None, *_: object
+) -> tuple[Tensor | None, ...]:
+    images, weight, bias, mean, inverse, *kept = ctx.saved_tensors
+    gradients, second, skip = (
+        None if each is None else each.contiguous(memory_format=torch.channels_last)
+        for each in (of_out, of_carrier, of_total if ctx.adds_before else None)
+    )
+    if gradients is None:
+        gradients, second = torch.zeros_like(images) if second is None else second, None
+    out = kept[0] if kept else (gradients if ctx.adds else None)
+    own, before, by_weight, by_bias = batch_norm_backward(
+        gradients, second, skip, images, out, weight, bias, mean, inverse, ctx.activation
+    )
+    residual = (before if kept or second is not None else gradients) if ctx.adds else None
+    to_residual, to_carrier = (None, residual) if ctx.is_carried else (residual, None)
+    to_addend = own if ctx.adds_before else None
+    return own, to_addend, to_residual, to_carrier, by_weight.to(weight.dtype), by_bias.to(bias.dtype), None, None, None
+
+
+batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)
