@@ -30,7 +30,7 @@ BESIDE_TORCH = """
 
     torch.manual_seed(0)
     same = lambda kernel: kernel
-    ops._SUMMED_ELEMENTS, ops._PROGRAMS = 512, 6  # so that a program sums several blocks
+    ops._SUMMED, ops._PROGRAMS = 512, 6  # so that a program sums several blocks
     # A number whose value rounds to the other side of the activation's kink has another gradient.
     near = lambda found, wanted: ((found.double() - wanted).abs() < 1e-4 * wanted.abs().max()).double().mean() > 0.999
     for shape in ((2, 5, 8, 8), (4, 64, 9, 7), (2, 72, 3, 3), (1, 300, 2, 3)):

@@ -24,6 +24,13 @@ _METHODS = {"relu": RELU, "relu_": RELU}
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 
 
+class _Tracer(fx.Tracer):
+    """Follows a model down to modules without children, whose code may choose by what it reads."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return super().is_leaf_module(m, module_qualified_name) or not any(m.children())
+
+
 def use_batch_norm_kernel(model: nn.Module) -> None:
     """Let a model's batch norms, and the additions and activations beside them, run by castwise's kernels in training.
 
@@ -31,7 +38,7 @@ def use_batch_norm_kernel(model: nn.Module) -> None:
         UsageError: torch.fx cannot trace the model, it has no batch norm of the kind, or Triton is not installed.
     """
     try:
-        traced = fx.symbolic_trace(model)
+        traced = fx.GraphModule(model, _Tracer().trace(model))
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"batch-norm-kernel needs a model that torch.fx can trace: {reason}") from error

@@ -46,6 +46,17 @@ def _traits(weight, bias, mean, inverse, channel, there):
 
 
 @triton.jit
+def _place(columns, channels, block_channels: tl.constexpr):
+    """Return a program's channels, which of them exist, and which block of rows it begins at.
+
+    Neighbours have the same rows: a memory's page is read at one time.
+    """
+    program = tl.program_id(0)
+    channel = (program % columns) * block_channels + tl.arange(0, block_channels)
+    return channel, channel < channels, program // columns
+
+
+@triton.jit
 def _block(index, num_rows, channels, channel, there, block_rows: tl.constexpr):
     """Return where a block of rows lies, its numbers' places from there, and which of them exist."""
     first = index * block_rows
@@ -56,7 +67,7 @@ def _block(index, num_rows, channels, channel, there, block_rows: tl.constexpr):
 
 @triton.jit
 def statistics_kernel(
-    images, addend, total, sums, squares, num_rows, units, unit: tl.constexpr, adds_before: tl.constexpr,
+    images, addend, total, sums, squares, num_rows, columns, units, unit: tl.constexpr, adds_before: tl.constexpr,
     block_rows: tl.constexpr, block_channels: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of a program's rows, and of their squares, less the first row, for each channel.
@@ -64,9 +75,8 @@ def statistics_kernel(
     Where something is added before, the rows are the totals, and are written out.
     """
     channels = units * unit
-    channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
-    there = channel < channels
-    part, parts = tl.program_id(1), tl.num_programs(1)
+    channel, there, part = _place(columns, channels, block_channels)
+    parts = tl.num_programs(0) // columns
     pivot = tl.load(images + channel, mask=there, other=0.0).to(tl.float32)
     if adds_before:
         pivot += tl.load(addend + channel, mask=there, other=0.0).to(tl.float32)
@@ -116,14 +126,13 @@ def combine_kernel(
 
 @triton.jit
 def normalise_kernel(
-    images, residual, weight, bias, mean, inverse, out, num_rows, units, unit: tl.constexpr,
+    images, residual, weight, bias, mean, inverse, out, num_rows, columns, units, unit: tl.constexpr,
     activation: tl.constexpr, adds: tl.constexpr, block_rows: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
     """Normalise, add and activate a block."""
     channels = units * unit
-    channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
-    there = channel < channels
-    base, place, inside = _block(tl.program_id(1), num_rows, channels, channel, there, block_rows)
+    channel, there, index = _place(columns, channels, block_channels)
+    base, place, inside = _block(index, num_rows, channels, channel, there, block_rows)
     value = tl.load(images + base + place, mask=inside, other=0.0).to(tl.float32)
     factor, shift, middle = _traits(weight, bias, mean, inverse, channel, there)
     value = (value - middle[None, :]) * factor[None, :] + shift[None, :]
@@ -134,7 +143,7 @@ def normalise_kernel(
 
 @triton.jit
 def gradient_sums_kernel(
-    gradients, second, images, out, weight, bias, mean, inverse, before, sums, products, num_rows, units,
+    gradients, second, images, out, weight, bias, mean, inverse, before, sums, products, num_rows, columns, units,
     unit: tl.constexpr, activation: tl.constexpr, adds: tl.constexpr, has_second: tl.constexpr, writes: tl.constexpr,
     block_rows: tl.constexpr, block_channels: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
@@ -144,9 +153,8 @@ def gradient_sums_kernel(
     where something was added, the activation's input is known by its result.
     """
     channels = units * unit
-    channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
-    there = channel < channels
-    part, parts = tl.program_id(1), tl.num_programs(1)
+    channel, there, part = _place(columns, channels, block_channels)
+    parts = tl.num_programs(0) // columns
     factor, shift, middle = _traits(weight, bias, mean, inverse, channel, there)
     held = tl.zeros((block_rows, block_channels), tl.float32)
     product = tl.zeros((block_rows, block_channels), tl.float32)
@@ -190,7 +198,7 @@ def combine_sums_kernel(
 
 @triton.jit
 def gradient_kernel(
-    gradients, images, skip, weight, bias, mean, inverse, sums, products, out, num_rows, units, unit: tl.constexpr,
+    gradients, images, skip, weight, bias, mean, inverse, sums, products, out, num_rows, columns, units, unit: tl.constexpr,
     activation: tl.constexpr, skips: tl.constexpr, block_rows: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
     """Write a block of the images' gradient, `skip` added.
@@ -198,9 +206,8 @@ def gradient_kernel(
     `activation` is none where the gradient is that before it already.
     """
     channels = units * unit
-    channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
-    there = channel < channels
-    base, place, inside = _block(tl.program_id(1), num_rows, channels, channel, there, block_rows)
+    channel, there, index = _place(columns, channels, block_channels)
+    base, place, inside = _block(index, num_rows, channels, channel, there, block_rows)
     gradient = tl.load(gradients + base + place, mask=inside, other=0.0).to(tl.float32)
     image = tl.load(images + base + place, mask=inside, other=0.0).to(tl.float32)
     factor, shift, middle = _traits(weight, bias, mean, inverse, channel, there)

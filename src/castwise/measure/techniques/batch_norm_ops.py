@@ -22,14 +22,15 @@ from castwise.measure.techniques.batch_norm_kernels import (
     statistics_kernel,
 )
 
-_ELEMENTS = 4096  # of a program's block
-_SUMMED_ELEMENTS = 2048  # of one that goes on to the next: a multiprocessor holds more of them
+# What was fastest of what was tried on an H200, for tensors of 16 bits: docs/techniques.md.
 _WARPS = 4
 _MOST_CHANNELS = 128  # of a block
-_FEWEST_CHANNELS = 32
-_MOST_IDLE = 1.25  # places of a row's blocks over its channels
-_PROGRAMS = 1056  # of those that sum, eight for each of an H200's multiprocessors
-_STAGES = 1  # loads of so many blocks are under way
+_SUMMED_CHANNELS = 64  # of one that is summed, where channels are no multiple of those above
+_SUMMED = 2048  # numbers of a block that is summed,
+_NORMALISED = 4096  # of one that is normalised,
+_DERIVED = 2048  # and of one whose gradient is computed
+_PROGRAMS = 528  # of those that sum, four for each of an H200's multiprocessors
+_STAGES = 3  # loads of so many blocks are under way
 _UNIT = 8  # channels in 16 bytes
 _COMBINED_CHANNELS = 8
 _COMBINED_WARPS = 8
@@ -78,24 +79,22 @@ class Tiles:
         return {"block_rows": self.rows, "block_channels": self.block_channels, "num_warps": _WARPS}
 
 
-def tiles_of(images: Tensor, elements: int) -> Tiles:
+def tiles_of(images: Tensor, elements: int, most_channels: int = _MOST_CHANNELS) -> Tiles:
     """Return how images are cut.
 
     Args:
         images: Shape (N, C, H, W), channels innermost.
         elements: Numbers of a block.
+        most_channels: Of a block.
     """
     channels = images.shape[1]
-    return Tiles(images.numel() // channels, channels, _block_of(channels), elements)
+    return Tiles(images.numel() // channels, channels, min(most_channels, triton.next_power_of_2(channels)), elements)
 
 
-def _block_of(channels: int) -> int:
-    """Return the channels of a block: as many as leave few places of a row idle."""
-    most = min(_MOST_CHANNELS, triton.next_power_of_2(channels))
-    blocks = [most >> shift for shift in range(8) if most >> shift >= _FEWEST_CHANNELS] or [most]
-    places = {block: triton.cdiv(channels, block) * block for block in blocks}
-    fits = [block for block in blocks if places[block] <= _MOST_IDLE * channels]
-    return fits[0] if fits else min(blocks, key=lambda block: (places[block], -block))
+def _summed(images: Tensor) -> Tiles:
+    """Return how images are cut that are summed: a block's idle places cost more there."""
+    most = _SUMMED_CHANNELS if images.shape[1] % _MOST_CHANNELS else _MOST_CHANNELS
+    return tiles_of(images, _SUMMED, most)
 
 
 def _units(channels: int) -> tuple[int, int]:
@@ -123,14 +122,14 @@ def launch_norm(
         epsilon: Added to the variance.
         activation: `NO_ACTIVATION`, `RELU` or `SILU`.
     """
-    tiles, channels = tiles_of(images, _SUMMED_ELEMENTS), images.shape[1]
+    tiles, channels = _summed(images), images.shape[1]
     units, unit = _units(channels)
     sums, squares = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
     mean, variance, inverse = (images.new_empty(channels, dtype=torch.float32) for _ in range(3))
     total = images.new_empty(0) if addend is None else torch.empty_like(images)
     normalised = images if addend is None else total
-    kernels(statistics_kernel)[(tiles.columns, tiles.parts)](
-        images, images if addend is None else addend, normalised, sums, squares, tiles.num_rows, units, unit=unit,
+    kernels(statistics_kernel)[(tiles.columns * tiles.parts,)](
+        images, images if addend is None else addend, normalised, sums, squares, tiles.num_rows, tiles.columns, units, unit=unit,
         adds_before=addend is not None, stages=_STAGES, **tiles.constants,
     )  # fmt: skip
     kernels(combine_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
@@ -138,10 +137,10 @@ def launch_norm(
         block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
     )  # fmt: skip
     out = torch.empty_like(images)
-    tiles = tiles_of(images, _ELEMENTS)
-    kernels(normalise_kernel)[(tiles.columns, tiles.num_blocks)](
+    tiles = tiles_of(images, _NORMALISED)
+    kernels(normalise_kernel)[(tiles.columns * tiles.num_blocks,)](
         normalised, normalised if residual is None else residual, weight, bias, mean, inverse, out, tiles.num_rows,
-        units, unit=unit, activation=activation, adds=residual is not None, **tiles.constants,
+        tiles.columns, units, unit=unit, activation=activation, adds=residual is not None, **tiles.constants,
     )  # fmt: skip
     return out, total, mean, variance, inverse
 
@@ -167,15 +166,15 @@ def launch_norm_backward(
         inverse: Its result.
         activation: As there; with a residual not `SILU`, whose input is not known by its result.
     """
-    tiles, channels = tiles_of(images, _SUMMED_ELEMENTS), images.shape[1]
+    tiles, channels = _summed(images), images.shape[1]
     units, unit = _units(channels)
     sums, products = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
     bias_gradient, weight_gradient = (images.new_empty(channels, dtype=torch.float32) for _ in range(2))
     writes = second is not None or (out is not None and activation != NO_ACTIVATION)
     before = torch.empty_like(images) if writes else images.new_empty(0)
-    kernels(gradient_sums_kernel)[(tiles.columns, tiles.parts)](
+    kernels(gradient_sums_kernel)[(tiles.columns * tiles.parts,)](
         gradients, gradients if second is None else second, images, images if out is None else out, weight, bias, mean,
-        inverse, before if writes else gradients, sums, products, tiles.num_rows, units, unit=unit,
+        inverse, before if writes else gradients, sums, products, tiles.num_rows, tiles.columns, units, unit=unit,
         activation=activation, adds=out is not None, has_second=second is not None, writes=writes, stages=_STAGES,
         **tiles.constants,
     )  # fmt: skip
@@ -184,10 +183,10 @@ def launch_norm_backward(
         block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
     )  # fmt: skip
     image_gradients = torch.empty_like(images)
-    tiles = tiles_of(images, _ELEMENTS)
-    kernels(gradient_kernel)[(tiles.columns, tiles.num_blocks)](
+    tiles = tiles_of(images, _DERIVED)
+    kernels(gradient_kernel)[(tiles.columns * tiles.num_blocks,)](
         before if writes else gradients, images, images if skip is None else skip, weight, bias, mean, inverse,
-        bias_gradient, weight_gradient, image_gradients, tiles.num_rows, units, unit=unit,
+        bias_gradient, weight_gradient, image_gradients, tiles.num_rows, tiles.columns, units, unit=unit,
         activation=NO_ACTIVATION if writes or out is not None else activation, skips=skip is not None,
         **tiles.constants,
     )  # fmt: skip

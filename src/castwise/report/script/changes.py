@@ -37,13 +37,14 @@ _MAX_POOL_KERNELS = [
 ]
 _BATCH_NORM = ["NO_ACTIVATION", "RELU", "SILU", "_COMPUTED", "Normed", "KernelBatchNorm", "_is_for_kernels"]
 _BATCH_NORM += ["RunningStatistics"]
-_BATCH_NORM_FUSION = ["_MODULES", "_FUNCTIONS", "_METHODS", "_ADDITIONS", "use_batch_norm_kernel", "_train_by"]
-_BATCH_NORM_FUSION += ["_norms_in", "_part", "_tell", "_carry", "_is_taken_over", "_other_of", "_only_user"]
+_BATCH_NORM_FUSION = ["_MODULES", "_FUNCTIONS", "_METHODS", "_ADDITIONS", "_Tracer"]
+_BATCH_NORM_FUSION += ["use_batch_norm_kernel", "_train_by", "_norms_in", "_part", "_tell", "_carry", "_is_taken_over", "_other_of", "_only_user"]
 _BATCH_NORM_FUSION += ["_activation_of"]
 _BATCH_NORM_KERNELS = [
     "_activated",
     "_before_activation",
     "_traits",
+    "_place",
     "_block",
     "statistics_kernel",
     "combine_kernel",
@@ -52,9 +53,9 @@ _BATCH_NORM_KERNELS = [
     "combine_sums_kernel",
     "gradient_kernel",
 ]
-_BATCH_NORM_OPS = ["_ELEMENTS", "_SUMMED_ELEMENTS", "_WARPS", "_MOST_CHANNELS", "_FEWEST_CHANNELS", "_MOST_IDLE"]
-_BATCH_NORM_OPS += ["_PROGRAMS", "_STAGES", "_UNIT", "_COMBINED_CHANNELS", "_COMBINED_WARPS", "Tiles", "tiles_of"]
-_BATCH_NORM_OPS += ["_block_of", "_units", "launch_norm", "launch_norm_backward", "batch_norm", "batch_norm_backward"]
+_BATCH_NORM_OPS = ["_WARPS", "_MOST_CHANNELS", "_SUMMED_CHANNELS", "_SUMMED", "_NORMALISED", "_DERIVED", "_PROGRAMS"]
+_BATCH_NORM_OPS += ["_STAGES", "_UNIT", "_COMBINED_CHANNELS", "_COMBINED_WARPS", "Tiles", "tiles_of", "_summed"]
+_BATCH_NORM_OPS += ["_units", "launch_norm", "launch_norm_backward", "batch_norm", "batch_norm_backward"]
 _BATCH_NORM_OPS += ["_remember_norm", "_norm_backward"]
 
 
