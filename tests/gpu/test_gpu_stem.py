@@ -49,14 +49,16 @@ def test_the_pooling_kernels_compute_what_torch_s_do(
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
-    ("adds_before", "adds", "activation"),
-    [(False, False, 0), (False, False, 2), (False, True, 0), (False, True, 1), (True, False, 1)],
+    ("before", "adds", "activation"),
+    [("", False, 0), ("", False, 2), ("", True, 0), ("", True, 1), ("add", False, 1), ("drop", False, 1)],
 )
 @pytest.mark.parametrize(("channels", "side"), [(64, 56), (2048, 7), (24, 31), (160, 32), (5, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_batch_norm_kernels_compute_what_torch_s_do(
-    dtype: torch.dtype, channels: int, side: int, adds_before: bool, adds: bool, activation: int, compiled: bool
+def test_the_batch_norm_kernels_compute_what_torch_s_do(  # noqa: PLR0917
+    dtype: torch.dtype, channels: int, side: int, before: str, adds: bool, activation: int, compiled: bool
 ) -> None:
+    if before == "drop" and channels % 8:
+        pytest.skip("is left to torch")
     torch.manual_seed(0)
     shape, layout = (8, channels, side, side), torch.channels_last
     images, addend, residual, gradients, second, skip = (
@@ -66,32 +68,47 @@ def test_the_batch_norm_kernels_compute_what_torch_s_do(
     with torch.no_grad():
         norm.weight.uniform_(0.5, 1.5)
         norm.bias.uniform_(-1, 1)
-    ours = [images, addend, residual, norm.weight, norm.bias]
-    leaves = [each.detach().double().requires_grad_() for each in ours]
-    total = leaves[0] + adds_before * leaves[1]
-    value = nn.functional.batch_norm(total, None, None, leaves[3], leaves[4], True, 0.0, norm.eps)
-    expected = (lambda value: value, nn.functional.relu, nn.functional.silu)[activation](value + adds * leaves[2])
-    expected.backward(gradients.double() + second.double(), retain_graph=True)
-    if adds_before:
-        total.backward(skip.double())
+    shift = torch.randn(channels, device=DEVICE, requires_grad=True)
+    seed = torch.randint(2**62, (1,), device=DEVICE)
     carrier = torch.zeros((), device=DEVICE, dtype=dtype).expand(shape).detach().requires_grad_()
     for each in (images, addend):
         each.requires_grad_()
     apply = torch.compile(norm) if compiled else norm
-    told = (addend if adds_before else None, residual if adds else None, carrier if adds else None, activation, True)
-    found = apply(images, *told)
+    first = (
+        shift,
+        0.3 * (before == "drop"),
+        seed if before == "drop" else None,
+        1,
+        addend if before == "add" else None,
+    )
+    then = (residual if adds else None, carrier if adds else None, activation, True)
+    found = apply(images, first, then)
+    leaves = [
+        each.detach().double().requires_grad_() for each in (images, shift, addend, residual, norm.weight, norm.bias)
+    ]
+    total = leaves[0] + leaves[1][:, None, None] + (before == "add") * leaves[2]
+    if before == "drop":
+        total = total * (found.total != 0) * (65536 / (65536 - round(0.3 * 65536)))
+    value = nn.functional.batch_norm(total, None, None, leaves[4], leaves[5], True, 0.0, norm.eps)
+    expected = (lambda value: value, nn.functional.relu, nn.functional.silu)[activation](value + adds * leaves[3])
+    expected.backward(gradients.double() + second.double(), retain_graph=True)
+    if before:
+        total.backward(skip.double())
     assert found.carrier is not None
     torch.autograd.backward(
-        [found.out, found.carrier, *([found.total] if adds_before else [])],
-        [gradients, second, *([skip] if adds_before else [])],
+        [found.out, found.carrier, *([found.total] if before else [])],
+        [gradients, second, *([skip] if before else [])],
     )
     bound = 8 * torch.finfo(dtype).eps
     assert ((found.out.double() - expected).abs().max() / expected.abs().max()) < bound
-    assert torch.allclose(found.mean.double(), total.mean((0, 2, 3)), atol=1e-4 if dtype == torch.float32 else 1e-2)
-    assert torch.allclose(found.variance.double(), total.var((0, 2, 3)), rtol=1e-4 if dtype == torch.float32 else 1e-2)
+    digits = 1e-4 if dtype == torch.float32 or not before else 1e-2
+    assert torch.allclose(found.mean.double(), total.mean((0, 2, 3)), atol=digits)
+    assert torch.allclose(found.variance.double(), total.var((0, 2, 3)), rtol=digits)
     assert residual.grad is None
-    wanted = {0: images.grad, 3: norm.weight.grad, 4: norm.bias.grad}
-    wanted |= ({1: addend.grad} if adds_before else {}) | ({2: carrier.grad} if adds else {})
+    assert shift.grad is not None
+    assert (shift.grad - leaves[1].grad).abs().max() < bound * leaves[0].grad.abs().sum((0, 2, 3)).max()
+    wanted = {0: images.grad, 4: norm.weight.grad, 5: norm.bias.grad}
+    wanted |= ({2: addend.grad} if before == "add" else {}) | ({3: carrier.grad} if adds else {})
     for place, grad in wanted.items():
         assert grad is not None
         theirs = leaves[place].grad

@@ -17,6 +17,51 @@ _COMPUTED: dict[int, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Before(NamedTuple):
+    """What is done to images before they are normalised, in this order.
+
+    Attributes:
+        shift: Shape (C,), added; None adds nothing.
+        dropped: The probability of dropping a number out; 0 drops nothing.
+        seed: Of the draws, shape (1,), int64; None drops nothing.
+        layer: Whose draws they are.
+        addend: Of the images' shape, added; None adds nothing.
+    """
+
+    shift: Tensor | None = None
+    dropped: float = 0.0
+    seed: Tensor | None = None
+    layer: int = 0
+    addend: Tensor | None = None
+
+    def compute(self, images: Tensor) -> Tensor:
+        """Return what is to be normalised, by torch's own operations."""
+        if self.shift is not None:
+            images = images + self.shift.to(images.dtype)[:, None, None]
+        images = nn.functional.dropout(images, self.dropped)
+        return images if self.addend is None else images + self.addend
+
+
+class After(NamedTuple):
+    """What is done to normalised images, in this order.
+
+    Attributes:
+        residual: Of the images' shape, added; None adds nothing.
+        carrier: What the residual's gradient goes to; None is the residual.
+        activation: `NO_ACTIVATION`, `RELU` or `SILU`.
+        is_forked: Whether a carrier of the result is wanted.
+    """
+
+    residual: Tensor | None = None
+    carrier: Tensor | None = None
+    activation: int = NO_ACTIVATION
+    is_forked: bool = False
+
+    def compute(self, images: Tensor) -> Tensor:
+        """Return what comes of it, by torch's own operations."""
+        return _COMPUTED[self.activation](images if self.residual is None else images + self.residual)
+
+
 class Normed(NamedTuple):
     """What a batch norm that is told what is beside it gives.
 
@@ -24,7 +69,7 @@ class Normed(NamedTuple):
         out: The result.
         mean: Of what was normalised, shape (C,); None where torch has moved the running statistics itself.
         variance: The same, unbiased.
-        total: What was normalised, where something was added to the images before; of no elements else.
+        total: What was normalised, where anything was done before; of no elements else.
         carrier: Has the gradient that `out` gets from where it is a residual, if one was asked for; None where torch
             computed it.
     """
@@ -42,11 +87,8 @@ class KernelBatchNorm(nn.BatchNorm2d):
     def forward(
         self,
         input: Tensor,  # noqa: A002
-        addend: Tensor | None = None,
-        residual: Tensor | None = None,
-        carrier: Tensor | None = None,
-        activation: int | None = None,
-        is_forked: bool = False,
+        before: tuple[Any, ...] | None = None,
+        after: tuple[Any, ...] | None = None,
     ) -> Any:
         """Return the normalised images; told what is beside it, `Normed`.
 
@@ -54,26 +96,26 @@ class KernelBatchNorm(nn.BatchNorm2d):
 
         Args:
             input: Shape (N, C, H, W).
-            addend: The same shape, added before normalising; None adds nothing.
-            residual: The same, added after.
-            carrier: What the residual's gradient goes to; None is the residual.
-            activation: `NO_ACTIVATION`, `RELU` or `SILU`; None is not told.
-            is_forked: Whether a carrier of the result is wanted.
+            before: `Before`'s fields; None is not told.
+            after: `After`'s.
         """
-        if activation is None:
+        if before is None or after is None:
             return super().forward(input)
-        if not (self.training and _is_for_kernels(input, addend, residual)):
-            total = input if addend is None else input + addend
-            value = super().forward(total)
-            value = _COMPUTED[activation](value if residual is None else value + residual)
-            return Normed(value, None, None, total, None)
+        first, then = Before(*before), After(*after)
+        if not (self.training and _is_for_kernels(input, first.addend, then.residual)):
+            total = first.compute(input)
+            return Normed(then.compute(super().forward(total)), None, None, total, None)
         from castwise.measure.techniques.batch_norm_ops import batch_norm
 
+        residual, carrier = then.residual, then.carrier
         known = residual.detach() if residual is not None and carrier is not None else residual
         out, own, total, mean, variance, _ = batch_norm(
-            input, addend, known, carrier, self.weight, self.bias, self.eps, activation, is_forked
-        )
-        return Normed(out, mean, variance, total, own if is_forked else None)
+            input, first.shift, first.seed, first.layer, round(first.dropped * 65536), first.addend, known, carrier,
+            self.weight, self.bias, self.eps, then.activation, then.is_forked,
+        )  # fmt: skip
+        if first.shift is not None and total.numel() == 0:
+            mean = mean + first.shift.detach()
+        return Normed(out, mean, variance, total, own if then.is_forked else None)
 
 
 def _is_for_kernels(images: Tensor, *others: Tensor | None) -> bool:
@@ -118,3 +160,24 @@ class RunningStatistics(nn.Module):
             now = [each.to(norm.running_mean.dtype) for norm, *both in own for each in both]  # type: ignore[union-attr]
             torch._foreach_lerp_(running, now, momentum)  # type: ignore[arg-type]
             torch._foreach_add_([norm.num_batches_tracked for norm, _, _ in own], 1)  # type: ignore[misc]
+
+
+class DropoutSeed(nn.Module):
+    """Draws the seed of a step's dropout."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return it, shape (1,), int64, on the images' device."""
+        return torch.randint(2**62, (1,), device=images.device)
+
+
+class BiasBesideConv2d(nn.Conv2d):
+    """A convolution that can leave the addition of its bias to others."""
+
+    def forward(self, input: Tensor, is_beside: bool = False) -> Any:  # noqa: A002
+        """Return its result; told to, one without the bias, and the bias.
+
+        Args:
+            input: Shape (N, C, H, W).
+            is_beside: Whether it is told to.
+        """
+        return (self._conv_forward(input, self.weight, None), self.bias) if is_beside else super().forward(input)

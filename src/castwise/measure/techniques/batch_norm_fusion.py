@@ -13,6 +13,10 @@ from castwise.measure.techniques.batch_norm import (
     NO_ACTIVATION,
     RELU,
     SILU,
+    After,
+    Before,
+    BiasBesideConv2d,
+    DropoutSeed,
     KernelBatchNorm,
     Normed,
     RunningStatistics,
@@ -22,6 +26,7 @@ _MODULES = {nn.ReLU: RELU, nn.SiLU: SILU}
 _FUNCTIONS = {nn.functional.relu: RELU, torch.relu: RELU, nn.functional.silu: SILU}
 _METHODS = {"relu": RELU, "relu_": RELU}
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
+_DRAWN_CHANNELS = 8  # that dropout's draws are made for at once
 
 
 class _Tracer(fx.Tracer):
@@ -55,6 +60,9 @@ def use_batch_norm_kernel(model: nn.Module) -> None:
     told = [_tell(traced, node) for node in norms]
     for node in told:
         _carry(traced, node, told)
+    for node in told:
+        _shift(traced, node)
+    _draw(traced, told)
     traced.add_submodule("running_statistics", RunningStatistics(modules))  # type: ignore[arg-type]
     end = next(node for node in traced.graph.nodes if node.op == "output")
     with traced.graph.inserting_before(end):
@@ -100,11 +108,17 @@ def _tell(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
             last, residual, after = after, other, following
     if after is not None and (found := _activation_of(traced, after)) is not None:
         last, activation = after, found
-    images, addend = norm.args[0], None
+    images, before, first = norm.args[0], Before(), norm
     if isinstance(images, fx.Node) and _is_taken_over(images, norm, last):
-        images, addend = images.args
+        (images, addend), first = images.args, images
+        before = before._replace(addend=addend)
+    elif (dropped := _dropped(traced, norm)) > 0:
+        assert isinstance(images, fx.Node)
+        images, first = images.args[0], images
+        before = before._replace(dropped=dropped)
     with traced.graph.inserting_after(last):
-        told = traced.graph.call_module(str(norm.target), (images, addend, residual, None, activation, False))
+        then = After(residual, activation=activation)
+        told = traced.graph.call_module(str(norm.target), (images, tuple(before), tuple(then)))
     with traced.graph.inserting_after(told):
         result = _part(traced, told, "out")
     last.replace_all_uses_with(result)
@@ -112,26 +126,78 @@ def _tell(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
         below = next(each for each in last.all_input_nodes if each is not residual)
         traced.graph.erase_node(last)
         last = below
-    total = norm.args[0]
     traced.graph.erase_node(norm)
-    if addend is not None:
-        assert isinstance(total, fx.Node)
+    if first is not norm:
         with traced.graph.inserting_after(told):
-            total.replace_all_uses_with(_part(traced, told, "total"))
-        traced.graph.erase_node(total)
+            first.replace_all_uses_with(_part(traced, told, "total"))
+        traced.graph.erase_node(first)
     return told
 
 
 def _carry(traced: fx.GraphModule, told: fx.Node, others: list[fx.Node]) -> None:
     """Let a result's gradient from where it is a residual come by itself, if it has another one."""
     result = next(node for node in told.users if node.args[1] == Normed._fields.index("out"))
-    adding = [node for node in result.users if node in others and node.args[2] is result]
-    if len(adding) != 1 or len(result.users) == 1 or result in adding[0].args[:2]:
+    adding = [node for node in result.users if node in others and After(*node.args[2]).residual is result]
+    if len(adding) != 1 or len(result.users) == 1:
         return
-    told.args = (*told.args[:5], True)
+    (other,) = adding
+    if result in (other.args[0], Before(*other.args[1]).addend):
+        return
+    told.update_arg(2, tuple(After(*told.args[2])._replace(is_forked=True)))
     with traced.graph.inserting_after(told):
         carrier = _part(traced, told, "carrier")
-    adding[0].args = (*adding[0].args[:3], carrier, *adding[0].args[4:])
+    other.update_arg(2, tuple(After(*other.args[2])._replace(carrier=carrier)))
+
+
+def _shift(traced: fx.GraphModule, told: fx.Node) -> None:
+    """Let a norm add the biases of the convolutions before it."""
+    before = Before(*told.args[1])
+    results = {"images": told.args[0], "addend": before.addend}
+    biases = []
+    for name, node in results.items():
+        if not (isinstance(node, fx.Node) and node.op == "call_module" and _only_user(node) is told):
+            continue
+        module = traced.get_submodule(str(node.target))
+        called = [each for each in traced.graph.nodes if each.op == "call_module" and each.target == node.target]
+        if (
+            type(module) is nn.Conv2d
+            and module.bias is not None
+            and module.padding_mode == "zeros"
+            and len(called) == 1
+        ):
+            module.__class__ = BiasBesideConv2d
+            node.args = (node.args[0], True)
+            with traced.graph.inserting_after(node):
+                biases.append(traced.graph.call_function(operator.getitem, (node, 1)))
+                results[name] = traced.graph.call_function(operator.getitem, (node, 0))
+    if biases:
+        with traced.graph.inserting_before(told):
+            shift = biases[0] if len(biases) == 1 else traced.graph.call_function(operator.add, tuple(biases))
+        told.update_arg(0, results["images"])
+        told.update_arg(1, tuple(before._replace(shift=shift, addend=results["addend"])))
+
+
+def _draw(traced: fx.GraphModule, told: list[fx.Node]) -> None:
+    """Give the norms that drop numbers out a step's seed, and each a layer of its own."""
+    dropping = [node for node in told if Before(*node.args[1]).dropped > 0]
+    if not dropping:
+        return
+    traced.add_submodule("dropout_seed", DropoutSeed())
+    images = next(node for node in traced.graph.nodes if node.op == "placeholder")
+    with traced.graph.inserting_after(images):
+        seed = traced.graph.call_module("dropout_seed", (images,))
+    for layer, node in enumerate(dropping):
+        node.update_arg(1, tuple(Before(*node.args[1])._replace(seed=seed, layer=layer)))
+
+
+def _dropped(traced: fx.GraphModule, norm: fx.Node) -> float:
+    """Return the probability of the dropout whose result a norm alone reads; 0 where there is none."""
+    node = norm.args[0]
+    if not (isinstance(node, fx.Node) and node.op == "call_module" and _only_user(node) is norm):
+        return 0.0
+    module, channels = traced.get_submodule(str(node.target)), traced.get_submodule(str(norm.target)).num_features
+    is_such = type(module) is nn.Dropout and 0 < module.p < 1 and int(channels) % _DRAWN_CHANNELS == 0  # type: ignore[call-overload]
+    return module.p if is_such else 0.0
 
 
 def _is_taken_over(addition: fx.Node, norm: fx.Node, last: fx.Node) -> bool:

@@ -1,10 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
-"""Batch norm with what is beside it, additions and an activation, over channels that lie innermost: in Triton.
+"""Batch norm with what is beside it, additions, dropout and an activation, over channels that lie innermost: in Triton.
 
 Pictures of shape (N, C, H, W) with channels innermost are N·H·W rows of C numbers. A forward reads them twice and
 writes once: programs take the sums of some rows each, one kernel puts these together, and the last normalises, adds and
 activates. A backward does the same with the gradient's sums. Sums are of differences from the first row, in float32,
 so that a mean far from 0 costs no digits.
+
+What comes before the norm, a convolution's bias, an addition or dropout, is done as the sums are taken. Dropout's draws
+are not kept: a backward makes them anew.
 
 Programs that run at one time read rows beside each other. Sums begin at the last row, which the convolution before them
 wrote last, and what reads the rows again begins at the first, which the sums read last: both find them in the cache.
@@ -66,29 +69,63 @@ def _block(index, num_rows, channels, channel, there, block_rows: tl.constexpr):
 
 
 @triton.jit
+def _is_kept(
+    seed, layer, index, column, units, block_rows: tl.constexpr, block_channels: tl.constexpr, odds: tl.constexpr
+):
+    """Return which numbers of a block dropout keeps: each but for `odds` in 65,536.
+
+    A draw of Philox has 128 bits, for the 8 channels of a unit. Seven rounds of it pass all tests of randomness.
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
+    row = index.to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    unit = column * (block_channels // 8) + tl.arange(0, block_channels // 8)
+    place = row[:, None] * units + unit[None, :]
+    one, two, three, four = tl.philox(seed, place.to(tl.uint32), (place >> 32).to(tl.uint32), layer, 0, 7)
+    low = tl.join(tl.join(one & 0xFFFF, two & 0xFFFF), tl.join(three & 0xFFFF, four & 0xFFFF))
+    high = tl.join(tl.join(one >> 16, two >> 16), tl.join(three >> 16, four >> 16))
+    return tl.reshape(tl.join(low, high), (block_rows, block_channels)) >= odds
+
+
+@triton.jit
 def statistics_kernel(
-    images, addend, total, sums, squares, num_rows, columns, units, unit: tl.constexpr, adds_before: tl.constexpr,
+    images, shift, addend, seed, layer, total, pivots, sums, squares, num_rows, columns, units, unit: tl.constexpr,
+    shifts: tl.constexpr, adds_before: tl.constexpr, odds: tl.constexpr,
     block_rows: tl.constexpr, block_channels: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of a program's rows, and of their squares, less the first row, for each channel.
 
-    Where something is added before, the rows are the totals, and are written out.
+    Where rows are shifted, added to or dropped out before, those that come of it are summed, and written out.
     """
     channels = units * unit
     channel, there, part = _place(columns, channels, block_channels)
     parts = tl.num_programs(0) // columns
+    column = tl.program_id(0) % columns
+    writes: tl.constexpr = shifts or adds_before or odds > 0
     pivot = tl.load(images + channel, mask=there, other=0.0).to(tl.float32)
+    if shifts:
+        moved = tl.load(shift + channel, mask=there, other=0.0).to(tl.float32)
+        pivot += moved
     if adds_before:
         pivot += tl.load(addend + channel, mask=there, other=0.0).to(tl.float32)
     pivot = pivot.to(total.dtype.element_ty)
+    if part == 0:
+        tl.store(pivots + channel, pivot.to(tl.float32), mask=there)
+    drawn = tl.load(seed) if odds > 0 else 0
     held = tl.zeros((block_rows, block_channels), tl.float32)
     square = tl.zeros((block_rows, block_channels), tl.float32)
     last = tl.cdiv(num_rows, block_rows) - 1 - part
     for step in tl.range(0, last // parts + 1, num_stages=stages):
-        base, place, inside = _block(last - step * parts, num_rows, channels, channel, there, block_rows)
-        if adds_before:
+        index = last - step * parts
+        base, place, inside = _block(index, num_rows, channels, channel, there, block_rows)
+        if writes:
             value = tl.load(images + base + place, mask=inside, other=0.0).to(tl.float32)
-            value += tl.load(addend + base + place, mask=inside, other=0.0).to(tl.float32)
+            if shifts:
+                value += moved[None, :]
+            if odds > 0:
+                kept = _is_kept(drawn, layer, index, column, units, block_rows, block_channels, odds)
+                value = tl.where(kept, value * (65536 / (65536 - odds)), 0.0)
+            if adds_before:
+                value += tl.load(addend + base + place, mask=inside, other=0.0).to(tl.float32)
             value = tl.where(inside, value.to(total.dtype.element_ty), pivot[None, :])
             tl.store(total + base + place, value, mask=inside)
         else:
@@ -103,13 +140,10 @@ def statistics_kernel(
 
 @triton.jit
 def combine_kernel(
-    images, sums, squares, mean_out, variance_out, inverse_out, num_parts, num_rows, channels, epsilon,
+    pivots, sums, squares, mean_out, variance_out, inverse_out, num_parts, num_rows, channels, epsilon,
     block_parts: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """Write each channel's mean, its unbiased variance, and one over the root of the rows' own and epsilon.
-
-    `images` is what sums were taken of.
-    """
+    """Write each channel's mean, its unbiased variance, and one over the root of the rows' own and epsilon."""
     channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
     there = channel < channels
     part = tl.arange(0, block_parts)
@@ -118,8 +152,7 @@ def combine_kernel(
     apart = tl.sum(tl.load(sums + place, mask=inside, other=0.0), 0) / num_rows
     square = tl.sum(tl.load(squares + place, mask=inside, other=0.0), 0) / num_rows
     variance = tl.maximum(square - apart * apart, 0.0)
-    pivot = tl.load(images + channel, mask=there, other=0.0).to(tl.float32)
-    tl.store(mean_out + channel, pivot + apart, mask=there)
+    tl.store(mean_out + channel, tl.load(pivots + channel, mask=there, other=0.0) + apart, mask=there)
     tl.store(variance_out + channel, variance * num_rows / tl.maximum(num_rows - 1, 1), mask=there)
     tl.store(inverse_out + channel, 1 / tl.sqrt(variance + epsilon), mask=there)
 
@@ -198,25 +231,40 @@ def combine_sums_kernel(
 
 @triton.jit
 def gradient_kernel(
-    gradients, images, skip, weight, bias, mean, inverse, sums, products, out, num_rows, columns, units, unit: tl.constexpr,
-    activation: tl.constexpr, skips: tl.constexpr, block_rows: tl.constexpr, block_channels: tl.constexpr,
+    gradients, images, skip, seed, layer, weight, bias, mean, inverse, sums, products, out, moved, num_rows, columns,
+    units, unit: tl.constexpr, activation: tl.constexpr, skips: tl.constexpr, odds: tl.constexpr, shifts: tl.constexpr,
+    block_rows: tl.constexpr, block_channels: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Write a block of the images' gradient, `skip` added.
+    """Write the gradient of a program's rows, `skip` added; and its sums, where a bias was added to the rows.
 
     `activation` is none where the gradient is that before it already.
     """
     channels = units * unit
-    channel, there, index = _place(columns, channels, block_channels)
-    base, place, inside = _block(index, num_rows, channels, channel, there, block_rows)
-    gradient = tl.load(gradients + base + place, mask=inside, other=0.0).to(tl.float32)
-    image = tl.load(images + base + place, mask=inside, other=0.0).to(tl.float32)
+    channel, there, part = _place(columns, channels, block_channels)
+    parts = tl.num_programs(0) // columns
+    column = tl.program_id(0) % columns
     factor, shift, middle = _traits(weight, bias, mean, inverse, channel, there)
     sum_share = tl.load(sums + channel, mask=there, other=0.0) / num_rows
     product_share = tl.load(products + channel, mask=there, other=0.0) / num_rows
     product_share *= tl.load(inverse + channel, mask=there, other=0.0)
-    centred = image - middle[None, :]
-    gradient = _before_activation(gradient, centred * factor[None, :] + shift[None, :], activation)
-    gradient = factor[None, :] * (gradient - sum_share[None, :] - centred * product_share[None, :])
-    if skips:
-        gradient += tl.load(skip + base + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + base + place, gradient, mask=inside)
+    drawn = tl.load(seed) if odds > 0 else 0
+    if shifts:
+        held = tl.zeros((block_rows, block_channels), tl.float32)
+    rest = tl.cdiv(num_rows, block_rows) - 1 - part
+    for step in tl.range(0, rest // parts + 1, num_stages=stages):
+        index = part + step * parts
+        base, place, inside = _block(index, num_rows, channels, channel, there, block_rows)
+        gradient = tl.load(gradients + base + place, mask=inside, other=0.0).to(tl.float32)
+        centred = tl.load(images + base + place, mask=inside, other=0.0).to(tl.float32) - middle[None, :]
+        gradient = _before_activation(gradient, centred * factor[None, :] + shift[None, :], activation)
+        gradient = factor[None, :] * (gradient - sum_share[None, :] - centred * product_share[None, :])
+        if skips:
+            gradient += tl.load(skip + base + place, mask=inside, other=0.0).to(tl.float32)
+        if odds > 0:
+            kept = _is_kept(drawn, layer, index, column, units, block_rows, block_channels, odds)
+            gradient = tl.where(kept, gradient * (65536 / (65536 - odds)), 0.0)
+        if shifts:
+            held += tl.where(inside, gradient, 0.0)
+        tl.store(out + base + place, gradient, mask=inside)
+    if shifts:
+        tl.store(moved + part * channels + channel, tl.sum(held, 0), mask=there)

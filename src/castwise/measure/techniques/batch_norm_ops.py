@@ -97,25 +97,43 @@ def _summed(images: Tensor) -> Tiles:
     return tiles_of(images, _SUMMED, most)
 
 
+@dataclass(frozen=True)
+class Draws:
+    """What dropout draws.
+
+    Attributes:
+        seed: Shape (1,), int64, on the images' device; None drops nothing out.
+        layer: Which of a model's layers it is: each draws by itself.
+        odds: In 65,536.
+    """
+
+    seed: Tensor | None
+    layer: int
+    odds: int
+
+
 def _units(channels: int) -> tuple[int, int]:
     """Return channels as a number of units that lie aligned, and such a unit."""
     unit = _UNIT if channels % _UNIT == 0 else 1
     return channels // unit, unit
 
 
-def launch_norm(
-    kernels: Any, images: Tensor, addend: Tensor | None, residual: Tensor | None, weight: Tensor, bias: Tensor,
-    epsilon: float, activation: int,
+def launch_norm(  # noqa: PLR0913, PLR0917
+    kernels: Any, images: Tensor, shift: Tensor | None, draws: Draws, addend: Tensor | None, residual: Tensor | None,
+    weight: Tensor, bias: Tensor, epsilon: float, activation: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the activated sum of the normalised images and the residual.
 
-    Besides what was normalised, of no elements where that is the images; their mean, unbiased variance and one over the
+    Besides what was normalised, of no elements where that is the images; its mean, unbiased variance and one over the
     deviation.
 
     Args:
         kernels: Wraps a kernel as whoever calls has to.
         images: Shape (N, C, H, W), channels innermost.
-        addend: The same shape, dtype and layout, added before normalising; None adds nothing.
+        shift: Shape (C,), added before dropout and normalising; None adds nothing. If nothing else is done before, it
+            is not in the mean that is returned.
+        draws: Those of dropout before normalising; for C a multiple of 8.
+        addend: Of the images' shape, dtype and layout, added before normalising; None adds nothing.
         residual: The same, added after.
         weight: Shape (C,).
         bias: Shape (C,).
@@ -125,15 +143,19 @@ def launch_norm(
     tiles, channels = _summed(images), images.shape[1]
     units, unit = _units(channels)
     sums, squares = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
-    mean, variance, inverse = (images.new_empty(channels, dtype=torch.float32) for _ in range(3))
-    total = images.new_empty(0) if addend is None else torch.empty_like(images)
-    normalised = images if addend is None else total
+    pivots, mean, variance, inverse = (images.new_empty(channels, dtype=torch.float32) for _ in range(4))
+    writes = addend is not None or draws.seed is not None
+    shift = shift if writes else None  # alone it moves the mean, and nothing that is less the mean
+    total = torch.empty_like(images) if writes else images.new_empty(0)
+    normalised = total if writes else images
     kernels(statistics_kernel)[(tiles.columns * tiles.parts,)](
-        images, images if addend is None else addend, normalised, sums, squares, tiles.num_rows, tiles.columns, units, unit=unit,
-        adds_before=addend is not None, stages=_STAGES, **tiles.constants,
+        images, images if shift is None else shift, images if addend is None else addend,
+        images if draws.seed is None else draws.seed, draws.layer, normalised, pivots, sums, squares, tiles.num_rows,
+        tiles.columns, units, unit=unit, shifts=shift is not None, adds_before=addend is not None,
+        odds=0 if draws.seed is None else draws.odds, stages=_STAGES, **tiles.constants,
     )  # fmt: skip
     kernels(combine_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
-        normalised, sums, squares, mean, variance, inverse, tiles.parts, tiles.num_rows, channels, epsilon,
+        pivots, sums, squares, mean, variance, inverse, tiles.parts, tiles.num_rows, channels, epsilon,
         block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
     )  # fmt: skip
     out = torch.empty_like(images)
@@ -145,13 +167,14 @@ def launch_norm(
     return out, total, mean, variance, inverse
 
 
-def launch_norm_backward(
+def launch_norm_backward(  # noqa: PLR0913, PLR0917
     kernels: Any, gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
-    weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, activation: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of what was normalised, before the activation, of the weight and of the bias.
+    draws: Draws, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, activation: int, shifts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of the images, before the activation, of the weight, of the bias, and of the shift.
 
-    That before the activation is a residual's, and has no elements where it is `gradients`, or nobody needs it.
+    That before the activation is a residual's, and has no elements where it is `gradients`, or nobody needs it; that of
+    a shift has none where there is none.
 
     Args:
         kernels: Wraps a kernel as whoever calls has to.
@@ -160,11 +183,13 @@ def launch_norm_backward(
         skip: Added to the gradient of what was normalised; None adds nothing.
         images: What was normalised.
         out: `launch_norm`'s result, where a residual was added; None where none was.
+        draws: As there.
         weight: As there.
         bias: As there.
         mean: Its result.
         inverse: Its result.
         activation: As there; with a residual not `SILU`, whose input is not known by its result.
+        shifts: Whether there was a shift.
     """
     tiles, channels = _summed(images), images.shape[1]
     units, unit = _units(channels)
@@ -183,20 +208,28 @@ def launch_norm_backward(
         block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
     )  # fmt: skip
     image_gradients = torch.empty_like(images)
-    tiles = tiles_of(images, _DERIVED)
-    kernels(gradient_kernel)[(tiles.columns * tiles.num_blocks,)](
-        before if writes else gradients, images, images if skip is None else skip, weight, bias, mean, inverse,
-        bias_gradient, weight_gradient, image_gradients, tiles.num_rows, tiles.columns, units, unit=unit,
+    # The gradient of what was normalised sums to 0 over the rows: only what comes to it moves a shift.
+    sums_up = shifts and (skip is not None or draws.seed is not None)
+    tiles = tiles if sums_up else tiles_of(images, _DERIVED)
+    parts = tiles.parts if sums_up else tiles.num_blocks
+    moved = images.new_empty((parts if sums_up else 0, channels), dtype=torch.float32)
+    kernels(gradient_kernel)[(tiles.columns * parts,)](
+        before if writes else gradients, images, images if skip is None else skip,
+        images if draws.seed is None else draws.seed, draws.layer, weight, bias, mean, inverse, bias_gradient,
+        weight_gradient, image_gradients, moved if sums_up else mean, tiles.num_rows, tiles.columns, units, unit=unit,
         activation=NO_ACTIVATION if writes or out is not None else activation, skips=skip is not None,
+        odds=0 if draws.seed is None else draws.odds, shifts=sums_up, stages=_STAGES if sums_up else 1,
         **tiles.constants,
     )  # fmt: skip
-    return image_gradients, before, weight_gradient, bias_gradient
+    shift_gradient = moved.sum(0) if shifts else images.new_empty(0)
+    return image_gradients, before, weight_gradient, bias_gradient, shift_gradient
 
 
 @triton_op("castwise::batch_norm", mutates_args={})
-def batch_norm(
-    images: Tensor, addend: Tensor | None, residual: Tensor | None, carrier: Tensor | None, weight: Tensor,
-    bias: Tensor, epsilon: float, activation: int, is_forked: bool,
+def batch_norm(  # noqa: PLR0913, PLR0917
+    images: Tensor, shift: Tensor | None, seed: Tensor | None, layer: int, odds: int, addend: Tensor | None,
+    residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float, activation: int,
+    is_forked: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the result, a carrier for its second gradient, and the rest of `launch_norm`'s, as one operation.
 
@@ -205,7 +238,11 @@ def batch_norm(
 
     Args:
         images: As in `launch_norm`.
-        addend: As there.
+        shift: As there.
+        seed: As in `Draws`.
+        layer: As there.
+        odds: As there.
+        addend: As in `launch_norm`.
         residual: As there.
         carrier: What the residual's gradient goes to, if not to the residual itself.
         weight: As there.
@@ -214,31 +251,35 @@ def batch_norm(
         activation: As there.
         is_forked: Whether a carrier is wanted; it is of no elements else.
     """
+    draws = Draws(seed, layer, odds)
     out, total, mean, variance, inverse = launch_norm(
-        wrap_triton, images, addend, residual, weight, bias, epsilon, activation
+        wrap_triton, images, shift, draws, addend, residual, weight, bias, epsilon, activation
     )
     own = images.new_zeros(()).expand(images.shape) if is_forked else images.new_empty(0)
     return out, own, total, mean, variance, inverse
 
 
 @triton_op("castwise::batch_norm_backward", mutates_args={})
-def batch_norm_backward(
-    gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None, weight: Tensor,
-    bias: Tensor, mean: Tensor, inverse: Tensor, activation: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def batch_norm_backward(  # noqa: PLR0913, PLR0917
+    gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
+    seed: Tensor | None, layer: int, odds: int, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor,
+    activation: int, shifts: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return `launch_norm_backward`'s, as one operation."""
+    draws = Draws(seed, layer, odds)
     return launch_norm_backward(
-        wrap_triton, gradients, second, skip, images, out, weight, bias, mean, inverse, activation
+        wrap_triton, gradients, second, skip, images, out, draws, weight, bias, mean, inverse, activation, shifts
     )
 
 
 def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    images, addend, residual, carrier, weight, bias, _, ctx.activation, _ = inputs
+    images, shift, seed, ctx.layer, ctx.odds, addend, residual, carrier, weight, bias, _, ctx.activation, _ = inputs
     out, _, total, mean, variance, inverse = output
     ctx.adds_before, ctx.adds, ctx.is_carried = addend is not None, residual is not None, carrier is not None
+    ctx.shift_dtype, ctx.writes = None if shift is None else shift.dtype, total.numel() > 0
     # Only the result tells which of its pixels a ReLU behind an addition let through.
-    kept = (out,) if ctx.adds and ctx.activation != NO_ACTIVATION else ()
-    ctx.save_for_backward(total if ctx.adds_before else images, weight, bias, mean, inverse, *kept)
+    kept = out if ctx.adds and ctx.activation != NO_ACTIVATION else None
+    ctx.save_for_backward(total if ctx.writes else images, weight, bias, mean, inverse, seed, kept)
     ctx.mark_non_differentiable(mean, variance, inverse)
     ctx.set_materialize_grads(False)
 
@@ -246,21 +287,24 @@ def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _norm_backward(
     ctx: Any, of_out: Tensor | None, of_carrier: Tensor | None, of_total: Tensor | None, *_: object
 ) -> tuple[Tensor | None, ...]:
-    images, weight, bias, mean, inverse, *kept = ctx.saved_tensors
+    images, weight, bias, mean, inverse, seed, kept = ctx.saved_tensors
     gradients, second, skip = (
         None if each is None else each.contiguous(memory_format=torch.channels_last)
-        for each in (of_out, of_carrier, of_total if ctx.adds_before else None)
+        for each in (of_out, of_carrier, of_total if ctx.writes else None)
     )
     if gradients is None:
         gradients, second = torch.zeros_like(images) if second is None else second, None
-    out = kept[0] if kept else (gradients if ctx.adds else None)
-    own, before, by_weight, by_bias = batch_norm_backward(
-        gradients, second, skip, images, out, weight, bias, mean, inverse, ctx.activation
-    )
-    residual = (before if kept or second is not None else gradients) if ctx.adds else None
+    out = gradients if ctx.adds and kept is None else kept
+    own, before, by_weight, by_bias, by_shift = batch_norm_backward(
+        gradients, second, skip, images, out, seed, ctx.layer, ctx.odds, weight, bias, mean, inverse, ctx.activation,
+        ctx.shift_dtype is not None,
+    )  # fmt: skip
+    residual = (gradients if kept is None and second is None else before) if ctx.adds else None
     to_residual, to_carrier = (None, residual) if ctx.is_carried else (residual, None)
     to_addend = own if ctx.adds_before else None
-    return own, to_addend, to_residual, to_carrier, by_weight.to(weight.dtype), by_bias.to(bias.dtype), None, None, None
+    to_shift = None if ctx.shift_dtype is None else by_shift.to(ctx.shift_dtype)
+    to_traits = by_weight.to(weight.dtype), by_bias.to(bias.dtype)
+    return own, to_shift, None, None, None, to_addend, to_residual, to_carrier, *to_traits, None, None, None
 
 
 batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)

@@ -35,10 +35,23 @@ _MAX_POOL_KERNELS = [
     "_remember",
     "_backward",
 ]
-_BATCH_NORM = ["NO_ACTIVATION", "RELU", "SILU", "_COMPUTED", "Normed", "KernelBatchNorm", "_is_for_kernels"]
-_BATCH_NORM += ["RunningStatistics"]
-_BATCH_NORM_FUSION = ["_MODULES", "_FUNCTIONS", "_METHODS", "_ADDITIONS", "_Tracer"]
-_BATCH_NORM_FUSION += ["use_batch_norm_kernel", "_train_by", "_norms_in", "_part", "_tell", "_carry", "_is_taken_over", "_other_of", "_only_user"]
+_BATCH_NORM = ["NO_ACTIVATION", "RELU", "SILU", "_COMPUTED", "Before", "After", "Normed", "KernelBatchNorm"]
+_BATCH_NORM += ["_is_for_kernels", "RunningStatistics", "DropoutSeed", "BiasBesideConv2d"]
+_BATCH_NORM_FUSION = ["_MODULES", "_FUNCTIONS", "_METHODS", "_ADDITIONS", "_DRAWN_CHANNELS", "_Tracer"]
+_BATCH_NORM_FUSION += [
+    "use_batch_norm_kernel",
+    "_train_by",
+    "_norms_in",
+    "_part",
+    "_tell",
+    "_carry",
+    "_shift",
+    "_draw",
+    "_dropped",
+    "_is_taken_over",
+    "_other_of",
+    "_only_user",
+]
 _BATCH_NORM_FUSION += ["_activation_of"]
 _BATCH_NORM_KERNELS = [
     "_activated",
@@ -46,6 +59,7 @@ _BATCH_NORM_KERNELS = [
     "_traits",
     "_place",
     "_block",
+    "_is_kept",
     "statistics_kernel",
     "combine_kernel",
     "normalise_kernel",
@@ -54,7 +68,16 @@ _BATCH_NORM_KERNELS = [
     "gradient_kernel",
 ]
 _BATCH_NORM_OPS = ["_WARPS", "_MOST_CHANNELS", "_SUMMED_CHANNELS", "_SUMMED", "_NORMALISED", "_DERIVED", "_PROGRAMS"]
-_BATCH_NORM_OPS += ["_STAGES", "_UNIT", "_COMBINED_CHANNELS", "_COMBINED_WARPS", "Tiles", "tiles_of", "_summed"]
+_BATCH_NORM_OPS += [
+    "_STAGES",
+    "_UNIT",
+    "_COMBINED_CHANNELS",
+    "_COMBINED_WARPS",
+    "Tiles",
+    "tiles_of",
+    "_summed",
+    "Draws",
+]
 _BATCH_NORM_OPS += ["_units", "launch_norm", "launch_norm_backward", "batch_norm", "batch_norm_backward"]
 _BATCH_NORM_OPS += ["_remember_norm", "_norm_backward"]
 
