@@ -158,7 +158,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     """Let torch compute what the kernels would, and note what was asked."""
     asked: list[Asked] = []
 
-    def compute(
+    def compute(  # noqa: PLR0917
         images: Tensor, shift: Tensor | None, seed: Tensor | None, layer: int, odds: int, addend: Tensor | None,
         residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float, activation: int,
         is_forked: bool,

@@ -209,10 +209,10 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="batch-norm-kernel",
-        summary="batch norm with the addition and activation behind it runs by kernels that read images twice each way",
+        summary="batch norm, and additions, dropout and activation beside it, run by kernels that read images twice",
         needs="channels-last, Triton, and a model with batch norm that torch.fx can trace",
         cost="none",
-        numerics="rounding",
+        numerics="draws",
         devices=("cuda",),
         units=("images",),
     ),

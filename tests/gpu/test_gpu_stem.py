@@ -54,7 +54,7 @@ def test_the_pooling_kernels_compute_what_torch_s_do(
 )
 @pytest.mark.parametrize(("channels", "side"), [(64, 56), (2048, 7), (24, 31), (160, 32), (5, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_batch_norm_kernels_compute_what_torch_s_do(  # noqa: PLR0917
+def test_the_batch_norm_kernels_compute_what_torch_s_do(  # noqa: PLR0915, PLR0917
     dtype: torch.dtype, channels: int, side: int, before: str, adds: bool, activation: int, compiled: bool
 ) -> None:
     if before == "drop" and channels % 8:

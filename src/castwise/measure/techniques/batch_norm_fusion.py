@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -108,17 +108,18 @@ def _tell(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
             last, residual, after = after, other, following
     if after is not None and (found := _activation_of(traced, after)) is not None:
         last, activation = after, found
-    images, before, first = norm.args[0], Before(), norm
+    images: Any = norm.args[0]
+    before: Any = Before()
+    first = norm
     if isinstance(images, fx.Node) and _is_taken_over(images, norm, last):
         (images, addend), first = images.args, images
         before = before._replace(addend=addend)
     elif (dropped := _dropped(traced, norm)) > 0:
-        assert isinstance(images, fx.Node)
         images, first = images.args[0], images
         before = before._replace(dropped=dropped)
     with traced.graph.inserting_after(last):
-        then = After(residual, activation=activation)
-        told = traced.graph.call_module(str(norm.target), (images, tuple(before), tuple(then)))
+        then: Any = (residual, None, activation, False)
+        told = traced.graph.call_module(str(norm.target), (images, tuple(before), then))
     with traced.graph.inserting_after(told):
         result = _part(traced, told, "out")
     last.replace_all_uses_with(result)
@@ -134,38 +135,38 @@ def _tell(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
     return told
 
 
+def _before(told: fx.Node) -> Any:
+    """Return a told norm's `Before`, of nodes."""
+    return Before(*cast("tuple[Any, ...]", told.args[1]))
+
+
+def _after(told: fx.Node) -> Any:
+    """Return a told norm's `After`, of nodes."""
+    return After(*cast("tuple[Any, ...]", told.args[2]))
+
+
 def _carry(traced: fx.GraphModule, told: fx.Node, others: list[fx.Node]) -> None:
     """Let a result's gradient from where it is a residual come by itself, if it has another one."""
     result = next(node for node in told.users if node.args[1] == Normed._fields.index("out"))
-    adding = [node for node in result.users if node in others and After(*node.args[2]).residual is result]
+    adding = [node for node in result.users if node in others and _after(node).residual is result]
     if len(adding) != 1 or len(result.users) == 1:
         return
     (other,) = adding
-    if result in (other.args[0], Before(*other.args[1]).addend):
+    if result in (other.args[0], _before(other).addend):
         return
-    told.update_arg(2, tuple(After(*told.args[2])._replace(is_forked=True)))
+    told.update_arg(2, tuple(_after(told)._replace(is_forked=True)))
     with traced.graph.inserting_after(told):
         carrier = _part(traced, told, "carrier")
-    other.update_arg(2, tuple(After(*other.args[2])._replace(carrier=carrier)))
+    other.update_arg(2, tuple(_after(other)._replace(carrier=carrier)))
 
 
 def _shift(traced: fx.GraphModule, told: fx.Node) -> None:
     """Let a norm add the biases of the convolutions before it."""
-    before = Before(*told.args[1])
-    results = {"images": told.args[0], "addend": before.addend}
-    biases = []
+    before = _before(told)
+    results, biases = {"images": told.args[0], "addend": before.addend}, []
     for name, node in results.items():
-        if not (isinstance(node, fx.Node) and node.op == "call_module" and _only_user(node) is told):
-            continue
-        module = traced.get_submodule(str(node.target))
-        called = [each for each in traced.graph.nodes if each.op == "call_module" and each.target == node.target]
-        if (
-            type(module) is nn.Conv2d
-            and module.bias is not None
-            and module.padding_mode == "zeros"
-            and len(called) == 1
-        ):
-            module.__class__ = BiasBesideConv2d
+        if isinstance(node, fx.Node) and _only_user(node) is told and _has_bias_alone(traced, node):
+            traced.get_submodule(str(node.target)).__class__ = BiasBesideConv2d
             node.args = (node.args[0], True)
             with traced.graph.inserting_after(node):
                 biases.append(traced.graph.call_function(operator.getitem, (node, 1)))
@@ -177,9 +178,18 @@ def _shift(traced: fx.GraphModule, told: fx.Node) -> None:
         told.update_arg(1, tuple(before._replace(shift=shift, addend=results["addend"])))
 
 
+def _has_bias_alone(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether a node applies a convolution that has a bias, and is applied nowhere else."""
+    if node.op != "call_module":
+        return False
+    module = traced.get_submodule(str(node.target))
+    is_such = type(module) is nn.Conv2d and module.bias is not None
+    return is_such and sum(other.target == node.target for other in traced.graph.nodes) == 1
+
+
 def _draw(traced: fx.GraphModule, told: list[fx.Node]) -> None:
     """Give the norms that drop numbers out a step's seed, and each a layer of its own."""
-    dropping = [node for node in told if Before(*node.args[1]).dropped > 0]
+    dropping = [node for node in told if _before(node).dropped > 0]
     if not dropping:
         return
     traced.add_submodule("dropout_seed", DropoutSeed())
@@ -187,7 +197,7 @@ def _draw(traced: fx.GraphModule, told: list[fx.Node]) -> None:
     with traced.graph.inserting_after(images):
         seed = traced.graph.call_module("dropout_seed", (images,))
     for layer, node in enumerate(dropping):
-        node.update_arg(1, tuple(Before(*node.args[1])._replace(seed=seed, layer=layer)))
+        node.update_arg(1, tuple(_before(node)._replace(seed=seed, layer=layer)))
 
 
 def _dropped(traced: fx.GraphModule, norm: fx.Node) -> float:
@@ -195,9 +205,11 @@ def _dropped(traced: fx.GraphModule, norm: fx.Node) -> float:
     node = norm.args[0]
     if not (isinstance(node, fx.Node) and node.op == "call_module" and _only_user(node) is norm):
         return 0.0
-    module, channels = traced.get_submodule(str(node.target)), traced.get_submodule(str(norm.target)).num_features
-    is_such = type(module) is nn.Dropout and 0 < module.p < 1 and int(channels) % _DRAWN_CHANNELS == 0  # type: ignore[call-overload]
-    return module.p if is_such else 0.0
+    module = traced.get_submodule(str(node.target))
+    channels = cast("nn.BatchNorm2d", traced.get_submodule(str(norm.target))).num_features
+    if type(module) is not nn.Dropout or not 0 < module.p < 1 or channels % _DRAWN_CHANNELS:
+        return 0.0
+    return module.p
 
 
 def _is_taken_over(addition: fx.Node, norm: fx.Node, last: fx.Node) -> bool:

@@ -55,7 +55,7 @@ class Tiles:
     @property
     def columns(self) -> int:
         """Return how many blocks a row is cut into."""
-        return triton.cdiv(self.channels, self.block_channels)
+        return int(triton.cdiv(self.channels, self.block_channels))
 
     @property
     def rows(self) -> int:
@@ -65,13 +65,13 @@ class Tiles:
     @property
     def num_blocks(self) -> int:
         """Return how many blocks lie below each other."""
-        return triton.cdiv(self.num_rows, self.rows)
+        return int(triton.cdiv(self.num_rows, self.rows))
 
     @property
     def parts(self) -> int:
         """Return how many programs sum the blocks below each other, each about as many."""
         most = max(1, min(self.num_blocks, _PROGRAMS // self.columns))
-        return triton.cdiv(self.num_blocks, triton.cdiv(self.num_blocks, most))
+        return int(triton.cdiv(self.num_blocks, triton.cdiv(self.num_blocks, most)))
 
     @property
     def constants(self) -> dict[str, int]:
@@ -228,8 +228,8 @@ def launch_norm_backward(  # noqa: PLR0913, PLR0917
 @triton_op("castwise::batch_norm", mutates_args={})
 def batch_norm(  # noqa: PLR0913, PLR0917
     images: Tensor, shift: Tensor | None, seed: Tensor | None, layer: int, odds: int, addend: Tensor | None,
-    residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float, activation: int,
-    is_forked: bool,
+    residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float,  # noqa: ARG001
+    activation: int, is_forked: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the result, a carrier for its second gradient, and the rest of `launch_norm`'s, as one operation.
 

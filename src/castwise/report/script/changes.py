@@ -44,14 +44,11 @@ _BATCH_NORM_FUSION += [
     "_norms_in",
     "_part",
     "_tell",
+    "_before",
+    "_after",
     "_carry",
-    "_shift",
-    "_draw",
-    "_dropped",
-    "_is_taken_over",
-    "_other_of",
-    "_only_user",
 ]
+_BATCH_NORM_FUSION += ["_shift", "_has_bias_alone", "_draw", "_dropped", "_is_taken_over", "_other_of", "_only_user"]
 _BATCH_NORM_FUSION += ["_activation_of"]
 _BATCH_NORM_KERNELS = [
     "_activated",

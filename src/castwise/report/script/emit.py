@@ -34,6 +34,7 @@ _IMPORTS = {
     "from importlib.util import find_spec": "find_spec(",
     "from typing import Any": "Any",
     "from typing import NamedTuple": "NamedTuple",
+    "from typing import cast": "cast(",
     "from typing import Protocol": "Protocol",
     "import torch": "torch",
     "from torch import Tensor, nn": "nn.",
