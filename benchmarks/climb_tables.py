@@ -10,8 +10,9 @@ from climbs import Account
 from stored import IMAGES, NOT_MEASURED, where_of
 
 from castwise.analyze import metrics
-from castwise.analyze.climb import Ending, Move, by_units, move_between, said_of
+from castwise.analyze.climb import Ending, by_units, said_of
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.moves import Move, move_between
 from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.record import Trial

@@ -2,17 +2,9 @@
 
 from fake_engine import fake_spec
 
-from castwise.analyze.climb import (
-    Attempt,
-    Ladder,
-    Move,
-    Outcome,
-    allowed_techniques,
-    chain,
-    is_within,
-    move_between,
-)
+from castwise.analyze.climb import Attempt, Ladder, Outcome, allowed_techniques
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.moves import Move, chain, is_within, move_between
 from castwise.plan import TrialSpec
 
 LADDER = Ladder(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))

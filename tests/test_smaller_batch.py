@@ -5,8 +5,9 @@ import math
 import pytest
 from fake_engine import fake_spec
 
-from castwise.analyze.climb import Attempt, Move
+from castwise.analyze.climb import Attempt
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.moves import Move
 from castwise.analyze.smaller_batch import Held, least_together, next_batch
 from castwise.plan import TrialSpec
 

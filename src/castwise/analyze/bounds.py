@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from castwise.analyze.climb import Climbed, Move, loop_name
+from castwise.analyze.climb import Climbed, loop_name
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.moves import Move
 from castwise.analyze.speedups import speedup_estimate
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision

@@ -12,11 +12,21 @@ from typing import Literal
 
 from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate, judge
+from castwise.analyze.moves import (
+    COMPANION,
+    COMPILE_RANK,
+    INSTEAD,
+    PAIRS,
+    Move,
+    act_on_each_other,
+    is_compiled,
+    makes_sense,
+    move_between,
+)
 from castwise.plan import TrialSpec
-from castwise.precisions import find_precision
 from castwise.record import Trial
-from castwise.technique_rules import resolve, why_unsupported
-from castwise.techniques import GRAPHS, TECHNIQUES, Numerics, find_technique, join
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES, Numerics, join
 
 Outcome = Literal[
     "taken", "second best", "same", "slower", "unproven", "too large", "failed", "not tried", "unsupported"
@@ -24,59 +34,11 @@ Outcome = Literal[
 Ending = Literal["nothing left", "budget", "failed"]
 
 NUMERICS: tuple[Numerics, ...] = ("bits", "rounding", "draws", "shape")
-_PRECISION, _BATCH = "precision", "batch"
 
 # A screened loop is looked at further from here. Source: chosen here.
 PROMISING = 1.005
 _ONE = "one process: no interval"
 
-# What is tried together as well, where a loop has neither: the one may pay with the other only.
-_PAIRS = (
-    ("channels-last", "cudnn-search"),
-    ("compile", "cuda-graph"),
-    ("no-step-sync", "fused-optimizer"),  # without the fused one, skipping on the device costs copies
-    ("loader-workers", "pinned-transfer"),
-)
-# Tensor Cores read channels innermost, float32 on CUDA cores does not: a precision brings it along, and goes without
-# it only where that was slower.
-_COMPANION = "channels-last"
-# What else acts on each other: a move that did not pay is tried again once its partner is part of the loop.
-_ACTING = (
-    (_PRECISION, "cuda-graph"),  # a step that launches bound does not gain from faster kernels
-    (_PRECISION, "compile"),
-    (_PRECISION, "compiled-update"),  # masters cost next to nothing in it
-    (_PRECISION, "resident-data"),  # nor one that waits for its data
-    (_PRECISION, "loader-workers"),
-    ("compile", "channels-last"),
-    ("compile", "cudnn-search"),
-    ("compile", "space-to-depth"),  # the copies that these two make are part of other kernels then
-    ("compile", "matmul-stem"),
-    ("compile", "batch-norm-kernel"),
-)
-_TOGETHER = frozenset(frozenset(pair) for pair in (*_PAIRS, *_ACTING))
-
-# More of what a loop must have first.
-_ONLY_ON = {
-    "compile-max-autotune": "compile",
-    "max-pool-kernel": "channels-last",
-    "batch-norm-kernel": "channels-last",
-    "cuda-graph-8": "cuda-graph",
-}
-
-# What one technique does by kernels of its own another may do better by its own: it is tried instead of the first, too.
-_INSTEAD = {"compile": ("batch-norm-kernel",)}
-
-# A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
-# to minutes in every process.
-_DATA_RANK, _PRECISION_RANK, _CHEAP_RANK, _COMPILE_RANK, _BATCH_RANK = 0, 1, 2, 3, 5
-_RANKS = {
-    "resident-data": _DATA_RANK,
-    "loader-workers": _DATA_RANK,
-    "pinned-transfer": _DATA_RANK,
-    "compile": _COMPILE_RANK,
-    "compiled-update": _COMPILE_RANK,
-    "compile-max-autotune": _COMPILE_RANK + 1,
-}
 # A precision this far behind the one taken is not tried again, unless time in which the device waits, and which these
 # have taken away since, may have hidden its gain. Source: chosen here.
 _HOPELESS = 0.9
@@ -84,81 +46,6 @@ _UNCOVERING = frozenset(("cuda-graph", "resident-data", "loader-workers"))
 _MOST_COMPILED_RIVALS = 2
 _LARGEST_BATCH = 8  # times the first
 _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
-
-
-@dataclass(frozen=True)
-class Move:
-    """A change to a loop.
-
-    Attributes:
-        precision: The precision it goes to; None leaves it.
-        techniques: The techniques it adds; one that excludes another takes its place.
-        batch_size: The batch it goes to; None leaves it.
-        without: The techniques it takes away for those that it adds.
-    """
-
-    precision: str | None = None
-    techniques: tuple[str, ...] = ()
-    batch_size: int | None = None
-    without: tuple[str, ...] = ()
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Return what it changes: `precision`, `batch`, the names of techniques, and `-` before those taken away."""
-        first = ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ())
-        return first + self.techniques + tuple(f"-{name}" for name in self.without)
-
-    @property
-    def singles(self) -> list["Move"]:
-        """Return its changes one by one, the precision first."""
-        first = [Move(precision=self.precision)] if self.precision else []
-        batch = [Move(batch_size=self.batch_size)] if self.batch_size else []
-        added = [Move(techniques=(name,)) for name in self.techniques]
-        added[:1] = [replace(move, without=self.without) for move in added[:1]]
-        return [*first, *added, *batch]
-
-    @property
-    def name(self) -> str:
-        """Return it as people read it: `bf16-mixed + channels-last`."""
-        batch = f"batch {self.batch_size}" if self.batch_size else None
-        less = f" without {' and '.join(self.without)}" if self.without else ""
-        return " + ".join(filter(None, (self.precision, *self.techniques, batch))) + less
-
-    @property
-    def rank(self) -> int:
-        """Return when its turn is: the lowest first."""
-        if self.batch_size:
-            return _BATCH_RANK
-        if self.precision:
-            return _PRECISION_RANK
-        return max(_RANKS.get(name, _CHEAP_RANK) for name in self.techniques)
-
-    def on(self, spec: TrialSpec) -> TrialSpec:
-        """Return the loop that it makes of one."""
-        if self.precision is not None:
-            row = find_precision(self.precision)
-            spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
-        if self.batch_size is not None:
-            spec = spec.model_copy(update={"batch_size": self.batch_size})
-        left = [name for name in spec.techniques if name not in self.without]
-        kept = [name for name in left if not any(_excludes(name, added) for added in self.techniques)]
-        return resolve((*kept, *self.techniques), spec)
-
-
-def move_between(below: TrialSpec, spec: TrialSpec) -> Move:
-    """Return the move that makes one loop of another."""
-    added = tuple(name for name in spec.techniques if name not in below.techniques)
-    precision = None if spec.precision == below.precision else spec.precision
-    gone = (name for name in below.techniques if name not in spec.techniques)
-    without = tuple(name for name in gone if not any(_excludes(name, other) for other in added))
-    return Move(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size, without)
-
-
-def is_within(move: Move, reached: Move) -> bool:
-    """Return whether a move is part of one that several were taken together in."""
-    if move.without != reached.without and not set(move.techniques).isdisjoint(_INSTEAD):
-        return False
-    return set(move.parts) <= set(reached.parts) and move.precision in (None, reached.precision)
 
 
 @dataclass(frozen=True)
@@ -257,20 +144,20 @@ class Ladder:
         """
         found = [move for move in self._all(current, attempts) if _is_open(move, attempts)]
         lowest = min((move.rank for move in found), default=0)
-        if lowest > _COMPILE_RANK or all(_RANKS.get(name, 0) < _COMPILE_RANK for name in current.techniques):
+        if lowest > COMPILE_RANK or not is_compiled(current):
             return [move for move in found if move.rank == lowest]
-        found = [move for move in found if move.rank <= _COMPILE_RANK]
+        found = [move for move in found if move.rank <= COMPILE_RANK]
         rivals = sorted((move for move in found if move.precision), key=lambda move: -_speed(_last(move, attempts)))
         return [*rivals[:_MOST_COMPILED_RIVALS], *(move for move in found if not move.precision)]
 
     def _all(self, current: TrialSpec, attempts: Sequence[Attempt]) -> list[Move]:
-        new = [name for name in self.techniques if name not in current.techniques and _makes_sense(name, current)]
+        new = [name for name in self.techniques if name not in current.techniques and makes_sense(name, current)]
         others = [name for name in self.precisions[1:] if name != current.precision]  # none goes back to the first
         moves = [move for name in others for move in _to(name, new, attempts, current)]
         moves += [Move(techniques=(name,)) for name in new]
-        moves += [Move(techniques=pair) for pair in _PAIRS if pair[0] in new and pair[1] in new]
-        for name in (each for each in new if each in _INSTEAD):
-            without = tuple(each for each in _INSTEAD[name] if each in current.techniques)
+        moves += [Move(techniques=pair) for pair in PAIRS if pair[0] in new and pair[1] in new]
+        for name in (each for each in new if each in INSTEAD):
+            without = tuple(each for each in INSTEAD[name] if each in current.techniques)
             moves += [Move(techniques=(name,), without=without)] if without else []
         if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
             moves.append(Move(batch_size=2 * current.batch_size))
@@ -313,56 +200,15 @@ def loop_name(spec: TrialSpec) -> str:
     return f"{spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
 
 
-def chain(current: TrialSpec, moves: Sequence[Move]) -> list[TrialSpec]:
-    """Return the loops on the way up by several moves, one change at a time.
-
-    Args:
-        current: The loop below.
-        moves: The moves, the best first; one that changes what an earlier one does is left out.
-    """
-    changed: set[str] = set()
-    loops: list[TrialSpec] = []
-    for move in moves:
-        own = set(move.parts)
-        if own & changed or any(
-            _excludes(a, b) for a in own - {_PRECISION, _BATCH} for b in changed - {_PRECISION, _BATCH}
-        ):
-            continue
-        changed |= own
-        for single in move.singles:
-            loops.append(single.on(loops[-1] if loops else current))
-    return [loop for loop in loops if why_unsupported(loop) is None]
-
-
 def _to(precision: str, new: Sequence[str], attempts: Sequence[Attempt], current: TrialSpec) -> list[Move]:
     """Return the moves to a precision: with its companion; without it where that is of no use."""
-    alone, both = Move(precision=precision), Move(precision=precision, techniques=(_COMPANION,))
-    if _COMPANION not in new or why_unsupported(Move(techniques=(_COMPANION,)).on(current)) is not None:
+    alone, both = Move(precision=precision), Move(precision=precision, techniques=(COMPANION,))
+    if COMPANION not in new or why_unsupported(Move(techniques=(COMPANION,)).on(current)) is not None:
         return [alone]
     in_vain = any(
         each.move == both and each.below.cell == current.cell and each.outcome in _IN_VAIN for each in attempts
     )
     return [both, alone] if in_vain else [both]
-
-
-def _makes_sense(name: str, current: TrialSpec) -> bool:
-    """Return whether a technique can do anything on a loop that has what it has already."""
-    if name in _ONLY_ON and _ONLY_ON[name] not in current.techniques:
-        return False
-    if name == "cuda-graph":
-        return "cuda-graph-8" not in current.techniques
-    if name == "compile":
-        return "compile-max-autotune" not in current.techniques
-    if name == "no-step-sync":  # these decide on the device, too; a fused optimizer leaves the loss to be read
-        reads = current.recipe is not None and current.recipe.read_loss_every_step
-        return not any(graph in current.techniques for graph in GRAPHS) and (
-            reads or "fused-optimizer" not in current.techniques
-        )
-    return True
-
-
-def _excludes(one: str, other: str) -> bool:
-    return other in find_technique(one).excludes or one in find_technique(other).excludes
 
 
 def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
@@ -377,7 +223,7 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
     if last.outcome == "unsupported":  # another precision or technique may be what it lacked
         return True
     assert last.ratio is not None, "measured"
-    acting = [each for each in since if _act_on_each_other(move, each.move)]
+    acting = [each for each in since if act_on_each_other(move, each.move)]
     if move.precision is not None:
         return bool(acting) and last.ratio.value / _lead(since, last.rung) * _uncovered(acting) >= _HOPELESS
     return bool(acting) or last.ratio.value > 1
@@ -386,10 +232,6 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
 def _uncovered(taken: Sequence[Attempt]) -> float:
     """Return what was gained by taking away time in which the device waits, whatever the precision."""
     return math.prod(each.ratio.value for each in taken if each.ratio and set(each.move.parts) <= _UNCOVERING)
-
-
-def _act_on_each_other(one: Move, other: Move) -> bool:
-    return any(frozenset((part, another)) in _TOGETHER for part in one.parts for another in other.parts)
 
 
 def _last(move: Move, attempts: Sequence[Attempt]) -> Attempt | None:

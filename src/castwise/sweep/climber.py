@@ -5,20 +5,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from castwise.analyze.climb import (
-    PROMISING,
-    Attempt,
-    Climbed,
-    Ending,
-    Ladder,
-    Move,
-    Outcome,
-    chain,
-    is_within,
-    loop_name,
-    move_between,
-)
+from castwise.analyze.climb import PROMISING, Attempt, Climbed, Ending, Ladder, Outcome, loop_name
 from castwise.analyze.estimates import judge
+from castwise.analyze.moves import Move, chain, is_within, move_between
 from castwise.analyze.smaller_batch import Held, half_batch, least_together, next_batch
 from castwise.plan import TrialSpec
 from castwise.record import Trial
