@@ -131,5 +131,6 @@ def test_what_has_kernels_of_its_own_is_tried_instead_of_another_s() -> None:
     assert not is_within(Move(techniques=("compile",)), instead)
     assert not is_within(instead, Move(techniques=("compile",)))
     graph = Move(techniques=("cuda-graph",))
+    assert chain(loop, [graph, instead])[-1] == chain(loop, [instead, graph])[-1] == graph.on(compiled)
     assert is_within(graph, move_between(loop, graph.on(compiled)))
     assert move_between(graph.on(loop), Move(techniques=("cuda-graph-8",)).on(graph.on(loop))).without == ()

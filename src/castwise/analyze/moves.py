@@ -142,14 +142,14 @@ def chain(current: TrialSpec, moves: Sequence[Move]) -> list[TrialSpec]:
         moves: The moves, the best first; one that changes what an earlier one does is left out.
     """
     changed: set[str] = set()
+    added: set[str] = set()
     loops: list[TrialSpec] = []
     for move in moves:
         own = set(move.parts)
-        if own & changed or any(
-            _excludes(a, b) for a in own - {_PRECISION, _BATCH} for b in changed - {_PRECISION, _BATCH}
-        ):
+        if own & changed or any(_excludes(one, other) for one in move.techniques for other in added):
             continue
         changed |= own
+        added |= set(move.techniques)
         for single in move.singles:
             loops.append(single.on(loops[-1] if loops else current))
     return [loop for loop in loops if why_unsupported(loop) is None]
