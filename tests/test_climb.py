@@ -4,7 +4,7 @@ from fake_engine import fake_spec
 
 from castwise.analyze.climb import Attempt, Ladder, Outcome, allowed_techniques
 from castwise.analyze.estimates import Estimate
-from castwise.analyze.moves import Move, chain, is_within, move_between
+from castwise.analyze.moves import Move, is_within
 from castwise.plan import TrialSpec
 
 LADDER = Ladder(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))
@@ -119,18 +119,15 @@ def test_techniques_that_change_the_model_are_tried_where_that_is_allowed() -> N
     assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
 
 
-def test_what_has_kernels_of_its_own_is_tried_instead_of_another_s() -> None:
-    loop = fake_spec(device="cuda:0", techniques=("channels-last", "batch-norm-kernel"))
-    (instead,) = (move for move in Ladder(("fp32",), ("compile",)).moves(loop, []) if move.without)
-    assert instead.name == "compile without batch-norm-kernel"
-    compiled = instead.on(loop)
-    assert compiled.techniques == ("channels-last", "compile")
-    assert move_between(loop, compiled) == instead
-    assert chain(loop, [instead, Move(techniques=("compile",))]) == [compiled], "one of the two"
-    assert is_within(instead, instead)
-    assert not is_within(Move(techniques=("compile",)), instead)
-    assert not is_within(instead, Move(techniques=("compile",)))
-    graph = Move(techniques=("cuda-graph",))
-    assert chain(loop, [graph, instead])[-1] == chain(loop, [instead, graph])[-1] == graph.on(compiled)
-    assert is_within(graph, move_between(loop, graph.on(compiled)))
-    assert move_between(graph.on(loop), Move(techniques=("cuda-graph-8",)).on(graph.on(loop))).without == ()
+def test_kernels_that_pay_in_a_compiled_loop_are_tried_with_compilation() -> None:
+    ladder = Ladder(("fp32",), ("compile", "batch-norm-kernel"))
+    loop = fake_spec(device="cuda:0", techniques=("channels-last",))
+    alone, both = ladder.moves(loop, [])
+    assert [alone.name, both.name] == ["compile", "compile + batch-norm-kernel"]
+    assert is_within(alone, both)
+    assert not is_within(both, alone)
+    (later,) = ladder.moves(alone.on(loop), [])
+    assert later.name == "batch-norm-kernel"
+    assert later.on(alone.on(loop)) == both.on(loop)
+    assert not ladder.moves(both.on(loop), [])
+    assert not Ladder(("fp32",), ("batch-norm-kernel",)).moves(loop, [])

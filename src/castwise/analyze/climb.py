@@ -15,7 +15,6 @@ from castwise.analyze.estimates import Estimate, judge
 from castwise.analyze.moves import (
     COMPANION,
     COMPILE_RANK,
-    INSTEAD,
     PAIRS,
     Move,
     act_on_each_other,
@@ -155,13 +154,16 @@ class Ladder:
         others = [name for name in self.precisions[1:] if name != current.precision]  # none goes back to the first
         moves = [move for name in others for move in _to(name, new, attempts, current)]
         moves += [Move(techniques=(name,)) for name in new]
-        moves += [Move(techniques=pair) for pair in PAIRS if pair[0] in new and pair[1] in new]
-        for name in (each for each in new if each in INSTEAD):
-            without = tuple(each for each in INSTEAD[name] if each in current.techniques)
-            moves += [Move(techniques=(name,), without=without)] if without else []
+        moves += [Move(techniques=pair) for pair in PAIRS if pair[0] in new and self._follows(pair, current)]
         if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
             moves.append(Move(batch_size=2 * current.batch_size))
         return moves
+
+    def _follows(self, pair: tuple[str, str], current: TrialSpec) -> bool:
+        """Return whether a pair's second technique can do anything on a loop that has the first."""
+        one, other = pair
+        is_new = other in self.techniques and other not in current.techniques
+        return is_new and makes_sense(other, Move(techniques=(one,)).on(current))
 
 
 def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, ...]:

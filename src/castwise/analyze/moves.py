@@ -1,7 +1,7 @@
 """Changes to a loop: what each makes of it, which of them go together, and which come first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
@@ -16,6 +16,7 @@ PAIRS = (
     ("compile", "cuda-graph"),
     ("no-step-sync", "fused-optimizer"),  # without the fused one, skipping on the device costs copies
     ("loader-workers", "pinned-transfer"),
+    ("compile", "batch-norm-kernel"),  # both take a sitting that compiles
 )
 # Tensor Cores read channels innermost, float32 on CUDA cores does not: a precision brings it along, and goes without
 # it only where that was slower.
@@ -31,7 +32,6 @@ _ACTING = (
     ("compile", "cudnn-search"),
     ("compile", "space-to-depth"),  # the copies that these two make are part of other kernels then
     ("compile", "matmul-stem"),
-    ("compile", "batch-norm-kernel"),
 )
 _TOGETHER = frozenset(frozenset(pair) for pair in (*PAIRS, *_ACTING))
 
@@ -39,12 +39,9 @@ _TOGETHER = frozenset(frozenset(pair) for pair in (*PAIRS, *_ACTING))
 _ONLY_ON = {
     "compile-max-autotune": "compile",
     "max-pool-kernel": "channels-last",
-    "batch-norm-kernel": "channels-last",
+    "batch-norm-kernel": "compile",  # alone its launches cost more than it saves
     "cuda-graph-8": "cuda-graph",
 }
-
-# What one technique does by kernels of its own another may do better by its own: it is tried instead of the first, too.
-INSTEAD = {"compile": ("batch-norm-kernel",)}
 
 # A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
 # to minutes in every process.
@@ -55,6 +52,7 @@ _RANKS = {
     "pinned-transfer": _DATA_RANK,
     "compile": COMPILE_RANK,
     "compiled-update": COMPILE_RANK,
+    "batch-norm-kernel": COMPILE_RANK,
     "compile-max-autotune": COMPILE_RANK + 1,
 }
 
@@ -67,35 +65,29 @@ class Move:
         precision: The precision it goes to; None leaves it.
         techniques: The techniques it adds; one that excludes another takes its place.
         batch_size: The batch it goes to; None leaves it.
-        without: The techniques it takes away for those that it adds.
     """
 
     precision: str | None = None
     techniques: tuple[str, ...] = ()
     batch_size: int | None = None
-    without: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return what it changes: `precision`, `batch`, the names of techniques, and `-` before those taken away."""
-        first = ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ())
-        return first + self.techniques + tuple(f"-{name}" for name in self.without)
+        """Return what it changes: `precision`, `batch`, and the names of techniques."""
+        return ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ()) + self.techniques
 
     @property
     def singles(self) -> list["Move"]:
         """Return its changes one by one, the precision first."""
         first = [Move(precision=self.precision)] if self.precision else []
         batch = [Move(batch_size=self.batch_size)] if self.batch_size else []
-        added = [Move(techniques=(name,)) for name in self.techniques]
-        added[:1] = [replace(move, without=self.without) for move in added[:1]]
-        return [*first, *added, *batch]
+        return [*first, *(Move(techniques=(name,)) for name in self.techniques), *batch]
 
     @property
     def name(self) -> str:
         """Return it as people read it: `bf16-mixed + channels-last`."""
         batch = f"batch {self.batch_size}" if self.batch_size else None
-        less = f" without {' and '.join(self.without)}" if self.without else ""
-        return " + ".join(filter(None, (self.precision, *self.techniques, batch))) + less
+        return " + ".join(filter(None, (self.precision, *self.techniques, batch)))
 
     @property
     def rank(self) -> int:
@@ -113,8 +105,7 @@ class Move:
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
         if self.batch_size is not None:
             spec = spec.model_copy(update={"batch_size": self.batch_size})
-        left = [name for name in spec.techniques if name not in self.without]
-        kept = [name for name in left if not any(_excludes(name, added) for added in self.techniques)]
+        kept = [name for name in spec.techniques if not any(_excludes(name, added) for added in self.techniques)]
         return resolve((*kept, *self.techniques), spec)
 
 
@@ -122,15 +113,11 @@ def move_between(below: TrialSpec, spec: TrialSpec) -> Move:
     """Return the move that makes one loop of another."""
     added = tuple(name for name in spec.techniques if name not in below.techniques)
     precision = None if spec.precision == below.precision else spec.precision
-    gone = (name for name in below.techniques if name not in spec.techniques)
-    without = tuple(name for name in gone if not any(_excludes(name, other) for other in added))
-    return Move(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size, without)
+    return Move(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
 
 
 def is_within(move: Move, reached: Move) -> bool:
     """Return whether a move is part of one that several were taken together in."""
-    if move.without != reached.without and not set(move.techniques).isdisjoint(INSTEAD):
-        return False
     return set(move.parts) <= set(reached.parts) and move.precision in (None, reached.precision)
 
 
@@ -142,14 +129,13 @@ def chain(current: TrialSpec, moves: Sequence[Move]) -> list[TrialSpec]:
         moves: The moves, the best first; one that changes what an earlier one does is left out.
     """
     changed: set[str] = set()
-    added: set[str] = set()
     loops: list[TrialSpec] = []
     for move in moves:
         own = set(move.parts)
-        if own & changed or any(_excludes(one, other) for one in move.techniques for other in added):
+        named = changed - {_PRECISION, _BATCH}
+        if own & changed or any(_excludes(one, other) for one in move.techniques for other in named):
             continue
         changed |= own
-        added |= set(move.techniques)
         for single in move.singles:
             loops.append(single.on(loops[-1] if loops else current))
     return [loop for loop in loops if why_unsupported(loop) is None]
