@@ -283,7 +283,7 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     climbed = climb(made)
     assert len({trial.sitting for trial in climbed.trials}) <= 13
     assert len(made.measured) <= 40
-    assert sum("compile" in spec.techniques for spec in made.measured) <= 11
+    assert sum("compile" in spec.techniques for spec in made.measured) <= 12
 
 
 def sittings_of(climbed: Climbed, *specs: TrialSpec) -> int:
