@@ -14,7 +14,7 @@ from castwise.report.units import format_percent, format_rate, format_seconds
 def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the last record of each row, by its name; with it where and when it was measured."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stem):
         document = json.loads(path.read_text())
         where = place_of(document["environment"], path.name[:10])
         for row in document["rows"]:
