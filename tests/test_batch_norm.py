@@ -5,17 +5,15 @@ import os
 import subprocess
 import sys
 import textwrap
-from types import ModuleType
-from typing import Any, NamedTuple
 
 import pytest
 import torch
 from fake_engine import fake_spec
+from fake_norm import Asked, let_torch_compute
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.measure.techniques import batch_norm
-from castwise.measure.techniques.batch_norm import KernelBatchNorm, RunningStatistics
+from castwise.measure.techniques.batch_norm import KernelBatchNorm, move_statistics
 from castwise.measure.techniques.batch_norm_fusion import use_batch_norm_kernel
 from castwise.measure.workloads import build_task
 from castwise.technique_rules import why_unsupported
@@ -82,7 +80,32 @@ BESIDE_TORCH = """
             if adds:
                 assert near(masked if masked.numel() else gradients, leaves[3].grad), found
             assert masked.numel() or not (has_second or (adds and activation)), found
-    print("same")
+
+    # What is no number stays none: the loss has to tell of it.
+    images, residual, gradients = (torch.randn(2, 8, 3, 3).contiguous(memory_format=torch.channels_last) for _ in "123")
+    images[1, 0, 0, 0], residual[0, 1, 0, 0] = torch.inf, torch.nan
+    weight, bias = torch.ones(8), torch.zeros(8)
+    rest = (weight, bias, 1e-5, 1)
+    draws = ops.Draws(None, 0, 0)
+    out, _, mean, variance, inverse = ops.launch_norm(same, images, None, draws, None, residual, *rest)
+    leaf = residual.clone().requires_grad_()
+    expected = F.relu(F.batch_norm(images, None, None, weight, bias, True, 0.0, 1e-5) + leaf)
+    expected.backward(gradients)
+    assert expected.isnan().sum() == 2 * 9 + 1 and torch.equal(out.isnan(), expected.isnan()) and variance[0].isnan()
+    _, masked, *_ = ops.launch_norm_backward(
+        same, gradients, None, None, images, out, draws, weight, bias, mean, inverse, 1, False
+    )
+    assert torch.equal(masked, leaf.grad)
+
+    # A gradient of a gradient is refused, not wrong.
+    images = torch.randn(2, 8, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
+    out = ops.batch_norm(images, None, None, 0, 0, None, None, None, *rest, False)[0]
+    (gradient,) = torch.autograd.grad(out.square().sum(), images, create_graph=True)
+    try:
+        gradient.sum().backward()
+    except RuntimeError as error:
+        assert "no autograd formula" in str(error)
+        print("same")
 """
 
 
@@ -117,72 +140,9 @@ class Block(nn.Module):
         return self.norms[5](sum_before) * sum_before + fifth
 
 
-class Fork(torch.autograd.Function):
-    """A result, and a carrier of its gradient from where it is a residual."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return value.clone(), torch.zeros(()).expand(value.shape).to(value.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # type: ignore[override]
-        return sum(gradients)  # type: ignore[return-value]
-
-
-class Carried(torch.autograd.Function):
-    """A residual whose gradient goes to its carrier."""
-
-    @staticmethod
-    def forward(ctx: Any, residual: Tensor, carrier: Tensor) -> Tensor:  # type: ignore[override]
-        return residual.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
-        return None, gradient
-
-
-class Asked(NamedTuple):
-    """What was asked of a norm."""
-
-    shifts: bool = False
-    drops: bool = False
-    adds_before: bool = False
-    adds: bool = False
-    carries: bool = False
-    activation: int = 0
-    is_forked: bool = False
-
-
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """Let torch compute what the kernels would, and note what was asked."""
-    asked: list[Asked] = []
-
-    def compute(  # noqa: PLR0917
-        images: Tensor, shift: Tensor | None, seed: Tensor | None, layer: int, odds: int, addend: Tensor | None,
-        residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float, activation: int,
-        is_forked: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, None]:  # fmt: skip
-        sides = (each is not None for each in (shift, seed, addend, residual, carrier))
-        asked.append(Asked(*sides, activation, is_forked))
-        if residual is not None and carrier is not None:
-            assert not residual.requires_grad
-            residual = Carried.apply(residual, carrier)
-        before = batch_norm.Before(shift, odds / 65536 if seed is not None else 0.0, seed, layer, addend)
-        normalised = before.compute(images)
-        is_written = addend is not None or seed is not None
-        known = normalised if is_written else images
-        variance, mean = torch.var_mean(known, (0, 2, 3))
-        value = nn.functional.batch_norm(normalised, None, None, weight, bias, True, 0.0, epsilon)
-        value = batch_norm.After(residual, activation=activation).compute(value)
-        out, own = Fork.apply(value) if is_forked else (value, value.new_empty(0))
-        return out, own, normalised if is_written else images.new_empty(0), mean.detach(), variance.detach(), None
-
-    kernels = ModuleType("kernels")
-    kernels.batch_norm = compute  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "castwise.measure.techniques.batch_norm_ops", kernels)
-    monkeypatch.setattr(batch_norm, "_is_for_kernels", lambda *tensors: True)
-    return asked
+    return let_torch_compute(monkeypatch)
 
 
 def alike(one: nn.Module, other: nn.Module) -> None:
@@ -270,7 +230,7 @@ def test_where_kernels_do_not_fit_torch_computes() -> None:
 
 def test_running_statistics_of_other_dtypes_are_moved_in_theirs() -> None:
     norm = nn.BatchNorm2d(2, momentum=0.5).half()
-    RunningStatistics([norm])([torch.tensor([2.0, 4.0])], [torch.tensor([3.0, 5.0])])
+    move_statistics([norm], [torch.tensor([2.0, 4.0])], [torch.tensor([3.0, 5.0])])
     assert norm.running_mean is not None
     assert norm.running_mean.tolist() == [1.0, 2.0]
     assert norm.running_var is not None
@@ -319,4 +279,11 @@ def test_it_is_for_images_with_channels_innermost_on_a_gpu(
     workload: str, techniques: tuple[str, ...], device: str, reason: str
 ) -> None:
     spec = fake_spec("fp32", workload=workload, techniques=techniques, device=device)
+    assert reason in str(why_unsupported(spec))
+
+
+@pytest.mark.parametrize(("parallelism", "reason"), [("ddp", "None"), ("dp", "needs a process a GPU")])
+def test_replicas_are_processes(parallelism: str, reason: str) -> None:
+    names = ("channels-last", "batch-norm-kernel")
+    spec = fake_spec("fp32", workload="resnet50", techniques=names, world_size=2, parallelism=parallelism)
     assert reason in str(why_unsupported(spec))

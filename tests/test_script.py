@@ -101,6 +101,8 @@ def _combinations() -> list[TrialSpec]:
     made += [spec_of("resnet50", "fp16-mixed", ("channels-last", "space-to-depth", "max-pool-kernel"), **on_gpu)]
     kernels = ("channels-last", "max-pool-kernel", "batch-norm-kernel")
     made += [spec_of("resnet50", "bf16-master", kernels, **on_gpu)]
+    made += [spec_of("resnet50", "fp16-mixed", ("space-to-depth", "compiled-update", *kernels), **on_gpu)]
+    made += [spec_of("wrn-28-10", "bf16-mixed", ("compiled-update", "matmul-stem", *kernels[::2]), **on_gpu)]
     for name, scale in (("fp32", "none"), ("fp16-master", "128"), ("bf16-master", "none"), ("fp16-mixed", "dynamic")):
         made.append(spec_of("resnet50", name, ("compiled-update", "cuda-graph"), **on_gpu, loss_scale=scale))
     return made
@@ -139,6 +141,26 @@ def test_an_optimizer_counts_its_steps_on_the_device_where_the_measured_one_does
     text = script_of(spec_of(row.name, "fp16-mixed", ("no-step-sync",), device="cuda:0"))
     capturable = "capturable" in inspect.signature(getattr(torch.optim, name)).parameters
     assert ("capturable=True" in text) is capturable
+
+
+@pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
+def test_no_name_of_a_script_becomes_another_s(spec: TrialSpec) -> None:
+    defined: dict[str, set[str]] = {}
+    for node in ast.parse(script_of(spec)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [each.id for each in targets if isinstance(each, ast.Name)]
+        names += [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+        for name in names:
+            defined.setdefault(name, set()).add(ast.unparse(node))
+    again = {name for name, texts in defined.items() if len(texts) > 1}
+    assert again <= {"compute_loss", "batches"}, "which are wrapped"
+
+
+def test_a_script_with_kernels_runs_where_torch_has_to_compute(tmp_path: Path) -> None:
+    spec = spec_of("resnet18", "fp32", ("channels-last", "max-pool-kernel", "batch-norm-kernel"))
+    loss, _, _ = run_script(script_of(spec), tmp_path)
+    plain = spec.model_copy(update={"techniques": ("channels-last",)})
+    assert loss == pytest.approx(measured_loss(plain), rel=1e-5)
 
 
 def test_a_script_says_what_it_is() -> None:

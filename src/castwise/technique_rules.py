@@ -154,6 +154,8 @@ def _why_no_norm_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -
         return "needs channels-last, whose layout its kernels read"
     if workload.family in _WITHOUT_BATCH_NORM:
         return f"finds nothing to do: {workload.name} has no batch norm"
+    if spec.parallelism == "dp":
+        return "needs a process a GPU, as ddp has: a replica of DataParallel would run the first GPU's weights"
     return _why_no_compile(spec, capability)
 
 

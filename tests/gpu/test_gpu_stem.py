@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from castwise.measure.cell import build_cell
 from castwise.measure.data.shares import own_batches
 from castwise.measure.parallel import Peers
-from castwise.measure.techniques.batch_norm import KernelBatchNorm
+from castwise.measure.techniques.batch_norm import RELU, After, Before, KernelBatchNorm
 from castwise.measure.techniques.max_pool import KernelMaxPool
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
@@ -117,6 +117,37 @@ def test_the_batch_norm_kernels_compute_what_torch_s_do(  # noqa: PLR0915, PLR09
         apart = (grad.double() - theirs).abs() / theirs.abs().max()
         assert apart.mean() < bound
         assert (apart < 4 * bound).double().mean() > 0.999
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_no_number_stays_none(dtype: torch.dtype) -> None:
+    """An overflow is known by it."""
+    torch.manual_seed(0)
+    images, residual, gradients = (
+        torch.randn(8, 64, 7, 7, device=DEVICE).to(dtype).contiguous(memory_format=torch.channels_last)
+        for _ in range(3)
+    )
+    images[3, 5, 2, 2], residual[2, 7, 1, 1] = torch.inf, torch.nan
+    norm = KernelBatchNorm(64, device=DEVICE)
+    leaves = [each.clone().requires_grad_() for each in (images, residual, images, residual)]
+    found = norm(leaves[0], tuple(Before()), tuple(After(leaves[1], activation=RELU))).out
+    expected = (nn.functional.batch_norm(leaves[2], None, None, norm.weight, norm.bias, True) + leaves[3]).relu()
+    assert expected.isnan().sum() == 8 * 49 + 1
+    assert torch.equal(found.isnan(), expected.isnan())
+    found.backward(gradients)
+    expected.backward(gradients)
+    for ours, theirs in zip(leaves[:2], leaves[2:], strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad.isnan(), theirs.grad.isnan())
+
+
+def test_float64_is_torch_s_to_normalise() -> None:
+    images = torch.randn(8, 64, 7, 7, device=DEVICE, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    norm = KernelBatchNorm(64, device=DEVICE, dtype=torch.float64)
+    found = norm(images, tuple(Before()), tuple(After(activation=RELU)))
+    assert found.mean is None
+    assert torch.equal(found.out, nn.functional.batch_norm(images, None, None, norm.weight, norm.bias, True).relu())
 
 
 def losses(precision: str, *techniques: str) -> Tensor:

@@ -10,6 +10,10 @@ NO_ACTIVATION = 0
 RELU = 1
 SILU = 2
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels compute in float32
+_MOST_ROWS = 2**30  # pixels of a batch: the kernels count them in 32 bits
+_ODDS = 65_536  # of them the kernels drop a whole number out
+
 _COMPUTED: dict[int, Callable[[Tensor], Tensor]] = {
     NO_ACTIVATION: lambda value: value,
     RELU: nn.functional.relu,
@@ -26,6 +30,7 @@ class Before(NamedTuple):
         seed: Of the draws, shape (1,), int64; None drops nothing.
         layer: Whose draws they are.
         addend: Of the images' shape, added; None adds nothing.
+        keeps_dtype: Whether the sum has the images' dtype, as one in place has.
     """
 
     shift: Tensor | None = None
@@ -33,13 +38,19 @@ class Before(NamedTuple):
     seed: Tensor | None = None
     layer: int = 0
     addend: Tensor | None = None
+    keeps_dtype: bool = False
+
+    @property
+    def odds(self) -> int:
+        """Return how many of 65,536 numbers are dropped out."""
+        return round(self.dropped * _ODDS)
 
     def compute(self, images: Tensor) -> Tensor:
         """Return what is to be normalised, by torch's own operations."""
         if self.shift is not None:
             images = images + self.shift.to(images.dtype)[:, None, None]
         images = nn.functional.dropout(images, self.dropped)
-        return images if self.addend is None else images + self.addend
+        return _added(images, self.addend, keeps_dtype=self.keeps_dtype)
 
 
 class After(NamedTuple):
@@ -50,16 +61,23 @@ class After(NamedTuple):
         carrier: What the residual's gradient goes to; None is the residual.
         activation: `NO_ACTIVATION`, `RELU` or `SILU`.
         is_forked: Whether a carrier of the result is wanted.
+        keeps_dtype: Whether the sum has the images' dtype, as one in place has.
     """
 
     residual: Tensor | None = None
     carrier: Tensor | None = None
     activation: int = NO_ACTIVATION
     is_forked: bool = False
+    keeps_dtype: bool = False
 
     def compute(self, images: Tensor) -> Tensor:
         """Return what comes of it, by torch's own operations."""
-        return _COMPUTED[self.activation](images if self.residual is None else images + self.residual)
+        return _COMPUTED[self.activation](_added(images, self.residual, keeps_dtype=self.keeps_dtype))
+
+
+def _added(images: Tensor, other: Tensor | None, *, keeps_dtype: bool) -> Tensor:
+    total = images if other is None else images + other
+    return total.to(images.dtype) if keeps_dtype else total
 
 
 class Normed(NamedTuple):
@@ -92,7 +110,7 @@ class KernelBatchNorm(nn.BatchNorm2d):
     ) -> Any:
         """Return the normalised images; told what is beside it, `Normed`.
 
-        The running statistics are left to `RunningStatistics` then.
+        The running statistics are left to `move_statistics` then.
 
         Args:
             input: Shape (N, C, H, W).
@@ -102,25 +120,33 @@ class KernelBatchNorm(nn.BatchNorm2d):
         if before is None or after is None:
             return super().forward(input)
         first, then = Before(*before), After(*after)
-        if not (self.training and _is_for_kernels(input, first.addend, then.residual)):
+        # Without a momentum the statistics are the mean of all batches so far: torch's to move.
+        is_moved = self.training and self.track_running_stats and self.momentum is not None
+        if not (is_moved and first.odds < _ODDS and _is_for_kernels(self.weight, input, first.addend, then.residual)):
             total = first.compute(input)
             return Normed(then.compute(super().forward(total)), None, None, total, None)
         from castwise.measure.techniques.batch_norm_ops import batch_norm
 
         residual, carrier = then.residual, then.carrier
         known = residual.detach() if residual is not None and carrier is not None else residual
+        seed = first.seed if first.odds else None
         out, own, total, mean, variance, _ = batch_norm(
-            input, first.shift, first.seed, first.layer, round(first.dropped * 65536), first.addend, known, carrier,
-            self.weight, self.bias, self.eps, then.activation, then.is_forked,
+            input, first.shift, seed, first.layer, first.odds, first.addend, known, carrier, self.weight, self.bias,
+            self.eps, then.activation, then.is_forked,
         )  # fmt: skip
         if first.shift is not None and total.numel() == 0:
             mean = mean + first.shift.detach()
         return Normed(out, mean, variance, total, own if then.is_forked else None)
 
 
-def _is_for_kernels(images: Tensor, *others: Tensor | None) -> bool:
-    return images.device.type == "cuda" and all(
-        each.shape == images.shape
+def _is_for_kernels(weight: Tensor, images: Tensor, *others: Tensor | None) -> bool:
+    """Return whether kernels normalise images by a weight, and add the others; what torch refuses is left to it."""
+    on_gpu = images.device.type == "cuda" and weight.device == images.device
+    if not on_gpu or images.dtype not in _DTYPES or images.shape[1:2] != weight.shape:
+        return False
+    return 1 < images.numel() // weight.numel() < _MOST_ROWS and all(
+        isinstance(each, Tensor)
+        and each.shape == images.shape
         and each.dtype == images.dtype
         and each.is_contiguous(memory_format=torch.channels_last)
         for each in (images, *others)
@@ -128,46 +154,48 @@ def _is_for_kernels(images: Tensor, *others: Tensor | None) -> bool:
     )
 
 
-class RunningStatistics(nn.Module):
-    """Brings the running statistics of batch norms up to date, all at once."""
+@torch.no_grad()
+def move_statistics(
+    norms: Sequence[nn.BatchNorm2d], means: Sequence[Tensor | None], variances: Sequence[Tensor | None]
+) -> None:
+    """Move the running statistics of batch norms by their momenta towards these, all at once.
 
-    def __init__(self, norms: Sequence[nn.BatchNorm2d]) -> None:
-        """Remember whose they are, without making them its own.
+    Args:
+        norms: The batch norms.
+        means: Of a norm's images, of shape (C,), one for each norm; None where torch has moved its statistics.
+        variances: The same, unbiased.
+    """
+    for momentum in dict.fromkeys(norm.momentum for norm in norms):
+        own = [
+            (norm, mean, variance)
+            for norm, mean, variance in zip(norms, means, variances, strict=True)
+            if norm.momentum == momentum and mean is not None and variance is not None
+        ]
+        if not own:
+            continue
+        running = [each for norm, _, _ in own for each in (norm.running_mean, norm.running_var)]
+        now = [each.to(norm.running_mean.dtype) for norm, *both in own for each in both]  # type: ignore[union-attr]
+        torch._foreach_lerp_(running, now, momentum)  # type: ignore[arg-type]
+        torch._foreach_add_([norm.num_batches_tracked for norm, _, _ in own], 1)  # type: ignore[misc]
+
+
+def draw_seed(images: Tensor) -> Tensor:
+    """Return the seed of a step's dropout, shape (1,), int64, on the images' device."""
+    return torch.randint(2**62, (1,), device=images.device)
+
+
+class OddsDropout(nn.Dropout):
+    """Dropout that can leave itself to others, and tells the probability."""
+
+    def forward(self, input: Tensor | None = None) -> Any:  # noqa: A002
+        """Return what is left of the images; without any, the probability of dropping a number out.
 
         Args:
-            norms: The batch norms, all with a momentum.
+            input: Of any shape.
         """
-        super().__init__()
-        self.norms = tuple(norms)
-
-    @torch.no_grad()
-    def forward(self, means: Sequence[Tensor | None], variances: Sequence[Tensor | None]) -> None:
-        """Move each norm's statistics by its momentum towards these; None where torch has done so.
-
-        Args:
-            means: Of a norm's images, of shape (C,), one for each norm.
-            variances: The same, unbiased.
-        """
-        for momentum in dict.fromkeys(norm.momentum for norm in self.norms):
-            own = [
-                (norm, mean, variance)
-                for norm, mean, variance in zip(self.norms, means, variances, strict=True)
-                if norm.momentum == momentum and mean is not None and variance is not None
-            ]
-            if not own:
-                continue
-            running = [each for norm, _, _ in own for each in (norm.running_mean, norm.running_var)]
-            now = [each.to(norm.running_mean.dtype) for norm, *both in own for each in both]  # type: ignore[union-attr]
-            torch._foreach_lerp_(running, now, momentum)  # type: ignore[arg-type]
-            torch._foreach_add_([norm.num_batches_tracked for norm, _, _ in own], 1)  # type: ignore[misc]
-
-
-class DropoutSeed(nn.Module):
-    """Draws the seed of a step's dropout."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return it, shape (1,), int64, on the images' device."""
-        return torch.randint(2**62, (1,), device=images.device)
+        if input is not None:
+            return super().forward(input)
+        return self.p if self.training else 0.0
 
 
 class BiasBesideConv2d(nn.Conv2d):

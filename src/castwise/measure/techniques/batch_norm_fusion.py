@@ -1,8 +1,9 @@
 """Tells a model's batch norms what is beside them: torch.fx traces the model once, and each takes that over."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -10,76 +11,76 @@ from torch import fx, nn
 
 from castwise.errors import UsageError
 from castwise.measure.techniques.batch_norm import (
-    NO_ACTIVATION,
     RELU,
     SILU,
     After,
     Before,
     BiasBesideConv2d,
-    DropoutSeed,
     KernelBatchNorm,
     Normed,
-    RunningStatistics,
+    OddsDropout,
+    draw_seed,
+    move_statistics,
 )
+from castwise.measure.techniques.batch_norm_trace import traced_in_training
+from castwise.measure.techniques.in_place import add_in_place, can_be_one, sharing, written_by
 
-_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU}
-_FUNCTIONS = {nn.functional.relu: RELU, torch.relu: RELU, nn.functional.silu: SILU}
-_METHODS = {"relu": RELU, "relu_": RELU}
-_ADDITIONS = (operator.add, operator.iadd, torch.add)
+_ACTIVATION_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU}
+_ACTIVATION_FUNCTIONS = {nn.functional.relu: RELU, torch.relu: RELU, nn.functional.silu: SILU}
+_ACTIVATION_METHODS = {"relu": RELU, "relu_": RELU}
+_ADDITIONS = (operator.add, torch.add, add_in_place)
 _DRAWN_CHANNELS = 8  # that dropout's draws are made for at once
 
 
-class _Tracer(fx.Tracer):
-    """Follows a model down to modules without children, whose code may choose by what it reads."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name) or not any(m.children())
-
-
 def use_batch_norm_kernel(model: nn.Module) -> None:
-    """Let a model's batch norms, and the additions and activations beside them, run by castwise's kernels in training.
+    """Let a model's batch norms, and what is beside them, run by castwise's kernels in training.
+
+    What the model's own code chooses by, other than its inputs, is what it is now; layers choose each time.
 
     Raises:
-        UsageError: torch.fx cannot trace the model, it has no batch norm of the kind, or Triton is not installed.
+        UsageError: torch.fx cannot trace the model as it is, it has no batch norm of the kind, or Triton is not
+            installed.
     """
-    try:
-        traced = fx.GraphModule(model, _Tracer().trace(model))
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"batch-norm-kernel needs a model that torch.fx can trace: {reason}") from error
-    if any(node.op == "get_attr" for node in traced.graph.nodes):  # these would not move with the model
-        raise UsageError("batch-norm-kernel needs a model whose weights are all its modules'.")
+    traced = traced_in_training(model)
     norms = list(_norms_in(traced))
     if not norms:
         raise UsageError("batch-norm-kernel finds no batch norm in this model.")
     if find_spec("triton") is None:
         raise UsageError("batch-norm-kernel needs Triton, and it is not installed. pip install triton")
-    modules = [traced.get_submodule(str(node.target)) for node in norms]
-    for module in modules:
-        module.__class__ = KernelBatchNorm
+    names = [str(node.target) for node in norms]
+    for name in names:
+        traced.get_submodule(name).__class__ = KernelBatchNorm
     told = [_tell(traced, node) for node in norms]
     for node in told:
         _carry(traced, node, told)
     for node in told:
         _shift(traced, node)
     _draw(traced, told)
-    traced.add_submodule("running_statistics", RunningStatistics(modules))  # type: ignore[arg-type]
     end = next(node for node in traced.graph.nodes if node.op == "output")
     with traced.graph.inserting_before(end):
+        moved = [traced.graph.get_attr(name) for name in names]
         figures = [[_part(traced, node, name) for node in told] for name in ("mean", "variance")]
-        traced.graph.call_module("running_statistics", tuple(figures))
+        traced.graph.call_function(move_statistics, (moved, *figures))
     traced.recompile()
-    _train_by(model, traced)
+    _train_by(model, type(traced).forward)
 
 
-def _train_by(model: nn.Module, traced: fx.GraphModule) -> None:
-    """Let a model's forward be another's in training; weights, their names and validation stay its own."""
-    plain = model.forward
+def _train_by(model: nn.Module, trained: Callable[..., Any]) -> None:
+    """Let a model's forward be another one in training; weights, their names and validation stay its own.
 
-    def forward(*inputs: Any, **named: Any) -> Any:
-        return traced.forward(*inputs, **named) if model.training else plain(*inputs, **named)
+    It is bound to the model, and reads the weights from there: a copy trains its own. One that was pickled computes as
+    the class does.
 
-    model.forward = forward
+    Args:
+        model: The model.
+        trained: Takes the model, then its inputs.
+    """
+    plain = type(model).forward
+
+    def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
+        return (trained if self.training else plain)(self, *inputs, **named)
+
+    model.forward = MethodType(forward, model)
 
 
 def _norms_in(traced: fx.GraphModule) -> Iterator[fx.Node]:
@@ -99,40 +100,48 @@ def _part(traced: fx.GraphModule, told: fx.Node, name: str) -> fx.Node:
 
 def _tell(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
     """Put a told norm in the place of a norm and what is beside it; return where it is."""
-    last, residual, activation = norm, None, NO_ACTIVATION
-    after = _only_user(last)
-    other = None if after is None else _other_of(after, last)
-    if after is not None and other is not None:
-        following = _only_user(after)
-        if following is None or _activation_of(traced, following) != SILU:
-            last, residual, after = after, other, following
-    if after is not None and (found := _activation_of(traced, after)) is not None:
-        last, activation = after, found
+    chain, then = _chain_from(traced, norm)
     images: Any = norm.args[0]
     before: Any = Before()
-    first = norm
-    if isinstance(images, fx.Node) and _is_taken_over(images, norm, last):
-        (images, addend), first = images.args, images
-        before = before._replace(addend=addend)
-    elif (dropped := _dropped(traced, norm)) > 0:
-        images, first = images.args[0], images
-        before = before._replace(dropped=dropped)
-    with traced.graph.inserting_after(last):
-        then: Any = (residual, None, activation, False)
-        told = traced.graph.call_module(str(norm.target), (images, tuple(before), then))
+    addition = None
+    if isinstance(images, fx.Node) and _is_taken_over(traced, images, chain):
+        addition = images
+        (images, addend) = addition.args
+        before = before._replace(addend=addend, keeps_dtype=addition.target is add_in_place)
+    elif isinstance(images, fx.Node) and _is_dropped(traced, images, chain):
+        chain = [images, *chain]
+        traced.get_submodule(str(images.target)).__class__ = OddsDropout
+        with traced.graph.inserting_before(images):
+            before = before._replace(dropped=traced.graph.call_module(str(images.target), ()))
+        images = images.args[0]
+    with traced.graph.inserting_after(chain[-1]):
+        told = traced.graph.call_module(str(norm.target), (images, tuple(before), tuple(then)))
     with traced.graph.inserting_after(told):
-        result = _part(traced, told, "out")
-    last.replace_all_uses_with(result)
-    while last is not norm:  # from the last on, so that nobody uses what is erased
-        below = next(each for each in last.all_input_nodes if each is not residual)
-        traced.graph.erase_node(last)
-        last = below
-    traced.graph.erase_node(norm)
-    if first is not norm:
+        chain[-1].replace_all_uses_with(_part(traced, told, "out"))
+    for node in reversed(chain):  # from the last on, so that nobody uses what is erased
+        traced.graph.erase_node(node)
+    if addition is not None:
         with traced.graph.inserting_after(told):
-            first.replace_all_uses_with(_part(traced, told, "total"))
-        traced.graph.erase_node(first)
+            addition.replace_all_uses_with(_part(traced, told, "total"))
+        traced.graph.erase_node(addition)
     return told
+
+
+def _chain_from(traced: fx.GraphModule, norm: fx.Node) -> tuple[list[fx.Node], Any]:
+    """Return a norm and what behind it can be one with it, and that as `After`, of nodes."""
+    chain, then = [norm], cast("Any", After())
+    after = _only_user(norm)
+    other = None if after is None else _other_of(after, norm)
+    if after is not None and other is not None:
+        following = _only_user(after)
+        is_silu = following is not None and _activation_of(traced, following) == SILU
+        if not is_silu and can_be_one(traced, [norm, after]):
+            chain, then = [norm, after], then._replace(residual=other, keeps_dtype=after.target is add_in_place)
+            after = following
+    found = None if after is None else _activation_of(traced, after)
+    if after is not None and found is not None and can_be_one(traced, [*chain, after]):
+        chain, then = [*chain, after], then._replace(activation=found)
+    return chain, then
 
 
 def _before(told: fx.Node) -> Any:
@@ -152,7 +161,9 @@ def _carry(traced: fx.GraphModule, told: fx.Node, others: list[fx.Node]) -> None
     if len(adding) != 1 or len(result.users) == 1:
         return
     (other,) = adding
-    if result in (other.args[0], _before(other).addend):
+    shared = sharing(traced, result)
+    is_written = any(target in shared for node in traced.graph.nodes for target in written_by(traced, node))
+    if is_written or result in (other.args[0], _before(other).addend):
         return
     told.update_arg(2, tuple(_after(told)._replace(is_forked=True)))
     with traced.graph.inserting_after(told):
@@ -165,7 +176,8 @@ def _shift(traced: fx.GraphModule, told: fx.Node) -> None:
     before = _before(told)
     results, biases = {"images": told.args[0], "addend": before.addend}, []
     for name, node in results.items():
-        if isinstance(node, fx.Node) and _only_user(node) is told and _has_bias_alone(traced, node):
+        is_read = isinstance(node, fx.Node) and _only_user(node) is told and node is not _after(told).residual
+        if is_read and _has_bias_alone(traced, node):
             traced.get_submodule(str(node.target)).__class__ = BiasBesideConv2d
             node.args = (node.args[0], True)
             with traced.graph.inserting_after(node):
@@ -180,7 +192,7 @@ def _shift(traced: fx.GraphModule, told: fx.Node) -> None:
 
 def _has_bias_alone(traced: fx.GraphModule, node: fx.Node) -> bool:
     """Return whether a node applies a convolution that has a bias, and is applied nowhere else."""
-    if node.op != "call_module":
+    if node.op != "call_module" or len(node.args) != 1:
         return False
     module = traced.get_submodule(str(node.target))
     is_such = type(module) is nn.Conv2d and module.bias is not None
@@ -189,43 +201,40 @@ def _has_bias_alone(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 def _draw(traced: fx.GraphModule, told: list[fx.Node]) -> None:
     """Give the norms that drop numbers out a step's seed, and each a layer of its own."""
-    dropping = [node for node in told if _before(node).dropped > 0]
+    order = {node: index for index, node in enumerate(traced.graph.nodes)}
+    dropping = sorted((node for node in told if isinstance(_before(node).dropped, fx.Node)), key=order.__getitem__)
     if not dropping:
         return
-    traced.add_submodule("dropout_seed", DropoutSeed())
-    images = next(node for node in traced.graph.nodes if node.op == "placeholder")
-    with traced.graph.inserting_after(images):
-        seed = traced.graph.call_module("dropout_seed", (images,))
+    with traced.graph.inserting_before(dropping[0]):
+        seed = traced.graph.call_function(draw_seed, (dropping[0].args[0],))
     for layer, node in enumerate(dropping):
         node.update_arg(1, tuple(_before(node)._replace(seed=seed, layer=layer)))
 
 
-def _dropped(traced: fx.GraphModule, norm: fx.Node) -> float:
-    """Return the probability of the dropout whose result a norm alone reads; 0 where there is none."""
-    node = norm.args[0]
-    if not (isinstance(node, fx.Node) and node.op == "call_module" and _only_user(node) is norm):
-        return 0.0
-    module = traced.get_submodule(str(node.target))
-    channels = cast("nn.BatchNorm2d", traced.get_submodule(str(norm.target))).num_features
-    if type(module) is not nn.Dropout or not 0 < module.p < 1 or channels % _DRAWN_CHANNELS:
-        return 0.0
-    return module.p
+def _is_dropped(traced: fx.GraphModule, node: fx.Node, chain: Sequence[fx.Node]) -> bool:
+    """Return whether a node is dropout that a norm, the first of a chain, can do."""
+    if node.op != "call_module" or len(node.args) != 1 or _only_user(node) is not chain[0]:
+        return False
+    channels = cast("nn.BatchNorm2d", traced.get_submodule(str(chain[0].target))).num_features
+    dropout = traced.get_submodule(str(node.target))
+    is_such = type(dropout) in (nn.Dropout, OddsDropout) and cast("nn.Dropout", dropout).p > 0
+    return is_such and channels % _DRAWN_CHANNELS == 0 and can_be_one(traced, [node, *chain])
 
 
-def _is_taken_over(addition: fx.Node, norm: fx.Node, last: fx.Node) -> bool:
-    """Return whether a norm can do the addition before it: nobody else reads the sum before `last`."""
-    one = addition.args[0] if addition.args else None
-    if not isinstance(one, fx.Node) or _other_of(addition, one) is None:
+def _is_taken_over(traced: fx.GraphModule, addition: fx.Node, chain: Sequence[fx.Node]) -> bool:
+    """Return whether a norm, the first of a chain, can do the addition before it: nobody else reads the sum earlier."""
+    if not addition.args or _other_of(addition, addition.args[0]) is None or not isinstance(addition.args[0], fx.Node):
         return False
-    if addition.target is operator.iadd and len(one.users) > 1:  # who reads it later reads the sum
-        return False
-    order = {node: index for index, node in enumerate(addition.graph.nodes)}
-    return all(order[user] > order[last] for user in addition.users if user is not norm)
+    order = {node: index for index, node in enumerate(traced.graph.nodes)}
+    is_early = any(order[user] < order[chain[-1]] for user in addition.users if user is not chain[0])
+    return not is_early and can_be_one(traced, [addition, *chain])
 
 
 def _other_of(node: fx.Node, one: Any) -> fx.Node | None:
     """Return what a node adds to one of the two that it adds; None where it does anything else."""
     if node.target not in _ADDITIONS or len(node.args) != 2 or node.kwargs:
+        return None
+    if node.target is add_in_place and node.args[0] is not one:  # the sum is the other's
         return None
     other = next((each for each in node.args if each is not one), None)
     return other if isinstance(other, fx.Node) else None
@@ -238,7 +247,7 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 def _activation_of(traced: fx.GraphModule, node: fx.Node) -> int | None:
     """Return which activation a node is; None where it is none of those."""
     if node.op == "call_module":
-        return _MODULES.get(type(traced.get_submodule(str(node.target))))
+        return _ACTIVATION_MODULES.get(type(traced.get_submodule(str(node.target))))
     if node.op == "call_function":
-        return _FUNCTIONS.get(node.target)  # type: ignore[arg-type]
-    return _METHODS.get(str(node.target)) if node.op == "call_method" else None
+        return _ACTIVATION_FUNCTIONS.get(node.target)  # type: ignore[arg-type]
+    return _ACTIVATION_METHODS.get(str(node.target)) if node.op == "call_method" else None

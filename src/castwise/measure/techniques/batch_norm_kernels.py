@@ -22,7 +22,7 @@ import triton.language as tl
 @triton.jit
 def _activated(value, activation: tl.constexpr):
     if activation == 1:
-        value = tl.maximum(value, 0.0)
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif activation == 2:
         value = value * tl.sigmoid(value)
     return value
@@ -32,7 +32,7 @@ def _activated(value, activation: tl.constexpr):
 def _before_activation(gradient, value, activation: tl.constexpr):
     """Return the gradient of what was activated, from that of the result and what was activated."""
     if activation == 1:
-        gradient = tl.where(value > 0, gradient, 0.0)
+        gradient = tl.where(value <= 0, 0.0, gradient)  # torch's lets it through where the value is NaN
     elif activation == 2:
         share = tl.sigmoid(value)
         gradient = gradient * share * (1 + value * (1 - share))
@@ -151,7 +151,7 @@ def combine_kernel(
     place = part[:, None] * channels + channel[None, :]
     apart = tl.sum(tl.load(sums + place, mask=inside, other=0.0), 0) / num_rows
     square = tl.sum(tl.load(squares + place, mask=inside, other=0.0), 0) / num_rows
-    variance = tl.maximum(square - apart * apart, 0.0)
+    variance = tl.maximum(square - apart * apart, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(mean_out + channel, tl.load(pivots + channel, mask=there, other=0.0) + apart, mask=there)
     tl.store(variance_out + channel, variance * num_rows / tl.maximum(num_rows - 1, 1), mask=there)
     tl.store(inverse_out + channel, 1 / tl.sqrt(variance + epsilon), mask=there)

@@ -24,7 +24,7 @@ from castwise.measure.techniques.batch_norm_kernels import (
 
 # What was fastest of what was tried on an H200, for tensors of 16 bits: docs/techniques.md.
 _WARPS = 4
-_MOST_CHANNELS = 128  # of a block
+_BLOCK_CHANNELS = 128  # of a block
 _SUMMED_CHANNELS = 64  # of one that is summed, where channels are no multiple of those above
 _SUMMED = 2048  # numbers of a block that is summed,
 _NORMALISED = 4096  # of one that is normalised,
@@ -79,7 +79,7 @@ class Tiles:
         return {"block_rows": self.rows, "block_channels": self.block_channels, "num_warps": _WARPS}
 
 
-def tiles_of(images: Tensor, elements: int, most_channels: int = _MOST_CHANNELS) -> Tiles:
+def tiles_of(images: Tensor, elements: int, most_channels: int = _BLOCK_CHANNELS) -> Tiles:
     """Return how images are cut.
 
     Args:
@@ -93,7 +93,7 @@ def tiles_of(images: Tensor, elements: int, most_channels: int = _MOST_CHANNELS)
 
 def _summed(images: Tensor) -> Tiles:
     """Return how images are cut that are summed: a block's idle places cost more there."""
-    most = _SUMMED_CHANNELS if images.shape[1] % _MOST_CHANNELS else _MOST_CHANNELS
+    most = _SUMMED_CHANNELS if images.shape[1] % _BLOCK_CHANNELS else _BLOCK_CHANNELS
     return tiles_of(images, _SUMMED, most)
 
 

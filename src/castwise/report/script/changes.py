@@ -35,20 +35,38 @@ _MAX_POOL_KERNELS = [
     "_remember",
     "_backward",
 ]
-_BATCH_NORM = ["NO_ACTIVATION", "RELU", "SILU", "_COMPUTED", "Before", "After", "Normed", "KernelBatchNorm"]
-_BATCH_NORM += ["_is_for_kernels", "RunningStatistics", "DropoutSeed", "BiasBesideConv2d"]
-_BATCH_NORM_FUSION = ["_MODULES", "_FUNCTIONS", "_METHODS", "_ADDITIONS", "_DRAWN_CHANNELS", "_Tracer"]
+_BATCH_NORM = ["NO_ACTIVATION", "RELU", "SILU", "_DTYPES", "_MOST_ROWS", "_ODDS", "_COMPUTED", "Before", "After"]
+_BATCH_NORM += ["_added", "Normed", "KernelBatchNorm", "_is_for_kernels", "move_statistics", "draw_seed"]
+_BATCH_NORM += ["OddsDropout", "BiasBesideConv2d"]
+_BATCH_NORM_TRACE = ["_Proxy", "_Tracer", "_modes", "traced_in_training", "_check", "_random_states"]
+_IN_PLACE = [
+    "add_in_place",
+    "subtract_in_place",
+    "multiply_in_place",
+    "divide_in_place",
+    "_FRESH_MODULES",
+    "_FRESH_FUNCTIONS",
+    "_IN_PLACE",
+    "can_be_one",
+    "written_by",
+    "sharing",
+    "_reached",
+    "_sources",
+]
+_BATCH_NORM_FUSION = ["_ACTIVATION_MODULES", "_ACTIVATION_FUNCTIONS", "_ACTIVATION_METHODS", "_ADDITIONS"]
 _BATCH_NORM_FUSION += [
+    "_DRAWN_CHANNELS",
     "use_batch_norm_kernel",
     "_train_by",
     "_norms_in",
     "_part",
     "_tell",
+    "_chain_from",
     "_before",
     "_after",
     "_carry",
 ]
-_BATCH_NORM_FUSION += ["_shift", "_has_bias_alone", "_draw", "_dropped", "_is_taken_over", "_other_of", "_only_user"]
+_BATCH_NORM_FUSION += ["_shift", "_has_bias_alone", "_draw", "_is_dropped", "_is_taken_over", "_other_of", "_only_user"]
 _BATCH_NORM_FUSION += ["_activation_of"]
 _BATCH_NORM_KERNELS = [
     "_activated",
@@ -64,7 +82,7 @@ _BATCH_NORM_KERNELS = [
     "combine_sums_kernel",
     "gradient_kernel",
 ]
-_BATCH_NORM_OPS = ["_WARPS", "_MOST_CHANNELS", "_SUMMED_CHANNELS", "_SUMMED", "_NORMALISED", "_DERIVED", "_PROGRAMS"]
+_BATCH_NORM_OPS = ["_WARPS", "_BLOCK_CHANNELS", "_SUMMED_CHANNELS", "_SUMMED", "_NORMALISED", "_DERIVED", "_PROGRAMS"]
 _BATCH_NORM_OPS += [
     "_STAGES",
     "_UNIT",
@@ -117,6 +135,8 @@ _KERNELS = {
             "batch_norm": _BATCH_NORM,
             "batch_norm_kernels": _BATCH_NORM_KERNELS,
             "batch_norm_ops": _BATCH_NORM_OPS,
+            "in_place": _IN_PLACE,
+            "batch_norm_trace": _BATCH_NORM_TRACE,
             "batch_norm_fusion": _BATCH_NORM_FUSION,
         },
         "batch_norm_ops import batch_norm",

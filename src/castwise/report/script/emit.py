@@ -23,6 +23,7 @@ _IMPORTS = {
     "import math": "math.",
     "import statistics": "statistics.",
     "import operator": "operator.",
+    "import random": "random.getstate",
     "import time": "time.",
     "from collections.abc import Callable": "Callable",
     "from collections.abc import Iterable": "Iterable",
@@ -32,6 +33,7 @@ _IMPORTS = {
     "from dataclasses import dataclass": "@dataclass",
     "from functools import partial": "partial(",
     "from importlib.util import find_spec": "find_spec(",
+    "from types import MethodType": "MethodType(",
     "from typing import Any": "Any",
     "from typing import NamedTuple": "NamedTuple",
     "from typing import cast": "cast(",
@@ -201,6 +203,8 @@ def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
         lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
     searches = "cudnn-search" in spec.techniques or (spec.recipe is not None and spec.recipe.cudnn_benchmark)
     lines.append(f"torch.backends.cudnn.benchmark = {searches}")
+    if spec.device_type == "cuda":
+        lines.append("torch.cuda.set_device(DEVICE)  # kernels of Triton run on the current one")
     lines.append("torch.manual_seed(SEED)")
     return "\n".join(lines)
 
