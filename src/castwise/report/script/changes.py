@@ -1,11 +1,10 @@
 """What a script does to its model before training: changes of shape and layout, weights of 16 bits."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from castwise.plan import TrialSpec
 from castwise.precisions import Precision
-from castwise.report.script.sources import definitions
+from castwise.report.script.sources import all_definitions, definitions
 
 _SPACE_TO_DEPTH = [
     "_STRIDE",
@@ -19,83 +18,6 @@ _MATMUL_STEM = ["_ALIGNED", "_MOST_NUMBERS", "MatmulConv", "use_matmul_stem", "_
 # The techniques whose code refuses models that they do not fit.
 _CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "matmul-stem", "max-pool-kernel", "batch-norm-kernel")
 
-_MAX_POOL = ["_SIDE", "_STRIDE", "_PADDINGS", "KernelMaxPool", "use_max_pool_kernel", "_is_such"]
-_MAX_POOL_KERNELS = [
-    "_SIDE",
-    "_STRIDE",
-    "_BLOCK",
-    "forward_kernel",
-    "_window",
-    "backward_kernel",
-    "launch_forward",
-    "launch_backward",
-    "_outputs",
-    "max_pool",
-    "max_pool_backward",
-    "_remember",
-    "_backward",
-]
-_BATCH_NORM = ["NO_ACTIVATION", "RELU", "SILU", "_DTYPES", "_MOST_ROWS", "_ODDS", "_COMPUTED", "Before", "After"]
-_BATCH_NORM += ["_added", "Normed", "KernelBatchNorm", "_is_for_kernels", "move_statistics", "draw_seed"]
-_BATCH_NORM += ["OddsDropout", "BiasBesideConv2d"]
-_BATCH_NORM_TRACE = ["_Proxy", "_Tracer", "_modes", "traced_in_training", "_check", "_random_states"]
-_IN_PLACE = [
-    "add_in_place",
-    "subtract_in_place",
-    "multiply_in_place",
-    "divide_in_place",
-    "_FRESH_MODULES",
-    "_FRESH_FUNCTIONS",
-    "_IN_PLACE",
-    "can_be_one",
-    "written_by",
-    "sharing",
-    "_reached",
-    "_sources",
-]
-_BATCH_NORM_FUSION = ["_ACTIVATION_MODULES", "_ACTIVATION_FUNCTIONS", "_ACTIVATION_METHODS", "_ADDITIONS"]
-_BATCH_NORM_FUSION += [
-    "_DRAWN_CHANNELS",
-    "use_batch_norm_kernel",
-    "_train_by",
-    "_norms_in",
-    "_part",
-    "_tell",
-    "_chain_from",
-    "_before",
-    "_after",
-    "_carry",
-]
-_BATCH_NORM_FUSION += ["_shift", "_has_bias_alone", "_draw", "_is_dropped", "_is_taken_over", "_other_of", "_only_user"]
-_BATCH_NORM_FUSION += ["_activation_of"]
-_BATCH_NORM_KERNELS = [
-    "_activated",
-    "_before_activation",
-    "_traits",
-    "_place",
-    "_block",
-    "_is_kept",
-    "statistics_kernel",
-    "combine_kernel",
-    "normalise_kernel",
-    "gradient_sums_kernel",
-    "combine_sums_kernel",
-    "gradient_kernel",
-]
-_BATCH_NORM_OPS = ["_WARPS", "_BLOCK_CHANNELS", "_SUMMED_CHANNELS", "_SUMMED", "_NORMALISED", "_DERIVED", "_PROGRAMS"]
-_BATCH_NORM_OPS += [
-    "_STAGES",
-    "_UNIT",
-    "_COMBINED_CHANNELS",
-    "_COMBINED_WARPS",
-    "Tiles",
-    "tiles_of",
-    "_summed",
-    "Draws",
-]
-_BATCH_NORM_OPS += ["_units", "launch_norm", "launch_norm_backward", "batch_norm", "batch_norm_backward"]
-_BATCH_NORM_OPS += ["_remember_norm", "_norm_backward"]
-
 
 def _stems(module: str, names: list[str]) -> str:
     common = definitions("measure/techniques/stems.py", ["find_stem", "take_place"])
@@ -107,38 +29,38 @@ class _Kernels:
     """What a script takes of a technique that has kernels.
 
     Attributes:
-        modules: Modules of measure/techniques, in their order, and what is taken of each.
+        modules: Modules of measure/techniques, in their order; all that they define is taken.
         imported: The import within a function that it has no use for.
         registered: The last line, which makes one operation the gradient of another.
     """
 
-    modules: Mapping[str, Sequence[str]]
+    modules: tuple[str, ...]
     imported: str
     registered: str
 
     @property
     def text(self) -> str:
         """Return all of it."""
-        code = [definitions(f"measure/techniques/{module}.py", names) for module, names in self.modules.items()]
+        code = [all_definitions(f"measure/techniques/{module}.py") for module in self.modules]
         imported = f"        from castwise.measure.techniques.{self.imported}\n\n"
         return "\n\n\n".join([*code, self.registered]).replace(imported, "")
 
 
 _KERNELS = {
     "max-pool-kernel": _Kernels(
-        {"max_pool": _MAX_POOL, "max_pool_kernels": _MAX_POOL_KERNELS},
+        ("max_pool", "max_pool_kernels"),
         "max_pool_kernels import max_pool",
         "max_pool.register_autograd(_backward, setup_context=_remember)",
     ),
     "batch-norm-kernel": _Kernels(
-        {
-            "batch_norm": _BATCH_NORM,
-            "batch_norm_kernels": _BATCH_NORM_KERNELS,
-            "batch_norm_ops": _BATCH_NORM_OPS,
-            "in_place": _IN_PLACE,
-            "batch_norm_trace": _BATCH_NORM_TRACE,
-            "batch_norm_fusion": _BATCH_NORM_FUSION,
-        },
+        (
+            "batch_norm",
+            "batch_norm_kernels",
+            "batch_norm_ops",
+            "in_place",
+            "batch_norm_trace",
+            "batch_norm_fusion",
+        ),
         "batch_norm_ops import batch_norm",
         "batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)",
     ),

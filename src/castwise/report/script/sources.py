@@ -23,6 +23,15 @@ def definitions(module: str, names: Sequence[str]) -> str:
     return _join(text for name, text in found.items() if name in names)
 
 
+def all_definitions(module: str) -> str:
+    """Return everything a module defines.
+
+    Args:
+        module: As in `definitions`.
+    """
+    return _join(_nodes(module).values())
+
+
 def plain_definitions(module: str) -> str:
     """Return everything a module defines that uses nothing of castwise's, nor anything that does."""
     found, foreign = dict(_nodes(module)), _imported_from_castwise(module)
