@@ -1,15 +1,12 @@
 """The batch norm kernels beside torch's, in Triton's interpreter, and models whose norms are told what follows them."""
 
 import copy
-import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 from fake_engine import fake_spec
 from fake_norm import Asked, let_torch_compute
+from interpreted import run_interpreted
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
@@ -19,7 +16,7 @@ from castwise.measure.workloads import build_task
 from castwise.technique_rules import why_unsupported
 from castwise.workloads import find_workload
 
-# Triton decides at import whether it interprets: a process of its own. The expected values are float64's.
+# The expected values are float64's.
 BESIDE_TORCH = """
     import itertools
     import torch
@@ -110,10 +107,7 @@ BESIDE_TORCH = """
 
 
 def test_the_kernels_compute_what_torch_s_do() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(BESIDE_TORCH)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = run_interpreted(BESIDE_TORCH)
     assert done.stdout == "same\n", done.stderr
 
 

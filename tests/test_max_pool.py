@@ -1,12 +1,8 @@
 """The max pooling kernels beside torch's, in Triton's interpreter, and where models are given them."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
+from interpreted import run_interpreted
 from loops import spec_of
 from torch import nn
 
@@ -15,7 +11,6 @@ from castwise.measure.techniques import max_pool
 from castwise.measure.techniques.max_pool import KernelMaxPool, use_max_pool_kernel
 from castwise.technique_rules import why_unsupported
 
-# Triton decides at import whether it interprets: a process of its own.
 BESIDE_TORCH = """
     import torch
     from castwise.measure.techniques import max_pool_kernels as kernels
@@ -40,10 +35,7 @@ BESIDE_TORCH = """
 
 
 def test_the_kernels_compute_what_torch_s_do() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(BESIDE_TORCH)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = run_interpreted(BESIDE_TORCH)
     assert done.stdout == "same\n", done.stderr
 
 
