@@ -23,7 +23,7 @@ from castwise.measure.techniques.batch_norm import (
     move_statistics,
 )
 from castwise.measure.techniques.batch_norm_trace import traced_in_training
-from castwise.measure.techniques.in_place import add_in_place, can_be_one, sharing, written_by
+from castwise.measure.techniques.in_place import add_in_place, can_be_one, order_of, sharing, written_by
 
 _ACTIVATION_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU}
 _ACTIVATION_FUNCTIONS = {nn.functional.relu: RELU, torch.relu: RELU, nn.functional.silu: SILU}
@@ -51,8 +51,9 @@ def use_batch_norm_kernel(model: nn.Module) -> None:
     for name in names:
         traced.get_submodule(name).__class__ = KernelBatchNorm
     told = [_tell(traced, node) for node in norms]
+    written = {target for node in traced.graph.nodes for target in written_by(traced, node)}
     for node in told:
-        _carry(traced, node, told)
+        _carry(traced, node, told, written)
     for node in told:
         _shift(traced, node)
     _draw(traced, told)
@@ -154,16 +155,21 @@ def _after(told: fx.Node) -> Any:
     return After(*cast("tuple[Any, ...]", told.args[2]))
 
 
-def _carry(traced: fx.GraphModule, told: fx.Node, others: list[fx.Node]) -> None:
-    """Let a result's gradient from where it is a residual come by itself, if it has another one."""
+def _carry(traced: fx.GraphModule, told: fx.Node, others: list[fx.Node], written: set[fx.Node]) -> None:
+    """Let a result's gradient from where it is a residual come by itself, if it has another one.
+
+    Args:
+        traced: The model.
+        told: Where the result is computed.
+        others: All told norms.
+        written: Whose results may be written into.
+    """
     result = next(node for node in told.users if node.args[1] == Normed._fields.index("out"))
     adding = [node for node in result.users if node in others and _after(node).residual is result]
     if len(adding) != 1 or len(result.users) == 1:
         return
     (other,) = adding
-    shared = sharing(traced, result)
-    is_written = any(target in shared for node in traced.graph.nodes for target in written_by(traced, node))
-    if is_written or result in (other.args[0], _before(other).addend):
+    if written & sharing(traced, result) or result in (other.args[0], _before(other).addend):
         return
     told.update_arg(2, tuple(_after(told)._replace(is_forked=True)))
     with traced.graph.inserting_after(told):
@@ -201,7 +207,7 @@ def _has_bias_alone(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 def _draw(traced: fx.GraphModule, told: list[fx.Node]) -> None:
     """Give the norms that drop numbers out a step's seed, and each a layer of its own."""
-    order = {node: index for index, node in enumerate(traced.graph.nodes)}
+    order = order_of(traced)
     dropping = sorted((node for node in told if isinstance(_before(node).dropped, fx.Node)), key=order.__getitem__)
     if not dropping:
         return
@@ -225,7 +231,7 @@ def _is_taken_over(traced: fx.GraphModule, addition: fx.Node, chain: Sequence[fx
     """Return whether a norm, the first of a chain, can do the addition before it: nobody else reads the sum earlier."""
     if not addition.args or _other_of(addition, addition.args[0]) is None or not isinstance(addition.args[0], fx.Node):
         return False
-    order = {node: index for index, node in enumerate(traced.graph.nodes)}
+    order = order_of(traced)
     is_early = any(order[user] < order[chain[-1]] for user in addition.users if user is not chain[0])
     return not is_early and can_be_one(traced, [addition, *chain])
 

@@ -50,6 +50,11 @@ def divide_in_place(one: Any, other: Any) -> Any:
 _IN_PLACE = (add_in_place, subtract_in_place, multiply_in_place, divide_in_place)
 
 
+def order_of(traced: fx.GraphModule) -> dict[fx.Node, int]:
+    """Return the place of each node in the order that a model computes them in."""
+    return {node: index for index, node in enumerate(traced.graph.nodes)}
+
+
 def can_be_one(traced: fx.GraphModule, chain: Sequence[fx.Node]) -> bool:
     """Return whether nodes can be computed together where the last of them is, and write nothing in place.
 
@@ -60,8 +65,8 @@ def can_be_one(traced: fx.GraphModule, chain: Sequence[fx.Node]) -> bool:
         traced: The model.
         chain: The nodes, in the model's order; none but the last is read by others.
     """
-    nodes = list(traced.graph.nodes)
-    order = {node: index for index, node in enumerate(nodes)}
+    order = order_of(traced)
+    nodes = list(order)
     for node in chain:
         others = (each for each in nodes[order[node] : order[chain[-1]]] if each not in chain)
         written = {target for other in others for target in written_by(traced, other)}
