@@ -94,6 +94,12 @@ def test_an_epoch_follows_from_the_seed_and_its_number_alone() -> None:
     assert labels_of(first, 0) != labels_of(DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, seed=4), CPU), 0)
 
 
+def test_runs_with_seeds_beside_each_other_share_no_epoch() -> None:
+    runs = [DeviceImages(make_images(), "cifar10", CIFAR, Epochs(16, seed=seed), CPU) for seed in range(3)]
+    orders = [tuple(labels_of(run, epoch)) for run in runs for epoch in range(3)]
+    assert len(set(orders)) == len(orders)
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_ranks_share_out_the_samples_evenly(drop_last: bool) -> None:
     shares = [

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from castwise.lifetime import die_with_parent
+from castwise.measure.data.seeds import seed_of
 from castwise.measure.data.transforms import Transform
 from castwise.measure.parallel import Peers
 from castwise.recipe import Loader
@@ -75,9 +76,6 @@ class SyntheticSamples(Dataset[Sample]):
         return image, random.randint(0, self._num_classes - 1)
 
 
-_RANK_SEEDS = 2**32  # between the seeds of two ranks: more than there are epochs
-
-
 def make_loader(
     dataset: Dataset[Sample], loader: Loader, batch_size: int, seed: int, peers: Peers | None = None
 ) -> DataLoader[Any]:
@@ -99,17 +97,16 @@ def make_loader(
         peers: The ranks that share the samples; None where there are no others.
     """
     assert not loader.resident, "resident batches come without a loader"
-    sampler = None
-    if peers is not None and peers.world_size > 1:
+    peers, sampler = peers or Peers(), None
+    if peers.world_size > 1:
         sampler = DistributedSampler[Sample](
             dataset,
             num_replicas=peers.world_size,
             rank=peers.rank,
             shuffle=loader.shuffle,
-            seed=seed,
+            seed=seed_of(seed),
             drop_last=loader.drop_last,
         )
-        seed += _RANK_SEEDS * peers.rank
     return DataLoader(
         dataset,
         batch_size=batch_size,
@@ -118,7 +115,7 @@ def make_loader(
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         drop_last=loader.drop_last,
-        generator=torch.Generator().manual_seed(seed),
+        generator=torch.Generator().manual_seed(seed_of(seed, rank=peers.rank)),
         worker_init_fn=partial(_start_worker, os.getpid()),
         multiprocessing_context="fork" if loader.num_workers else None,
         persistent_workers=loader.persistent and loader.num_workers > 0,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
+from castwise.measure.data.seeds import seed_of
 from castwise.measure.data.transforms import STATISTICS
 from castwise.measure.parallel import Peers
 from castwise.measure.workloads.task import Batch
@@ -15,7 +16,6 @@ from castwise.measure.workloads.task import Batch
 Images = tuple[Tensor, Tensor]
 
 _ALONE = Peers()
-_RANK_SEEDS = 2**32  # between the seeds of two ranks: more than there are epochs
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class DeviceImages:
         epochs = self._epochs
         own = self._order(epoch)
         generator = torch.Generator(self._device)
-        generator.manual_seed(epochs.seed + epoch + _RANK_SEEDS * epochs.peers.rank)
+        generator.manual_seed(seed_of(epochs.seed, epoch, epochs.peers.rank))
         for index in range(self.num_batches):
             chosen = own[index * epochs.batch_size : (index + 1) * epochs.batch_size]
             yield (chosen,) if self._augmentation == _NONE else (chosen, *self._draw(len(chosen), generator))
@@ -135,7 +135,7 @@ class DeviceImages:
         epochs, total = self._epochs, len(self._labels)
         order = torch.arange(total, device=self._device)
         if epochs.shuffle:
-            generator = torch.Generator(self._device).manual_seed(epochs.seed + epoch)
+            generator = torch.Generator(self._device).manual_seed(seed_of(epochs.seed, epoch))
             order = torch.randperm(total, generator=generator, device=self._device)
         whole = self.num_samples * epochs.peers.world_size
         order = torch.cat([order, order[: max(0, whole - total)]])[:whole]
@@ -187,7 +187,7 @@ class DrawnImages:
         """Return the batches of an epoch, by its number from 0."""
         epochs = self._epochs
         generator = torch.Generator(self._device)
-        generator.manual_seed(epochs.seed + epoch + _RANK_SEEDS * epochs.peers.rank)
+        generator.manual_seed(seed_of(epochs.seed, epoch, epochs.peers.rank))
         for index in range(self.num_batches):
             count = min(epochs.batch_size, self.num_samples - index * epochs.batch_size)
             images = torch.rand(count, *self._shape, generator=generator, device=self._device)

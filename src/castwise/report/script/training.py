@@ -98,7 +98,7 @@ def images_of(spec: TrialSpec, recipe: Recipe) -> str:
     title, shape, classes = _SETS[name]
     read = _READ if stands_in_for(spec.data_set) is None else _DRAW
     transform = recipe.transform or name
-    names = ["Images", "_ALONE", "_RANK_SEEDS", "Augmentation", "_NONE", "_CIFAR", "AUGMENTATIONS", "Epochs"]
+    names = ["Images", "_ALONE", "Augmentation", "_NONE", "_CIFAR", "AUGMENTATIONS", "Epochs"]
     made = f"DeviceImages(read(True), {transform!r}, AUGMENTATIONS[{transform!r}], order, DEVICE)"
     order = f"Epochs(BATCH_SIZE, {recipe.loader.shuffle}, {recipe.loader.drop_last}, SEED)"
     return "\n\n\n".join(
@@ -107,6 +107,7 @@ def images_of(spec: TrialSpec, recipe: Recipe) -> str:
             "Batch = tuple[Tensor, ...]\nChannels = tuple[float, ...]",
             _PEERS,
             definitions("measure/data/transforms.py", ["STATISTICS"]),
+            definitions("measure/data/seeds.py", ["_EPOCH_BITS", "_SEED_BITS", "seed_of"]),
             definitions("measure/data/on_device.py", [*names, "DeviceImages"]),
             read.format(name=title, shape=shape, classes=classes),
             f"order = {order}\ndata = {made}\n"
