@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from castwise.measure import checkpoint as checkpoints
 from castwise.measure.cell import build_cell
@@ -77,6 +78,11 @@ class TrainingRun:
     def epochs(self) -> tuple[Epoch, ...]:
         """Return the epochs done, those before a checkpoint included."""
         return tuple(self._epochs)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the model, as it is trained."""
+        return self._step.model
 
     def run_epoch(self, tell: Tell | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint that the next starts from.
