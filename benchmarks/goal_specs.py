@@ -18,6 +18,7 @@ from castwise.techniques import COMPILING, parse_techniques
 _NUM_BLOCKS = 20
 _WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05
 _TINY_RUN = Choice(epochs=2, max_steps=3)
+_FOR_SEVERAL = "coalesced-reduce"
 
 
 @dataclass(frozen=True)
@@ -115,15 +116,16 @@ def our_spec(row: GoalRow, loop: OurLoop, setting: Setting, world_size: int, tim
         row: The row.
         loop: The loop.
         setting: Where and how long.
-        world_size: GPUs: the row's, or one.
+        world_size: GPUs: the row's, or one, which has nothing to average.
         timeout_seconds: The longest that a phase may take.
     """
     precision = find_precision(loop.precision)
+    techniques = parse_techniques(loop.techniques)
     fields: dict[str, Any] = {
         "precision": precision.name,
         "loss_scale": precision.loss_scale,
         "batch_size": row.batch_size,
-        "techniques": parse_techniques(loop.techniques),
+        "techniques": tuple(name for name in techniques if world_size > 1 or name != _FOR_SEVERAL),
         "world_size": world_size,
         "parallelism": "ddp" if world_size > 1 else "none",
         "protocol": _protocol(row, setting, timeout_seconds),
