@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_engine import fake_environment
+from fake_graphs import FakeCaptures
 from loops import IMAGES, WORDS, losses_of, small, spec_of
 from ranks import answers_of
 from small_step import CPU, MOMENTUM_SGD, make_batch, make_net, make_step, make_task
@@ -16,9 +18,11 @@ from torch.optim import SGD
 
 from castwise.errors import UsageError
 from castwise.measure import cell as cells
+from castwise.measure.cell import build_cell
 from castwise.measure.data import resident
 from castwise.measure.parallel import Peers, spread
 from castwise.measure.techniques.coalesced import CoalescedReduce
+from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import loop_of
 from castwise.measure.training import TrainingRun
 from castwise.measure.training_step import TrainingStep
@@ -75,7 +79,7 @@ def take_steps(peers: Peers, precision: str, loss_scale: str, names: tuple[str, 
     losses = []
     for index in range(NUM_STEPS):
         spoilt = index == SPOILT and peers.rank == 1 and loss_scale == "dynamic"
-        losses.append(float(step((images.roll(index, 0) * (math.inf if spoilt else 1.0), labels))))
+        losses.append(float(step((images * (math.inf if spoilt else 1.0), labels))))
     return {
         "losses": losses,
         "weights": [parameter.detach() for parameter in step.model.parameters()],
@@ -276,6 +280,7 @@ def odd_model() -> nn.Module:
             nn.Parameter(torch.zeros(3, dtype=torch.float64)),
             nn.Parameter(torch.zeros(0, 2)),
             nn.Parameter(torch.zeros(7, dtype=torch.bfloat16)),
+            nn.Parameter(torch.zeros(2, dtype=torch.float16)),
         ]
     )
 
@@ -290,6 +295,7 @@ def odd_values(rank: int) -> list[Tensor]:
     values[0] = values[0].to(memory_format=torch.channels_last)
     values[2] = values[2].t().contiguous().t()
     values[3] = values[3][:1].expand(6, 4)
+    values[-1].fill_(60_000.0)  # whose sum float16 does not hold
     return values
 
 
@@ -312,7 +318,7 @@ def test_a_gradient_lies_as_its_weight_and_apart_from_others() -> None:
     assert gradient_of(weights[0]).is_contiguous(memory_format=torch.channels_last)
     storages = {weight.dtype: gradient_of(weight).untyped_storage().data_ptr() for weight in weights}
     assert all(gradient_of(weight).untyped_storage().data_ptr() == storages[weight.dtype] for weight in weights)
-    assert len(set(storages.values())) == 3, "a collective a dtype"
+    assert len(set(storages.values())) == len(storages) == 4, "a collective a dtype"
 
 
 def test_a_weight_that_nobody_trains_has_no_gradient() -> None:
@@ -386,11 +392,23 @@ def test_a_model_that_writes_buffers_of_its_own_is_refused(
         step()
 
 
+def test_a_step_that_is_a_graph_lets_go_of_it_at_its_cell_s_end() -> None:
+    captures = FakeCaptures()
+    with ExitStack() as stack:
+        cell = build_cell(on_two("mnist-cnn", REDUCE), stack, Halving())
+        cell.step.graph = StepGraph(cell.step._train, CPU, None, captures=captures)  # type: ignore[arg-type]
+        batch = torch.randn(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
+        losses = [cell.step.graph(batch) for _ in range(6)]
+        assert (captures.num_aside, captures.num_captured, len(captures.launches)) == (3, 1, 3)
+        assert len({float(loss.detach()) for loss in losses}) == 6
+    assert captures.num_captured == 0
+
+
 # A sweep's own processes
 
 
 def test_a_trial_of_two_gloo_ranks() -> None:
-    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, max_seconds=1.0)
+    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=3, max_seconds=1.0)
     fields = {"workload": "mnist-cnn", "batch_size": 8, "protocol": protocol, "techniques": (REDUCE,)}
     spec = SPEC.model_copy(update=fields)
     (trial,) = Sweep(ForkserverEngine(), None, fake_environment(None), Silent()).run([spec])
