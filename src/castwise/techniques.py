@@ -278,6 +278,8 @@ IN_THE_PLAIN_LOOP: dict[str, str] = {
 # The techniques that compile something in the first step, and those whose steps are CUDA graphs.
 COMPILING = ("compiled-update", "compile", "compile-max-autotune")
 GRAPHS = ("cuda-graph", "cuda-graph-8")
+# Those that one GPU has nothing to do for: the same loop on one is the loop without them.
+FOR_SEVERAL_GPUS = ("coalesced-reduce",)
 
 # Names for several at once: what applies to a cell is taken when the plan is made, and stands in the spec by name.
 TUNED = "tuned"

@@ -59,7 +59,8 @@ class CudaCaptures:
         self.earlier_peak_bytes = max(self.earlier_peak_bytes, torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
-            # A loader's thread may pin memory meanwhile: what other threads do is not the capture's.
+            # A loader's thread may pin memory meanwhile, and NCCL's watchdog ask for work that is under way: what other
+            # threads do is not the capture's. Torch keeps captured collectives from the watchdog.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         except torch.OutOfMemoryError:
