@@ -13,7 +13,7 @@ from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.suite import Choice, find_suite, specs_of
 from castwise.technique_rules import why_unsupported
-from castwise.techniques import COMPILING, parse_techniques
+from castwise.techniques import COMPILING, FOR_SEVERAL_GPUS, parse_techniques
 
 _NUM_BLOCKS = 20
 _WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05
@@ -115,15 +115,16 @@ def our_spec(row: GoalRow, loop: OurLoop, setting: Setting, world_size: int, tim
         row: The row.
         loop: The loop.
         setting: Where and how long.
-        world_size: GPUs: the row's, or one.
+        world_size: GPUs: the row's, or one, which has nothing to average.
         timeout_seconds: The longest that a phase may take.
     """
     precision = find_precision(loop.precision)
+    techniques = parse_techniques(loop.techniques)
     fields: dict[str, Any] = {
         "precision": precision.name,
         "loss_scale": precision.loss_scale,
         "batch_size": row.batch_size,
-        "techniques": parse_techniques(loop.techniques),
+        "techniques": tuple(name for name in techniques if world_size > 1 or name not in FOR_SEVERAL_GPUS),
         "world_size": world_size,
         "parallelism": "ddp" if world_size > 1 else "none",
         "protocol": _protocol(row, setting, timeout_seconds),

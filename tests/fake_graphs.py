@@ -34,3 +34,6 @@ class FakeCaptures:
             work()
 
         return replay
+
+    def release(self) -> None:
+        self.num_captured = 0

@@ -19,6 +19,7 @@ from castwise.workloads import Workload, find_workload
 # The smallest of each kind of model: convolutions and batch norm under SGD with momentum and clipped gradients, and a
 # recurrent network that carries its state.
 IMAGES, WORDS, ADADELTA = "wrn-28-10", "lstm-lm", "mnist-cnn"
+ALONE = Peers()
 _BATCH_SIZES = {IMAGES: 8, WORDS: 4, ADADELTA: 16}
 
 
@@ -44,25 +45,25 @@ def spec_of(workload: str, precision: str, *techniques: str, device: str = "cpu"
 
 
 @contextmanager
-def cell_of(spec: TrialSpec) -> Iterator[tuple[Cell, list[Batch]]]:
+def cell_of(spec: TrialSpec, peers: Peers = ALONE) -> Iterator[tuple[Cell, list[Batch]]]:
     """Build a spec's small cell without dropout, whose draws a technique may change, and its batches."""
     row = small(spec.workload)
     found, cells.find_workload = cells.find_workload, lambda _: row
     try:
         with ExitStack() as stack:
-            cell = cells.build_cell(spec, stack, Peers())
+            cell = cells.build_cell(spec, stack, peers)
             for module in cell.task.model.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
-            batches = own_batches(row, cell.task, spec, 4, Peers())
+            batches = own_batches(row, cell.task, spec, 4, peers)
             yield cell, [cell.prepare(batch) if cell.prepare else batch for batch in batches]
     finally:
         cells.find_workload = found
 
 
-def losses_of(spec: TrialSpec, num_steps: int = 20) -> Tensor:
+def losses_of(spec: TrialSpec, num_steps: int = 20, peers: Peers = ALONE) -> Tensor:
     """Return the losses of a small cell's first steps, of shape (num_steps,), float64."""
-    with cell_of(spec) as (cell, batches):
+    with cell_of(spec, peers) as (cell, batches):
         losses = [cell.step(batches[index % len(batches)]).detach() for index in range(num_steps)]
         cell.step.flush()
         return torch.stack(losses).double().cpu()

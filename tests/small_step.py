@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from castwise.measure.techniques.loop import PLAIN, Loop
 from castwise.measure.training_step import TrainingStep
 from castwise.measure.workloads.task import Batch, Task
 from castwise.measure.workloads.zoo import image_task
@@ -66,8 +67,11 @@ def make_step(
     loss_scale: str = "none",
     clip_grad_norm: float | None = None,
     device: torch.device = CPU,
+    loop: Loop = PLAIN,
 ) -> TrainingStep:
-    return TrainingStep(task, row, optimizer, loss_scale=loss_scale, clip_grad_norm=clip_grad_norm, device=device)
+    return TrainingStep(
+        task, row, optimizer, loss_scale=loss_scale, clip_grad_norm=clip_grad_norm, device=device, loop=loop
+    )
 
 
 def compute_dtype(row: Precision) -> torch.dtype:

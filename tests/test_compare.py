@@ -139,6 +139,18 @@ def test_scaling_efficiency_is_throughput_over_that_of_as_many_gpus_alone() -> N
     assert rows[1].speedup is None
 
 
+def test_what_one_gpu_has_nothing_to_do_for_is_not_looked_for_there() -> None:
+    loop, two = ("compile", "cuda-graph"), {"world_size": 2, "parallelism": "ddp"}
+    rows = compare(
+        [
+            trial("fp32", 0.1, techniques=loop),
+            trial("fp32", 0.125, techniques=("compile", "coalesced-reduce", "cuda-graph"), **two),
+            trial("fp32", 0.125, techniques=("coalesced-reduce",), **two),
+        ]
+    )
+    assert [row.scaling_efficiency for row in rows] == [None, pytest.approx(0.8), None]
+
+
 @pytest.mark.parametrize("change", [{"batch_size": 8}, {"precision": "fp32"}, {"seed": 1}, {"loss_scale": "128"}])
 def test_only_the_same_cell_on_one_gpu_says_how_well_it_scales(change: dict[str, object]) -> None:
     alone = fake_trial(fake_spec("bf16-mixed").model_copy(update=change))

@@ -104,4 +104,6 @@ def test_several_gpus_share_a_step_and_one_takes_it_alone() -> None:
     together, alone = (our_spec(row, row.ours[0], CUDA, world, 60.0) for world in (4, 1))
     assert (together.world_size, together.parallelism) == (4, "ddp")
     assert (alone.world_size, alone.parallelism) == (1, "none")
-    assert together.techniques == alone.techniques
+    assert [name for name in together.techniques if name not in alone.techniques] == ["coalesced-reduce"]
+    assert {"compile", "cuda-graph"} <= set(alone.techniques)
+    assert why_unsupported(alone, (9, 0)) is None

@@ -321,6 +321,11 @@ def test_techniques_that_change_what_is_the_users_are_refused(write: Callable[..
     assert reasons["fused-optimizer"] == ("fused-optimizer is for castwise's own workloads; put it into your own code")
 
 
+def test_the_users_gradients_are_averaged_as_all_others(write: Callable[..., str]) -> None:
+    spec = spec_of(write(GOOD)).model_copy(update={"world_size": 2, "parallelism": "ddp"})
+    assert why_unsupported(spec.model_copy(update={"techniques": ("coalesced-reduce",)})) is None
+
+
 def test_cudnns_search_is_the_users_unless_it_is_asked_for(write: Callable[..., str]) -> None:
     for line, techniques, wanted in (
         ("torch.backends.cudnn.benchmark = True", (), True),

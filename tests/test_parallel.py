@@ -1,37 +1,32 @@
 """Steps shared by two processes: that they equal one process's on the joint batch, and that all decide alike."""
 
 import math
-import multiprocessing
-import os
-import pickle
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fake_engine import fake_environment
+from ranks import answers_of
 from small_step import MOMENTUM_SGD, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
 
-from castwise.lifetime import die_with_parent
 from castwise.measure import training
 from castwise.measure.data import feeds
 from castwise.measure.data.loaders import SyntheticSamples, make_loader
 from castwise.measure.data.shares import own_batches, own_columns
-from castwise.measure.parallel import Peers, join_peers, spread
+from castwise.measure.parallel import Peers, spread
 from castwise.measure.precision import convert_weights
 from castwise.measure.training import TrainingRun
 from castwise.measure.workloads import build_task
 from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.recipe import Loader, Optimizer, Recipe
-from castwise.sweep.launcher import _PRELOAD, ForkserverEngine
+from castwise.sweep.launcher import ForkserverEngine
 from castwise.sweep.runner import Silent, Sweep
 from castwise.workloads import find_workload
 
-PATIENCE_SECONDS = 60.0
 TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0)
 FIELDS = {
     "workload": "mnist-cnn",
@@ -121,37 +116,10 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
     return results
 
 
-def be_rank(rank: int, folder: Path, connection: Connection) -> None:
-    die_with_parent(os.getppid())
-    peers = join_peers(SPEC.model_copy(update={"protocol": Protocol()}), rank, (folder / "rendezvous").as_uri())
-    # Plain pickling: what a connection does to tensors by itself needs this process to live until they are read.
-    connection.send_bytes(pickle.dumps(all_of_it(peers, folder)))
-    peers.leave()
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what two ranks have to show."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    folder = tmp_path_factory.mktemp("ranks")
-    pipes = [context.Pipe() for _ in range(2)]
-    processes = [
-        context.Process(target=be_rank, args=(rank, folder, theirs), daemon=True)
-        for rank, (_, theirs) in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    for _, theirs in pipes:
-        theirs.close()  # so that the end of a rank is the end of its pipe
-    try:
-        for ours, _ in pipes:
-            assert ours.poll(2 * PATIENCE_SECONDS), "a rank has not answered"
-        return [pickle.loads(ours.recv_bytes()) for ours, _ in pipes]
-    finally:
-        for process in processes:
-            process.join(5)
-            process.kill()
+    return answers_of(all_of_it, SPEC, tmp_path_factory.mktemp("ranks"))
 
 
 # Two ranks

@@ -167,6 +167,8 @@ def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
     assert double.efficiency == pytest.approx(0.8)
     assert double.speedup == 1.0, "its own world's float32 run is itself"
     assert runs.runs([together])[0].efficiency is None
+    reduced = together.model_copy(update={"spec": spec.model_copy(update={"techniques": ("coalesced-reduce",)})})
+    assert runs.runs([alone, reduced])[1].efficiency == pytest.approx(0.8)
 
 
 def test_the_best_accuracy_is_that_of_the_lowest_validation_loss() -> None:

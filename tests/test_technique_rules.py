@@ -11,6 +11,7 @@ from castwise.workloads import WORKLOADS
 
 every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 V100, P100 = (7, 0), (6, 0)
+ON_TWO: dict[str, object] = {"world_size": 2, "parallelism": "ddp"}
 
 
 def spec_of(*techniques: str, **fields: object) -> TrialSpec:
@@ -34,7 +35,12 @@ def training(recipe: Recipe, *techniques: str, **fields: object) -> TrialSpec:
         (spec_of("no-step-sync"), "finds nothing to leave out"),
         (spec_of("pad-vocabulary"), "is for recurrent language models; resnet50 is none"),
         (spec_of("chunked-loss", workload="mlp-4096"), "recurrent language models"),
-        (spec_of("cuda-graph", world_size=2, parallelism="ddp"), "works on one GPU; this step is spread over 2 GPUs"),
+        (spec_of("cuda-graph", **ON_TWO), "needs coalesced-reduce where a step is spread; this one is over 2 GPUs"),
+        (spec_of("cuda-graph-8", **ON_TWO), "cuda-graph-8 needs coalesced-reduce"),
+        (spec_of("compiled-update", **ON_TWO), "compiled-update needs coalesced-reduce"),
+        (spec_of("coalesced-reduce"), "finds nothing to do: one device takes the whole step"),
+        (spec_of("coalesced-reduce", world_size=2, parallelism="dp"), "needs a process a GPU, as ddp has"),
+        (spec_of("coalesced-reduce", "cuda-graph", world_size=2, parallelism="dp"), "needs a process a GPU"),
         (spec_of("compile", "compile-max-autotune"), "excludes compile-max-autotune"),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value.techniques),
@@ -50,7 +56,13 @@ def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -
         spec_of("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph"),
         spec_of("no-step-sync", precision="fp16-mixed", loss_scale="dynamic"),
         spec_of("pad-vocabulary", "chunked-loss", workload="gru-lm"),
-        spec_of("compile", world_size=2, parallelism="ddp"),
+        spec_of("compile", **ON_TWO),
+        spec_of("coalesced-reduce", **ON_TWO),
+        spec_of("coalesced-reduce", **ON_TWO, device="cpu"),
+        spec_of("coalesced-reduce", **ON_TWO, workload="lstm-lm", precision="fp16-master", loss_scale="dynamic"),
+        spec_of("compile", "coalesced-reduce", "cuda-graph", **ON_TWO),
+        spec_of("compiled-update", "coalesced-reduce", "cuda-graph-8", **ON_TWO),
+        training(Recipe(epochs=1), "coalesced-reduce", "cuda-graph", **ON_TWO),
         training(Recipe(epochs=1, read_loss_every_step=True), "no-step-sync"),
         training(Recipe(epochs=1), "resident-data"),
         training(Recipe(epochs=1), "loader-workers", "pinned-transfer"),

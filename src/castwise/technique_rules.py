@@ -52,8 +52,8 @@ def _why_not(row: Technique, spec: "TrialSpec", capability: tuple[int, int] | No
         return f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
     if spec.kind not in row.kinds:
         return "changes how a training run reads its data; steady trials have theirs on the device"
-    if spec.world_size > 1 and not row.several_gpus:
-        return f"works on one GPU; this step is spread over {spec.spread}"
+    if spec.world_size > 1 and row.on_several_gpus not in ("", *spec.techniques):
+        return f"needs {row.on_several_gpus} where a step is spread; this one is over {spec.spread}"
     misfit = _why_misfit(row, spec)
     return _SPECIAL[row.name](spec, capability) if misfit is None and row.name in _SPECIAL else misfit
 
@@ -159,6 +159,14 @@ def _why_no_norm_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -
     return _why_no_compile(spec, capability)
 
 
+def _why_no_coalesced_reduce(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+    if spec.parallelism == "ddp":
+        return None
+    if spec.parallelism == "dp":
+        return "needs a process a GPU, as ddp has: DataParallel's one process adds the gradients up itself"
+    return "finds nothing to do: one device takes the whole step"
+
+
 def _why_no_wider_state(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     width = int(dict(find_workload(spec.workload).options)["width"])
     return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
@@ -198,6 +206,7 @@ _SPECIAL = {
     "max-pool-kernel": _why_no_pool_kernel,
     "batch-norm-kernel": _why_no_norm_kernel,
     "compile-max-autotune": _why_no_compile,
+    "coalesced-reduce": _why_no_coalesced_reduce,
     "cuda-graph": _why_no_graph,
     "cuda-graph-8": _why_no_long_graph,
 }

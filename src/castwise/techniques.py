@@ -41,7 +41,7 @@ class Technique:
         units: The units of the workloads that it fits.
         optimizers: The optimizers of `torch.optim` it fits; empty fits all.
         families: The families of workloads it fits; empty fits all.
-        several_gpus: Whether it works on a step that several GPUs share.
+        on_several_gpus: The technique that it needs beside it where several GPUs share a step; empty needs none.
         fits_own_models: Whether it fits a user's own model, of which nothing is known: neither its layers nor its
             optimizer, which is theirs to change.
         excludes: Techniques that cannot stand beside it.
@@ -57,7 +57,7 @@ class Technique:
     units: tuple[Unit, ...] = ("images", "tokens", "samples")
     optimizers: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
-    several_gpus: bool = True
+    on_several_gpus: str = ""
     fits_own_models: bool = False
     excludes: tuple[str, ...] = ()
 
@@ -147,7 +147,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the second step: seconds; gradients, weights and states are read and written once",
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW", "Adadelta"),
-        several_gpus=False,
+        on_several_gpus="coalesced-reduce",
         excludes=("fused-optimizer", "foreach-optimizer"),
     ),
     Technique(
@@ -241,13 +241,21 @@ TECHNIQUES: tuple[Technique, ...] = (
         fits_own_models=True,
     ),
     Technique(
+        name="coalesced-reduce",
+        summary="ranks average all gradients by one collective behind backward, without DistributedDataParallel",
+        needs="several GPUs with a process each (ddp), and ranks that train the same weights in every step",
+        cost="a copy of the gradients; none are averaged while backward runs",
+        numerics="rounding",
+        fits_own_models=True,
+    ),
+    Technique(
         name="cuda-graph",
         summary="the whole step, optimizer and loss scaling included, is one launch",
         needs="shapes and control flow that do not depend on data, and a schedule that leaves momentum alone",
         cost="a copy of the batch a step; the step's memory is held for good",
         numerics="rounding",
         devices=("cuda",),
-        several_gpus=False,
+        on_several_gpus="coalesced-reduce",
         excludes=("cuda-graph-8",),
     ),
     Technique(
@@ -257,7 +265,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="places for 8 batches; losses are there every 8 steps",
         numerics="rounding",
         devices=("cuda",),
-        several_gpus=False,
+        on_several_gpus="coalesced-reduce",
     ),
 )
 
@@ -270,6 +278,8 @@ IN_THE_PLAIN_LOOP: dict[str, str] = {
 # The techniques that compile something in the first step, and those whose steps are CUDA graphs.
 COMPILING = ("compiled-update", "compile", "compile-max-autotune")
 GRAPHS = ("cuda-graph", "cuda-graph-8")
+# Those that one GPU has nothing to do for: the same loop on one is the loop without them.
+FOR_SEVERAL_GPUS = ("coalesced-reduce",)
 
 # Names for several at once: what applies to a cell is taken when the plan is made, and stands in the spec by name.
 TUNED = "tuned"
@@ -335,8 +345,8 @@ def needs_of(row: Technique) -> str:
         needs.append(f"one of the optimizers {', '.join(row.optimizers)}")
     if row.families:
         needs.append("a recurrent language model")
-    if not row.several_gpus:
-        needs.append("one GPU")
+    if row.on_several_gpus:
+        needs.append(f"one GPU, or {row.on_several_gpus}")
     if row.excludes:
         needs.append(f"not beside {', '.join(row.excludes)}")
     return "; ".join(needs) or "–"

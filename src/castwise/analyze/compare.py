@@ -7,7 +7,7 @@ from typing import Any
 
 from castwise.analyze import metrics
 from castwise.analyze.estimates import Estimate, Verdict, estimate, judge
-from castwise.analyze.sharing import GPUS, shared_but
+from castwise.analyze.sharing import GPUS, as_on_one_gpu, shared_but
 from castwise.analyze.speedups import baselines_among, rate_estimate, speedup_estimate, step_estimate
 from castwise.precisions import BASELINE
 from castwise.record import Trial
@@ -209,7 +209,7 @@ def _loop_speedup(cell: list[Trial], plain: Mapping[tuple[str, str], list[Trial]
 def _scaling_efficiency(cell: list[Trial], alone: Mapping[tuple[str, str], list[Trial]]) -> float | None:
     if cell[0].spec.world_size == 1:
         return None
-    single = alone.get(shared_but(cell[0], *GPUS), [])
+    single = alone.get(shared_but(as_on_one_gpu(cell[0]), *GPUS), [])
     rates = [rate_estimate(trials, step_estimate(trials)) for trials in (cell, single)]
     if rates[0] is None or rates[1] is None:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from castwise.analyze import metrics
-from castwise.analyze.sharing import GPUS, shared_but
+from castwise.analyze.sharing import GPUS, as_on_one_gpu, shared_but
 from castwise.precisions import BASELINE
 from castwise.recipe import Loader
 from castwise.record import Epoch, Trial
@@ -92,7 +92,8 @@ def runs(trials: Sequence[Trial]) -> list[Run]:
         if trial.status == "ok" and trial.spec.world_size == 1:
             singles.setdefault(same_but(trial, *GPUS), trial)
     return [
-        _run(trial, baselines.get(same_but(trial, *PRECISION)), singles.get(same_but(trial, *GPUS))) for trial in trials
+        _run(trial, baselines.get(same_but(trial, *PRECISION)), singles.get(same_but(as_on_one_gpu(trial), *GPUS)))
+        for trial in trials
     ]
 
 

@@ -73,7 +73,11 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
     )
     if loop.reads_rates_on_device and spec.recipe is not None and spec.recipe.schedule.kind != "constant":
         keep_rates_on_device(step.optimizer, torch.device(spec.device))
-    step.spread(lambda model: spread(model, spec))
+    stack.callback(step.close)
+    if loop.coalesced_reduce:
+        step.average_gradients(peers)
+    else:
+        step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
         torch.manual_seed(spec.seed + peers.rank)  # the same weights, but dropout of one's own
     return Cell(task, step, describe(step, task, optimizer), preparation(loop))

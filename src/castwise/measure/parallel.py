@@ -1,10 +1,11 @@
 """Several GPUs as one: the processes that share a step and what they agree on, and the model spread over them."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from castwise.plan import TrialSpec, device_of_rank
@@ -34,6 +35,12 @@ class Peers:
         """Return every rank's value, in every rank, by rank; all have to ask."""
         return [value]
 
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give tensors rank 0's values, in every rank; all have to ask for as many of the same shapes and dtypes."""
+
+    def average(self, tensor: Tensor) -> None:
+        """Give a contiguous tensor the mean of all ranks' values, in every rank; all have to ask."""
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
@@ -60,6 +67,28 @@ class ProcessGroup(Peers):
         boxes: list[Any] = [None] * self.world_size
         distributed.all_gather_object(boxes, value)
         return boxes
+
+    @torch.no_grad()
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give tensors rank 0's values, in every rank."""
+        for tensor in tensors:
+            values = tensor.detach().contiguous()  # NCCL takes no others
+            distributed.broadcast(values, src=0)
+            tensor.copy_(values)
+
+    def average(self, tensor: Tensor) -> None:
+        """Give a contiguous tensor the mean of all ranks' values, in every rank.
+
+        It is divided before it is summed, as DistributedDataParallel does: of float16 gradients under a loss scale the
+        sum can overflow where the mean does not. NCCL's mean is made so as well, and takes no kernel for it.
+
+        Source: NVIDIA/nccl src/enqueue.cc (hostToDevRedOp: ncclAvg of floats multiplies by 1 / ranks first);
+        pytorch/pytorch torch/csrc/distributed/c10d/reducer.cpp (mark_variable_ready_dense).
+        """
+        if self._device.type == "cuda":
+            distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
+        else:
+            distributed.all_reduce(tensor.mul_(1 / self.world_size))  # gloo has no mean
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

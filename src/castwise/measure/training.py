@@ -91,6 +91,7 @@ class TrainingRun:
             tell: Is called with the share of the epoch done, about once a second; None tells nobody.
         """
         epoch = self._train(tell)
+        self._step.share_statistics()  # in all ranks, also where only some go on to validate
         if self._feeds.validation is not None and epoch.diverged is None:
             epoch = self._validate(self._feeds.validation, epoch, tell)
         # Each rank has seen losses of its own; what follows from them must be the same in all.

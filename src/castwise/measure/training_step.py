@@ -13,8 +13,10 @@ from castwise.errors import UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
+from castwise.measure.parallel import Peers
 from castwise.measure.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
 from castwise.measure.techniques.batches import Prepare
+from castwise.measure.techniques.coalesced import CoalescedReduce
 from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
 from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import PLAIN, Loop
@@ -83,11 +85,23 @@ class TrainingStep:
             self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
         self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
+        self._reduce: CoalescedReduce | None = None
         self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer)) if own is not None else None
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
         self._called = wrap(self.model)
+
+    def average_gradients(self, peers: Peers) -> None:
+        """Let ranks average their gradients behind backward, without a wrapper; they begin with rank 0's model."""
+        whole = (*self.model.parameters(), *self.model.buffers(), *self._weights.stepped)
+        peers.share({id(tensor): tensor for tensor in whole}.values())
+        self._reduce = CoalescedReduce(self.model, peers)
+
+    def share_statistics(self) -> None:
+        """Give all ranks rank 0's running statistics where each moves its own: before anybody reads them."""
+        if self._reduce is not None:
+            self._reduce.share_statistics()
 
     def make_batches_by(self, make: Prepare | None) -> None:
         """Let every step make its batch of what it is given; in a graph that is part of the launch."""
@@ -105,11 +119,18 @@ class TrainingStep:
         if self.graph is not None:
             self.graph.flush()
 
+    def close(self) -> None:
+        """Let go of a graph: NCCL does not end its connections as long as one holds a collective."""
+        if self.graph is not None:
+            self.graph.captures.release()
+
     def _train(self, batch: Batch) -> Tensor:
         if self._make is not None:
             batch = self._make(batch)
         self._zero_grad()
         loss = self._run_backward(batch)
+        if self._reduce is not None:
+            self._reduce()
         self._update()
         if self._after_step is not None:
             self._after_step()
@@ -129,7 +150,7 @@ class TrainingStep:
     def _accumulated_backward(self, batches: Sequence[Any]) -> Tensor:
         """Add up the gradients of the mean loss; what is unscaled, clipped and stepped is their sum.
 
-        Ranks average their gradients with the last batch only, as a loop written by hand does.
+        Ranks average their gradients with or behind the last batch only, as a loop written by hand does.
         """
         total: Tensor | None = None
         for number, batch in enumerate(batches, start=1):

@@ -34,6 +34,7 @@ class CudaCaptures:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self.seconds: float | None = None
         self.peak_bytes = self.earlier_peak_bytes = 0
 
@@ -53,11 +54,13 @@ class CudaCaptures:
         """
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
+        self._graphs.append(graph)
         torch.cuda.synchronize(self._device)
         self.earlier_peak_bytes = max(self.earlier_peak_bytes, torch.cuda.max_memory_allocated(self._device))
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
-            # A loader's thread may pin memory meanwhile: what other threads do is not the capture's.
+            # A loader's thread may pin memory meanwhile, and NCCL's watchdog ask for work that is under way: what other
+            # threads do is not the capture's. Torch keeps captured collectives from the watchdog.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         except torch.OutOfMemoryError:
@@ -69,6 +72,16 @@ class CudaCaptures:
         self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self._device))
         self.seconds = (self.seconds or 0.0) + time.perf_counter() - started
         return graph.replay
+
+    def release(self) -> None:
+        """Destroy all graphs; what runs them cannot any more.
+
+        As long as one holds a collective, NCCL waits for its end in `destroy_process_group`.
+        Source: NVIDIA/nccl src/init.cc (commDestroySync); pytorch/pytorch issue 115388.
+        """
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
 
 
 @dataclass(frozen=True)

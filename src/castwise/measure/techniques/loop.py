@@ -40,6 +40,7 @@ class Loop:
         matmul_stem: Whether the first convolution, of stride 1, is a matrix product over its windows.
         max_pool_kernel: Whether max poolings of 3 by 3 with stride 2 have kernels of their own.
         batch_norm_kernel: Whether batch norms have kernels of their own, with what follows them.
+        coalesced_reduce: Whether ranks average all gradients by one collective behind backward.
         cuda_graph: Whether the whole step is captured and replayed.
         steps_per_launch: Steps that a replay takes.
     """
@@ -62,6 +63,7 @@ class Loop:
     matmul_stem: bool = False
     max_pool_kernel: bool = False
     batch_norm_kernel: bool = False
+    coalesced_reduce: bool = False
     cuda_graph: bool = False
     steps_per_launch: int = 1
 
@@ -111,6 +113,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "compile": {"compile_mode": "default"},
     # Inductor's own graphs are left out: they would be graphs within the technique `cuda-graph`'s.
     "compile-max-autotune": {"compile_mode": "max-autotune-no-cudagraphs"},
+    "coalesced-reduce": {"coalesced_reduce": True},
     "cuda-graph": _GRAPH,
     "cuda-graph-8": _GRAPH | {"steps_per_launch": _STEPS_PER_LAUNCH},
 }

@@ -1,0 +1,129 @@
+"""Gradients averaged over ranks by one collective behind backward, in DistributedDataParallel's place."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from castwise.errors import UsageError
+from castwise.measure.parallel import Peers
+
+# Where a gradient's place begins: rows of a cache, which kernels and Inductor's code read without looking for edges.
+_ALIGNED_BYTES = 128
+
+
+class CoalescedReduce:
+    """Averages the gradients that backward has left in a model over the ranks, a collective a dtype.
+
+    DistributedDataParallel does so while backward runs, by a hook on every weight, and broadcasts rank 0's buffers
+    before each forward pass. That is the host's work, which a compiled step can wait for; it cuts what torch.compile
+    fuses in pieces; and a CUDA graph wants no hooks. Here the host starts a copy and a collective.
+
+    Afterwards the gradients are views of the buffers that were averaged: nothing is copied back.
+    """
+
+    def __init__(self, model: nn.Module, peers: Peers) -> None:
+        """Take the model, on its device and in its precision.
+
+        Args:
+            model: The same in all ranks.
+            peers: The ranks.
+        """
+        self._model, self._peers = model, peers
+        # Frozen ones as well: one that is thawed later must not go unnoticed.
+        self._names, self._parameters = zip(*model.named_parameters(), strict=True)
+        self._buckets: list[_Bucket] = []
+        self._has_gradient: list[bool] | None = None
+        self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Replace the gradients by their means over the ranks.
+
+        Raises:
+            UsageError: Ranks have gradients of different weights, or a gradient is sparse, or the model writes what
+                ranks would have to share: other buffers than running statistics.
+        """
+        has_gradient = [parameter.grad is not None for parameter in self._parameters]
+        if self._has_gradient is None:
+            self._begin(has_gradient)
+        self._check(has_gradient)
+        for bucket in self._buckets:
+            bucket.average(self._peers)
+
+    def share_statistics(self) -> None:
+        """Give all ranks rank 0's running statistics: each moves its own, and evaluation alone reads them."""
+        norms = (module for module in self._model.modules() if isinstance(module, _NormBase))
+        self._peers.share(buffer for norm in norms for buffer in norm.buffers(recurse=False))
+
+    def _begin(self, has_gradient: list[bool]) -> None:
+        """Agree on which weights have gradients, once: a rank that waits for another's would wait for ever."""
+        for number, others in enumerate(self._peers.gather(has_gradient)):
+            for name, here, there in zip(self._names, has_gradient, others, strict=True):
+                if here != there:
+                    raise UsageError(
+                        f"coalesced-reduce finds a gradient of {name} in some ranks, and in others, such as rank "
+                        f"{number if here else self._peers.rank}, none. All have to train the same weights."
+                    )
+        self._has_gradient = has_gradient
+        trained = [parameter for parameter, has in zip(self._parameters, has_gradient, strict=True) if has]
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise UsageError(f"coalesced-reduce cannot average the sparse gradient of {name}. Make it a dense one.")
+        dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
+        self._buckets = [_Bucket([each for each in trained if each.dtype == dtype]) for dtype in dtypes]
+        self._versions = [
+            (module, name, buffer, buffer._version)
+            for module in self._model.modules()
+            if not isinstance(module, _NormBase)
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def _check(self, has_gradient: list[bool]) -> None:
+        if has_gradient != self._has_gradient:
+            assert self._has_gradient is not None, "the first step says which weights have gradients"
+            pairs = zip(self._names, has_gradient, self._has_gradient, strict=True)
+            name = next(name for name, now, before in pairs if now != before)
+            raise UsageError(
+                f"coalesced-reduce finds that {name} has a gradient in some steps only. "
+                "All steps have to train the same weights, as DistributedDataParallel's have."
+            )
+        for module, name, buffer, version in self._versions:
+            if module._buffers.get(name) is not buffer or buffer._version != version:
+                raise UsageError(
+                    f"coalesced-reduce finds that {type(module).__name__} writes its buffer {name} as it trains. "
+                    "DistributedDataParallel gives all ranks rank 0's in every step, and this technique does not."
+                )
+
+
+class _Bucket:
+    """The gradients of weights of one dtype, in one piece of memory."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        step = _ALIGNED_BYTES // parameters[0].element_size()
+        begins = [0]
+        for parameter in parameters:
+            begins.append(begins[-1] + -(-parameter.numel() // step) * step)
+        # Zeros lie between the places, and stay.
+        self._flat = torch.zeros(begins[-1], dtype=parameters[0].dtype, device=parameters[0].device)
+        # A weight's own order, which is the same in all ranks and which autograd gives its gradient: channels last
+        # stays so. What has gaps or overlaps lies without.
+        strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
+        self._places = [
+            self._flat.as_strided(parameter.shape, stride, begin)
+            for parameter, stride, begin in zip(parameters, strides, begins[:-1], strict=True)
+        ]
+
+    def average(self, peers: Peers) -> None:
+        """Bring the gradients into their places, average them, and let the weights have them there."""
+        torch._foreach_copy_(self._places, [_gradient(parameter) for parameter in self._parameters])
+        peers.average(self._flat)
+        for parameter, place in zip(self._parameters, self._places, strict=True):
+            parameter.grad = place
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None, "only weights with gradients are in a bucket"
+    return parameter.grad

@@ -1,0 +1,418 @@
+"""Gradients averaged by one collective behind backward: two ranks beside DistributedDataParallel's, and one alone."""
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_engine import fake_environment
+from fake_graphs import FakeCaptures
+from loops import IMAGES, WORDS, losses_of, small, spec_of
+from ranks import answers_of
+from small_step import CPU, MOMENTUM_SGD, make_batch, make_net, make_step, make_task
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from castwise.errors import UsageError
+from castwise.measure import cell as cells
+from castwise.measure.cell import build_cell
+from castwise.measure.data import resident
+from castwise.measure.parallel import Peers, spread
+from castwise.measure.techniques.coalesced import CoalescedReduce
+from castwise.measure.techniques.graph import StepGraph
+from castwise.measure.techniques.loop import loop_of
+from castwise.measure.training import TrainingRun
+from castwise.measure.training_step import TrainingStep
+from castwise.measure.workloads.task import OwnLoop
+from castwise.plan import Protocol, TrialSpec
+from castwise.precisions import find_precision
+from castwise.recipe import Loader, Recipe
+from castwise.sweep.launcher import ForkserverEngine
+from castwise.sweep.runner import Silent, Sweep
+
+REDUCE = "coalesced-reduce"
+NUM_STEPS, SPOILT = 20, 7
+# Precision, loss scale and techniques of the small network.
+STEPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("fp32", "none", ()),
+    ("fp32", "none", ("channels-last", "foreach-optimizer")),
+    ("bf16-mixed", "none", ("channels-last",)),
+    ("bf16-master", "none", ("channels-last",)),
+    ("fp16-master", "128", ()),
+    ("fp16-true", "128", ()),
+    ("fp16-master", "dynamic", ()),
+    ("fp16-mixed", "dynamic", ()),
+    ("fp16-mixed", "dynamic", ("no-step-sync",)),
+    ("fp16-mixed", "dynamic", ("fused-optimizer",)),
+)
+
+
+def on_two(workload: str, *names: str) -> TrialSpec:
+    return spec_of(workload, "fp32", *names).model_copy(update={"world_size": 2, "parallelism": "ddp"})
+
+
+SPEC = on_two(IMAGES)
+
+
+# What runs in each rank
+
+
+def joined(step: TrainingStep, peers: Peers, *, reduce: bool) -> TrainingStep:
+    if reduce:
+        step.average_gradients(peers)
+    else:
+        step.spread(lambda model: spread(model, SPEC))
+    return step
+
+
+def take_steps(peers: Peers, precision: str, loss_scale: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return losses and weights of a rank's own batches; where the scale moves, rank 1's overflow once."""
+    row, loop = find_precision(precision), loop_of(names)
+    torch.manual_seed(0)
+    optimizer = type(MOMENTUM_SGD)("SGD", (*MOMENTUM_SGD.arguments, *loop.optimizer))
+    step = make_step(row, make_task(make_net()), optimizer, loss_scale=loss_scale, clip_grad_norm=1.0, loop=loop)
+    joined(step, peers, reduce=REDUCE in names)
+    images, labels = (part.chunk(2)[peers.rank] for part in make_batch())
+    losses = []
+    for index in range(NUM_STEPS):
+        spoilt = index == SPOILT and peers.rank == 1 and loss_scale == "dynamic"
+        losses.append(float(step((images * (math.inf if spoilt else 1.0), labels))))
+    return {
+        "losses": losses,
+        "weights": [parameter.detach() for parameter in step.model.parameters()],
+        "skipped": step.scaling.skipped_steps,
+        "scale": step.scaling.read_scale(),
+    }
+
+
+def accumulated(peers: Peers, *, reduce: bool) -> list[Tensor]:
+    """Return the weights after steps of two batches each."""
+    task = make_task(make_net())
+    task.own_loop = OwnLoop(lambda weights: SGD(weights.stepped, lr=0.1), lambda _: lambda: None, accumulate=2)
+    row = find_precision("fp32")
+    step = TrainingStep(task, row, MOMENTUM_SGD, loss_scale="none", clip_grad_norm=0.5, device=CPU)
+    joined(step, peers, reduce=reduce)
+    images, labels = (part.chunk(2)[peers.rank] for part in make_batch())
+    for turn in range(5):
+        step([(images.roll(turn, 0), labels), (images + turn, labels)])  # type: ignore[arg-type]
+    return [parameter.detach() for parameter in step.model.parameters()]
+
+
+def begun_otherwise(peers: Peers) -> list[Tensor]:
+    """Return all that a rank begins with whose model was made otherwise than the other's."""
+    net = make_net(seed=peers.rank)
+    assert net.norm.running_mean is not None
+    net.norm.running_mean.fill_(float(peers.rank))
+    step = joined(make_step(find_precision("bf16-master"), make_task(net)), peers, reduce=True)
+    return [tensor.detach().clone() for tensor in (*net.parameters(), *net.buffers(), *step._weights.stepped)]
+
+
+def unlike_gradients(peers: Peers) -> list[str]:
+    """Return what a rank says where only one has a gradient of a weight."""
+    said = []
+    for other in range(2):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        reduce = CoalescedReduce(model, peers)
+        model[0](torch.ones(1, 2)).sum().backward()
+        if peers.rank == other:
+            model[1](torch.ones(1, 2)).sum().backward()
+        with pytest.raises(UsageError) as caught:
+            reduce()
+        said.append(str(caught.value))
+    return said
+
+
+def odd_gradients(peers: Peers) -> list[Tensor]:
+    """Return the means of gradients of several dtypes, layouts and shapes."""
+    model = odd_model()
+    for parameter, gradient in zip(model.parameters(), odd_values(peers.rank), strict=True):
+        parameter.grad = gradient
+    CoalescedReduce(model, peers)()
+    return [gradient_of(parameter).clone() for parameter in model.parameters()]
+
+
+def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
+    """Return the losses of a run's epochs and of their validation, in evaluation mode on the same data in all ranks."""
+    cells.find_workload = small  # type: ignore[attr-defined]
+    resident._NUM_IMAGES["cifar10"] = (64, 8)
+    recipe = Recipe(
+        epochs=2,
+        max_steps=9,  # more than there are; random labels are no divergence then
+        loader=Loader(num_workers=0),
+        validate_each_epoch=True,
+        validation_workers=0,
+    )
+    fields = {"kind": "training", "recipe": recipe, "data_set": "synthetic:cifar10"}
+    spec = TrialSpec.model_validate(on_two(IMAGES, REDUCE).model_dump() | fields)
+    training = TrainingRun(spec, None, checkpoint, peers)
+    while len(training.epochs) < epochs:
+        training.run_epoch()
+    training.close()
+    return [(epoch.num_steps, epoch.losses, epoch.validation_loss) for epoch in training.epochs]
+
+
+def compiled(peers: Peers) -> list[list[float]]:
+    """Return the losses of a loop that is compiled with what follows the collective, and of one that is not."""
+    return [
+        take_steps(peers, "fp16-master", "dynamic", names)["losses"]
+        for names in (("compile", "compiled-update", REDUCE), ("no-step-sync", REDUCE))
+    ]
+
+
+def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
+    """Return what a rank has to show, in one process so that torch is imported once."""
+    both = ((), (REDUCE,))
+    return {
+        "steps": [[take_steps(peers, *cell, (*names, *more)) for more in both] for *cell, names in STEPS],
+        "words": [losses_of(on_two(WORDS, *more), NUM_STEPS, peers) for more in both],
+        "accumulated": [accumulated(peers, reduce=reduce) for reduce in (False, True)],
+        "begun": begun_otherwise(peers),
+        "unlike": unlike_gradients(peers),
+        "odd": odd_gradients(peers),
+        "compiled": compiled(peers),
+        "whole": run(peers, None, 2),
+        "first": run(peers, folder / "checkpoint.pt", 1),
+        "resumed": run(peers, folder / "checkpoint.pt", 2),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what two ranks have to show."""
+    return answers_of(all_of_it, SPEC, tmp_path_factory.mktemp("ranks"))
+
+
+# Two ranks
+
+
+@pytest.mark.parametrize("number", range(len(STEPS)), ids=["-".join((*cell[:2], *cell[2])) for cell in STEPS])
+def test_20_steps_are_distributed_data_parallel_s(number: int, ranks: list[dict[str, Any]]) -> None:
+    precision, loss_scale, _ = STEPS[number]
+    rounding = torch.finfo(torch.float32 if precision == "fp32" else torch.float16).eps
+    for rank in ranks:
+        wrapped, reduced = rank["steps"][number]
+        losses, expected = (torch.tensor(each["losses"]) for each in (reduced, wrapped))
+        is_whole = expected.isfinite()
+        assert is_whole.sum() >= NUM_STEPS - 1
+        assert (losses - expected)[is_whole].abs().max() < rounding
+        assert losses[-1] < losses[0]
+        assert (reduced["skipped"], reduced["scale"]) == (wrapped["skipped"], wrapped["scale"])
+        assert reduced["skipped"] == (1 if loss_scale == "dynamic" else 0)
+    (_, one), (_, other) = (rank["steps"][number] for rank in ranks)
+    assert one["losses"] != other["losses"], "each has its own data"
+    assert all(torch.equal(*pair) for pair in zip(one["weights"], other["weights"], strict=True))
+
+
+def test_a_language_model_s_steps_are_distributed_data_parallel_s(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        wrapped, reduced = rank["words"]
+        assert ((reduced - wrapped) / wrapped).abs().max() < 1e-6
+
+
+def test_accumulated_gradients_are_averaged_once_a_step(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for wrapped, reduced in zip(*rank["accumulated"], strict=True):
+            assert (reduced - wrapped).abs().max() < 1e-6
+    assert all(torch.equal(*pair) for pair in zip(*(rank["accumulated"][1] for rank in ranks), strict=True))
+
+
+def test_all_begin_with_rank_0_s_weights_masters_and_buffers(ranks: list[dict[str, Any]]) -> None:
+    net = make_net(seed=0)
+    for one, other in zip(*(rank["begun"] for rank in ranks), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(ranks[1]["begun"][0], net.conv.weight.detach().bfloat16())
+
+
+def test_all_ranks_refuse_gradients_that_only_some_have(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for said, number in zip(rank["unlike"], (1, 0), strict=True):
+            assert f"a gradient of 1.weight in some ranks, and in others, such as rank {number}, none" in said
+
+
+def test_gradients_of_any_dtype_and_layout_are_averaged(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for found, one, other in zip(rank["odd"], odd_values(0), odd_values(1), strict=True):
+            assert found.dtype == one.dtype
+            assert torch.equal(found, (one / 2) + (other / 2))
+
+
+def test_what_is_compiled_ends_before_the_collective_and_begins_behind_it(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        losses, plain = (torch.tensor(each) for each in rank["compiled"])
+        assert (losses - plain)[plain.isfinite()].abs().max() < 20 * torch.finfo(torch.float16).eps
+
+
+def test_ranks_validate_with_rank_0_s_statistics_and_go_on_from_them(ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["whole"] for rank in ranks)
+    for one, other in zip(first, second, strict=True):
+        assert one[0] == other[0] == 4
+        assert one[1] != other[1], "each trains on its share"
+        assert one[2] == other[2] is not None
+    for rank in ranks:
+        assert rank["first"] == rank["whole"][:1]
+        assert rank["resumed"] == rank["whole"]
+
+
+# One rank's part, without the other
+
+
+class Halving(Peers):
+    """A rank whose peer has no gradients but zeros."""
+
+    def average(self, tensor: Tensor) -> None:
+        assert tensor.is_contiguous()
+        tensor.mul_(0.5)
+
+
+def odd_model() -> nn.Module:
+    """Return weights of several dtypes: channels last, 0-dimensional, transposed, with gaps, overlapping, empty."""
+    whole = torch.zeros(6, 8)
+    return nn.ParameterList(
+        [
+            nn.Parameter(torch.zeros(4, 3, 3, 3).to(memory_format=torch.channels_last)),
+            nn.Parameter(torch.zeros(())),
+            nn.Parameter(whole.t()),
+            nn.Parameter(whole[:, ::2]),
+            nn.Parameter(torch.zeros(5, 1, 1, 7, dtype=torch.bfloat16).permute(3, 1, 2, 0)),
+            nn.Parameter(torch.zeros(3, dtype=torch.float64)),
+            nn.Parameter(torch.zeros(0, 2)),
+            nn.Parameter(torch.zeros(7, dtype=torch.bfloat16)),
+            nn.Parameter(torch.zeros(2, dtype=torch.float16)),
+        ]
+    )
+
+
+def odd_values(rank: int) -> list[Tensor]:
+    """Return gradients for them, in layouts of their own: of every third what autograd would not give it."""
+    generator = torch.Generator().manual_seed(5 + rank)
+    values = [
+        torch.randint(-64, 64, weight.shape, generator=generator).to(weight.dtype)
+        for weight in odd_model().parameters()
+    ]
+    values[0] = values[0].to(memory_format=torch.channels_last)
+    values[2] = values[2].t().contiguous().t()
+    values[3] = values[3][:1].expand(6, 4)
+    values[-1].fill_(60_000.0)  # whose sum float16 does not hold
+    return values
+
+
+def gradient_of(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
+def test_a_gradient_lies_as_its_weight_and_apart_from_others() -> None:
+    model = odd_model()
+    weights = list(model.parameters())
+    for weight, value in zip(weights, odd_values(0), strict=True):
+        weight.grad = value
+    CoalescedReduce(model, Halving())()
+    for weight, value in zip(weights, odd_values(0), strict=True):
+        assert torch.equal(gradient_of(weight), value / 2)
+        assert gradient_of(weight).data_ptr() % 64 == 0
+    for number in (0, 2, 4):
+        assert gradient_of(weights[number]).stride() == weights[number].stride()
+    assert gradient_of(weights[0]).is_contiguous(memory_format=torch.channels_last)
+    storages = {weight.dtype: gradient_of(weight).untyped_storage().data_ptr() for weight in weights}
+    assert all(gradient_of(weight).untyped_storage().data_ptr() == storages[weight.dtype] for weight in weights)
+    assert len(set(storages.values())) == len(storages) == 4, "a collective a dtype"
+
+
+def test_a_weight_that_nobody_trains_has_no_gradient() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
+    reduce = CoalescedReduce(model, Halving())
+    for _ in range(2):
+        model.zero_grad()
+        model[0](torch.ones(1, 2)).sum().backward()
+        reduce()
+        assert gradient_of(model[0].weight).tolist() == [[0.5, 0.5], [0.5, 0.5]]
+        assert all(weight.grad is None for part in model[1:] for weight in part.parameters())
+
+
+def test_a_weight_that_is_trained_in_some_steps_only_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
+    reduce = CoalescedReduce(model, Halving())
+    model(torch.ones(1, 2)).sum().backward()
+    reduce()
+    model[1].requires_grad_(True)
+    model.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(UsageError, match=r"1\.weight has a gradient in some steps only"):
+        reduce()
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(UsageError, match="cannot average the sparse gradient of weight"):
+        CoalescedReduce(model, Halving())()
+
+
+class Counting(nn.Module):
+    """A layer with a mask that stays, and with a buffer that it moves, replaces or leaves."""
+
+    def __init__(self, move: Callable[[nn.Module], object]) -> None:
+        super().__init__()
+        self.linear, self.norm, self._move = nn.Linear(2, 2), nn.BatchNorm1d(2), move
+        self.register_buffer("mask", torch.ones(2))
+        self.register_buffer("teacher", torch.zeros(2))
+
+    def forward(self, values: Tensor) -> Tensor:
+        self._move(self)
+        return self.norm(self.linear(values)) * self.mask  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("move", "is_refused"),
+    [
+        (lambda _: None, False),
+        (lambda layer: layer.teacher.add_(1), True),
+        (lambda layer: setattr(layer, "teacher", layer.teacher + 1), True),
+    ],
+    ids=["left", "moved", "replaced"],
+)
+def test_a_model_that_writes_buffers_of_its_own_is_refused(
+    move: Callable[[nn.Module], object], is_refused: bool
+) -> None:
+    model = Counting(move)
+    reduce = CoalescedReduce(model, Halving())
+
+    def step() -> None:
+        model(torch.randn(4, 2)).square().sum().backward()
+        reduce()
+
+    step()
+    if is_refused:
+        with pytest.raises(UsageError, match="Counting writes its buffer teacher as it trains"):
+            step()
+    else:
+        step()
+
+
+def test_a_step_that_is_a_graph_lets_go_of_it_at_its_cell_s_end() -> None:
+    captures = FakeCaptures()
+    with ExitStack() as stack:
+        cell = build_cell(on_two("mnist-cnn", REDUCE), stack, Halving())
+        cell.step.graph = StepGraph(cell.step._train, CPU, None, captures=captures)  # type: ignore[arg-type]
+        batch = torch.randn(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
+        losses = [cell.step.graph(batch) for _ in range(6)]
+        assert (captures.num_aside, captures.num_captured, len(captures.launches)) == (3, 1, 3)
+        assert len({float(loss.detach()) for loss in losses}) == 6
+    assert captures.num_captured == 0
+
+
+# A sweep's own processes
+
+
+def test_a_trial_of_two_gloo_ranks() -> None:
+    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=3, max_seconds=1.0)
+    fields = {"workload": "mnist-cnn", "batch_size": 8, "protocol": protocol, "techniques": (REDUCE,)}
+    spec = SPEC.model_copy(update=fields)
+    (trial,) = Sweep(ForkserverEngine(), None, fake_environment(None), Silent()).run([spec])
+    assert trial.status == "ok", f"{trial.message}\n{trial.log}"
+    first, second = trial.ranks
+    assert [block.num_steps for block in first.blocks] == [block.num_steps for block in second.blocks]
+    assert [block.loss for block in first.blocks] != [block.loss for block in second.blocks]
