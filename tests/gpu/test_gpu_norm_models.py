@@ -1,0 +1,93 @@
+"""Whole models by the batch norm kernels beside torch's own operations: the same dropout masks, the same gradients."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from castwise.measure.techniques import batch_norm_fusion
+from castwise.measure.techniques.batch_norm import KernelBatchNorm, Normed
+from castwise.measure.techniques.batch_norm_fusion import use_batch_norm_kernel
+from castwise.measure.workloads import build_task
+from castwise.workloads import find_workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = "cuda:0"
+
+
+class Masked(nn.Module):
+    """Dropout by a mask that is known."""
+
+    def __init__(self, kept: Tensor, probability: float) -> None:
+        super().__init__()
+        self._kept, self._scale = kept, 65536 / (65536 - round(probability * 65536))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images * (self._kept * self._scale).to(images.dtype)
+
+
+def gradients_of(model: nn.Module, run: Any, images: Tensor, labels: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    for parameter in model.parameters():
+        parameter.grad = None
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        out = run(images)
+    (1024 * nn.functional.cross_entropy(out.float(), labels)).backward()
+    return {name: parameter.grad.double() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("batch_size", [32, 128])
+def test_a_model_with_dropout_has_torch_s_gradients(
+    dtype: torch.dtype, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(
+        batch_norm_fusion, "draw_seed", lambda images: torch.full((1,), 1234567890123, device=images.device)
+    )
+    plain = build_task(find_workload("wrn-28-10")).model.to(DEVICE, memory_format=torch.channels_last).train()
+    model = copy.deepcopy(plain)
+    use_batch_norm_kernel(model)
+    images = torch.randn(batch_size, 3, 32, 32, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(10, (batch_size,), device=DEVICE)
+    masks = []
+    told = KernelBatchNorm.forward
+
+    def watched(self: Any, images: Tensor, before: Any = None, after: Any = None) -> Any:
+        found = told(self, images, before, after)
+        if isinstance(found, Normed) and before[1] > 0:
+            masks.append(found.total != 0)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KernelBatchNorm, "forward", watched)
+        found = {"kernels": gradients_of(model, model, images, labels, dtype)}
+    assert len(masks) == 12
+    assert all(abs(float(mask.float().mean()) - 0.7) < 0.01 for mask in masks)
+    compiled = torch.compile(model, dynamic=False)
+    found["compiled"] = gradients_of(model, compiled, images, labels, dtype)
+    names = [name for name, module in plain.named_modules() if isinstance(module, nn.Dropout)]
+    for name, mask in zip(names, masks, strict=True):
+        parent, _, own = name.rpartition(".")
+        setattr(plain.get_submodule(parent), own, Masked(mask, 0.3))
+    wanted = gradients_of(plain, plain, images, labels, dtype)
+    exact = copy.deepcopy(plain).double()
+    exact_wanted = gradients_of(exact, exact, images.double(), labels, torch.float32)
+    scale = {name: float(gradient.norm()) for name, gradient in exact_wanted.items()}
+    rows = []
+    for way, gradients in ({"torch": wanted} | found).items():
+        for name, gradient in gradients.items():
+            apart = float((gradient - exact_wanted[name]).norm()) / scale[name]
+            rows.append((way, name, apart))
+    of_torch = {name: apart for way, name, apart in rows if way == "torch"}
+    for way, name, apart in rows:
+        if apart > 2 * of_torch[name] + 1e-5:
+            print(way, name, f"{apart:.3e}", f"torch {of_torch[name]:.3e}", f"norm {scale[name]:.3e}")
+    bad = [(way, name, apart) for way, name, apart in rows if apart > 4 * of_torch[name] + 1e-4]
+    assert not bad, bad
