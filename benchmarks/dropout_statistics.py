@@ -1,11 +1,11 @@
-"""How a run's models validate: with the running statistics that training leaves, and with those taken without dropout.
+"""How models of whole runs validate: with the running statistics of training, and with those taken without dropout.
 
-    python benchmarks/dropout_statistics.py [--techniques LOOP,LOOP] [--seeds 0,1,2] [--data DIR] [--out FILE] [CELL]
+    castwise suite wrn-cifar10 --precision O1 --tuned --seeds 3 --keep-weights DIR --results FOLDER
+    python benchmarks/dropout_statistics.py FOLDER DIR [--data DIR] [--out FILE]
 
-CELL is SUITE:WORKLOAD:PRECISION:BATCH. Each of its loops trains the suite's whole run; `none` is the published one,
-`tuned` the suite's tuned one. Where dropout stands before a batch norm, training's variances are larger than
-validation's, the more so the farther the images' means are from 0, and how a model validates is a matter of chance;
-statistics that are taken over training images without dropout are validation's own.
+Where dropout stands before a batch norm, the variances that it meets in training are larger than those in validation,
+the more so the farther the images' means are from 0, and the next one meets smaller ones. How a model then validates
+is in part a matter of chance. Statistics that are taken over training images without dropout are validation's own.
 
 Source: Li et al., "Understanding the Disharmony between Dropout and Batch Normalization by Variance Shift", 2019.
 """
@@ -13,6 +13,7 @@ Source: Li et al., "Understanding the Disharmony between Dropout and Batch Norma
 import argparse
 import copy
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterable
@@ -20,64 +21,71 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from suite_loops import find_spec
+from stored import load
 from torch import nn
 
 from castwise.data_sets import default_data_dir
 from castwise.measure.data.on_device import Augmentation, DeviceImages, Epochs
 from castwise.measure.data.resident import load_images
-from castwise.measure.training import TrainingRun
 from castwise.measure.workloads import build_task
 from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
-from castwise.suite import Choice
+from castwise.record import Trial
 from castwise.sweep.bench import find_bench
+from castwise.sweep.store import stem_of
 from castwise.workloads import find_workload
 
-CELL = "wrn-cifar10:wrn-28-10:fp16-mixed:128"
 _NUM_BATCHES = 40
 _BATCH_SIZE = 256
 
 
-def measure(spec: TrialSpec, data_dir: Path) -> dict[str, Any]:
-    """Train a run and return how its model validates."""
-    run = TrainingRun(spec, data_dir)
-    assert spec.recipe is not None
-    epochs = [run.run_epoch() for _ in range(spec.recipe.num_epochs)]
-    model = build_task(find_workload(spec.workload)).model.to(spec.device)  # without techniques
-    model.load_state_dict(run.model.state_dict())
-    run.close()
-    training, tested = (_images(spec, data_dir, split) for split in ("train", "test"))
+def measure(trial: Trial, weights: Path, data_dir: Path, device: str) -> dict[str, Any]:
+    """Return how the model of a run validates, and what dropout does to its variances."""
+    model = build_task(find_workload(trial.spec.workload)).model.to(device)  # without techniques
+    model.load_state_dict(torch.load(weights, map_location=device, weights_only=True))
+    training, tested = (images_of(trial.spec, data_dir, split, device) for split in ("train", "test"))
+    anew, as_trained = (with_statistics_anew(model, training, dropout=dropout) for dropout in (False, True))
+    last = trial.ranks[0].epochs[-1]
     return {
-        "techniques": list(spec.techniques),
-        "seed": spec.seed,
-        "training_loss": statistics.fmean(loss for _, loss in epochs[-1].losses),
-        "accuracy": epochs[-1].accuracy,
-        "plain_accuracy": accuracy_of(model, tested),
-        "accuracy_without_dropout": accuracy_of(without_dropout(model, training[:_NUM_BATCHES]), tested),
+        "techniques": list(trial.spec.techniques),
+        "seed": trial.spec.seed,
+        "training_loss": statistics.fmean(float(loss) for _, loss in last.losses),
+        "accuracy": last.accuracy,
+        "accuracy_again": accuracy_of(model, tested),
+        "accuracy_without_dropout": accuracy_of(anew, tested),
+        "variance_ratios": variance_ratios(as_trained, anew),
     }
 
 
-def _images(spec: TrialSpec, data_dir: Path, split: str) -> list[Batch]:
-    name = spec.data_set
-    order = Epochs(_BATCH_SIZE, shuffle=split == "train")
-    images = DeviceImages(load_images(name, data_dir, split), name, Augmentation(), order, torch.device(spec.device))
-    return [images.make(drawn) for drawn in images.start(0)]
+def images_of(spec: TrialSpec, data_dir: Path, split: str, device: str) -> list[Batch]:
+    """Return all test images, or as many training images as statistics are taken of; none of them augmented."""
+    name, order = spec.data_set, Epochs(_BATCH_SIZE, shuffle=split == "train")
+    images = DeviceImages(load_images(name, data_dir, split), name, Augmentation(), order, torch.device(device))
+    made = [images.make(drawn) for drawn in images.start(0)]
+    return made[:_NUM_BATCHES] if split == "train" else made
 
 
 @torch.no_grad()
-def without_dropout(model: nn.Module, batches: Iterable[Batch]) -> nn.Module:
-    """Return a copy of a model whose running statistics are the mean of batches', computed without dropout."""
+def with_statistics_anew(model: nn.Module, batches: Iterable[Batch], *, dropout: bool) -> nn.Module:
+    """Return a copy of a model whose running statistics are the mean of batches', with dropout or without."""
     model = copy.deepcopy(model).train()
     for part in model.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.reset_running_stats()
             part.momentum = None
         if isinstance(part, nn.Dropout):
-            part.eval()
+            part.train(dropout)
     for images, _ in batches:
         model(images)
     return model
+
+
+def variance_ratios(trained: nn.Module, validated: nn.Module) -> dict[str, float]:
+    """Return the running variances of one model over another's, by batch norm: the geometric mean of its channels'."""
+    sides = ({n: m for n, m in each.named_modules() if isinstance(m, nn.BatchNorm2d)} for each in (trained, validated))
+    ones, others = sides
+    logs = {name: (norm.running_var / others[name].running_var).log().mean() for name, norm in ones.items()}
+    return {name: math.exp(float(log)) for name, log in logs.items()}
 
 
 @torch.no_grad()
@@ -88,36 +96,25 @@ def accuracy_of(model: nn.Module, batches: Iterable[Batch]) -> float:
     return float(right.double().mean())
 
 
-def parse() -> argparse.Namespace:
-    """Return the command line's options."""
+def main() -> int:
+    """Print a line a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cell", nargs="?", default=CELL)
-    parser.add_argument("--techniques", default="none,tuned", help="loops, joined by commas")
-    parser.add_argument("--seeds", default="0,1,2", help="joined by commas")
-    parser.add_argument("--epochs", type=int, help="cut runs short after so many epochs")
+    parser.add_argument("results", type=Path, help="a results folder")
+    parser.add_argument("weights", type=Path, help="what --keep-weights named")
     parser.add_argument("--data", type=Path, default=default_data_dir())
     parser.add_argument("--out", type=Path, help="benchmarks/records/dropout_statistics/DATE-NAME.json keeps a run")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Measure the runs and print a line each."""
-    arguments = parse()
+    arguments = parser.parse_args()
     bench = find_bench(None, arguments.data)
-    document: dict[str, Any] = {
-        "environment": bench.environment.model_dump(mode="json"),
-        "cell": arguments.cell,
-        "runs": [],
-    }
-    for techniques in arguments.techniques.split(","):
-        choice = Choice(epochs=arguments.epochs, techniques=(techniques,))
-        spec = find_spec(arguments.cell, choice, bench.device)
-        for seed in map(int, arguments.seeds.split(",")):
-            document["runs"].append(measure(spec.model_copy(update={"seed": seed}), arguments.data))
-            print(json.dumps(document["runs"][-1]), flush=True)
-            if arguments.out:
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    runs = []
+    for trial in load(arguments.results):
+        weights = arguments.weights / f"{stem_of(trial.spec)}.pt"
+        if trial.status == "ok" and weights.is_file():
+            runs.append(measure(trial, weights, arguments.data, bench.device))
+            print(json.dumps(runs[-1]), flush=True)
+    if arguments.out:
+        document = {"environment": bench.environment.model_dump(mode="json"), "runs": runs}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

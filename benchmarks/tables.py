@@ -16,6 +16,7 @@ from pathlib import Path
 
 import climb_tables
 import climbs
+import dropout_tables
 import fit_tables
 import own_tables
 import trust_tables
@@ -261,6 +262,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "by_hand": lambda name: trust_tables.by_hand(RECORDS / "hand_runs" / f"{name}.json"),
     "processes": lambda name: trust_tables.processes(sorted((RECORDS / "rounds" / name).iterdir())),
     "invocations": lambda name: trust_tables.invocations(sorted((RECORDS / "rounds" / name).iterdir())),
+    "dropout_statistics": lambda name: dropout_tables.dropout_table(RECORDS / "dropout_statistics" / f"{name}.json"),
     "suite": suite,
     "suite_loops": suite_loops,
     "techniques": techniques,

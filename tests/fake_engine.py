@@ -307,6 +307,8 @@ class FakeSession:
         self._enter("find_weights", after="")
         return {model: str(where / f"{model}.pth") if where else None for model in models}
 
+    weights: Path | None = None  # that were to be kept
+
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         assert self.num_processes == spec.num_processes
         self._spec = spec
@@ -367,8 +369,9 @@ class FakeSession:
             self._engine.checkpoints[self.spec.key] = list(self._epochs)
         return epoch
 
-    def finish(self) -> tuple[RankSamples, ...]:
+    def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
         self._enter("finish", after="run_epoch" if self._epochs else "run_block")
+        self.weights = weights
         self._engine.checkpoints.pop(self.spec.key, None)
         return (self._samples(),) * self.num_processes
 

@@ -22,7 +22,7 @@ def test_statistics_are_the_mean_over_all_batches_without_dropout() -> None:
     model = Dropped()
     for images, _ in batches(50):
         model(images)
-    anew = dropout_statistics.without_dropout(model, batches(3))
+    anew = dropout_statistics.with_statistics_anew(model, batches(3), dropout=False)
     images = batches(1)[0][0]
     norm, old = anew[1], model[1]
     assert isinstance(norm, nn.BatchNorm2d)
@@ -31,6 +31,14 @@ def test_statistics_are_the_mean_over_all_batches_without_dropout() -> None:
     torch.testing.assert_close(norm.running_var, images.var((0, 2, 3)))
     assert old.running_var is not None
     assert old.running_var.min() > 5  # with it; the model itself is as it was
+
+
+def test_dropout_s_variances_stand_beside_those_without() -> None:
+    anew, trained = (
+        dropout_statistics.with_statistics_anew(Dropped(), batches(50), dropout=dropout) for dropout in (False, True)
+    )
+    # Of images with mean 3 and variance 1, half are 0 and the others twice as large: E[x²] doubles, the mean stays.
+    assert dropout_statistics.variance_ratios(trained, anew)["1"] == pytest.approx(2 * (9 + 1) - 9, rel=0.1)
 
 
 def test_accuracy_is_that_of_all_images() -> None:

@@ -353,6 +353,15 @@ def test_again_does_not_go_on_from_an_old_checkpoint(command: CommandLine, mine:
     assert not path.exists()
 
 
+def test_weights_are_kept_under_the_records_names_where_asked(command: CommandLine, mine: Path, tmp_path: Path) -> None:
+    done = command.suite(mine, "--keep-weights", str(tmp_path / "kept"))
+    kept = [session.weights for session in done.engine.sessions if session.weights]
+    records = sorted(command.results.rglob("*.json"))
+    assert sorted(kept) == [tmp_path / "kept" / f"{record.stem}.pt" for record in records]
+    other = command.suite(mine, "--again", engine=FakeEngine())
+    assert [session.weights for session in other.engine.sessions if session.weights] == []
+
+
 def test_a_disk_that_fills_up_is_exit_code_3_and_keeps_earlier_records(
     command: CommandLine, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

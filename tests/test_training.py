@@ -12,11 +12,14 @@ from torch import Tensor
 
 from castwise.measure.data import feeds, resident
 from castwise.measure.data.feeds import Feed, Feeds
+from castwise.measure.data.transforms import STATISTICS
 from castwise.measure.data.wikitext import make_corpus
 from castwise.measure.techniques import graph as graphs
 from castwise.measure.training import TrainingRun
+from castwise.measure.workloads import build_task
 from castwise.plan import TrialSpec
 from castwise.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.workloads import find_workload
 
 WORDS = " ".join(f"w{number * number % 11}" for number in range(900))
 
@@ -67,6 +70,21 @@ def run(a_spec: TrialSpec, tmp_path: Path, epochs: int | None = None, checkpoint
     for _ in range(a_spec.recipe.epochs if epochs is None else epochs):
         training.run_epoch()
     return training
+
+
+def test_the_weights_that_are_kept_validate_as_the_run_did(tmp_path: Path) -> None:
+    """By the workload's own model, whatever the loop was."""
+    a_spec = spec("bf16-master", epochs=1).model_copy(update={"techniques": ("channels-last", "matmul-stem")})
+    training = run(a_spec, tmp_path)
+    training.keep_weights(tmp_path / "kept" / "run.pt")
+    (epoch,) = training.finish().epochs
+    task = build_task(find_workload("mnist-cnn"))
+    task.model.load_state_dict(torch.load(tmp_path / "kept" / "run.pt", weights_only=True))
+    images, labels = digits(tmp_path, "test")
+    mean, deviation = (part[0] for part in STATISTICS["mnist"])
+    with torch.no_grad():
+        out = task.model.eval()((images / 255 - mean) / deviation)
+    assert epoch.validation_loss == pytest.approx(float(torch.nn.functional.cross_entropy(out, labels)), rel=0.02)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])

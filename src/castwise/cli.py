@@ -262,6 +262,13 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         Path | None,
         typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
     ] = None,
+    keep_weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the weights of what is trained now here, a state_dict a run, under its record's name.",
+            metavar="DIR",
+        ),
+    ] = None,
     device: Device = None,
     data: Data = None,
     results: Results = Path("castwise-results"),
@@ -295,7 +302,9 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         techniques=("none", "tuned") if tuned else parse_list("--techniques", techniques) or ("none",),
     )
     found = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
-    requests = tuple(SuiteRequest(each, choice, results, weights, timeout, retry, again) for each in found)
+    requests = tuple(
+        SuiteRequest(each, choice, results, weights, timeout, retry, again, keep_weights) for each in found
+    )
     raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value, verbose=verbose))
 
 

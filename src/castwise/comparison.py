@@ -17,12 +17,13 @@ from castwise.analyze.compare import MARGIN, Row
 from castwise.analyze.compare import compare as compare_trials
 from castwise.analyze.recommend import Advice, recommend
 from castwise.errors import UsageError
+from castwise.given import listed, named
 from castwise.plan import Axes
 from castwise.record import Trial
 from castwise.report.notebook import to_html
 from castwise.report.progress import LiveProgress
 from castwise.report.tables import print_table
-from castwise.sweep.job import Request, listed, named, prepare
+from castwise.sweep.job import Request, prepare
 from castwise.sweep.rounds import Rule
 from castwise.sweep.runner import Silent
 from castwise.sweep.travel import send

@@ -26,7 +26,7 @@ def save(path: Path, state: dict[str, Any]) -> bool:
         with suppress(OSError):  # what keeps it from being written may keep it from being removed
             drop(temporary)
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        warnings.warn(f"no checkpoint was written to '{path}': {reason}", stacklevel=2)
+        warnings.warn(f"nothing was written to '{path}': {reason}", stacklevel=2)
         return False
     return True
 

@@ -104,6 +104,11 @@ class TrainingRun:
             self._save(self._checkpoint)
         return epoch
 
+    def keep_weights(self, path: Path) -> None:
+        """Write the model's state dict, on the CPU; where that fails, the log says so."""
+        if self._peers.rank == 0:
+            checkpoints.save(path, {name: tensor.cpu() for name, tensor in self.model.state_dict().items()})
+
     def finish(self) -> RankSamples:
         """Return everything measured, restore the numeric state and drop the checkpoint."""
         self.close()

@@ -191,7 +191,9 @@ class _Worker:
         epoch = self._training_run().run_epoch(lambda done: self._tell({"event": "progress", "done": done}))
         return {"event": "epoch", "epoch": json.loads(epoch.model_dump_json())}
 
-    def _finish(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _finish(self, command: dict[str, Any]) -> dict[str, Any]:
+        if self._run is not None and command.get("weights"):
+            self._run.keep_weights(Path(command["weights"]))
         samples = (self._run or self._running_cell()).finish()
         self._peers.leave()
         self.done = True

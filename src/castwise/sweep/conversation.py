@@ -101,9 +101,10 @@ class Conversation(ABC):
         """Train one epoch, validate, and write the checkpoint; a deadline runs from each sign of life anew."""
         return self._ask_for(Epoch, "epoch", {"command": "run_epoch"}, tell=tell)[0]
 
-    def finish(self) -> tuple[RankSamples, ...]:
+    def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
         """Return all that was measured, by rank, and end the processes."""
-        return tuple(self._ask_for(RankSamples, "samples", {"command": "finish"}))
+        command: Command = {"command": "finish", "weights": str(weights) if weights else None}
+        return tuple(self._ask_for(RankSamples, "samples", command))
 
     def _ask_for(
         self,

@@ -92,8 +92,12 @@ class Session(Protocol):
             tell: Is called now and then with the share of the epoch done, 0 to 1.
         """
 
-    def finish(self) -> tuple[RankSamples, ...]:
-        """Return all that was measured, by rank, and end the processes."""
+    def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
+        """Return all that was measured, by rank, and end the processes.
+
+        Args:
+            weights: Where a training trial's weights are kept; None keeps none.
+        """
 
     def close(self) -> None:
         """End the processes, whatever they are doing. May be called at any time, and again."""

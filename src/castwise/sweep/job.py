@@ -5,10 +5,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TypeVar
 
 from castwise.data_sets import MNIST, find_data_set
 from castwise.errors import MissingDataError, UsageError
+from castwise.given import listed, named
 from castwise.own_models import OwnWorkload, locate
 from castwise.plan import (
     CPU_PROTOCOL,
@@ -47,8 +47,6 @@ _PROTOCOLS = {
 _CPU_BUDGET_SECONDS = 75.0
 
 _SEED_LIMIT = 2**63  # of torch.manual_seed
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -240,12 +238,19 @@ class Going:
         again: Measure everything again.
         notes: What the user should know before it starts.
         rule: When a comparison's rounds end; None measures each cell once, by itself.
+        weights: The folder in which trained models' weights are kept; None keeps none.
     """
 
     retry: bool = False
     again: bool = False
     notes: tuple[str, ...] = ()
     rule: Rule | None = None
+    weights: Path | None = None
+
+    @property
+    def note(self) -> str | None:
+        """Return the notes in a line; None where there are none."""
+        return " ".join(self.notes) or None
 
 
 def assemble(
@@ -258,14 +263,13 @@ def assemble(
     if going.again and store is not None:
         for spec in specs:
             store.checkpoint(spec, environment).unlink(missing_ok=True)
-    notes = going.notes
     return Job(
         plan=Plan(specs=tuple(specs)),
         missing=tuple(spec for spec in specs if spec.key not in recorded),
         recorded=recorded,
         problems=tuple(problems),
-        notes=notes,
-        sweep=Sweep(bench.engine, store, environment, listener or Silent(), data_note=" ".join(notes) or None),
+        notes=going.notes,
+        sweep=Sweep(bench.engine, store, environment, listener or Silent(), going.note, weights=going.weights),
         rule=going.rule,
     )
 
@@ -379,21 +383,3 @@ def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit
         if not reason:
             kept.append(spec)
     return tuple(kept)
-
-
-def listed(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
-    """Return one value or several as a tuple, and None as it is."""
-    if value is None:
-        return None
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(value)
-    return (value,)
-
-
-def named(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return names, in a list or separated by commas, as a tuple, and None as it is."""
-    names: tuple[str, ...] | None = listed(value)
-    if names is None:
-        return None
-    parts = (part.strip() for item in names for part in item.split(","))
-    return tuple(part for part in parts if part)

@@ -14,7 +14,7 @@ from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.leaving import Leaving
 from castwise.sweep.readings import note_of, unwatched
-from castwise.sweep.store import Store
+from castwise.sweep.store import Store, stem_of
 from castwise.sweep.telemetry import Telemetry
 from castwise.technique_rules import why_unsupported
 from castwise.watched import GpuFacts, Metered, Reading
@@ -98,6 +98,7 @@ class Sweep:
         data_note: Stands in every record's facts.
         telemetry: Watches device and host while blocks and epochs are timed.
         leaving: Processes that have been measured, and are ending.
+        weights: The folder in which trained models' weights are kept; None keeps none.
     """
 
     engine: Engine
@@ -107,6 +108,7 @@ class Sweep:
     data_note: str | None = None
     telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
     leaving: Leaving = field(default_factory=Leaving, compare=False)
+    weights: Path | None = None
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec and return its trial, in order."""
@@ -153,10 +155,15 @@ class Sweep:
             self._run_epochs(session, attempt, attempt.spec.recipe.num_epochs)
         else:
             self._run_blocks(session, attempt)
-        attempt.samples = session.finish()
+        attempt.samples = session.finish(self._kept(attempt))
 
     def _checkpoint(self, attempt: "Attempt") -> Path | None:
         return None if self.store is None else self.store.checkpoint(attempt.spec, attempt.environment)
+
+    def _kept(self, attempt: "Attempt") -> Path | None:
+        if self.weights is None or attempt.spec.kind != "training":
+            return None
+        return self.weights / f"{stem_of(attempt.spec)}.pt"
 
     def _run_epochs(self, session: Session, attempt: "Attempt", count: int) -> None:
         resumed = session.resume()

@@ -64,7 +64,7 @@ class Store:
         folder = self.machine_folder(trial.environment)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return _write_new(folder, _stem(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
+            return _write_new(folder, stem_of(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
         except OSError as error:
             raise StoreError(
                 f"The record of {trial.spec.label} cannot be written to '{folder}': {error.strerror or error}."
@@ -194,7 +194,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _stem(spec: TrialSpec) -> str:
+def stem_of(spec: TrialSpec) -> str:
+    """Return the name of a trial's files, without what tells them apart."""
     spread = f"-x{spec.world_size}" if spec.world_size > 1 else ""
     return f"{_named(f'{spec.workload}-{spec.precision}-b{spec.batch_size}{spread}')}-{spec.key}"
 

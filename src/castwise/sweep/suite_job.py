@@ -36,6 +36,7 @@ class SuiteRequest:
         timeout_seconds: Seconds without a sign of life before a trial is given up; None takes the default.
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again, whatever is recorded.
+        kept: The folder in which the weights of runs that are measured now are kept; None keeps none.
     """
 
     suite: Suite
@@ -45,6 +46,7 @@ class SuiteRequest:
     timeout_seconds: float | None = None
     retry: bool = False
     again: bool = False
+    kept: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
     ]
     store = Store(request.results) if request.results is not None else None
     _provide_all([*specs, *(spec for spec, _ in searches)], bench)
-    going = Going(request.retry, request.again)
+    going = Going(request.retry, request.again, weights=request.kept)
     job = assemble(bench, store, _with_weights(specs, request.weights, bench), going, listener)
     return SuiteJob(suite, job, tuple(searches), going)
 

@@ -1,18 +1,21 @@
 """Seeds that no two epochs, runs or ranks share."""
 
-_EPOCH_BITS = 20
-_SEED_BITS = 32
+# Between the seeds of two runs: 2^64 over the golden ratio, whose multiples lie far apart, made odd so that no two are
+# the same. Between those of two ranks: more than there are epochs.
+_RUNS = 0x9E3779B97F4A7C15
+_RANKS = 2**32
+_SEEDS = 2**63  # torch takes 64 bits, and an epoch's number may be added
 
 
 def seed_of(seed: int, epoch: int = 0, rank: int = 0) -> int:
-    """Return the seed of an epoch's order and augmentation, or with that of its first epoch, of a run's.
+    """Return the seed of an epoch's order and augmentation; a run's is that of its first epoch.
 
-    Seeds beside each other are runs beside each other: were an epoch's number just added, the second run would see in
-    each epoch what the first saw in the next one.
+    Were an epoch's number added to the run's seed, the run with the next seed would see in each epoch what this one
+    sees in the next.
 
     Args:
         seed: The run's.
         epoch: Its number from 0.
         rank: The process, where each draws its own.
     """
-    return (rank << _SEED_BITS + _EPOCH_BITS) + (seed << _EPOCH_BITS) + epoch
+    return (seed * _RUNS + rank * _RANKS) % _SEEDS + epoch

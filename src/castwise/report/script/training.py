@@ -107,7 +107,7 @@ def images_of(spec: TrialSpec, recipe: Recipe) -> str:
             "Batch = tuple[Tensor, ...]\nChannels = tuple[float, ...]",
             _PEERS,
             definitions("measure/data/transforms.py", ["STATISTICS"]),
-            definitions("measure/data/seeds.py", ["_EPOCH_BITS", "_SEED_BITS", "seed_of"]),
+            definitions("measure/data/seeds.py", ["_RUNS", "_RANKS", "_SEEDS", "seed_of"]),
             definitions("measure/data/on_device.py", [*names, "DeviceImages"]),
             read.format(name=title, shape=shape, classes=classes),
             f"order = {order}\ndata = {made}\n"
