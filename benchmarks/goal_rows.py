@@ -207,21 +207,10 @@ ROWS: tuple[GoalRow, ...] = (
         goal=0.98,
         hand=(HandLoop("bf16-mixed"), _BF16_COMPILED),
         ours=(
-            OurLoop(
-                "bf16-mixed",
-                "channels-last+cudnn-search+fused-optimizer+space-to-depth+max-pool-kernel+batch-norm-kernel+compile"
-                "+coalesced-reduce+cuda-graph",
-            ),
-            OurLoop(
-                "bf16-mixed",
-                "channels-last+cudnn-search+fused-optimizer+space-to-depth+max-pool-kernel+batch-norm-kernel+compile",
-            ),
             # Its gradients are of 16 bits, but for batch norm's: the collective moves half the bytes.
-            OurLoop(
-                "bf16-master",
-                "channels-last+cudnn-search+compiled-update+space-to-depth+max-pool-kernel+batch-norm-kernel+compile"
-                "+coalesced-reduce+cuda-graph",
-            ),
+            OurLoop("bf16-master", f"{_POOLED}+coalesced-reduce"),
+            OurLoop("bf16-mixed", f"{_POOLED}+coalesced-reduce"),
+            OurLoop("bf16-mixed", _POOLED.replace("+cuda-graph", "")),
             OurLoop("bf16-mixed", "channels-last+cudnn-search+fused-optimizer+compile"),
         ),
         world_size=4,
