@@ -86,7 +86,7 @@ def test_a_model_with_dropout_has_torch_s_gradients(
             apart = float((gradient - exact_wanted[name]).norm()) / scale[name]
             rows.append((way, name, apart))
     of_torch = {name: apart for way, name, apart in rows if way == "torch"}
-    # A pixel whose value rounds to the other side of an activation's kink has another gradient, and its layer's with it.
+    # A pixel whose value rounds to the other side of an activation's kink has another gradient, and its layer too.
     kinks = 1e-2 if dtype == torch.float32 else 0.0
     bad = [(way, name, apart) for way, name, apart in rows if apart > 4 * of_torch[name] + kinks + 1e-4]
     assert not bad, bad
