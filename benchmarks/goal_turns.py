@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from castwise.sweep.store import Store
 HERE = Path(__file__).resolve().parent
 _LAST_LINES = 12
 _LONGEST_PHASE_SECONDS = 600.0
+# Enough for a loop to compile all, and to capture its graph.
+_WARM_SECONDS, _WARM_STEPS = 0.05, 12
 
 Loop = HandLoop | OurLoop
 
@@ -46,6 +49,7 @@ class Referee:
         time_limit_seconds: When no turn of the row is begun any more.
         tell: Is told of every turn when it has ended.
         only_first: Whether a side's further loops are tried only where those before failed.
+        is_warmed: Whether code was compiled before: how long a start takes is not told then.
     """
 
     bench: Bench
@@ -56,6 +60,24 @@ class Referee:
     time_limit_seconds: float
     tell: Callable[[GoalRow, Turn], None]
     only_first: bool = False
+    is_warmed: bool = False
+
+    def warm(self, rows: Sequence[GoalRow]) -> "Referee":
+        """Run the loops of rows for a few steps, side by side; return a referee whose turns find their code compiled.
+
+        A loop that fails here fails in its turn. One of several GPUs, of which there is one, is left out.
+        """
+        setting = replace(self.setting, seconds=_WARM_SECONDS, epochs=1, max_steps=_WARM_STEPS)
+        brief = replace(self, setting=setting, store=None)
+        deadline = time.monotonic() + self.time_limit_seconds
+        loops = [(row, loop) for row in rows if row.world_size == 1 for loop in self._first_loops(row)]
+        with ThreadPoolExecutor(max(1, len(loops))) as pool:
+            list(pool.map(lambda each: brief._begun(*each, deadline, number=0), loops))
+        return replace(self, is_warmed=True)
+
+    def _first_loops(self, row: GoalRow) -> list[Loop]:
+        sides = (_loops(row, side) for side in self.sides)
+        return [loop for loops in sides for loop in (loops[:1] if self.only_first else loops)]
 
     def turns(self, row: GoalRow) -> list[Turn]:
         """Return all turns of a row, in order: every loop once, hand first, and then the fastest of each side."""
@@ -77,6 +99,8 @@ class Referee:
 
     def _turn(self, row: GoalRow, loop: Loop, deadline: float, number: int) -> Turn:
         turn = self._begun(row, loop, deadline, number)
+        if self.is_warmed and row.world_size == 1:
+            turn = replace(turn, start_seconds=None, total_seconds=None)
         self.tell(row, turn)
         return turn
 

@@ -1,6 +1,6 @@
 """The speed goals: castwise's best loop and the best one by hand, in turns in one process tree, and their ratio.
 
-    python benchmarks/goals.py [--rows resnet50,mlp] [--out FILE] [--data DIR] [--first] [--max-autotune] ...
+    python benchmarks/goals.py [--rows resnet50,mlp] [--out FILE] [--data DIR] [--first] [--warm] ...
     python benchmarks/goals.py --bounds-only "NVIDIA H200" --out benchmarks/records/least_time/nvidia-h200.json
 
 Every turn is a process of its own: each loop by hand, each of castwise's, then the fastest by hand again, so that a
@@ -105,6 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--first", action="store_true", help="the first loop of either side, the next only where it fails"
     )
+    parser.add_argument("--warm", action="store_true", help="compile all loops side by side first; no start is told")
     parser.add_argument("--max-autotune", action="store_true", help="try castwise's loops under max-autotune too")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--hand-only", action="store_true")
@@ -142,6 +143,8 @@ def main() -> int:
         "ceilings": ceilings,
         "rows": [],
     }
+    if arguments.warm:
+        referee = referee.warm([_as_asked(row, arguments, bench.device) for row in rows])
     for row in rows:
         num_gpus = bench.environment.num_gpus
         if row.world_size > num_gpus and bench.device != "cpu":

@@ -42,7 +42,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         turns.append((turn.loop, number))
         if SECONDS[turn.loop] < 0:
             raise ChildFailedError("ended with 1")
-        return Turn(turn.side, turn.loop, turn.precision, SECONDS[turn.loop] / world_size)
+        return Turn(turn.side, turn.loop, turn.precision, SECONDS[turn.loop] / world_size, start_seconds=9.0)
 
     monkeypatch.setattr(Referee, "_measured", fake)
     return turns
@@ -52,6 +52,15 @@ def test_every_loop_has_a_turn_and_the_fastest_by_hand_another(measured: list[tu
     found = referee().turns(ROW)
     assert measured == [(name, 0) for name in SECONDS] + [("bf16-mixed, tuned", 1)]
     assert [turn.side for turn in found] == [HAND, HAND, OURS, OURS, HAND]
+
+
+def test_warming_runs_every_loop_briefly_and_leaves_no_start(measured: list[tuple[str, int]]) -> None:
+    warmed = referee(rounds=0).warm([ROW])
+    assert sorted(measured) == sorted((name, 0) for name in SECONDS)
+    assert all(turn.start_seconds is None and turn.seconds for turn in warmed.turns(ROW))
+    measured.clear()
+    replace(referee(rounds=0), only_first=True).warm([ROW, replace(ROW, world_size=4)])
+    assert sorted(name for name, _ in measured) == ["fp32, none", "tf32, tuned"]
 
 
 def test_more_rounds_take_turns(measured: list[tuple[str, int]]) -> None:
