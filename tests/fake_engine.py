@@ -220,6 +220,7 @@ class FakeEngine:
         gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
         holds: How many times the memory a loop holds that its precision alone makes it; made up by the test.
         fixed_bytes: What a loop holds on top of that, whatever its batch.
+        disk_is_full: Whether a trial can write nothing.
         measured: The specs that were set up, in order.
         sessions: Every session that was started.
         checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
@@ -238,6 +239,7 @@ class FakeEngine:
     gain: Callable[[TrialSpec], float] = lambda _: 1.0
     holds: Callable[[TrialSpec], float] = lambda _: 1.0
     fixed_bytes: int = 0
+    disk_is_full: bool = False
     measured: list[TrialSpec] = field(default_factory=list)
     sessions: list["FakeSession"] = field(default_factory=list)
     checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
@@ -372,6 +374,8 @@ class FakeSession:
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
         self._enter("finish", after="run_epoch" if self._epochs else "run_block")
         self.weights = weights
+        if weights is not None and not self._engine.disk_is_full:
+            weights.write_bytes(b"state")
         self._engine.checkpoints.pop(self.spec.key, None)
         return (self._samples(),) * self.num_processes
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,15 @@ def test_loaders_of_two_ranks_share_the_samples(drop_last: bool, lengths: list[i
         assert len(loader) == len(lengths), "as many steps in each rank"
         seen += [label for batch in batches for label in batch]
     assert set(seen) == set(range(9)) if not drop_last else len(set(seen)) == 8
+
+
+def test_loaders_of_two_ranks_draw_random_numbers_of_their_own() -> None:
+    """Their processes do, which augment: a loader's generator lies on the CPU, on a GPU's machine too."""
+    drawn = []
+    for rank in range(2):
+        loader = make_loader(SyntheticSamples(8, 4), Loader(num_workers=1), 4, 0, Rank(rank))
+        drawn += [image for images, _ in loader for image in images]
+    assert all(not one.equal(other) for one, other in combinations(drawn, 2))
 
 
 def test_each_epoch_has_its_own_order_and_always_the_same() -> None:

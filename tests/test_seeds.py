@@ -1,6 +1,6 @@
 """Seeds of epochs, runs and ranks."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 
@@ -12,6 +12,18 @@ RUNS = (0, 1, 2, 9293, 2**43, 2**43 + 1, 2**63 - 1)  # all that --seed takes
 def test_no_two_epochs_runs_or_ranks_share_a_seed() -> None:
     seeds = [seed_of(*each) for each in product(RUNS, (0, 1, 2, 299), (0, 1, 7))]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_no_two_draw_the_same_on_a_cpu_whose_generator_takes_32_bits() -> None:
+    keys = product((0, 1, 2, 3, 9293), (0, 1, 299), range(8))
+    drawn = [int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed_of(*key)))) for key in keys]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_epochs_of_runs_and_ranks_do_not_meet_in_32_bits() -> None:
+    seeds = sorted(seed_of(run, rank=rank) % 2**32 for run in range(100) for rank in range(64))
+    apart = [after - before for before, after in pairwise([*seeds, seeds[0] + 2**32])]
+    assert min(apart) > 100_000
 
 
 def test_torch_takes_every_seed() -> None:

@@ -358,8 +358,27 @@ def test_weights_are_kept_under_the_records_names_where_asked(command: CommandLi
     kept = [session.weights for session in done.engine.sessions if session.weights]
     records = sorted(command.results.rglob("*.json"))
     assert sorted(kept) == [tmp_path / "kept" / f"{record.stem}.pt" for record in records]
+    assert "weights" not in done.err
     other = command.suite(mine, "--again", engine=FakeEngine())
     assert [session.weights for session in other.engine.sessions if session.weights] == []
+
+
+def test_weights_that_were_not_written_are_told_of(command: CommandLine, mine: Path, tmp_path: Path) -> None:
+    done = command.suite(mine, "--keep-weights", tmp_path / "kept", engine=FakeEngine(disk_is_full=True))
+    assert done.code == 0, "the run is no worse for it"
+    for precision in THREE:
+        line = next(line for line in done.error_lines if "its weights" in line and precision in line)
+        assert f"could not be written to '{tmp_path / 'kept'}/mnist-cnn-{precision}-" in line
+
+
+def test_a_folder_that_weights_cannot_be_kept_in_is_refused_before_anything_is_trained(
+    command: CommandLine, mine: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = command.suite(mine, "--keep-weights", tmp_path / "file" / "kept")
+    assert done.code == 3
+    assert done.error_lines[-1].endswith("kept': Not a directory. Name a folder under --keep-weights.")
+    assert done.engine.measured_precisions == []
 
 
 def test_a_disk_that_fills_up_is_exit_code_3_and_keeps_earlier_records(

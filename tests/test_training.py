@@ -87,6 +87,30 @@ def test_the_weights_that_are_kept_validate_as_the_run_did(tmp_path: Path) -> No
     assert epoch.validation_loss == pytest.approx(float(torch.nn.functional.cross_entropy(out, labels)), rel=0.02)
 
 
+def test_weights_of_another_run_do_not_stay_where_these_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    training = run(spec(epochs=1), tmp_path)
+    (tmp_path / "run.pt").write_bytes(b"of another run")
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.warns(UserWarning, match="nothing was written to .*No space left"):
+        training.keep_weights(tmp_path / "run.pt")
+    assert not (tmp_path / "run.pt").exists()
+
+
+def test_what_the_driver_has_in_use_is_read_before_a_graph_is_let_go_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, told = run(spec(epochs=1), tmp_path), []
+    monkeypatch.setattr(training._memory, "driver_used", lambda: told.append("read"))
+    training._stack.callback(told.append, "closed")
+    training.finish()
+    assert told == ["read", "closed"]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
     first, *_, last = run(spec(precision, epochs=3), tmp_path).finish().epochs

@@ -204,6 +204,15 @@ def test_an_epoch_gives_signs_of_life_before_its_answer(talk: Conversation, monk
     assert talk.is_over
 
 
+def test_weights_are_kept_where_finish_says(talk: Conversation, tmp_path: Path) -> None:
+    spec = TRAINING.model_copy(update={"workload": "mnist-cnn"}).model_dump(mode="json")
+    talk.ask({"command": "set_up", "spec": spec, "data_dir": None, "checkpoint": None})
+    answer = talk.ask({"command": "finish", "weights": str(tmp_path / "kept" / "run.pt")})
+    assert answer["event"] == "finished"
+    kept = torch.load(tmp_path / "kept" / "run.pt", weights_only=True)
+    assert sum(weight.numel() for weight in kept.values()) == 1_199_882
+
+
 def test_an_epoch_s_loss_that_is_no_number_arrives(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     set_up = {"command": "set_up", "spec": TRAINING.model_dump(mode="json"), "data_dir": None, "checkpoint": None}
     talk.ask(set_up)

@@ -1,7 +1,7 @@
 """A whole training run, an epoch at a time: real data, a schedule, validation, divergence, and going on later."""
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +105,24 @@ class TrainingRun:
         return epoch
 
     def keep_weights(self, path: Path) -> None:
-        """Write the model's state dict, on the CPU; where that fails, the log says so."""
+        """Write the model's state dict, on the CPU; where that fails there is no file, and the log says why."""
         if self._peers.rank == 0:
+            with suppress(OSError):  # another run's are not to pass for these
+                checkpoints.drop(path)
             checkpoints.save(path, {name: tensor.cpu() for name, tensor in self.model.state_dict().items()})
 
     def finish(self) -> RankSamples:
         """Return everything measured, restore the numeric state and drop the checkpoint."""
-        self.close()
-        if self._checkpoint is not None and self._peers.rank == 0:
-            checkpoints.drop(self._checkpoint)
-        return RankSamples(
+        samples = RankSamples(
             epochs=self.epochs,
             peak_allocated_bytes=self._step.peak_allocated_ever(self._memory.peak_allocated()),
             peak_reserved_bytes=self._memory.peak_reserved(),
-            driver_used_bytes=self._memory.driver_used(),
+            driver_used_bytes=self._memory.driver_used(),  # before a graph, whose memory it is too, is let go of
         )
+        self.close()
+        if self._checkpoint is not None and self._peers.rank == 0:
+            checkpoints.drop(self._checkpoint)
+        return samples
 
     def close(self) -> None:
         """Restore the process's numeric state."""

@@ -155,7 +155,10 @@ class Sweep:
             self._run_epochs(session, attempt, attempt.spec.recipe.num_epochs)
         else:
             self._run_blocks(session, attempt)
-        attempt.samples = session.finish(self._kept(attempt))
+        kept = self._kept(attempt)
+        attempt.samples = session.finish(kept)
+        if kept is not None and not kept.is_file():
+            listener.remark(f"{attempt.spec.label}: its weights could not be written to '{kept}'")
 
     def _checkpoint(self, attempt: "Attempt") -> Path | None:
         return None if self.store is None else self.store.checkpoint(attempt.spec, attempt.environment)

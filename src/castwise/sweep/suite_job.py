@@ -1,13 +1,14 @@
 """One suite from request to records: its data, its trials, its searches for the largest batch."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from castwise.analyze.suite_result import SuiteResult
 from castwise.data_sets import find_data_set
-from castwise.errors import MissingDataError, UsageError
+from castwise.errors import MissingDataError, StoreError, UsageError
 from castwise.plan import TrialSpec, is_real
 from castwise.precisions import find_precision
 from castwise.record import Trial
@@ -99,7 +100,7 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
 
     Raises:
         UsageError: The suite has no such cells, or its data is missing or damaged.
-        StoreError: The results folder cannot be written.
+        StoreError: The results folder, or that of weights, cannot be written.
     """
     suite, choice = request.suite, request.choice
     specs = [_patient(spec, request) for spec in specs_of(suite, device=bench.device, choice=choice)]
@@ -109,10 +110,23 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
         if bench.environment.gpu_memory_bytes
     ]
     store = Store(request.results) if request.results is not None else None
+    if request.kept is not None:
+        _make_folder(request.kept)
     _provide_all([*specs, *(spec for spec, _ in searches)], bench)
     going = Going(request.retry, request.again, weights=request.kept)
     job = assemble(bench, store, _with_weights(specs, request.weights, bench), going, listener)
     return SuiteJob(suite, job, tuple(searches), going)
+
+
+def _make_folder(kept: Path) -> None:
+    """Make the folder that weights are kept in: before a run of hours, and not behind it."""
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(kept, os.W_OK) else "Permission denied"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason is not None:
+        raise StoreError(f"Weights cannot be kept in '{kept}': {reason}. Name a folder under --keep-weights.")
 
 
 def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
