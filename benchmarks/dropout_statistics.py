@@ -32,7 +32,7 @@ from castwise.measure.workloads.task import Batch
 from castwise.plan import TrialSpec
 from castwise.record import Trial
 from castwise.sweep.bench import find_bench
-from castwise.sweep.store import stem_of
+from castwise.sweep.store import name_of, stem_of
 from castwise.workloads import find_workload
 
 _NUM_BATCHES = 40
@@ -106,8 +106,9 @@ def main() -> int:
     arguments = parser.parse_args()
     bench = find_bench(None, arguments.data)
     runs = []
-    for trial in load(arguments.results):
-        weights = arguments.weights / f"{stem_of(trial.spec)}.pt"
+    newest = {(name_of(trial.environment), stem_of(trial.spec)): trial for trial in load(arguments.results)}
+    for (machine, stem), trial in newest.items():
+        weights = arguments.weights / machine / f"{stem}.pt"
         if trial.status == "ok" and weights.is_file():
             runs.append(measure(trial, weights, arguments.data, bench.device))
             print(json.dumps(runs[-1]), flush=True)

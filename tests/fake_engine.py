@@ -375,6 +375,7 @@ class FakeSession:
         self._enter("finish", after="run_epoch" if self._epochs else "run_block")
         self.weights = weights
         if weights is not None and not self._engine.disk_is_full:
+            weights.parent.mkdir(parents=True, exist_ok=True)
             weights.write_bytes(b"state")
         self._engine.checkpoints.pop(self.spec.key, None)
         return (self._samples(),) * self.num_processes

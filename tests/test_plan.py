@@ -88,6 +88,14 @@ def test_gpus_are_an_axis_and_ddp_is_how_they_share_a_step() -> None:
     assert specs[0].key == fake_spec(protocol=CUDA_PROTOCOL).key, "a trial on one GPU is the trial it always was"
 
 
+def test_what_one_gpu_has_nothing_to_do_for_is_left_out_beside_several() -> None:
+    asked = {"precisions": ("fp32",), "techniques": ("coalesced-reduce+cuda-graph",)}
+    one, two = plan(world_sizes=(1, 2), **asked)
+    assert (one.techniques, two.techniques) == (("cuda-graph",), ("coalesced-reduce", "cuda-graph"))
+    (alone,) = plan(world_sizes=(1,), **asked)
+    assert "coalesced-reduce" in alone.techniques, "it is refused, with the reason"
+
+
 def test_ways_to_share_a_step_are_an_axis_where_there_is_something_to_share() -> None:
     specs = plan(precisions=("fp32",), world_sizes=(1, 2), parallelisms=("DDP", "dp"))
     assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), (2, "ddp"), (2, "dp")]

@@ -157,6 +157,8 @@ def test_one_gpu_is_shared_by_no_one() -> None:
     text = SMALL.replace("batch_sizes = [8]", 'batch_sizes = [8]\nworld_sizes = [1, 2]\nparallelisms = ["dp", "ddp"]')
     made = specs_of(parse_suite(text, "x"), device="cuda:0")
     assert {(spec.world_size, spec.parallelism) for spec in made} == {(1, "none"), (2, "dp"), (2, "ddp")}
+    made = specs_of(parse_suite(text, "x"), device="cuda:0", choice=Choice(techniques=("coalesced-reduce",)))
+    assert {(spec.world_size, spec.techniques) for spec in made} == {(1, ()), (2, ("coalesced-reduce",))}
 
 
 @pytest.mark.parametrize(

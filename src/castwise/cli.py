@@ -265,8 +265,8 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     keep_weights: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the weights of what is trained now here, a state_dict a run, under its record's name; "
-            "what is on record already has none.",
+            help="Keep the weights of what is trained now here, a state_dict a run, under its record's folder "
+            "and name; what is on record already has none.",
             metavar="DIR",
         ),
     ] = None,

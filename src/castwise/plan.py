@@ -18,7 +18,7 @@ from castwise.precisions import PRECISIONS, find_precision
 from castwise.quantities import format_bytes
 from castwise.recipe import Recipe
 from castwise.technique_rules import resolve
-from castwise.techniques import NONE, find_technique, join, parse_techniques
+from castwise.techniques import NONE, find_technique, for_one_gpu, join, parse_techniques
 from castwise.techniques import SETS as TECHNIQUE_SETS
 from castwise.workloads import Workload, find_workload
 
@@ -262,6 +262,7 @@ def build_plan(
     loss_scales = [parse_loss_scale(text) for text in axes.loss_scales or ()]
     all_unscaled = all(row.loss_scale == "none" for row in precisions)
     spreads = _spreads(axes)
+    most_gpus = max(size for size, _ in spreads)  # a loop on several is set beside the same one on one
     loops = [_steady_techniques(text) for text in axes.techniques or (NONE,)]
     specs: dict[str, TrialSpec] = {}
     for name in axes.workloads or ():
@@ -286,7 +287,7 @@ def build_plan(
                     protocol=protocol,
                     seed=seed,
                 )
-                spec = resolve(techniques, spec)
+                spec = resolve(for_one_gpu(techniques) if spread[0] == 1 < most_gpus else techniques, spec)
                 specs.setdefault(spec.key, spec)
     return Plan(specs=tuple(specs.values()))
 

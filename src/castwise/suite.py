@@ -17,7 +17,7 @@ from castwise.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, sta
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.technique_rules import resolve
-from castwise.techniques import NONE, SETS, TUNED, parse_techniques
+from castwise.techniques import NONE, SETS, TUNED, for_one_gpu, parse_techniques
 from castwise.workloads import find_workload
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
@@ -260,16 +260,21 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
     choice = choice or Choice()
     recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
     loops = [parse_techniques(text) for text in choice.techniques]
+    chosen = [
+        (cells, values)
+        for cells in suite.cells
+        for values in _cells(cells)
+        if choice.takes(values["workload"], values["precision"], values["world_size"])
+    ]
+    most_gpus = max((values["world_size"] for _, values in chosen), default=1)
     specs: dict[str, TrialSpec] = {}
-    for cells in suite.cells:
-        for values in _cells(cells):
-            if not choice.takes(values["workload"], values["precision"], values["world_size"]):
-                continue
-            for seed, techniques in itertools.product(range(choice.seeds), loops):
-                spec = _training_spec(values, cells, recipes[cells.recipe], device, choice)
-                tuned = _tuned_loop(suite, spec.workload)
-                spec = resolve(techniques, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})
-                specs.setdefault(spec.key, spec)
+    for cells, values in chosen:
+        for seed, techniques in itertools.product(range(choice.seeds), loops):
+            spec = _training_spec(values, cells, recipes[cells.recipe], device, choice)
+            tuned = _tuned_loop(suite, spec.workload)
+            names = for_one_gpu(techniques) if spec.world_size == 1 < most_gpus else techniques
+            spec = resolve(names, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})
+            specs.setdefault(spec.key, spec)
     if not specs:
         raise UsageError(f"The suite '{suite.name}' has no such cell; leave out some of what narrows it down.")
     return list(specs.values())

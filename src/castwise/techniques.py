@@ -304,6 +304,11 @@ def find_technique(name: str) -> Technique:
     raise unknown_name("technique", name, [*(row.name for row in TECHNIQUES), *SETS, NONE])
 
 
+def for_one_gpu(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the techniques that the same loop has on one GPU."""
+    return tuple(name for name in names if name not in FOR_SEVERAL_GPUS)
+
+
 def parse_techniques(text: str) -> tuple[str, ...]:
     """Return the names in `channels-last+compile` or `none`, each once, in the registry's order; sets stay sets.
 

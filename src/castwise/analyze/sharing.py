@@ -3,7 +3,7 @@
 from typing import Any
 
 from castwise.record import Trial
-from castwise.techniques import FOR_SEVERAL_GPUS
+from castwise.techniques import for_one_gpu
 
 # In which cells differ whose scaling efficiency is told. The batch size is a GPU's: it is weak scaling.
 GPUS = ("world_size", "parallelism")
@@ -25,5 +25,5 @@ def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str
 
 def as_on_one_gpu(trial: Trial) -> Trial:
     """Return a trial with the techniques that the same loop has on one GPU."""
-    names = tuple(name for name in trial.spec.techniques if name not in FOR_SEVERAL_GPUS)
-    return trial.model_copy(update={"spec": trial.spec.model_copy(update={"techniques": names})})
+    spec = trial.spec.model_copy(update={"techniques": for_one_gpu(trial.spec.techniques)})
+    return trial.model_copy(update={"spec": spec})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from castwise.measure.data.seeds import seed_of
 from castwise.measure.parallel import Peers, spread
 from castwise.measure.precision import numeric_state
 from castwise.measure.techniques.batches import Prepare, preparation
@@ -79,7 +80,7 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
     else:
         step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
-        torch.manual_seed(spec.seed + peers.rank)  # the same weights, but dropout of one's own
+        torch.manual_seed(seed_of(spec.seed, rank=peers.rank))  # the same weights, but dropout of one's own
     return Cell(task, step, describe(step, task, optimizer), preparation(loop))
 
 

@@ -14,7 +14,7 @@ from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
 from castwise.sweep.leaving import Leaving
 from castwise.sweep.readings import note_of, unwatched
-from castwise.sweep.store import Store, stem_of
+from castwise.sweep.store import Store, name_of, stem_of
 from castwise.sweep.telemetry import Telemetry
 from castwise.technique_rules import why_unsupported
 from castwise.watched import GpuFacts, Metered, Reading
@@ -166,7 +166,7 @@ class Sweep:
     def _kept(self, attempt: "Attempt") -> Path | None:
         if self.weights is None or attempt.spec.kind != "training":
             return None
-        return self.weights / f"{stem_of(attempt.spec)}.pt"
+        return self.weights / name_of(attempt.environment) / f"{stem_of(attempt.spec)}.pt"
 
     def _run_epochs(self, session: Session, attempt: "Attempt", count: int) -> None:
         resumed = session.resume()

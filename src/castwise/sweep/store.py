@@ -53,7 +53,7 @@ class Store:
 
     def machine_folder(self, environment: Environment) -> Path:
         """Return the folder of one machine's records."""
-        return self.folder / f"{_named(environment.device_name)}-{environment.fingerprint}"
+        return self.folder / name_of(environment)
 
     def save(self, trial: Trial) -> Path:
         """Write a trial's record and return its path. A file that is there already stays as it is.
@@ -192,6 +192,11 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def name_of(environment: Environment) -> str:
+    """Return the name of the folder of one machine's files."""
+    return f"{_named(environment.device_name)}-{environment.fingerprint}"
 
 
 def stem_of(spec: TrialSpec) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from castwise.measure.data.seeds import seed_of
 from castwise.measure.parallel import Peers
 from castwise.measure.workloads.task import Batch, Task
 from castwise.plan import TrialSpec
@@ -25,7 +26,7 @@ def own_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: P
     """
     device = torch.device(spec.device)
     if row.family != "rnn_lm" or peers.world_size == 1:
-        generator = torch.Generator(device).manual_seed(spec.seed + peers.rank)
+        generator = torch.Generator(device).manual_seed(seed_of(spec.seed, rank=peers.rank))
         return task.make_batches(count, spec.process_batch_size, device, generator)
     generator = torch.Generator(device).manual_seed(spec.seed)
     joint = task.make_batches(count, spec.batch_size * peers.world_size, device, generator)
