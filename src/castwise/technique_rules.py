@@ -141,21 +141,30 @@ def _why_no_matmul_stem(spec: "TrialSpec", _: tuple[int, int] | None) -> str | N
 
 def _why_no_pool_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
     workload = find_workload(spec.workload)
-    if "channels-last" not in spec.techniques:
-        return "needs channels-last, whose layout its kernels read"
-    if workload.family in _WITHOUT_SUCH_POOLING or str(dict(workload.options).get("model")).startswith("efficientnet"):
-        return f"finds nothing to do: {workload.name} has no max pooling of 3 by 3 with stride 2"
-    return _why_no_compile(spec, capability)
+    is_without = workload.family in _WITHOUT_SUCH_POOLING
+    is_without |= str(dict(workload.options).get("model")).startswith("efficientnet")
+    return _why_no_kernel(spec, capability, "max pooling of 3 by 3 with stride 2" if is_without else None)
 
 
 def _why_no_norm_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
-    workload = find_workload(spec.workload)
-    if "channels-last" not in spec.techniques:
-        return "needs channels-last, whose layout its kernels read"
-    if workload.family in _WITHOUT_BATCH_NORM:
-        return f"finds nothing to do: {workload.name} has no batch norm"
     if spec.parallelism == "dp":
         return "needs a process a GPU, as ddp has: a replica of DataParallel would run the first GPU's weights"
+    is_without = find_workload(spec.workload).family in _WITHOUT_BATCH_NORM
+    return _why_no_kernel(spec, capability, "batch norm" if is_without else None)
+
+
+def _why_no_kernel(spec: "TrialSpec", capability: tuple[int, int] | None, lack: str | None) -> str | None:
+    """Return why a trial cannot have kernels of castwise's for a kind of layer.
+
+    Args:
+        spec: The trial.
+        capability: As in `why_unsupported`.
+        lack: The kind of layer, where its model has none; None where it has.
+    """
+    if "channels-last" not in spec.techniques:
+        return "needs channels-last, whose layout its kernels read"
+    if lack is not None:
+        return f"finds nothing to do: {find_workload(spec.workload).name} has no {lack}"
     return _why_no_compile(spec, capability)
 
 
