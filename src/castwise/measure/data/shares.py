@@ -26,7 +26,8 @@ def own_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: P
     """
     device = torch.device(spec.device)
     if row.family != "rnn_lm" or peers.world_size == 1:
-        generator = torch.Generator(device).manual_seed(seed_of(spec.seed, rank=peers.rank))
+        own = seed_of(spec.seed, rank=peers.rank) if peers.rank else spec.seed  # one process alone has the trial's
+        generator = torch.Generator(device).manual_seed(own)
         return task.make_batches(count, spec.process_batch_size, device, generator)
     generator = torch.Generator(device).manual_seed(spec.seed)
     joint = task.make_batches(count, spec.batch_size * peers.world_size, device, generator)
