@@ -82,8 +82,10 @@ def with_statistics_anew(model: nn.Module, batches: Iterable[Batch], *, dropout:
 
 def variance_ratios(trained: nn.Module, validated: nn.Module) -> dict[str, float]:
     """Return the running variances of one model over another's, by batch norm: the geometric mean of its channels'."""
-    sides = ({n: m for n, m in each.named_modules() if isinstance(m, nn.BatchNorm2d)} for each in (trained, validated))
-    ones, others = sides
+    ones, others = (
+        {name: part for name, part in each.named_modules() if isinstance(part, nn.BatchNorm2d)}
+        for each in (trained, validated)
+    )
     logs = {name: (norm.running_var / others[name].running_var).log().mean() for name, norm in ones.items()}
     return {name: math.exp(float(log)) for name, log in logs.items()}
 

@@ -13,7 +13,7 @@ from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.suite import Choice, find_suite, specs_of
 from castwise.technique_rules import why_unsupported
-from castwise.techniques import COMPILING, FOR_SEVERAL_GPUS, parse_techniques
+from castwise.techniques import COMPILING, for_one_gpu, parse_techniques
 
 _NUM_BLOCKS = 20
 _WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05
@@ -124,7 +124,7 @@ def our_spec(row: GoalRow, loop: OurLoop, setting: Setting, world_size: int, tim
         "precision": precision.name,
         "loss_scale": precision.loss_scale,
         "batch_size": row.batch_size,
-        "techniques": tuple(name for name in techniques if world_size > 1 or name not in FOR_SEVERAL_GPUS),
+        "techniques": techniques if world_size > 1 else for_one_gpu(techniques),
         "world_size": world_size,
         "parallelism": "ddp" if world_size > 1 else "none",
         "protocol": _protocol(row, setting, timeout_seconds),

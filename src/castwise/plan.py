@@ -18,7 +18,7 @@ from castwise.precisions import PRECISIONS, find_precision
 from castwise.quantities import format_bytes
 from castwise.recipe import Recipe
 from castwise.technique_rules import resolve
-from castwise.techniques import NONE, find_technique, for_one_gpu, join, parse_techniques
+from castwise.techniques import NONE, beside_others, find_technique, join, parse_techniques
 from castwise.techniques import SETS as TECHNIQUE_SETS
 from castwise.workloads import Workload, find_workload
 
@@ -287,7 +287,7 @@ def build_plan(
                     protocol=protocol,
                     seed=seed,
                 )
-                spec = resolve(for_one_gpu(techniques) if spread[0] == 1 < most_gpus else techniques, spec)
+                spec = resolve(beside_others(techniques, spread[0], most_gpus), spec)
                 specs.setdefault(spec.key, spec)
     return Plan(specs=tuple(specs.values()))
 

@@ -17,7 +17,7 @@ from castwise.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, sta
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.technique_rules import resolve
-from castwise.techniques import NONE, SETS, TUNED, for_one_gpu, parse_techniques
+from castwise.techniques import NONE, SETS, TUNED, beside_others, parse_techniques
 from castwise.workloads import find_workload
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
@@ -272,7 +272,7 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
         for seed, techniques in itertools.product(range(choice.seeds), loops):
             spec = _training_spec(values, cells, recipes[cells.recipe], device, choice)
             tuned = _tuned_loop(suite, spec.workload)
-            names = for_one_gpu(techniques) if spec.world_size == 1 < most_gpus else techniques
+            names = beside_others(techniques, spec.world_size, most_gpus)
             spec = resolve(names, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})
             specs.setdefault(spec.key, spec)
     if not specs:

@@ -309,6 +309,17 @@ def for_one_gpu(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in FOR_SEVERAL_GPUS)
 
 
+def beside_others(names: Sequence[str], world_size: int, most_gpus: int) -> tuple[str, ...]:
+    """Return the techniques of a loop on some GPUs, where it is set beside the same one on others.
+
+    Args:
+        names: What was asked for.
+        world_size: The GPUs.
+        most_gpus: The most that it runs on; where that is one as well, what was asked for stands.
+    """
+    return for_one_gpu(names) if world_size == 1 < most_gpus else tuple(names)
+
+
 def parse_techniques(text: str) -> tuple[str, ...]:
     """Return the names in `channels-last+compile` or `none`, each once, in the registry's order; sets stay sets.
 
