@@ -45,7 +45,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            _try_to_write(folder)
+            try_to_write(folder)
         except OSError as error:
             raise StoreError(
                 f"Results cannot be written to '{folder}': {error.strerror or error}. Name another with --results."
@@ -143,7 +143,7 @@ def _check_version(content: bytes) -> None:
         raise StoreError(f"a record of schema {version}, and this castwise reads schema {SCHEMA_VERSION}")
 
 
-def _try_to_write(folder: Path) -> None:
+def try_to_write(folder: Path) -> None:
     """Write a file into a folder, made for it where it does not exist, and leave nothing behind."""
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)

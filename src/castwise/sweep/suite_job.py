@@ -1,7 +1,6 @@
 """One suite from request to records: its data, its trials, its searches for the largest batch."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.job import Going, Job, assemble
 from castwise.sweep.limits import Grid, find_limit
 from castwise.sweep.runner import Listener
-from castwise.sweep.store import Store
+from castwise.sweep.store import Store, try_to_write
 from castwise.workloads import find_workload
 
 _FIND_TIMEOUT_SECONDS = 3600.0  # five downloads, the largest of 242 MB
@@ -111,22 +110,20 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
     ]
     store = Store(request.results) if request.results is not None else None
     if request.kept is not None:
-        _make_folder(request.kept)
+        _check_folder(request.kept)
     _provide_all([*specs, *(spec for spec, _ in searches)], bench)
     going = Going(request.retry, request.again, weights=request.kept)
     job = assemble(bench, store, _with_weights(specs, request.weights, bench), going, listener)
     return SuiteJob(suite, job, tuple(searches), going)
 
 
-def _make_folder(kept: Path) -> None:
-    """Make the folder that weights are kept in: before a run of hours, and not behind it."""
+def _check_folder(kept: Path) -> None:
+    """Make sure that weights can be kept in a folder: before a run of hours, and not behind it."""
     try:
-        kept.mkdir(parents=True, exist_ok=True)
-        reason = None if os.access(kept, os.W_OK) else "Permission denied"
+        try_to_write(kept)
     except OSError as error:
-        reason = error.strerror or str(error)
-    if reason is not None:
-        raise StoreError(f"Weights cannot be kept in '{kept}': {reason}. Name a folder under --keep-weights.")
+        reason = error.strerror or error
+        raise StoreError(f"Weights cannot be kept in '{kept}': {reason}. Name a folder under --keep-weights.") from None
 
 
 def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
