@@ -1,7 +1,8 @@
 """Small cells of real workloads, with and without techniques, for setting their losses side by side."""
 
+import functools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -44,13 +45,30 @@ def spec_of(workload: str, precision: str, *techniques: str, device: str = "cpu"
     )
 
 
+@functools.cache
+def _has_lstm_in_bfloat16() -> bool:
+    lstm = nn.LSTM(2, 2)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            lstm(torch.zeros(1, 1, 2))
+    except RuntimeError:  # "could not create a primitive descriptor"
+        return False
+    return True
+
+
+def lstm_anywhere(workload: str) -> AbstractContextManager[None]:
+    """Return where a model's LSTM runs under autocast: without oneDNN, where it has none in 16 bits (no AVX-512)."""
+    needless = not workload.startswith("lstm") or _has_lstm_in_bfloat16()
+    return nullcontext() if needless else torch.backends.mkldnn.flags(enabled=False)
+
+
 @contextmanager
 def cell_of(spec: TrialSpec, peers: Peers = ALONE) -> Iterator[tuple[Cell, list[Batch]]]:
     """Build a spec's small cell without dropout, whose draws a technique may change, and its batches."""
     row = small(spec.workload)
     found, cells.find_workload = cells.find_workload, lambda _: row
     try:
-        with ExitStack() as stack:
+        with lstm_anywhere(spec.workload), ExitStack() as stack:
             cell = cells.build_cell(spec, stack, peers)
             for module in cell.task.model.modules():
                 if isinstance(module, nn.Dropout):

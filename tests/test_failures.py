@@ -49,6 +49,15 @@ CUDA_OOM = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total 
         (RuntimeError("It is not currently supported on CPU"), "unsupported", "It is not currently supported on CPU"),
         (NotImplementedError("Low precision dtypes"), "unsupported", "Low precision dtypes"),
         (
+            RuntimeError(
+                "could not create a primitive descriptor for the LSTM forward propagation primitive. "
+                "Run workload with environment variable ONEDNN_VERBOSE=all to get additional diagnostic information."
+            ),
+            "unsupported",
+            "oneDNN has no kernel for it on this processor: "
+            "could not create a primitive descriptor for the LSTM forward propagation primitive.",
+        ),
+        (
             RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with"),
             "unsupported",
             "CUDA error: no kernel image is available for execution on the device",

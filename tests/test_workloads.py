@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops import lstm_anywhere
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -141,7 +142,7 @@ def test_takes_a_training_step(row: Workload) -> None:
 def test_loss_is_float32_under_autocast(name: str) -> None:
     task = build_task(small(find_workload(name)))
     for batch in task.make_batches(2, 2, CPU, generator()):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with lstm_anywhere(name), torch.autocast("cpu", dtype=torch.bfloat16):
             loss = task.compute_loss(task.model, batch)
         torch.autograd.backward(loss)
         assert loss.dtype == torch.float32

@@ -17,7 +17,7 @@ _MISSING_KERNEL = (
     "is not currently supported on",
     "not supported for",
     "no kernel image",
-    "could not create a primitive descriptor",  # oneDNN's, for an LSTM in float16
+    "could not create a primitive descriptor",  # oneDNN's, for an LSTM in 16 bits without the instructions
 )
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -27,8 +27,9 @@ _OUT_OF_MEMORY = (
     "failed to allocate",
 )
 
-# From here on torch's message for memory is advice on its settings; the whole is in the log.
+# From here on torch's message for memory, and oneDNN's, is advice on settings; the whole is in the log.
 _ADVICE = " Including non-PyTorch memory"
+_ONEDNN_ADVICE = " Run workload with environment variable"
 
 
 def classify(error: BaseException) -> tuple[Status, str]:
@@ -53,7 +54,8 @@ def classify(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "oom", text
     if isinstance(error, NotImplementedError) or _says(error, _MISSING_KERNEL):
-        return "unsupported", text
+        what, advice, _ = text.partition(_ONEDNN_ADVICE)
+        return "unsupported", f"oneDNN has no kernel for it on this processor: {what}" if advice else text
     return "crashed", f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
