@@ -19,6 +19,7 @@ import climbs
 import dropout_tables
 import fit_tables
 import own_tables
+import side_by_side_tables
 import trust_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, least_time_table, measured_rows
@@ -256,6 +257,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "hand_written": hand_written,
     "overhead": overhead,
     "coverage": coverage,
+    "side_by_side": lambda name: side_by_side_tables.side_by_side_table(load(RECORDS / "side_by_side" / name)),
     "round_cost": round_cost,
     "aa": lambda _: trust_tables.same_or_slower((RECORDS / "aa").glob("*.json")),
     "neighbours": lambda name: trust_tables.neighbours(RECORDS / "residents" / f"{name}.json"),

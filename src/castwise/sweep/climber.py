@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from castwise.analyze.climb import PROMISING, Attempt, Climbed, Ending, Ladder, Outcome, loop_name
 from castwise.analyze.estimates import judge
-from castwise.analyze.moves import Move, chain, is_within, move_between
+from castwise.analyze.moves import COMPILE_RANK, Move, chain, is_within, move_between
 from castwise.analyze.smaller_batch import Held, half_batch, least_together, next_batch
 from castwise.plan import TrialSpec
 from castwise.record import Trial
@@ -100,17 +100,31 @@ class Climb(Known):
             if not moves:
                 ending = "nothing left"
             elif open_moves:
-                steps, ending = self._step_up(current, open_moves, tries, limit)
-                loops += steps
+                ending = None if self._measure(loops, open_moves, limit) else "budget"
+                loops += self._step_up(current, open_moves, tries, limit)
         self._prove(loops, limit)
         told = self._told(loops, tries, limit)
         return told, "budget" if any(each.outcome == "not tried" for each in told) else ending
 
+    def _measure(self, loops: Sequence[TrialSpec], moves: Sequence[Move], limit: float | None) -> bool:
+        """Screen moves on the loop reached; return whether there was time for all.
+
+        What compiles takes minutes, and may take the time that is left: the loop reached is proven first, as far as
+        one sitting does. Where that leaves a doubt, the last rung sits beside what compiles.
+        """
+        current = loops[-1]
+        specs = [move.on(current) for move in moves]
+        if all(move.rank < COMPILE_RANK for move in moves) or all(self._of(spec) for spec in specs):
+            return self._screen(current, specs)
+        top = self._top_in_doubt(loops, limit)
+        if top and self._has_time_for(top, keep=0.0):
+            self._sit_again(top)
+        return self._screen(current, specs, self._rungs(loops, limit)[-1])
+
     def _step_up(
         self, current: TrialSpec, moves: Sequence[Move], tries: list[Attempt], limit: float | None
-    ) -> tuple[list[TrialSpec], Ending | None]:
-        """Screen moves; return the loops on the way up by all that were faster, none where none was."""
-        ending: Ending | None = None if self._screen(current, [move.on(current) for move in moves]) else "budget"
+    ) -> list[TrialSpec]:
+        """Return the loops on the way up by all moves that were seen to be faster, none where none was."""
         moves = [move for move in moves if self._of(move.on(current))]
         rung = 1 + max((each.rung for each in tries if each.outcome == "taken"), default=-1)
         better = [move for move in moves if self._pays(current, move.on(current), limit)]
@@ -127,7 +141,7 @@ class Climb(Known):
             gain = self._ratio(current, loops[-1])
             said = "" if gain is None else f", {gain.value:.2f}×"
             self.job.sweep.listener.remark(f"up by {reached.name}{said}")
-        return loops, ending
+        return loops
 
     def _way_up(self, current: TrialSpec, better: Sequence[Move], limit: float | None) -> list[TrialSpec]:
         """Return the loops from one up to the best that these moves make together, a change each."""
@@ -233,11 +247,16 @@ class Climb(Known):
 
     def _top_in_doubt(self, loops: Sequence[TrialSpec], limit: float | None) -> list[TrialSpec]:
         """Return the last rung that is proven and the highest loop above it; none where that is proven itself."""
+        rung = self._rungs(loops, limit)[-1]
+        above = loops[loops.index(rung) + 1 :]
+        return [rung, above[-1]] if above and self._pays(rung, above[-1], limit) else []
+
+    def _rungs(self, loops: Sequence[TrialSpec], limit: float | None) -> list[TrialSpec]:
+        """Return the first loop, and each that is proven over the one before it here."""
         rungs = [loops[0]]
         for loop in loops[1:]:
             rungs += [loop] if self._is_rung(rungs[-1], loop, limit) else []
-        above = loops[loops.index(rungs[-1]) + 1 :]
-        return [rungs[-1], above[-1]] if above and self._pays(rungs[-1], above[-1], limit) else []
+        return rungs
 
     def _is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
         if not (self._is_well(below) and self._is_well(spec)):
@@ -307,26 +326,33 @@ class Climb(Known):
         if self._has_time_for([loop, *probes]) and self._screen(loop, probes):
             self._probes += probes
 
-    def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec]) -> bool:
-        """Measure loops once beside the one below, those that were not yet; return whether there was time for all."""
+    def _screen(self, current: TrialSpec, specs: Sequence[TrialSpec], rung: TrialSpec | None = None) -> bool:
+        """Measure loops once beside the one below, those that were not yet; return whether there was time for all.
+
+        Args:
+            current: The loop below.
+            specs: The loops.
+            rung: Another that is measured again beside them, where it is another.
+        """
+        below = [current] if rung is None else _once([current, rung])
         self._belong([current, *specs])
         waiting = _once(spec for spec in specs if not self._of(spec))
         if not specs and not self._of(current):
             self._rounds([current], current)
-        width = self._width(current)
+        width = max(1, self._width(current) - len(below) + 1)
         while waiting:
-            group = self._in_time(current, waiting[:width])
+            group = self._in_time(below, waiting[:width])
             if not group:
                 return False
             waiting = [spec for spec in waiting if spec not in group]
-            self._rounds([current, *group], current)
+            self._rounds([*below, *group], current, again=len(below) > 1)
         return True
 
-    def _in_time(self, current: TrialSpec, group: Sequence[TrialSpec]) -> list[TrialSpec]:
-        """Return those of a group, the first of all, that sit beside the loop below before the time is up."""
+    def _in_time(self, below: Sequence[TrialSpec], group: Sequence[TrialSpec]) -> list[TrialSpec]:
+        """Return those of a group, the first of all, that sit beside the loops below before the time is up."""
         found: list[TrialSpec] = []
         for spec in group:
-            if self._has_time_for([current, *found, spec]):
+            if self._has_time_for([*below, *found, spec]):
                 found.append(spec)
         return found
 

@@ -1,0 +1,28 @@
+"""The table of one loop on each GPU of a host, all at once and none waiting for another."""
+
+from collections.abc import Sequence
+
+from stored import where_of
+
+from castwise.analyze import metrics
+from castwise.record import Trial
+from castwise.report.units import format_seconds
+
+
+def side_by_side_table(trials: Sequence[Trial]) -> str:
+    """Return the step of each trial, and how much longer it is than the shortest.
+
+    Args:
+        trials: Those of one cell, one a GPU, measured at once; all ended well.
+    """
+    steps = [metrics.step_seconds(trial) or 0.0 for trial in trials]
+    lines = [
+        f"{where_of(trials[0])}, castwise at {trials[0].environment.commit}",
+        "",
+        "| GPU | step | over the shortest |",
+        "|---|---:|---:|",
+    ]
+    for trial, step in zip(trials, steps, strict=True):
+        longer = 100 * (step / min(steps) - 1)
+        lines.append(f"| {trial.environment.gpu_uuid} | {format_seconds(step)} | {longer:+.1f} % |")
+    return "\n".join([*lines, ""])
