@@ -59,8 +59,8 @@ class Replay(Climb):
         del keep
         return self._next(specs) > 0
 
-    def _in_time(self, current: TrialSpec, group: Sequence[TrialSpec]) -> list[TrialSpec]:
-        count = self._next([current, *group])
+    def _in_time(self, below: Sequence[TrialSpec], group: Sequence[TrialSpec]) -> list[TrialSpec]:
+        count = self._next([*below, *group])
         measured = {trial.spec.cell for sitting in self.ahead[:count] for trial in sitting}
         return [spec for spec in group if spec.cell in measured]
 
