@@ -502,13 +502,14 @@ def fake_epoch(
     seconds = steps * (step + wait) + (FIRST_STEP_SECONDS if first else 0.0)
     skipped = min(recipe.skip_batches, steps)
     before_counted = skipped * (step + wait) + (FIRST_STEP_SECONDS if first and skipped else 0.0)
-    judged = recipe.validate_each_epoch and not broken
+    is_last = number + 1 == recipe.num_epochs
+    judged = (recipe.validate_each_epoch or (recipe.validate_at_end and is_last)) and not broken
     return Epoch(
         seconds=seconds,
         data_seconds=steps * wait,
         placing_seconds=0.0,
         first_step_seconds=first,
-        validation_seconds=0.2 * steps * step if judged else 0.0,
+        validation_seconds=0.2 * steps * step if judged and recipe.validate_each_epoch else 0.0,
         num_steps=steps,
         num_samples=steps * batch_size,
         counted_seconds=seconds - (before_counted if skipped < steps else 0.0),

@@ -153,6 +153,24 @@ def test_the_searches_for_the_largest_batch() -> None:
     assert spec.recipe.max_steps == 4
 
 
+def test_validating_follows_runs_on_real_data_whose_sources_do_not() -> None:
+    choice = Choice(validate=True)
+    validated = {
+        name: {
+            spec.workload: (spec.recipe.validate_each_epoch, spec.recipe.validate_at_end)
+            for spec in specs_of(find_suite(name), device="cuda:0", choice=choice)
+            if spec.recipe is not None
+        }
+        for name in ("tensorcore", "wrn-cifar10", "dpn-cifar10")
+    }
+    assert validated["tensorcore"] == {"mlp-4096": (False, False), "mnist-cnn": (False, True)}
+    assert validated["wrn-cifar10"] == {"wrn-28-10": (True, False)}
+    assert validated["dpn-cifar10"] == {"dpn92": (False, True)}
+    for spec, _ in limit_specs(find_suite("dpn-cifar10"), device="cuda:0", choice=choice):
+        assert spec.recipe is not None
+        assert not spec.recipe.validates, "a search is about memory"
+
+
 def test_one_gpu_is_shared_by_no_one() -> None:
     text = SMALL.replace("batch_sizes = [8]", 'batch_sizes = [8]\nworld_sizes = [1, 2]\nparallelisms = ["dp", "ddp"]')
     made = specs_of(parse_suite(text, "x"), device="cuda:0")

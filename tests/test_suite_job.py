@@ -542,6 +542,12 @@ def test_tuned_sets_the_published_loop_beside_the_tuned_one(command: CommandLine
     assert done.code == 0
     tuned = ("resident-data", "compiled-update", "matmul-stem", "compile", "cuda-graph")
     assert {spec.techniques for spec in done.engine.measured} == {(), tuned}
+    assert "accuracy or perplexity" not in " ".join(done.out.split()), "the source does not validate"
+    judged = command.suite("tensorcore", "--quick", "--synthetic", "--workload", "mnist-cnn", "--tuned", "--validate")
+    assert {spec.recipe.validate_at_end for spec in judged.engine.measured if spec.recipe} == {True}, (
+        "runs of their own"
+    )
+    assert "accuracy" in judged.out
     both = command.suite("tensorcore", "--tuned", "--techniques", "compiled")
     assert both.code == 2
     assert "--tuned stands for --techniques none,tuned" in both.err

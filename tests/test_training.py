@@ -111,6 +111,18 @@ def test_what_the_driver_has_in_use_is_read_before_a_graph_is_let_go_of(
     assert told == ["read", "closed"]
 
 
+def test_a_run_that_is_validated_at_its_end_trains_as_without(tmp_path: Path) -> None:
+    with_it, without, each = (
+        run(spec(**changes), tmp_path).finish().epochs
+        for changes in ({"validate_each_epoch": False, "validate_at_end": True}, {"validate_each_epoch": False}, {})
+    )
+    assert [epoch.losses for epoch in with_it] == [epoch.losses for epoch in without]
+    assert [epoch.accuracy for epoch in with_it] == [None, each[-1].accuracy]
+    assert with_it[-1].accuracy is not None
+    assert with_it[-1].validation_loss == each[-1].validation_loss
+    assert [epoch.validation_seconds for epoch in with_it] == [0.0, 0.0], "it is no part of the run"
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
     first, *_, last = run(spec(precision, epochs=3), tmp_path).finish().epochs

@@ -258,6 +258,13 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
             "--techniques none,tuned.",
         ),
     ] = False,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Validate once behind a run whose source does not, outside its time: how accurate the model is.",
+        ),
+    ] = False,
     weights: Annotated[
         Path | None,
         typer.Option(help="Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH"),
@@ -301,6 +308,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         world_sizes=parse_numbers("--gpus", gpus),
         synthetic=synthetic,
         techniques=("none", "tuned") if tuned else parse_list("--techniques", techniques) or ("none",),
+        validate=validate,
     )
     found = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
     requests = tuple(

@@ -73,8 +73,10 @@ class Recipe(Document):
         pooled_split: Whether training and test data are pooled and split anew, 80 to 20, as fastai's
             `valid_pct=0.2` did.
         validate_each_epoch: Whether every epoch ends with a pass over the validation data.
-        validation_batch_size: Samples per step of that pass.
-        validation_workers: DataLoader processes of that pass.
+        validate_at_end: Whether the run is followed by such a pass where its epochs have none. It is no part of the
+            run, and its time of no figure: it tells how accurate the model is that the run has made.
+        validation_batch_size: Samples per step of a pass.
+        validation_workers: DataLoader processes of a pass.
         read_loss_every_step: Whether the host reads the loss after every step, a synchronisation.
         skip_batches: First batches of an epoch that its throughput does not count.
         skip_epochs: First epochs that the mean throughput does not count.
@@ -94,6 +96,7 @@ class Recipe(Document):
     samples_per_epoch: int | None = Field(default=None, ge=1)
     pooled_split: bool = False
     validate_each_epoch: bool = False
+    validate_at_end: bool = False
     validation_batch_size: int = Field(default=256, ge=1)
     validation_workers: int = Field(default=1, ge=0)
     read_loss_every_step: bool = False
@@ -107,6 +110,11 @@ class Recipe(Document):
     def num_epochs(self) -> int:
         """Return the epochs that are run."""
         return min(self.epochs, self.stop_after or self.epochs)
+
+    @property
+    def validates(self) -> bool:
+        """Return whether the validation data is read at all."""
+        return self.validate_each_epoch or self.validate_at_end
 
     @property
     def is_shortened(self) -> bool:

@@ -179,6 +179,7 @@ class Choice:
         world_sizes: Numbers of GPUs.
         synthetic: Whether random samples of the same shape stand in for real data.
         techniques: Loops that every cell is run in, as `castwise run --techniques` takes them.
+        validate: Whether runs whose sources do not validate are followed by a pass over the validation data.
     """
 
     quick: bool = False
@@ -190,6 +191,7 @@ class Choice:
     world_sizes: tuple[int, ...] | None = None
     synthetic: bool = False
     techniques: tuple[str, ...] = (NONE,)
+    validate: bool = False
 
     def takes(self, workload: str, precision: str, world_size: int = 1) -> bool:
         """Return whether a cell is among those chosen."""
@@ -270,7 +272,10 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
     specs: dict[str, TrialSpec] = {}
     for cells, values in chosen:
         for seed, techniques in itertools.product(range(choice.seeds), loops):
-            spec = _training_spec(values, cells, recipes[cells.recipe], device, choice)
+            recipe = recipes[cells.recipe]
+            if choice.validate and cells.data_set != SYNTHETIC and not recipe.validate_each_epoch:
+                recipe = recipe.model_copy(update={"validate_at_end": True})
+            spec = _training_spec(values, cells, recipe, device, choice)
             tuned = _tuned_loop(suite, spec.workload)
             names = beside_others(techniques, spec.world_size, most_gpus)
             spec = resolve(names, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})

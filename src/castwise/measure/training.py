@@ -92,15 +92,19 @@ class TrainingRun:
         """
         epoch = self._train(tell)
         self._step.share_statistics()  # in all ranks, also where only some go on to validate
+        is_last = len(self._epochs) + 1 == self._recipe.num_epochs
         if self._feeds.validation is not None and epoch.diverged is None:
-            epoch = self._validate(self._feeds.validation, epoch, tell)
+            if self._recipe.validate_each_epoch:
+                epoch = self._validate(self._feeds.validation, epoch, tell)
+            elif is_last:  # no part of the run, whose time has none of it
+                judged = self._validate(self._feeds.validation, epoch, tell)
+                epoch = judged.model_copy(update={"validation_seconds": 0.0})
         # Each rank has seen losses of its own; what follows from them must be the same in all.
         validation_loss, diverged = self._peers.agree((epoch.validation_loss, epoch.diverged))
         epoch = epoch.model_copy(update={"diverged": diverged})
         self._scheduler.after_epoch(validation_loss)
         self._epochs.append(epoch)
-        goes_on = epoch.diverged is None and len(self._epochs) < self._recipe.num_epochs
-        if self._checkpoint is not None and goes_on:
+        if self._checkpoint is not None and epoch.diverged is None and not is_last:
             self._save(self._checkpoint)
         return epoch
 

@@ -113,7 +113,7 @@ def _image_feeds(spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: 
     transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(STAND_IN))
     samples = ImageSamples(*training, transform)
     loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
-    if not recipe.validate_each_epoch:
+    if not recipe.validates:
         return Feeds(_loaded(loader, device, recipe.loader.non_blocking), None)
     plain = _validation_loader(recipe)
     judged_samples = ImageSamples(*validation, validation_transform)
@@ -132,7 +132,7 @@ def _device_feeds(spec: TrialSpec, recipe: Recipe, splits: tuple[Images, Images]
     augmentation = find_augmentation(recipe.transform or name)
     training = DeviceImages(splits[0], name, augmentation, _epochs(spec, recipe, peers), device)
     feed = Feed(training.num_batches, training.start, make=training.make)
-    if not recipe.validate_each_epoch:
+    if not recipe.validates:
         return Feeds(feed, None)
     once = Epochs(recipe.validation_batch_size, shuffle=False)
     validation = DeviceImages(splits[1], name, Augmentation(), once, device)
@@ -168,7 +168,7 @@ def _text_feeds(spec: TrialSpec, recipe: Recipe, corpus: Corpus, peers: Peers) -
     device = torch.device(spec.device)
     columns = own_columns(batchify(corpus.train, spec.batch_size * peers.world_size), peers)
     training = segments(columns.to(device))
-    if not recipe.validate_each_epoch:
+    if not recipe.validates:
         return Feeds(_resident(training), None)
     validation = segments(batchify(corpus.valid, recipe.validation_batch_size).to(device))
     return Feeds(_resident(training), _resident(validation))

@@ -1,0 +1,196 @@
+"""What `coalesced-reduce` takes of a step on several GPUs: the copy, the collectives, and other ways to make them.
+
+    python benchmarks/exchange_time.py [--gpus 4] [--workload resnet50] [--precision bf16-master]
+        [--nccl MIN_NCHANNELS=32] … [--out FILE]
+
+Each part is captured in a CUDA graph, as in the step, and replayed by all ranks at once. A line a setting of NCCL, the
+plain one first: `--nccl NAME=VALUE,NAME=VALUE` sets its environment variables, without their `NCCL_`.
+
+- copy: gradients into the buffers, one of a dtype.
+- average: the buffers' collectives, one after another; *largest* the largest one alone, *grouped* all in one launch.
+- two-shot: the largest by PyTorch's symmetric memory, which needs no NCCL, where there is one.
+- whole: copy and average, as `coalesced-reduce` makes them.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from castwise.measure.environment import read_environment
+from castwise.measure.parallel import Peers, join_peers
+from castwise.measure.precision import convert_weights
+from castwise.measure.techniques.coalesced import CoalescedReduce
+from castwise.measure.workloads import build_task
+from castwise.plan import TrialSpec, device_of_rank
+from castwise.precisions import find_precision
+from castwise.sweep.bench import find_commit
+from castwise.workloads import find_workload
+
+_IN_A_GRAPH, _REPLAYS = 20, 15
+Work = Callable[[], object]
+
+
+def time_rank(rank: int, spec: TrialSpec, variables: dict[str, str], folder: str) -> None:
+    """Time every part as one of the ranks; rank 0 writes the seconds, the slowest rank's, to `folder`/seconds."""
+    os.environ.update(variables)
+    device = torch.device(device_of_rank(spec.device, rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    meeting = (Path(folder) / "meeting").as_uri()
+    peers = join_peers(spec.model_copy(update={"device": str(device)}), rank, meeting)
+    seconds: dict[str, float | None] = {}
+    for name, part in parts_of(make_reduce(spec, device, peers), device, peers):
+        own = _guarded(lambda part=part: _time(part, device, peers))
+        every = peers.gather(own)
+        seconds[name] = None if None in every else max(every)
+    if rank == 0:
+        (Path(folder) / "seconds").write_text(json.dumps(seconds))
+    peers.leave()
+
+
+def make_reduce(spec: TrialSpec, device: torch.device, peers: Peers) -> CoalescedReduce:
+    """Return a model's averaging of gradients, which it has made once."""
+    model: nn.Module = build_task(find_workload(spec.workload)).model
+    convert_weights(model, find_precision(spec.precision))
+    model.to(device, memory_format=torch.channels_last)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    reduce = CoalescedReduce(model, peers)
+    reduce()
+    return reduce
+
+
+def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Iterable[tuple[str, Work]]:
+    """Return the parts by name, in all ranks the same."""
+    buckets = reduce._buckets
+    largest = max((bucket._flat for bucket in buckets), key=Tensor.numel)
+    gradients = [[torch.zeros_like(weight) for weight in bucket._parameters] for bucket in buckets]
+
+    def copy() -> None:
+        for bucket, own in zip(buckets, gradients, strict=True):
+            torch._foreach_copy_(bucket._places, own)
+
+    def average() -> None:
+        for bucket in buckets:
+            peers.average(bucket._flat)
+
+    def grouped() -> None:
+        group = distributed.group.WORLD
+        group._start_coalescing(device)  # the manager's, which takes different dtypes
+        average()
+        group._end_coalescing(device).wait()
+
+    def whole() -> None:
+        copy()
+        average()
+
+    found: list[tuple[str, Work]] = [("copy", copy), ("average", average), ("largest", lambda: peers.average(largest))]
+    if device.type == "cuda":
+        found += [("grouped", grouped), ("two-shot", _two_shot(largest, device))]
+    return [*found, ("whole", whole)]
+
+
+def _two_shot(like: Tensor, device: torch.device) -> Work:
+    """Return a sum by symmetric memory; it raises where that cannot be had."""
+    name = distributed.group.WORLD.group_name
+    made: list[Tensor] = []
+
+    def work() -> None:
+        if not made:
+            from torch.distributed import _symmetric_memory as symmetric
+
+            buffer = symmetric.empty(like.numel(), dtype=like.dtype, device=device)
+            symmetric.rendezvous(buffer.zero_(), name)
+            made.append(buffer)
+        torch.ops.symm_mem.two_shot_all_reduce_(made[0], "sum", name)
+
+    return work
+
+
+def _guarded(work: Callable[[], float]) -> float | None:
+    try:
+        return work()
+    except (RuntimeError, AttributeError, ImportError) as error:
+        print(str(error).splitlines()[0], file=sys.stderr)
+        return None
+
+
+def _time(part: Work, device: torch.device, peers: Peers) -> float:
+    """Return a part's seconds, the median over replays."""
+    part()
+    peers.barrier()
+    if device.type != "cuda":
+        return 0.0  # tried, and nothing to be compared with
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(_IN_A_GRAPH):
+            part()
+    times = []
+    for _ in range(_REPLAYS):
+        peers.barrier()
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        torch.cuda.synchronize()
+        times.append(began.elapsed_time(ended) / 1000 / _IN_A_GRAPH)
+    return statistics.median(times[3:])
+
+
+def measure(spec: TrialSpec, settings: str) -> dict[str, Any]:
+    """Return the seconds of every part under one setting of NCCL, in ranks of their own."""
+    pairs = (pair.partition("=") for pair in settings.split(",") if pair)
+    variables = {f"NCCL_{name}": value for name, _, value in pairs}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (spec, variables, folder)
+        torch.multiprocessing.spawn(time_rank, arguments, nprocs=spec.world_size)  # type: ignore[no-untyped-call]
+        return {"nccl": settings, "seconds": json.loads((Path(folder) / "seconds").read_text())}
+
+
+def main() -> int:
+    """Print a line a setting."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--workload", default="resnet50")
+    parser.add_argument("--precision", default="bf16-master")
+    parser.add_argument("--device", default="cuda:0", help="of rank 0; cpu tries the program itself")
+    parser.add_argument("--nccl", action="append", default=[], metavar="NAME=VALUE,…")
+    parser.add_argument("--out", type=Path, help="benchmarks/records/exchange/DATE-NAME.json keeps a run")
+    arguments = parser.parse_args()
+    spec = TrialSpec(
+        workload=arguments.workload,
+        precision=arguments.precision,
+        loss_scale=find_precision(arguments.precision).loss_scale,
+        batch_size=1,
+        device=arguments.device,
+        world_size=arguments.gpus,
+        parallelism="ddp",
+    )
+    runs = []
+    for settings in ("", *arguments.nccl):
+        runs.append(measure(spec, settings))
+        told = (
+            f"{name} {'–' if each is None else f'{1e6 * each:.0f} µs'}" for name, each in runs[-1]["seconds"].items()
+        )
+        print(f"{settings or 'as it is'}: {', '.join(told)}", flush=True)
+    if arguments.out:
+        environment = read_environment(torch.device(arguments.device), find_commit())
+        asked = {"workload": spec.workload, "precision": spec.precision, "num_gpus": spec.world_size}
+        document = {"environment": environment.model_dump(mode="json"), **asked, "runs": runs}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
