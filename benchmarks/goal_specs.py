@@ -6,12 +6,13 @@ from typing import Any
 
 from goal_rows import GoalRow, HandLoop, OurLoop
 
+from castwise.choice import Choice
 from castwise.data_sets import find_data_set, verify
 from castwise.errors import MissingDataError
 from castwise.plan import Protocol, TrialSpec, stand_in
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
-from castwise.suite import Choice, find_suite, specs_of
+from castwise.suite import find_suite, specs_of
 from castwise.technique_rules import why_unsupported
 from castwise.techniques import COMPILING, for_one_gpu, parse_techniques
 

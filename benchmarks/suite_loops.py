@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from castwise.analyze.runs import split
+from castwise.choice import Choice
 from castwise.data_sets import default_data_dir
 from castwise.measure.data.feeds import make_feeds
 from castwise.measure.parallel import Peers
@@ -27,7 +28,7 @@ from castwise.measure.workloads import build_task
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
-from castwise.suite import Choice, find_suite, specs_of
+from castwise.suite import find_suite, specs_of
 from castwise.sweep.bench import find_bench
 from castwise.sweep.job import Going, assemble
 from castwise.sweep.store import Store

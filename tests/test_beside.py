@@ -7,8 +7,9 @@ from fake_engine import fake_epoch, fake_run, fake_training, fake_trial
 
 from castwise.analyze import runs
 from castwise.analyze.beside import Beside, published_pairs, set_beside
+from castwise.choice import Choice
 from castwise.record import Trial
-from castwise.suite import Choice, Published, Suite, find_suite, parse_suite, specs_of
+from castwise.suite import Published, Suite, find_suite, parse_suite, specs_of
 
 MINE = """\
 name = "mine"

@@ -16,8 +16,9 @@ from goal_hand_run import _Graphed, _Images
 from hand_loops import make_step
 from torch import nn
 
+from castwise.choice import Choice
 from castwise.measure.data import resident
-from castwise.suite import Choice, find_suite, specs_of
+from castwise.suite import find_suite, specs_of
 
 CPU = torch.device("cpu")
 

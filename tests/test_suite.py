@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from castwise.choice import Choice
 from castwise.errors import UsageError
 from castwise.plan import is_real, stands_in_for
-from castwise.suite import SUITE_NAMES, Choice, Suite, find_suite, limit_specs, parse_suite, specs_of
+from castwise.suite import SUITE_NAMES, Suite, find_suite, limit_specs, parse_suite, specs_of
 from castwise.technique_rules import why_unsupported
 
 SMALL = """\

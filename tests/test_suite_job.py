@@ -13,10 +13,11 @@ from conftest import CommandLine, Outcome
 from fake_engine import FakeEngine, Fault, fake_environment
 
 from castwise.analyze.suite_result import SuiteResult
+from castwise.choice import Choice
 from castwise.commands import INTERRUPTED
 from castwise.errors import MissingDataError, UsageError
 from castwise.record import Epoch
-from castwise.suite import SUITE_NAMES, Choice, find_suite
+from castwise.suite import SUITE_NAMES, find_suite
 from castwise.sweep import bench as bench_module
 from castwise.sweep.bench import Bench
 from castwise.sweep.job import Going

@@ -14,12 +14,13 @@ from fake_engine import fake_epoch, fake_run, fake_trial
 from rich.console import Console
 
 from castwise.analyze.suite_result import SuiteResult
+from castwise.choice import Choice
 from castwise.record import RankSamples, Trial
 from castwise.report.beside_columns import BESIDE, LIMITS, shown_beside
 from castwise.report.grid import Column, fitting, markdown_grid, plain, terminal_table
 from castwise.report.run_columns import EXTRA, length_of, run_columns
 from castwise.report.suites import csv_suites, json_suites, markdown_suite, print_suite
-from castwise.suite import SUITE_NAMES, Choice, find_suite, limit_specs, specs_of
+from castwise.suite import SUITE_NAMES, find_suite, limit_specs, specs_of
 
 HOSTILE = "a | b [red] [/red] \\ *c* <d>\nnext line"
 WORD = "x" * 12

@@ -7,8 +7,9 @@ import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
 
 from castwise.analyze.suite_result import SuiteResult, lacks_gpus, notes
+from castwise.choice import Choice
 from castwise.record import Status, Trial
-from castwise.suite import Choice, Published, Suite, find_suite, specs_of
+from castwise.suite import Published, Suite, find_suite, specs_of
 
 
 def result(name: str, *, searches: tuple[tuple[Trial, ...], ...] = (), **choice: Any) -> SuiteResult:

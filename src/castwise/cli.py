@@ -289,8 +289,9 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     verbose: Verbose = False,
 ) -> None:
     """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
+    from castwise.choice import Choice
     from castwise.commands import run_suites
-    from castwise.suite import SUITE_NAMES, Choice, find_suite
+    from castwise.suite import SUITE_NAMES, find_suite
     from castwise.sweep.suite_job import SuiteRequest, SuitesRequest
 
     names = parse_list("SUITE", ",".join(suites) if suites else None)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from castwise.analyze.climb import PROMISING, Attempt, Climbed, Ending, Ladder, Outcome, loop_name
-from castwise.analyze.estimates import judge
 from castwise.analyze.moves import COMPILE_RANK, Move, chain, is_within, move_between
 from castwise.analyze.smaller_batch import Held, half_batch, least_together, next_batch
 from castwise.plan import TrialSpec
@@ -250,27 +249,6 @@ class Climb(Known):
         rung = self._rungs(loops, limit)[-1]
         above = loops[loops.index(rung) + 1 :]
         return [rung, above[-1]] if above and self._pays(rung, above[-1], limit) else []
-
-    def _rungs(self, loops: Sequence[TrialSpec], limit: float | None) -> list[TrialSpec]:
-        """Return the first loop, and each that is proven over the one before it here."""
-        rungs = [loops[0]]
-        for loop in loops[1:]:
-            rungs += [loop] if self._is_rung(rungs[-1], loop, limit) else []
-        return rungs
-
-    def _is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
-        if not (self._is_well(below) and self._is_well(spec)):
-            return True
-        ratio = self._ratio(below, spec)
-        return ratio is None or self._is_clear(below, spec) or (ratio.n > 1 and judge(ratio).kind != "inconclusive")
-
-    def _is_rung(self, below: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
-        ratio = self._ratio(below, spec)
-        if ratio is None or not self._is_well(spec):
-            return False
-        if limit is not None and self._needs(spec) <= limit < self._needs(below):
-            return True
-        return judge(ratio).kind == "faster" or (ratio.n == 1 and self._is_clear(below, spec))
 
     def _told(self, loops: Sequence[TrialSpec], tries: Sequence[Attempt], limit: float | None) -> list[Attempt]:
         """Return all that was tried, rung by rung.

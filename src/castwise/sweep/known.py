@@ -1,7 +1,9 @@
 """What a climb's trials say of its loops, and of one loop beside another."""
 
+from collections.abc import Sequence
+
 from castwise.analyze.climb import Outcome, by_units, needs_of, said_of
-from castwise.analyze.estimates import Estimate
+from castwise.analyze.estimates import Estimate, judge
 from castwise.analyze.speedups import speedup_estimate, turns_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
@@ -30,6 +32,27 @@ class Known:
         if limit is not None and self._needs(spec) > limit:
             return "too large", "it holds more memory than --memory says"
         return said_of(ratio)
+
+    def _rungs(self, loops: Sequence[TrialSpec], limit: float | None) -> list[TrialSpec]:
+        """Return the first loop, and each that is proven over the one before it here."""
+        rungs = [loops[0]]
+        for loop in loops[1:]:
+            rungs += [loop] if self._is_rung(rungs[-1], loop, limit) else []
+        return rungs
+
+    def _is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
+        if not (self._is_well(below) and self._is_well(spec)):
+            return True
+        ratio = self._ratio(below, spec)
+        return ratio is None or self._is_clear(below, spec) or (ratio.n > 1 and judge(ratio).kind != "inconclusive")
+
+    def _is_rung(self, below: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
+        ratio = self._ratio(below, spec)
+        if ratio is None or not self._is_well(spec):
+            return False
+        if limit is not None and self._needs(spec) <= limit < self._needs(below):
+            return True
+        return judge(ratio).kind == "faster" or (ratio.n == 1 and self._is_clear(below, spec))
 
     def _is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether one sitting shows more than processes of a cell differ by."""

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from castwise.analyze.suite_result import SuiteResult
+from castwise.choice import Choice
 from castwise.data_sets import find_data_set
 from castwise.errors import MissingDataError, StoreError, UsageError
 from castwise.plan import TrialSpec, is_real
 from castwise.precisions import find_precision
 from castwise.record import Trial
-from castwise.suite import Choice, Suite, limit_specs, specs_of
+from castwise.suite import Suite, limit_specs, specs_of
 from castwise.sweep.asking import Asking
 from castwise.sweep.bench import Bench, check_device_name, provide
 from castwise.sweep.engine import TrialFailedError
