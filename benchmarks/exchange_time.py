@@ -49,9 +49,8 @@ def time_rank(rank: int, spec: TrialSpec, variables: dict[str, str], folder: str
     peers = join_peers(spec.model_copy(update={"device": str(device)}), rank, meeting)
     seconds: dict[str, float | None] = {}
     for name, part in parts_of(make_reduce(spec, device, peers), device, peers):
-        own = _guarded(lambda part=part: _time(part, device, peers))
-        every = peers.gather(own)
-        seconds[name] = None if None in every else max(every)
+        every = [own for own in peers.gather(_time(part, device, peers)) if own is not None]
+        seconds[name] = max(every, default=None)
     if rank == 0:
         (Path(folder) / "seconds").write_text(json.dumps(seconds))
     peers.leave()
@@ -116,18 +115,19 @@ def _two_shot(like: Tensor, device: torch.device) -> Work:
     return work
 
 
-def _guarded(work: Callable[[], float]) -> float | None:
+def _works(part: Work) -> bool:
     try:
-        return work()
+        part()
     except (RuntimeError, AttributeError, ImportError) as error:
         print(str(error).splitlines()[0], file=sys.stderr)
+        return False
+    return True
+
+
+def _time(part: Work, device: torch.device, peers: Peers) -> float | None:
+    """Return a part's seconds, the median over replays; None where a rank cannot make it."""
+    if not all(peers.gather(_works(part))):
         return None
-
-
-def _time(part: Work, device: torch.device, peers: Peers) -> float:
-    """Return a part's seconds, the median over replays."""
-    part()
-    peers.barrier()
     if device.type != "cuda":
         return 0.0  # tried, and nothing to be compared with
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()

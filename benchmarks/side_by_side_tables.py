@@ -1,5 +1,6 @@
 """The table of one loop on each GPU of a host, all at once and none waiting for another."""
 
+import math
 from collections.abc import Sequence
 
 from stored import where_of
@@ -15,7 +16,7 @@ def side_by_side_table(trials: Sequence[Trial]) -> str:
     Args:
         trials: Those of one cell, one a GPU, measured at once; all ended well.
     """
-    steps = [metrics.step_seconds(trial) or 0.0 for trial in trials]
+    steps = [metrics.step_seconds(trial) or math.inf for trial in trials]
     lines = [
         f"{where_of(trials[0])}, castwise at {trials[0].environment.commit}",
         "",

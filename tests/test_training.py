@@ -123,6 +123,21 @@ def test_a_run_that_is_validated_at_its_end_trains_as_without(tmp_path: Path) ->
     assert [epoch.validation_seconds for epoch in with_it] == [0.0, 0.0], "it is no part of the run"
 
 
+def test_a_pass_behind_a_run_is_no_part_of_what_it_held_or_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = TrainingRun(spec(epochs=1, validate_each_epoch=False, validate_at_end=True), tmp_path)
+    told: list[str] = []
+    validate = training._validate
+    monkeypatch.setattr(training._memory, "driver_used", lambda: told.append("memory"))
+    monkeypatch.setattr(training, "_validate", lambda *given: told.append("pass") or validate(*given))
+    monkeypatch.setattr(training, "_is_chance", lambda accuracy: True)
+    epoch = training.run_epoch()
+    training.finish()
+    assert told == ["memory", "pass"]
+    assert (epoch.accuracy is None, epoch.diverged) == (False, None)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
     first, *_, last = run(spec(precision, epochs=3), tmp_path).finish().epochs

@@ -679,6 +679,28 @@ def test_where_time_is_short_the_top_is_proven_over_the_last_rung_that_is(
     assert sat == ([] if pair is None else [[loops[pair[0]], loops[pair[1]]]])
 
 
+def beside(monkeypatch: pytest.MonkeyPatch, *, width: int, most: int) -> set[tuple[str, ...]]:
+    """Return the loops that sit where one compiles, on one that is no rung, with room for and time for so many."""
+    made = engine()
+    tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
+    tuning.__dict__["_pace"] = Pace(None)
+    monkeypatch.setattr(tuning, "_width", lambda _: width)
+    monkeypatch.setattr(tuning, "_has_time_for", lambda specs, keep=1.0: len(specs) <= most)
+    current, compiled = (
+        tuning.start.model_copy(update={"techniques": names}) for names in (("cudnn-search",), ("compile",))
+    )
+    assert tuning._screen(current, [compiled], tuning.start)
+    return {spec.techniques for spec in made.measured}
+
+
+@pytest.mark.parametrize(("width", "most", "is_beside"), [(2, 3, True), (1, 3, False), (2, 2, False)])
+def test_the_last_rung_sits_beside_what_compiles_where_there_is_room_and_time(
+    monkeypatch: pytest.MonkeyPatch, width: int, most: int, is_beside: bool
+) -> None:
+    found = beside(monkeypatch, width=width, most=most)
+    assert found == {("cudnn-search",), ("compile",), *([()] if is_beside else [])}
+
+
 def climb_that_compiling_ends(gain: Gain, monkeypatch: pytest.MonkeyPatch) -> Climbed:
     """Climb over what costs little and what compiles; the first sitting that compiles takes all the time there is."""
     made = engine(gain)

@@ -73,8 +73,8 @@ class Recipe(Document):
         pooled_split: Whether training and test data are pooled and split anew, 80 to 20, as fastai's
             `valid_pct=0.2` did.
         validate_each_epoch: Whether every epoch ends with a pass over the validation data.
-        validate_at_end: Whether the run is followed by such a pass where its epochs have none. It is no part of the
-            run, and its time of no figure: it tells how accurate the model is that the run has made.
+        validate_at_end: Whether the run is followed by such a pass where its epochs have none. Its time and memory
+            are no part of the run's, energy by the driver's counter is: it tells how accurate the model is.
         validation_batch_size: Samples per step of a pass.
         validation_workers: DataLoader processes of a pass.
         read_loss_every_step: Whether the host reads the loss after every step, a synchronisation.

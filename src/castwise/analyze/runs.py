@@ -18,6 +18,7 @@ PRECISION = ("precision", "loss_scale")
 # A run that ends after fewer whole epochs has the throughput of the longer one.
 NO_TIME: dict[str, Any] = {
     "stop_after": True,
+    "validate_at_end": True,
     "group_rates": True,
     "first_cycle_rates": True,
     "optimizer": {"arguments": {"lr": True}},

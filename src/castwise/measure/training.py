@@ -51,6 +51,7 @@ class TrainingRun:
         self._peers = peers or Peers()
         self._device = torch.device(spec.device)
         self._epochs: list[Epoch] = []
+        self._held: RankSamples | None = None  # what the run has held, once a pass behind it begins
         with ExitStack() as stack:
             facts = self._set_up(stack, data_dir)
             self._stack = stack.pop_all()
@@ -92,13 +93,14 @@ class TrainingRun:
         """
         epoch = self._train(tell)
         self._step.share_statistics()  # in all ranks, also where only some go on to validate
-        is_last = len(self._epochs) + 1 == self._recipe.num_epochs
+        is_last = len(self._epochs) + 1 >= self._recipe.num_epochs
         if self._feeds.validation is not None and epoch.diverged is None:
             if self._recipe.validate_each_epoch:
                 epoch = self._validate(self._feeds.validation, epoch, tell)
-            elif is_last:  # no part of the run, whose time has none of it
+            elif is_last:  # no part of the run: neither of its time, nor of its memory, nor of what came of it
+                self._held = self._read_memory()
                 judged = self._validate(self._feeds.validation, epoch, tell)
-                epoch = judged.model_copy(update={"validation_seconds": 0.0})
+                epoch = judged.model_copy(update={"validation_seconds": 0.0, "diverged": None})
         # Each rank has seen losses of its own; what follows from them must be the same in all.
         validation_loss, diverged = self._peers.agree((epoch.validation_loss, epoch.diverged))
         epoch = epoch.model_copy(update={"diverged": diverged})
@@ -117,16 +119,18 @@ class TrainingRun:
 
     def finish(self) -> RankSamples:
         """Return everything measured, restore the numeric state and drop the checkpoint."""
-        samples = RankSamples(
-            epochs=self.epochs,
-            peak_allocated_bytes=self._step.peak_allocated_ever(self._memory.peak_allocated()),
-            peak_reserved_bytes=self._memory.peak_reserved(),
-            driver_used_bytes=self._memory.driver_used(),  # before a graph, whose memory it is too, is let go of
-        )
-        self.close()
+        samples = (self._held or self._read_memory()).model_copy(update={"epochs": self.epochs})
+        self.close()  # behind that: a graph, whose memory it is too, is let go of
         if self._checkpoint is not None and self._peers.rank == 0:
             checkpoints.drop(self._checkpoint)
         return samples
+
+    def _read_memory(self) -> RankSamples:
+        return RankSamples(
+            peak_allocated_bytes=self._step.peak_allocated_ever(self._memory.peak_allocated()),
+            peak_reserved_bytes=self._memory.peak_reserved(),
+            driver_used_bytes=self._memory.driver_used(),
+        )
 
     def close(self) -> None:
         """Restore the process's numeric state."""

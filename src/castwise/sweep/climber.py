@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from castwise.analyze.climb import PROMISING, Attempt, Climbed, Ending, Ladder, Outcome, loop_name
-from castwise.analyze.moves import COMPILE_RANK, Move, chain, is_within, move_between
+from castwise.analyze.moves import Move, chain, is_compiled, is_within, move_between
 from castwise.analyze.smaller_batch import Held, half_batch, least_together, next_batch
 from castwise.plan import TrialSpec
 from castwise.record import Trial
@@ -108,14 +108,15 @@ class Climb(Known):
     def _measure(self, loops: Sequence[TrialSpec], moves: Sequence[Move], limit: float | None) -> bool:
         """Screen moves on the loop reached; return whether there was time for all.
 
-        What compiles takes minutes, and may take the time that is left: the loop reached is proven first, as far as
-        one sitting does. Where that leaves a doubt, the last rung sits beside what compiles.
+        What compiles takes minutes, and may take the time that is left: before it does so for the first time, the loop
+        reached is proven, as far as one sitting does. Where that leaves a doubt, the last rung sits beside what
+        compiles.
         """
         current = loops[-1]
         specs = [move.on(current) for move in moves]
-        if all(move.rank < COMPILE_RANK for move in moves) or all(self._of(spec) for spec in specs):
+        if all(self._of(spec) for spec in specs) or not any(map(is_compiled, specs)):
             return self._screen(current, specs)
-        top = self._top_in_doubt(loops, limit)
+        top = [] if is_compiled(current) else self._top_in_doubt(loops, limit)
         if top and self._has_time_for(top, keep=0.0):
             self._sit_again(top)
         return self._screen(current, specs, self._rungs(loops, limit)[-1])
@@ -310,16 +311,19 @@ class Climb(Known):
         Args:
             current: The loop below.
             specs: The loops.
-            rung: Another that is measured again beside them, where it is another.
+            rung: Another that is measured again beside them, where there is room for it and time.
         """
-        below = [current] if rung is None else _once([current, rung])
+        width = self._width(current)
+        below = [current] if rung is None or width == 1 else _once([current, rung])
         self._belong([current, *specs])
         waiting = _once(spec for spec in specs if not self._of(spec))
         if not specs and not self._of(current):
             self._rounds([current], current)
-        width = max(1, self._width(current) - len(below) + 1)
         while waiting:
-            group = self._in_time(below, waiting[:width])
+            group = self._in_time(below, waiting[: width + 1 - len(below)])
+            if not group and len(below) > 1:
+                below = [current]
+                continue
             if not group:
                 return False
             waiting = [spec for spec in waiting if spec not in group]
