@@ -9,7 +9,7 @@ plain one first: `--nccl NAME=VALUE,NAME=VALUE` sets its environment variables, 
 - copy: gradients into the buffers, one of a dtype.
 - average: the buffers' collectives, one after another; *largest* the largest one alone, *grouped* all in one launch.
 - two-shot: the largest by PyTorch's symmetric memory, which needs no NCCL, where there is one.
-- whole: copy and average, as `coalesced-reduce` makes them.
+- whole: `coalesced-reduce` itself.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from torch import Tensor, distributed, nn
 from castwise.measure.environment import read_environment
 from castwise.measure.parallel import Peers, join_peers
 from castwise.measure.precision import convert_weights
+from castwise.measure.stopwatch import stopwatch_of
 from castwise.measure.techniques.coalesced import CoalescedReduce
 from castwise.measure.workloads import build_task
 from castwise.plan import TrialSpec, device_of_rank
@@ -89,8 +90,10 @@ def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Ite
         group._end_coalescing(device).wait()
 
     def whole() -> None:
-        copy()
-        average()
+        for bucket, own in zip(buckets, gradients, strict=True):
+            for weight, gradient in zip(bucket._parameters, own, strict=True):
+                weight.grad = gradient
+        reduce()
 
     found: list[tuple[str, Work]] = [("copy", copy), ("average", average), ("largest", lambda: peers.average(largest))]
     if device.type == "cuda":
@@ -119,7 +122,7 @@ def _works(part: Work) -> bool:
     try:
         part()
     except (RuntimeError, AttributeError, ImportError) as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
+        print(str(error).partition("\n")[0], file=sys.stderr)
         return False
     return True
 
@@ -135,15 +138,10 @@ def _time(part: Work, device: torch.device, peers: Peers) -> float | None:
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(_IN_A_GRAPH):
             part()
-    times = []
+    stopwatch, times = stopwatch_of(device), []
     for _ in range(_REPLAYS):
         peers.barrier()
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        graph.replay()
-        ended.record()
-        torch.cuda.synchronize()
-        times.append(began.elapsed_time(ended) / 1000 / _IN_A_GRAPH)
+        times.append(stopwatch.time(graph.replay) / _IN_A_GRAPH)
     return statistics.median(times[3:])
 
 

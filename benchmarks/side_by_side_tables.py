@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from stored import where_of
+from stored import place_of
 
 from castwise.analyze import metrics
 from castwise.record import Trial
@@ -18,7 +18,7 @@ def side_by_side_table(trials: Sequence[Trial]) -> str:
     """
     steps = [metrics.step_seconds(trial) or math.inf for trial in trials]
     lines = [
-        f"{where_of(trials[0])}, castwise at {trials[0].environment.commit}",
+        place_of(trials[0].environment.model_dump(), trials[0].started_at[:10]),
         "",
         "| GPU | step | over the shortest |",
         "|---|---:|---:|",

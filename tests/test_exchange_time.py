@@ -39,6 +39,10 @@ def test_each_part_does_its_share_of_the_whole() -> None:
     for name, expected in {"average": [2, 2], "largest": [4, 2], "copy": [0, 0]}.items():
         parts[name]()
         assert [float(bucket._places[-1].max()) for bucket in (large, small)] == expected, name
+    for bucket in (large, small):
+        bucket._flat.fill_(1)
+    parts["whole"]()
+    assert [float(bucket._places[-1].max()) for bucket in (large, small)] == [0, 0], "gradients of zeros, averaged"
 
 
 def test_a_run_is_kept_with_every_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,10 +232,10 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
     most_gpus = max((values["world_size"] for _, values in chosen), default=1)
     specs: dict[str, TrialSpec] = {}
     for cells, values in chosen:
+        recipe = recipes[cells.recipe]
+        if choice.validate and cells.data_set != SYNTHETIC and not recipe.validate_each_epoch:
+            recipe = recipe.model_copy(update={"validate_at_end": True})
         for seed, techniques in itertools.product(range(choice.seeds), loops):
-            recipe = recipes[cells.recipe]
-            if choice.validate and cells.data_set != SYNTHETIC and not recipe.validate_each_epoch:
-                recipe = recipe.model_copy(update={"validate_at_end": True})
             spec = _training_spec(values, cells, recipe, device, choice)
             tuned = _tuned_loop(suite, spec.workload)
             names = beside_others(techniques, spec.world_size, most_gpus)
