@@ -7,8 +7,9 @@ Each part is captured in a CUDA graph, as in the step, and replayed by all ranks
 plain one first: `--nccl NAME=VALUE,NAME=VALUE` sets its environment variables, without their `NCCL_`.
 
 - copy: gradients into the buffers, one of a dtype.
-- average: the buffers' collectives, one after another; *largest* the largest one alone, *grouped* all in one launch.
-- two-shot: the largest by PyTorch's symmetric memory, which needs no NCCL, where there is one.
+- mean: as `coalesced-reduce` takes it, by memory that all GPUs see or by NCCL.
+- collectives: by NCCL, one buffer after another; *largest* the largest one alone, *grouped* all in one launch.
+- two-shot: the largest by PyTorch's own kernel for memory that all GPUs see, where there is some.
 - whole: `coalesced-reduce` itself.
 """
 
@@ -71,7 +72,8 @@ def make_reduce(spec: TrialSpec, device: torch.device, peers: Peers) -> Coalesce
 
 def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Iterable[tuple[str, Work]]:
     """Return the parts by name, in all ranks the same."""
-    buckets = reduce._buckets
+    buckets, mean = reduce._buckets, reduce._mean
+    assert mean is not None
     largest = max((bucket._flat for bucket in buckets), key=Tensor.numel)
     gradients = [[torch.zeros_like(weight) for weight in bucket._parameters] for bucket in buckets]
 
@@ -79,15 +81,9 @@ def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Ite
         for bucket, own in zip(buckets, gradients, strict=True):
             torch._foreach_copy_(bucket._places, own)
 
-    def average() -> None:
+    def collectives() -> None:
         for bucket in buckets:
             peers.average(bucket._flat)
-
-    def grouped() -> None:
-        group = distributed.group.WORLD
-        group._start_coalescing(device)  # the manager's, which takes different dtypes
-        average()
-        group._end_coalescing(device).wait()
 
     def whole() -> None:
         for bucket, own in zip(buckets, gradients, strict=True):
@@ -95,10 +91,21 @@ def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Ite
                 weight.grad = gradient
         reduce()
 
-    found: list[tuple[str, Work]] = [("copy", copy), ("average", average), ("largest", lambda: peers.average(largest))]
+    found: list[tuple[str, Work]] = [("copy", copy), ("mean", mean), ("collectives", collectives)]
+    found.append(("largest", lambda: peers.average(largest)))
     if device.type == "cuda":
-        found += [("grouped", grouped), ("two-shot", _two_shot(largest, device))]
+        found += [("grouped", lambda: _in_one_launch(collectives, device)), ("two-shot", _two_shot(largest, device))]
     return [*found, ("whole", whole)]
+
+
+def _in_one_launch(collectives: Work, device: torch.device) -> None:
+    group = distributed.group.WORLD
+    assert group is not None
+    group._start_coalescing(device)  # the manager's, which takes different dtypes
+    collectives()
+    work = group._end_coalescing(device)
+    if work is not None:
+        work.wait()
 
 
 def _two_shot(like: Tensor, device: torch.device) -> Work:

@@ -414,6 +414,8 @@ def test_a_trial_of_two_gloo_ranks() -> None:
     spec = SPEC.model_copy(update=fields)
     (trial,) = Sweep(ForkserverEngine(), None, fake_environment(None), Silent()).run([spec])
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
+    assert trial.facts is not None
+    assert trial.facts.averaged_by == "collectives", "gloo's"
     first, second = trial.ranks
     assert [block.num_steps for block in first.blocks] == [block.num_steps for block in second.blocks]
     assert [block.loss for block in first.blocks] != [block.loss for block in second.blocks]

@@ -8,6 +8,7 @@ from typing import Any
 import exchange_time
 import pytest
 import torch
+from exchange_tables import exchange_table
 from exchange_time import make_reduce, parts_of
 
 from castwise.measure.parallel import Peers
@@ -31,12 +32,12 @@ def test_each_part_does_its_share_of_the_whole() -> None:
     peers = Doubling()
     reduce = make_reduce(spec_of("wrn-28-10"), CPU, peers)
     parts = dict(parts_of(reduce, CPU, peers))
-    assert list(parts) == ["copy", "average", "largest", "whole"]
+    assert list(parts) == ["copy", "mean", "collectives", "largest", "whole"]
     large, small = sorted(reduce._buckets, key=lambda bucket: -bucket._flat.numel())
     assert (large._flat.dtype, small._flat.dtype) == (torch.bfloat16, torch.float32), "batch norm's are of 32 bits"
     for bucket in (large, small):
         bucket._flat.fill_(1)
-    for name, expected in {"average": [2, 2], "largest": [4, 2], "copy": [0, 0]}.items():
+    for name, expected in {"mean": [2, 2], "collectives": [4, 4], "largest": [8, 4], "copy": [0, 0]}.items():
         parts[name]()
         assert [float(bucket._places[-1].max()) for bucket in (large, small)] == expected, name
     for bucket in (large, small):
@@ -56,3 +57,6 @@ def test_a_run_is_kept_with_every_setting(tmp_path: Path, monkeypatch: pytest.Mo
     assert exchange_time.main() == 0
     document = json.loads(out.read_text())
     assert [(run["nccl"], run["ranks"]) for run in document["runs"]] == [("", 2), ("MIN_NCHANNELS=32", 2)]
+    lines = exchange_table(out.rename(tmp_path / "2026-11-22-exchange.json")).splitlines()
+    assert "2026-11-22" in lines[0]
+    assert lines[-2:] == ["| as it is | 30.0 µs | – |", "| MIN_NCHANNELS=32 | 30.0 µs | – |"]

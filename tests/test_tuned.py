@@ -4,7 +4,7 @@ import math
 
 import pytest
 from fake_engine import fake_epoch, fake_run, fake_training, recipe_of
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 
 from castwise.analyze.runs import runs
 from castwise.analyze.tuned import tuned_notes, tuned_pairs
@@ -39,7 +39,7 @@ def test_runs_of_three_seeds_stand_beside_each_other_with_intervals() -> None:
     found = pair.difference
     assert found is not None
     assert found.value == pytest.approx(0.02 / 3)
-    interval = ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    interval = ttest_rel(after, before).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
     shown = texts(trials)
     assert shown["seeds"] == "3 each"
@@ -47,6 +47,35 @@ def test_runs_of_three_seeds_stand_beside_each_other_with_intervals() -> None:
     assert shown["tuned_score"] == "86.67 ± 1.53 %"
     assert shown["difference"].startswith("+0.67 [-")
     assert shown["loop"] == "channels-last+compile"
+
+
+def test_only_runs_of_the_same_seeds_are_compared_seed_by_seed() -> None:
+    before, after = (0.72, 0.77, 0.71), (0.721, 0.769, 0.7105)
+    published = [run(seed, accuracy) for seed, accuracy in enumerate(before)]
+    alike, unlike = (
+        tuned_pairs(runs([*published, *(run(first + seed, each, 4.0, _LOOP) for seed, each in order)]))[0].difference
+        for first, order in ((0, reversed(list(enumerate(after)))), (1, enumerate(after)))
+    )
+    assert alike is not None
+    assert unlike is not None
+    assert (alike.low, alike.high) == pytest.approx(ttest_rel(after, before).confidence_interval(0.95))
+    welch = ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    assert (unlike.low, unlike.high) == pytest.approx((welch.low, welch.high))
+    assert unlike.value == pytest.approx(alike.value)
+
+
+def test_what_compiles_first_does_not_hide_how_fast_the_other_epochs_are() -> None:
+    plain = [run(seed, 0.85) for seed in range(2)]
+    other = [with_first_step(run(seed, 0.85, 4.0, _LOOP), share) for seed, share in enumerate((3.0, 0.1))]
+    (pair,) = tuned_pairs(runs([*plain, *other]))
+    assert pair.speedup is not None
+    assert pair.settled_speedup is not None
+    assert pair.speedup.low < 1 < pair.speedup.high, "the first run alone compiled"
+    epochs = [
+        [epoch.seconds + epoch.validation_seconds for epoch in each.ranks[0].epochs] for each in (plain[0], other[0])
+    ]
+    assert pair.settled_speedup.value == pytest.approx(epochs[0][1] / epochs[1][1])
+    assert pair.settled_speedup.low > 1
 
 
 def test_one_run_a_side_has_a_difference_and_no_interval() -> None:
@@ -80,7 +109,8 @@ def with_first_step(trial: Trial, share: float) -> Trial:
     rank = trial.ranks[0]
     first, *others = rank.epochs
     total = sum(epoch.seconds + epoch.validation_seconds for epoch in rank.epochs)
-    first = first.model_copy(update={"first_step_seconds": share * total})
+    seconds = max(first.seconds, share * total)
+    first = first.model_copy(update={"first_step_seconds": share * total, "seconds": seconds})
     return trial.model_copy(update={"ranks": (rank.model_copy(update={"epochs": (first, *others)}),)})
 
 

@@ -141,6 +141,8 @@ class Facts(Document):
         warm_up_steps: Steps until then, the first one counted.
         capture_seconds: Of the warm-up, capturing the step as a CUDA graph; None where it is none.
         settled: Whether warm-up ended because the step time had settled (else: because its time was up).
+        averaged_by: How ranks take the mean of their gradients with `coalesced-reduce`: by the backend's collectives,
+            or by a kernel in memory that all their GPUs see; None without it, and in runs of epochs.
     """
 
     num_parameters: int
@@ -161,6 +163,7 @@ class Facts(Document):
     warm_up_steps: int = 0
     capture_seconds: float | None = None
     settled: bool = True
+    averaged_by: Literal["collectives", "shared memory"] | None = None
 
 
 class Block(Document):

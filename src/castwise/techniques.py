@@ -242,7 +242,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     ),
     Technique(
         name="coalesced-reduce",
-        summary="ranks average all gradients by one collective behind backward, without DistributedDataParallel",
+        summary="ranks average all gradients at once behind backward, without DistributedDataParallel",
         needs="several GPUs with a process each (ddp), and ranks that train the same weights in every step",
         cost="a copy of the gradients; none are averaged while backward runs",
         numerics="rounding",

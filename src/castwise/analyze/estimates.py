@@ -170,6 +170,24 @@ def mean_difference(before: Sequence[float], after: Sequence[float], level: floa
     return Difference(value, value - reach, value + reach)
 
 
+def paired_difference(before: Sequence[float], after: Sequence[float], level: float = LEVEL) -> Difference:
+    """Return by how much numbers are above those they belong to, in the mean, with Student's interval.
+
+    What both of a pair share, such as the weights that two runs began with, is in neither the figure nor the interval.
+
+    Args:
+        before: The others; at least one.
+        after: As many, in the same order.
+        level: The share of intervals that is to hold the truth; see `student_quantile`.
+    """
+    differences = [own - other for other, own in zip(before, after, strict=True)]
+    value, count = statistics.fmean(differences), len(differences)
+    if count < MIN_PROCESSES:
+        return Difference(value, math.nan, math.nan)
+    reach = student_quantile(count - 1, level) * statistics.stdev(differences) / math.sqrt(count)
+    return Difference(value, value - reach, value + reach)
+
+
 def pseudomedian(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs, each value paired with itself too; of three or fewer, the median.
 

@@ -194,6 +194,17 @@ def is_whole(trial: Trial) -> bool:
     return trial.status == "ok" and all_done
 
 
+def epoch_seconds(trial: Trial) -> float | None:
+    """Return how long an epoch takes once all is compiled, validation included: the median of those after the first.
+
+    None where there is no second one, or one was cut short.
+    """
+    epochs = epochs_of(trial)
+    if any(epoch.shortened for epoch in epochs):
+        return None
+    return median(epoch.seconds + epoch.validation_seconds for epoch in epochs[1:])
+
+
 def start_share(trial: Trial, *, of_throughput: bool) -> float:
     """Return the share of a run's first step in its time, validation included, or in what its throughput counts."""
     epochs, parts = _counted(epochs_of(trial), trial), split(trial)

@@ -2,16 +2,17 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from castwise.analyze.estimates import Difference, Estimate, estimate, mean_difference
+from castwise.analyze.estimates import Difference, Estimate, estimate, mean_difference, paired_difference
 from castwise.analyze.metrics import largest
-from castwise.analyze.runs import Run, is_whole, same_but, speedup, start_share
+from castwise.analyze.runs import Run, epoch_seconds, is_whole, same_but, speedup, start_share
 from castwise.analyze.runs import median as median_of
 from castwise.analyze.warnings import NOISE
 from castwise.plan import TrialSpec
 from castwise.quantities import few, format_share
+from castwise.record import Trial
 
 _LEVEL = 0.95
 
@@ -36,9 +37,12 @@ class TunedPair:
     @property
     def speedup(self) -> Estimate | None:
         """Return how many times as fast the tuned loop trains, seed by seed; None where that cannot be said."""
-        plain = {run.trial.spec.seed: run.trial for run in self.published}
-        ratios = [speedup(plain.get(run.trial.spec.seed), run.trial) for run in self.tuned]
-        return estimate([ratio for ratio in ratios if ratio])
+        return _by_seed(self, speedup)
+
+    @property
+    def settled_speedup(self) -> Estimate | None:
+        """Return how many times as fast the tuned loop's epochs are once all is compiled, seed by seed."""
+        return _by_seed(self, _epochs_ratio)
 
     @property
     def start_shares(self) -> tuple[float, float]:
@@ -62,9 +66,15 @@ class TunedPair:
 
     @property
     def difference(self) -> Difference | None:
-        """Return by how much the tuned loop's score is higher, with its 95 % interval; None without scores."""
+        """Return by how much the tuned loop's score is higher, with its 95 % interval; None without scores.
+
+        Where both sides have runs of the same seeds, which begin with the same weights, it is taken seed by seed.
+        """
         before, after = self.scores(self.published), self.scores(self.tuned)
-        return mean_difference(before, after, _LEVEL) if before and after else None
+        if not before or not after:
+            return None
+        is_paired = _seeds(self.published) == _seeds(self.tuned) and len(before) == len(after) == len(self.tuned)
+        return (paired_difference if is_paired else mean_difference)(before, after, _LEVEL)
 
 
 def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
@@ -77,11 +87,31 @@ def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
         if loop:
             others.setdefault(cell, {}).setdefault(loop, []).append(run)
     return [
-        TunedPair(tuple(own), tuple(tuned))
+        TunedPair(_in_order(own), _in_order(tuned))
         for cell, own in published.items()
         if own
         for tuned in others.get(cell, {}).values()
     ]
+
+
+def _in_order(runs: Sequence[Run]) -> tuple[Run, ...]:
+    return tuple(sorted(runs, key=lambda run: run.trial.spec.seed))
+
+
+def _seeds(side: Sequence[Run]) -> list[int]:
+    return [run.trial.spec.seed for run in side]
+
+
+def _by_seed(pair: TunedPair, ratio: Callable[[Trial | None, Trial], float | None]) -> Estimate | None:
+    """Return a ratio of the two loops, of which every seed that both have gives one value."""
+    plain = {run.trial.spec.seed: run.trial for run in pair.published}
+    ratios = [ratio(plain.get(run.trial.spec.seed), run.trial) for run in pair.tuned]
+    return estimate([ratio for ratio in ratios if ratio])
+
+
+def _epochs_ratio(baseline: Trial | None, trial: Trial) -> float | None:
+    before, after = None if baseline is None else epoch_seconds(baseline), epoch_seconds(trial)
+    return before / after if before and after else None
 
 
 def tuned_notes(pairs: Sequence[TunedPair]) -> list[str]:

@@ -139,6 +139,7 @@ class SteadyCell:
             "warm_up_steps": self._warm_up_steps,
             "capture_seconds": graph.captures.seconds if graph else None,
             "settled": settled,
+            "averaged_by": self._step.averaged_by,
         }
         if self._watch is not None:
             self._watch.start()
@@ -199,7 +200,7 @@ class SteadyCell:
         samples = RankSamples(
             blocks=tuple(self._blocks),
             peak_allocated_bytes=self._step.peak_allocated(self._memory.peak_allocated()),
-            peak_reserved_bytes=self._memory.peak_reserved(),
+            peak_reserved_bytes=self._step.peak_reserved(self._memory.peak_reserved()),
             warm_up_peak_allocated_bytes=self._warm_up_peak,
             notes=() if self._watch is None else self._watch.notes(),
         )

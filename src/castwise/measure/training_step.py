@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -168,12 +168,30 @@ class TrainingStep:
 
     def peak_allocated(self, seen: int | None) -> int | None:
         """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
-        return seen if self.graph is None or seen is None else max(seen, self.graph.captures.peak_bytes)
+        if seen is None:
+            return None
+        return self.outside_bytes + (seen if self.graph is None else max(seen, self.graph.captures.peak_bytes))
 
     def peak_allocated_ever(self, seen: int | None) -> int | None:
         """Return the same of all steps so far, those before a capture too, which the allocator has forgotten."""
         peak = self.peak_allocated(seen)
-        return peak if self.graph is None or peak is None else max(peak, self.graph.captures.earlier_peak_bytes)
+        if self.graph is None or peak is None:
+            return peak
+        return max(peak, self.graph.captures.earlier_peak_bytes + self.outside_bytes)
+
+    def peak_reserved(self, seen: int | None) -> int | None:
+        """Return the most bytes that were held for tensors, by what the allocator held."""
+        return None if seen is None else seen + self.outside_bytes
+
+    @property
+    def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
+        """Return how ranks average gradients behind backward, None where they do not, or have not yet."""
+        return None if self._reduce is None else self._reduce.averaged_by
+
+    @property
+    def outside_bytes(self) -> int:
+        """Memory of tensors that PyTorch's allocator does not hold: gradients that all ranks see."""
+        return 0 if self._reduce is None else self._reduce.outside_bytes
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""

@@ -108,6 +108,12 @@ TUNED: tuple[Column[TunedPair], ...] = (
     ),
     Column("speedup", "times as fast", _speedup, lambda p: ratio_text(p.speedup)),
     Column(
+        "settled_speedup",
+        "by the epochs after the first",
+        lambda p: p.settled_speedup.value if p.settled_speedup is not None else None,
+        lambda p: ratio_text(p.settled_speedup),
+    ),
+    Column(
         "published_bytes",
         "peak allocated, published",
         lambda p: largest_bytes(p.published),
@@ -126,4 +132,4 @@ TUNED: tuple[Column[TunedPair], ...] = (
 )
 
 # What a narrow terminal does without, the first first.
-DISPENSABLE = ("loop", "published_bytes", "tuned_bytes", "seeds")
+DISPENSABLE = ("loop", "published_bytes", "tuned_bytes", "seeds", "settled_speedup")

@@ -1,12 +1,15 @@
-"""Gradients averaged over ranks by one collective behind backward, in DistributedDataParallel's place."""
+"""Gradients averaged over ranks all at once behind backward, in DistributedDataParallel's place."""
 
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from castwise.errors import UsageError
+from castwise.measure.means import CollectiveMean, SymmetricMean, mean_over
 from castwise.measure.parallel import Peers
 
 # Where a gradient's place begins: rows of a cache, which kernels and Inductor's code read without looking for edges.
@@ -14,11 +17,12 @@ _ALIGNED_BYTES = 128
 
 
 class CoalescedReduce:
-    """Averages the gradients that backward has left in a model over the ranks, a collective a dtype.
+    """Averages the gradients that backward has left in a model over the ranks, all of a dtype at once.
 
     DistributedDataParallel does so while backward runs, by a hook on every weight, and broadcasts rank 0's buffers
     before each forward pass. That is the host's work, which a compiled step can wait for; it cuts what torch.compile
-    fuses in pieces; and a CUDA graph wants no hooks. Here the host starts a copy and a collective.
+    fuses in pieces; and a CUDA graph wants no hooks. Here the host starts a copy and a collective, or, where the GPUs
+    see each other's memory, a kernel in its place.
 
     Afterwards the gradients are views of the buffers that were averaged: nothing is copied back.
     """
@@ -34,6 +38,7 @@ class CoalescedReduce:
         # Frozen ones as well: one that is thawed later must not go unnoticed.
         self._names, self._parameters = zip(*model.named_parameters(), strict=True)
         self._buckets: list[_Bucket] = []
+        self._mean: CollectiveMean | SymmetricMean | None = None
         self._has_gradient: list[bool] | None = None
         self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
 
@@ -49,8 +54,24 @@ class CoalescedReduce:
         if self._has_gradient is None:
             self._begin(has_gradient)
         self._check(has_gradient)
+        assert self._mean is not None, "the first step makes it"
         for bucket in self._buckets:
-            bucket.average(self._peers)
+            bucket.collect()
+        self._mean()
+        for bucket in self._buckets:
+            bucket.hand_out()
+
+    @property
+    def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
+        """Return which way the ranks have agreed on, None before the first step."""
+        if self._mean is None:
+            return None
+        return "shared memory" if isinstance(self._mean, SymmetricMean) else "collectives"
+
+    @property
+    def outside_bytes(self) -> int:
+        """Memory of the gradients that PyTorch's allocator does not hold, where all ranks see it."""
+        return 0 if self._mean is None else self._mean.outside_bytes
 
     def share_statistics(self) -> None:
         """Give all ranks rank 0's running statistics: each moves its own, and evaluation alone reads them."""
@@ -72,7 +93,11 @@ class CoalescedReduce:
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise UsageError(f"coalesced-reduce cannot average the sparse gradient of {name}. Make it a dense one.")
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
-        self._buckets = [_Bucket([each for each in trained if each.dtype == dtype]) for dtype in dtypes]
+        of_dtypes = [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
+        sizes = [(_begins(each)[-1], each[0].dtype) for each in of_dtypes]
+        self._mean = mean_over(self._peers, sizes, trained[0].device) if trained else None
+        buffers = self._mean.buffers if self._mean is not None else []
+        self._buckets = [_Bucket(*each) for each in zip(of_dtypes, buffers, strict=True)]
         self._versions = [
             (module, name, buffer, buffer._version)
             for module in self._model.modules()
@@ -100,28 +125,30 @@ class CoalescedReduce:
 class _Bucket:
     """The gradients of weights of one dtype, in one piece of memory."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters
-        step = _ALIGNED_BYTES // parameters[0].element_size()
-        begins = [0]
-        for parameter in parameters:
-            begins.append(begins[-1] + -(-parameter.numel() // step) * step)
-        # Zeros lie between the places, and stay.
-        self._flat = torch.zeros(begins[-1], dtype=parameters[0].dtype, device=parameters[0].device)
+    def __init__(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
+        self._parameters, self._flat = parameters, flat
         # A weight's own order, which is the same in all ranks and which autograd gives its gradient: channels last
         # stays so. What has gaps or overlaps lies without.
         strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         self._places = [
-            self._flat.as_strided(parameter.shape, stride, begin)
-            for parameter, stride, begin in zip(parameters, strides, begins[:-1], strict=True)
+            flat.as_strided(parameter.shape, stride, flat.storage_offset() + begin)
+            for parameter, stride, begin in zip(parameters, strides, _begins(parameters)[:-1], strict=True)
         ]
 
-    def average(self, peers: Peers) -> None:
-        """Bring the gradients into their places, average them, and let the weights have them there."""
+    def collect(self) -> None:
+        """Bring the gradients into their places; zeros lie between those, and stay."""
         torch._foreach_copy_(self._places, [_gradient(parameter) for parameter in self._parameters])
-        peers.average(self._flat)
+
+    def hand_out(self) -> None:
+        """Let the weights have what lies in their places."""
         for parameter, place in zip(self._parameters, self._places, strict=True):
             parameter.grad = place
+
+
+def _begins(parameters: Sequence[Tensor]) -> list[int]:
+    """Return the element where each one's place begins, and where the last one ends."""
+    step = _ALIGNED_BYTES // parameters[0].element_size()
+    return list(accumulate((-(-each.numel() // step) * step for each in parameters), initial=0))
 
 
 def _gradient(parameter: Tensor) -> Tensor:
