@@ -6,11 +6,11 @@
 Each part is captured in a CUDA graph, as in the step, and replayed by all ranks at once. A line a setting of NCCL, the
 plain one first: `--nccl NAME=VALUE,NAME=VALUE` sets its environment variables, without their `NCCL_`.
 
-- copy: gradients into the buffers, one of a dtype.
-- mean: as `coalesced-reduce` takes it, by memory that all GPUs see or by NCCL.
+- copy: gradients into one buffer a dtype, as NCCL wants them.
 - collectives: by NCCL, one buffer after another; *largest* the largest one alone, *grouped* all in one launch.
 - two-shot: the largest by PyTorch's own kernel for memory that all GPUs see, where there is some.
-- whole: `coalesced-reduce` itself.
+- bring, write: castwise's kernels for such memory, which need no copy, without the barriers between them.
+- whole: `coalesced-reduce` itself, by the one way or the other.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from castwise.measure.environment import read_environment
+from castwise.measure.means import CollectiveMean, Groups, SymmetricMean
 from castwise.measure.parallel import Peers, join_peers
 from castwise.measure.precision import convert_weights
 from castwise.measure.stopwatch import stopwatch_of
@@ -72,30 +73,39 @@ def make_reduce(spec: TrialSpec, device: torch.device, peers: Peers) -> Coalesce
 
 def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Iterable[tuple[str, Work]]:
     """Return the parts by name, in all ranks the same."""
-    buckets, mean = reduce._buckets, reduce._mean
+    mean, groups = reduce._mean, reduce._groups
     assert mean is not None
-    largest = max((bucket._flat for bucket in buckets), key=Tensor.numel)
-    gradients = [[torch.zeros_like(weight) for weight in bucket._parameters] for bucket in buckets]
-
-    def copy() -> None:
-        for bucket, own in zip(buckets, gradients, strict=True):
-            torch._foreach_copy_(bucket._places, own)
-
-    def collectives() -> None:
-        for bucket in buckets:
-            peers.average(bucket._flat)
+    gradients = [[torch.zeros_like(weight) for weight in group] for group in groups]
 
     def whole() -> None:
-        for bucket, own in zip(buckets, gradients, strict=True):
-            for weight, gradient in zip(bucket._parameters, own, strict=True):
+        for group, own in zip(groups, gradients, strict=True):
+            for weight, gradient in zip(group, own, strict=True):
                 weight.grad = gradient
         reduce()
 
-    found: list[tuple[str, Work]] = [("copy", copy), ("mean", mean), ("collectives", collectives)]
-    found.append(("largest", lambda: peers.average(largest)))
+    by_collectives = CollectiveMean(groups, peers)
+    largest = max(by_collectives.flat, key=Tensor.numel)
+    found: list[tuple[str, Work]] = [
+        ("copy", lambda: by_collectives.copy(gradients)),
+        ("collectives", by_collectives.average),
+        ("largest", lambda: peers.average(largest)),
+    ]
     if device.type == "cuda":
-        found += [("grouped", lambda: _in_one_launch(collectives, device)), ("two-shot", _two_shot(largest, device))]
+        grouped = ("grouped", lambda: _in_one_launch(by_collectives.average, device))
+        found += [grouped, ("two-shot", _two_shot(largest, device))]
+    if isinstance(mean, SymmetricMean):
+        found += [("bring", lambda: _bring(mean, gradients)), ("write", lambda: _write(mean))]
     return [*found, ("whole", whole)]
+
+
+def _bring(mean: SymmetricMean, gradients: Groups) -> None:
+    for own, group in zip(mean._groups, gradients, strict=True):
+        own.bring(group)
+
+
+def _write(mean: SymmetricMean) -> None:
+    for own in mean._groups:
+        own.average()
 
 
 def _in_one_launch(collectives: Work, device: torch.device) -> None:

@@ -32,18 +32,23 @@ def test_each_part_does_its_share_of_the_whole() -> None:
     peers = Doubling()
     reduce = make_reduce(spec_of("wrn-28-10"), CPU, peers)
     parts = dict(parts_of(reduce, CPU, peers))
-    assert list(parts) == ["copy", "mean", "collectives", "largest", "whole"]
-    large, small = sorted(reduce._buckets, key=lambda bucket: -bucket._flat.numel())
-    assert (large._flat.dtype, small._flat.dtype) == (torch.bfloat16, torch.float32), "batch norm's are of 32 bits"
-    for bucket in (large, small):
-        bucket._flat.fill_(1)
-    for name, expected in {"mean": [2, 2], "collectives": [4, 4], "largest": [8, 4], "copy": [0, 0]}.items():
+    assert list(parts) == ["copy", "collectives", "largest", "whole"]
+    flat = parts["collectives"].__self__.flat  # type: ignore[attr-defined]
+    large, small = sorted(flat, key=lambda each: -each.numel())
+    assert (large.dtype, small.dtype) == (torch.bfloat16, torch.float32), "batch norm's are of 32 bits"
+    for each in flat:
+        each.fill_(1)
+    for name, expected in {"collectives": [2, 2], "largest": [4, 2]}.items():
         parts[name]()
-        assert [float(bucket._places[-1].max()) for bucket in (large, small)] == expected, name
-    for bucket in (large, small):
-        bucket._flat.fill_(1)
+        assert [float(each.max()) for each in (large, small)] == expected, name
+    parts["copy"]()
+    assert sum(int(each.count_nonzero()) for each in flat) < sum(map(len, flat)) / 100, "between the places alone"
+    for weight in (weight for group in reduce._groups for weight in group):
+        assert weight.grad is not None
+        weight.grad.fill_(1)
     parts["whole"]()
-    assert [float(bucket._places[-1].max()) for bucket in (large, small)] == [0, 0], "gradients of zeros, averaged"
+    gradients = [weight.grad for group in reduce._groups for weight in group]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients), "zeros, averaged"
 
 
 def test_a_run_is_kept_with_every_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

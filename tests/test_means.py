@@ -6,12 +6,11 @@ from interpreted import run_interpreted
 from small_step import make_net, make_step, make_task
 
 from castwise.measure import means
-from castwise.measure.means import CollectiveMean, mean_over
+from castwise.measure.means import CollectiveMean, Groups, lying_as, mean_over
 from castwise.measure.parallel import Peers
 from castwise.precisions import find_precision
 
-CPU = torch.device("cpu")
-SIZES = [(5, torch.bfloat16), (3, torch.float32)]
+GROUPS = [[torch.zeros(5, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16)], [torch.zeros(3)]]
 
 
 class Others(Peers):
@@ -34,12 +33,8 @@ class Shared:
 
     outside_bytes = 1 << 20
 
-    def __init__(self, sizes: list[tuple[int, torch.dtype]], device: torch.device, peers: Peers) -> None:
-        del peers
-        self.buffers = [torch.zeros(numel, dtype=dtype, device=device) for numel, dtype in sizes]
-
-    def __call__(self) -> None:
-        """Leave all as it is."""
+    def __init__(self, groups: Groups, peers: Peers) -> None:
+        del groups, peers
 
 
 class Forbidden(Shared):
@@ -53,13 +48,15 @@ def able(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
 
 
 def test_ranks_on_a_cpu_take_collectives() -> None:
-    mean = mean_over(Others(None, False), SIZES, CPU)
+    mean = mean_over(Others(None, False), GROUPS)
     assert isinstance(mean, CollectiveMean)
-    assert [(len(buffer), buffer.dtype) for buffer in mean.buffers] == SIZES
-    assert not any(buffer.any() for buffer in mean.buffers)
-    mean.buffers[1].fill_(3)
-    mean()
-    assert mean.buffers[1].tolist() == [1.5] * 3
+    assert [[(place.shape, place.dtype) for place in places] for places in mean.places] == [
+        [(each.shape, each.dtype) for each in group] for group in GROUPS
+    ]
+    mean([[torch.full_like(each, 3) for each in group] for group in GROUPS])
+    assert all(bool((place == 1.5).all()) for places in mean.places for place in places)
+    assert [int(flat.count_nonzero()) for flat in mean.flat] == [9, 3], "zeros stay between the places"
+    assert all(place.data_ptr() % 64 == 0 for places in mean.places for place in places)
 
 
 @pytest.mark.parametrize(
@@ -76,35 +73,66 @@ def test_all_ranks_share_memory_or_none_does(
     monkeypatch: pytest.MonkeyPatch, kind: type, answers: tuple[bool, ...], is_shared: bool
 ) -> None:
     able(monkeypatch, kind)
-    assert isinstance(mean_over(Others(*answers), SIZES, CPU), Shared if is_shared else CollectiveMean)
+    assert isinstance(mean_over(Others(*answers), GROUPS), Shared if is_shared else CollectiveMean)
 
 
-@pytest.mark.parametrize(("sizes", "reaches"), [(SIZES, True), (SIZES, False), ([(5, torch.float64)], True)])
+class OnGpu:
+    """Stands for a tensor on a GPU."""
+
+    device = torch.device("cuda:0")
+
+    def __init__(self, dtype: torch.dtype, numel: int = 8) -> None:
+        self.dtype = dtype
+        self.numel = lambda: numel
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reaches", "expected"),
+    [
+        (OnGpu(torch.float32), True, True),
+        (OnGpu(torch.bfloat16), False, False),
+        (OnGpu(torch.float64), True, False),
+        (OnGpu(torch.float32, 0), True, False),
+    ],
+)
 def test_memory_is_shared_by_gpus_that_reach_each_other(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[tuple[int, torch.dtype]], reaches: bool
+    monkeypatch: pytest.MonkeyPatch, tensor: OnGpu, reaches: bool, expected: bool
 ) -> None:
-    asked = []
-
     def can_device_access_peer(own: torch.device, other: int) -> bool:
-        asked.append((own.index, other))
+        assert (own.index, other) == (0, 1)
         return reaches
 
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(means, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_device_access_peer)
-    expected = reaches and sizes == SIZES
-    assert means._can_share(Others(1), sizes, torch.device("cuda:0")) is expected
-    assert asked == ([(0, 1)] if sizes == SIZES else [])
-    assert not means._can_share(Others(0), sizes, torch.device("cuda:0")), "both say they are one and the same"
+    groups: Groups = [[tensor]]  # type: ignore[list-item]
+    assert means._can_share(Others(1), groups) is expected
+    assert not means._can_share(Others(0), groups), "both say they are one and the same"
+    monkeypatch.setattr(means, "find_spec", lambda _: None)
+    assert not means._can_share(Others(1), groups), "no Triton"
+
+
+def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:
+    place = torch.empty(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    alike = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    assert lying_as(place, alike) is alike
+    whole = torch.randn(4, 3, 1, 1)
+    assert lying_as(torch.empty(4, 3, 1, 1).to(memory_format=torch.channels_last), whole) is whole, "one pixel"
+    memory = torch.randn(49)
+    for unlike in (alike.contiguous(), alike.double(), memory[1:].as_strided(place.shape, place.stride())):
+        found = lying_as(place, unlike)
+        assert found is not unlike
+        assert (found.stride(), found.dtype, found.data_ptr() % 16) == (place.stride(), place.dtype, 0)
+        assert torch.equal(found, unlike.float())
 
 
 def test_memory_that_the_allocator_does_not_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     able(monkeypatch, Shared)
     step = make_step(find_precision("fp32"), make_task(make_net()))
-    step.average_gradients(Others(*[True] * 3))
+    step.average_gradients(Others())
     assert (step.outside_bytes, step.peak_allocated(10), step.peak_reserved(20)) == (0, 10, 20), "none yet"
     assert step._reduce is not None
-    monkeypatch.setattr(step._reduce, "_mean", Shared(SIZES, CPU, Peers()))
+    monkeypatch.setattr(step._reduce, "_mean", Shared(GROUPS, Peers()))
     assert step.peak_allocated(10) == (1 << 20) + 10
     assert step.peak_allocated_ever(10) == (1 << 20) + 10
     assert step.peak_reserved(20) == (1 << 20) + 20
@@ -115,20 +143,39 @@ def test_shares_of_all_ranks_make_the_mean_rounded_once() -> None:
     done = run_interpreted(
         """
         import torch
-        from castwise.measure.mean_kernels import write_means
+        from castwise.measure.mean_groups import SharedGroup
+
+        shapes = ((64, 3, 3, 3), (5000,), (), (0,), (128, 64, 1, 1), (4096,)) + ((9,),) * 70
+
+        def tensors(rank, dtype):
+            torch.manual_seed(rank)
+            made = [torch.randn(shape).to(dtype) for shape in shapes]
+            return [each.to(memory_format=torch.channels_last) if each.ndim == 4 else each for each in made]
 
         for dtype, allowed in ((torch.float32, 2.0**-22), (torch.float16, 2.0**-10), (torch.bfloat16, 2.0**-7)):
-            for ranks, numel in ((2, 5000), (3, 10), (4, 20001)):
-                torch.manual_seed(numel)
-                buffers = [torch.randn(numel).to(dtype) for _ in range(ranks)]
-                expected = torch.stack([each.double() for each in buffers]).mean(0)
-                addresses = torch.tensor([each.data_ptr() for each in buffers], dtype=torch.int64)
-                for rank in range(ranks):
-                    write_means(addresses, buffers[rank], rank)
-                assert all(torch.equal(each, buffers[0]) for each in buffers), "all ranks have the same bits"
-                # The interpreter cuts bfloat16 off where a GPU rounds it.
-                error = (buffers[0].double() - expected).abs() / expected.abs().clamp(min=1)
-                assert error.max() <= allowed, (dtype, ranks, float(error.max()))
+            for ranks in (2, 3, 4):
+                given = [tensors(rank, dtype) for rank in range(ranks)]
+                size = SharedGroup.num_bytes(given[0], ranks)
+                # Past the end nothing may be written.
+                memories = [torch.full((size + 64,), 7, dtype=torch.uint8) for _ in range(ranks)]
+                addresses = [memory.data_ptr() for memory in memories]
+                groups = [SharedGroup(given[0], memory, addresses, rank) for rank, memory in enumerate(memories)]
+                for turn in range(2):
+                    for group, own in zip(groups, given):
+                        group.bring(own)
+                    for group in groups:
+                        group.average()
+                    for memory in memories:
+                        assert (memory[size:] == 7).all()
+                    for number in range(len(shapes)):
+                        places = [group.places[number] for group in groups]
+                        assert all(torch.equal(place, places[0]) for place in places), "all ranks have the same bits"
+                        assert places[0].stride() == given[0][number].stride()
+                        expected = torch.stack([own[number].double() for own in given]).mean(0)
+                        # The interpreter cuts bfloat16 off where a GPU rounds it.
+                        error = (places[0].double() - expected).abs() / expected.abs().clamp(min=1)
+                        assert not error.numel() or error.max() <= allowed, (dtype, ranks, number, error.max())
+                    given = [[each * 2 for each in own] for own in given]  # elsewhere in memory
         """
     )
     assert done.returncode == 0, done.stderr[-2000:]

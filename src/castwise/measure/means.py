@@ -1,116 +1,144 @@
-"""Buffers that ranks fill, and the mean of all ranks' values in them: by NCCL, or by memory that all of them see."""
+"""The mean of all ranks' tensors, such as gradients: by collectives, or by kernels in memory that all GPUs see."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from castwise.measure.parallel import Peers
+from castwise.measure.places import begins_of, places_of
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
-# Where a buffer begins: what kernels read at a time, and rows of a cache.
+# Where a tensor's place begins: rows of a cache, which kernels and Inductor's code read without looking for edges.
 _ALIGNED_BYTES = 128
-Size = tuple[int, torch.dtype]
+_READ_BYTES = 16  # that a thread reads at a time
+Groups = Sequence[Sequence[Tensor]]
 
 
 class CollectiveMean:
-    """The mean by collectives, one a buffer.
+    """The mean by collectives, one a group of tensors.
 
     Attributes:
-        buffers: Filled with zeros, one a size.
-        outside_bytes: What of them PyTorch's allocator does not hold.
+        places: Where the means are found, a tensor for each that was told of. All of a group are one piece of memory.
+        outside_bytes: What of that PyTorch's allocator does not hold.
     """
 
     outside_bytes = 0
 
-    def __init__(self, sizes: Sequence[Size], device: torch.device, peers: Peers) -> None:
-        self.buffers = [torch.zeros(numel, dtype=dtype, device=device) for numel, dtype in sizes]
+    def __init__(self, groups: Groups, peers: Peers) -> None:
+        """Make places for tensors like these; a group's are of one dtype and on one device."""
         self._peers = peers
+        begins = [begins_of(group, _ALIGNED_BYTES) for group in groups]
+        # Zeros lie between the places, and stay.
+        self.flat = [
+            torch.zeros(begin[-1], dtype=group[0].dtype, device=group[0].device)
+            for group, begin in zip(groups, begins, strict=True)
+        ]
+        self.places = [places_of(*each) for each in zip(self.flat, groups, begins, strict=True)]
 
-    def __call__(self) -> None:
-        """Give the buffers the means of all ranks' values; all have to ask."""
-        for buffer in self.buffers:
-            self._peers.average(buffer)
+    def __call__(self, groups: Groups) -> None:
+        """Bring the means of all ranks' tensors to their places; all have to ask."""
+        self.copy(groups)
+        self.average()
+
+    def copy(self, groups: Groups) -> None:
+        """Bring a rank's own tensors to their places."""
+        for places, group in zip(self.places, groups, strict=True):
+            torch._foreach_copy_(places, list(group))
+
+    def average(self) -> None:
+        """Average what lies in the places."""
+        for flat in self.flat:
+            self._peers.average(flat)
 
 
 class SymmetricMean:
-    """The mean by a kernel that reads and writes all ranks' buffers, each rank a share of the elements.
+    """The mean by kernels that write into all ranks' memory, each rank that of a share of the elements.
 
-    It moves the bytes of a ring's all-reduce in two steps, whatever the number of ranks, and wants no memory between.
-    Values are added in float32 and rounded once. All ranks have the same bits, since one of them made each element.
+    Over the links goes what a ring's all-reduce sends, in two steps whatever the number of ranks, and no copy precedes
+    it. Values are added in float32 and rounded once. All ranks have the same bits, since one of them made each.
 
     Attributes:
-        buffers: Filled with zeros, one a size, in memory that PyTorch's allocator does not know of.
-        outside_bytes: As many as they have.
+        places: As of `CollectiveMean`.
+        outside_bytes: The places and as much again, in memory that PyTorch's allocator does not know of.
     """
 
-    def __init__(self, sizes: Sequence[Size], device: torch.device, peers: Peers) -> None:
-        """Allocate; all ranks have to ask, for the same.
+    def __init__(self, groups: Groups, peers: Peers) -> None:
+        """Make places for tensors like these; all ranks have to, for the same.
 
         Raises:
             RuntimeError: The driver, or what confines the process, does not let memory be shared.
         """
         from torch.distributed import _symmetric_memory as symmetric
 
-        group = distributed.group.WORLD
-        assert group is not None, "ranks have joined one"
-        begins = _begins(sizes)
+        from castwise.measure.mean_groups import SharedGroup
+
+        process_group = distributed.group.WORLD
+        assert process_group is not None, "ranks have joined one"
+        sizes = [SharedGroup.num_bytes(group, peers.world_size) for group in groups]
+        begins = list(accumulate(sizes, initial=0))
         self.outside_bytes = begins[-1]
-        self._peers, self._whole = peers, symmetric.empty(begins[-1], dtype=torch.uint8, device=device).zero_()
-        self._handle = symmetric.rendezvous(self._whole, group.group_name)
-        self.buffers = [
-            self._whole[begin:end].view(dtype)[:numel]
-            for (begin, end), (numel, dtype) in zip(pairwise(begins), sizes, strict=True)
+        memory = symmetric.empty(begins[-1], dtype=torch.uint8, device=groups[0][0].device)
+        self._handle = symmetric.rendezvous(memory, process_group.group_name)
+        self._groups = [
+            SharedGroup(group, memory[begin:], [address + begin for address in self._handle.buffer_ptrs], peers.rank)
+            for group, begin in zip(groups, begins[:-1], strict=True)
         ]
-        self._addresses = [
-            torch.tensor([address + begin for address in self._handle.buffer_ptrs], dtype=torch.int64, device=device)
-            for begin in begins[:-1]
-        ]
+        self.places = [group.places for group in self._groups]
 
-    def __call__(self) -> None:
-        """Give the buffers the means of all ranks' values; all have to ask."""
-        from castwise.measure.mean_kernels import write_means
-
-        self._handle.barrier()  # all are filled, and nobody reads the means of the step before any more
-        for buffer, addresses in zip(self.buffers, self._addresses, strict=True):
-            write_means(addresses, buffer, self._peers.rank)
-        self._handle.barrier()  # all shares are written
+    def __call__(self, groups: Groups) -> None:
+        """Bring the means of all ranks' tensors to their places; all have to ask."""
+        for own, group in zip(self._groups, groups, strict=True):
+            own.bring([lying_as(place, tensor) for place, tensor in zip(own.places, group, strict=True)])
+        self._handle.barrier()  # all has come, and nobody reads the means of the step before any more
+        for own in self._groups:
+            own.average()
+        self._handle.barrier()  # all means are there, and no rank reads what was brought to it any more
 
 
-def mean_over(peers: Peers, sizes: Sequence[Size], device: torch.device) -> CollectiveMean | SymmetricMean:
-    """Return the faster way that there is to average buffers of these sizes, in all ranks the same.
+def mean_over(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricMean:
+    """Return the faster way that there is to average tensors like these, in all ranks the same.
 
     Args:
         peers: All have to ask.
-        sizes: Elements and dtype of each buffer.
-        device: Where they lie.
+        groups: Each of one dtype, all on one device.
     """
-    if all(peers.gather(_can_share(peers, sizes, device))):
+    if all(peers.gather(_can_share(peers, groups))):
         made: SymmetricMean | None = None
         with suppress(RuntimeError):  # NCCL has ways around what is not allowed
-            made = SymmetricMean(sizes, device, peers)
+            made = SymmetricMean(groups, peers)
         if all(peers.gather(made is not None)) and made is not None:
             return made
-    return CollectiveMean(sizes, device, peers)
+    return CollectiveMean(groups, peers)
 
 
-def _can_share(peers: Peers, sizes: Sequence[Size], device: torch.device) -> bool:
+def lying_as(place: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor whose elements lie as a place's do, where a thread can read several at a time; mostly itself."""
+    strides = zip(place.shape, place.stride(), tensor.stride(), strict=True)
+    if (
+        all(own == other for size, own, other in strides if size != 1)
+        and tensor.dtype == place.dtype
+        and tensor.data_ptr() % _READ_BYTES == 0
+    ):
+        return tensor
+    made = torch.empty_strided(place.shape, place.stride(), dtype=place.dtype, device=place.device)
+    return made.copy_(tensor)
+
+
+def _can_share(peers: Peers, groups: Groups) -> bool:
     """Return whether a rank's GPU reaches all others' memory, and there is a kernel for it."""
+    tensors = [tensor for group in groups for tensor in group]
+    device = tensors[0].device
     others = [other for other in peers.gather(device.index) if other != device.index]
     return (
         device.type == "cuda"
         and torch.version.hip is None
         and find_spec("triton") is not None
-        and bool(others)
-        and all(dtype in _SUPPORTED for _, dtype in sizes)
+        and len(others) == peers.world_size - 1 > 0
+        and all(tensor.dtype in _SUPPORTED for tensor in tensors)
+        and any(tensor.numel() for tensor in tensors)
         and all(torch.cuda.can_device_access_peer(device, other) for other in others)
     )
-
-
-def _begins(sizes: Sequence[Size]) -> list[int]:
-    """Return where each buffer begins, in bytes, and where the last one ends."""
-    rows = (-(-numel * dtype.itemsize // _ALIGNED_BYTES) for numel, dtype in sizes)
-    return list(accumulate((_ALIGNED_BYTES * row for row in rows), initial=0))

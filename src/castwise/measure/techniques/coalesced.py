@@ -1,7 +1,5 @@
 """Gradients averaged over ranks all at once behind backward, in DistributedDataParallel's place."""
 
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -12,9 +10,6 @@ from castwise.errors import UsageError
 from castwise.measure.means import CollectiveMean, SymmetricMean, mean_over
 from castwise.measure.parallel import Peers
 
-# Where a gradient's place begins: rows of a cache, which kernels and Inductor's code read without looking for edges.
-_ALIGNED_BYTES = 128
-
 
 class CoalescedReduce:
     """Averages the gradients that backward has left in a model over the ranks, all of a dtype at once.
@@ -22,7 +17,7 @@ class CoalescedReduce:
     DistributedDataParallel does so while backward runs, by a hook on every weight, and broadcasts rank 0's buffers
     before each forward pass. That is the host's work, which a compiled step can wait for; it cuts what torch.compile
     fuses in pieces; and a CUDA graph wants no hooks. Here the host starts a copy and a collective, or, where the GPUs
-    see each other's memory, a kernel in its place.
+    see each other's memory, two kernels in their place.
 
     Afterwards the gradients are views of the buffers that were averaged: nothing is copied back.
     """
@@ -37,7 +32,7 @@ class CoalescedReduce:
         self._model, self._peers = model, peers
         # Frozen ones as well: one that is thawed later must not go unnoticed.
         self._names, self._parameters = zip(*model.named_parameters(), strict=True)
-        self._buckets: list[_Bucket] = []
+        self._groups: list[list[nn.Parameter]] = []
         self._mean: CollectiveMean | SymmetricMean | None = None
         self._has_gradient: list[bool] | None = None
         self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
@@ -55,11 +50,10 @@ class CoalescedReduce:
             self._begin(has_gradient)
         self._check(has_gradient)
         assert self._mean is not None, "the first step makes it"
-        for bucket in self._buckets:
-            bucket.collect()
-        self._mean()
-        for bucket in self._buckets:
-            bucket.hand_out()
+        self._mean([[_gradient(parameter) for parameter in group] for group in self._groups])
+        for group, places in zip(self._groups, self._mean.places, strict=True):
+            for parameter, place in zip(group, places, strict=True):
+                parameter.grad = place
 
     @property
     def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
@@ -93,11 +87,8 @@ class CoalescedReduce:
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise UsageError(f"coalesced-reduce cannot average the sparse gradient of {name}. Make it a dense one.")
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
-        of_dtypes = [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
-        sizes = [(_begins(each)[-1], each[0].dtype) for each in of_dtypes]
-        self._mean = mean_over(self._peers, sizes, trained[0].device) if trained else None
-        buffers = self._mean.buffers if self._mean is not None else []
-        self._buckets = [_Bucket(*each) for each in zip(of_dtypes, buffers, strict=True)]
+        self._groups = [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
+        self._mean = mean_over(self._peers, self._groups) if trained else CollectiveMean([], self._peers)
         self._versions = [
             (module, name, buffer, buffer._version)
             for module in self._model.modules()
@@ -122,35 +113,6 @@ class CoalescedReduce:
                 )
 
 
-class _Bucket:
-    """The gradients of weights of one dtype, in one piece of memory."""
-
-    def __init__(self, parameters: Sequence[Tensor], flat: Tensor) -> None:
-        self._parameters, self._flat = parameters, flat
-        # A weight's own order, which is the same in all ranks and which autograd gives its gradient: channels last
-        # stays so. What has gaps or overlaps lies without.
-        strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
-        self._places = [
-            flat.as_strided(parameter.shape, stride, flat.storage_offset() + begin)
-            for parameter, stride, begin in zip(parameters, strides, _begins(parameters)[:-1], strict=True)
-        ]
-
-    def collect(self) -> None:
-        """Bring the gradients into their places; zeros lie between those, and stay."""
-        torch._foreach_copy_(self._places, [_gradient(parameter) for parameter in self._parameters])
-
-    def hand_out(self) -> None:
-        """Let the weights have what lies in their places."""
-        for parameter, place in zip(self._parameters, self._places, strict=True):
-            parameter.grad = place
-
-
-def _begins(parameters: Sequence[Tensor]) -> list[int]:
-    """Return the element where each one's place begins, and where the last one ends."""
-    step = _ALIGNED_BYTES // parameters[0].element_size()
-    return list(accumulate((-(-each.numel() // step) * step for each in parameters), initial=0))
-
-
 def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None, "only weights with gradients are in a bucket"
+    assert parameter.grad is not None, "only weights with gradients are in a group"
     return parameter.grad
