@@ -66,7 +66,7 @@ class SharedGroup:
         if self._is_captured or addresses != self._in_table:
             write_addresses(self._table, addresses)
             self._in_table = addresses
-        bring_kernel[(self._num_blocks,)](
+        bring_kernel[(self._ranks * self._share,)](
             self._table,
             self._tensor_of,
             self._first_of,
@@ -76,6 +76,7 @@ class SharedGroup:
             self._num_blocks,
             self._share,
             self._rank,
+            ranks=self._ranks,
             block=self._block,
             num_warps=_WARPS,
         )

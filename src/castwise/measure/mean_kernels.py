@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_BYTES = 8192
-_AT_ONCE = 64  # addresses that a launch takes as arguments
+_AT_ONCE = 128  # addresses that a launch takes as arguments
 
 
 @triton.jit
@@ -23,11 +23,14 @@ def address_kernel(table, addresses):
 
 @triton.jit
 def bring_kernel(  # noqa: PLR0913, PLR0917  a kernel has no other way to be told
-    table, tensor_of, first_of, numel_of, slots, like, num_blocks, share, rank, block: tl.constexpr
+    table, tensor_of, first_of, numel_of, slots, like, num_blocks, share, rank, ranks: tl.constexpr, block: tl.constexpr
 ):
     """Bring one block of a rank's tensors to its owner; behind a tensor's end there are zeros."""
-    # Each rank begins with another owner: nobody is written to by all at once.
-    own = (tl.program_id(0) + rank * share) % num_blocks
+    # To all owners in turn, each rank beginning with another: no link waits, and nobody is written to by all at once.
+    owner, place = (tl.program_id(0) + rank) % ranks, tl.program_id(0) // ranks
+    own = owner * share + place
+    if own >= num_blocks:
+        return
     tensor = tl.load(tensor_of + own)
     begin = (own - tl.load(first_of + tensor)).to(tl.int64) * block
     left = tl.load(numel_of + tensor) - begin
@@ -37,9 +40,8 @@ def bring_kernel(  # noqa: PLR0913, PLR0917  a kernel has no other way to be tol
         values = tl.load(source + inside)
     else:
         values = tl.load(source + inside, mask=inside < left, other=0.0)
-    owner = tl.load(slots + own // share).to(like.dtype)
-    slot = (rank * share + own % share).to(tl.int64) * block
-    tl.store(tl.multiple_of(owner, 16) + slot + inside, values)
+    slot = (rank * share + place).to(tl.int64) * block
+    tl.store(tl.multiple_of(tl.load(slots + owner).to(like.dtype), 16) + slot + inside, values)
 
 
 @triton.jit
