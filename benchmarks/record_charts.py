@@ -43,7 +43,12 @@ def climb_chart(climb: Climb) -> Chart | None:
     rungs = [row for row in others if row["outcome"] == "taken" and not row["tried"].endswith(LIMITED)]
     if not rungs or first["throughput_per_second"] is None:
         return None
-    links = [Link(f"plain loop, {first['precision']}", first["throughput_per_second"], None), *map(_link, rungs)]
+    plain = first["throughput_per_second"]
+    links = [
+        Link(f"plain loop, {first['precision']}", plain, None),
+        *(_link(row, plain * row["total_speedup"]) for row in rungs[:-1]),
+        _link(rungs[-1], rungs[-1]["throughput_per_second"]),
+    ]
     unit, precision = metrics.unit_of(trials[0]), account["fastest"]["precision"]
     title = (
         f"{name}, batch {trials[0].spec.batch_size}, on {trials[0].environment.device_name}: what each change bought"
@@ -51,6 +56,11 @@ def climb_chart(climb: Climb) -> Chart | None:
     return drawn(links, unit, precision, title, Grid((), ()))
 
 
-def _link(row: dict[str, Any]) -> Link:
+def _link(row: dict[str, Any], rate: float) -> Link:
+    """Return a rung as a bar.
+
+    What is between the first and the last has its height of the speed-up over the plain loop: throughputs of sittings
+    apart can fall where the loops beside each other, which the bar's figure is of, say that they rise.
+    """
     words = row["tried"] if row["tried"].startswith(row["precision"]) else f"+ {row['tried']}"
-    return Link(words, row["throughput_per_second"], row["speedup"])
+    return Link(words, rate, row["speedup"])

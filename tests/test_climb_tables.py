@@ -1,5 +1,6 @@
 """The documents' tables and pictures of climbs."""
 
+import copy
 from pathlib import Path
 
 import climb_tables
@@ -117,6 +118,20 @@ def test_a_waterfall_has_the_rungs_and_no_others() -> None:
     assert trace["text"][1:-1] == [f"{row['speedup']:.2f}×" for row in taken]
     assert sum(trace["y"][:-1]) == pytest.approx(trace["y"][-1])
     assert chart.layout["xaxis"]["ticktext"][1] == taken[0]["tried"]
+
+
+def test_a_rung_that_was_faster_beside_the_one_below_does_not_fall_in_the_waterfall() -> None:
+    name, account, trials = copy.deepcopy(MEASURED)
+    taken = [row for row in account["rows"] if row["outcome"] == "taken"]
+    taken[1]["throughput_per_second"] = taken[0]["throughput_per_second"] * 0.9  # in another sitting, on a busy host
+    chart = climb_chart((name, account, trials))
+    assert chart is not None
+    (trace,) = chart.traces
+    plain, *steps, last = trace["y"]
+    assert (plain, last) == (account["rows"][0]["throughput_per_second"], taken[-1]["throughput_per_second"])
+    assert all(step > 0 for step in steps)
+    totals = [row["total_speedup"] for row in taken]
+    assert steps[1] == pytest.approx(plain * (totals[1] - totals[0]))
 
 
 def test_a_climb_that_took_nothing_has_no_waterfall() -> None:
