@@ -1,12 +1,15 @@
 """Buffers whose mean ranks take: which way they agree on, the kernel of one, and where its memory is counted."""
 
+import ctypes
+from typing import Any
+
 import pytest
 import torch
 from interpreted import run_interpreted
 from small_step import make_net, make_step, make_task
 
 from castwise.measure import means
-from castwise.measure.means import CollectiveMean, Groups, lying_as, mean_over
+from castwise.measure.means import Allocated, CollectiveMean, Groups, lying_as, mean_over
 from castwise.measure.parallel import Peers
 from castwise.precisions import find_precision
 
@@ -32,9 +35,10 @@ class Shared:
     """Stands for the mean in shared memory, on any device."""
 
     outside_bytes = 1 << 20
+    earlier_peaks = (2 << 20, 3 << 20)
 
-    def __init__(self, groups: Groups, peers: Peers) -> None:
-        del groups, peers
+    def __init__(self, groups: Groups, peers: Peers, allocated: Allocated) -> None:
+        del groups, peers, allocated
 
 
 class Forbidden(Shared):
@@ -42,13 +46,12 @@ class Forbidden(Shared):
         raise RuntimeError("no memory can be shared")
 
 
-def able(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
-    monkeypatch.setattr(means, "_can_share", lambda *_: True)
-    monkeypatch.setattr(means, "SymmetricMean", kind)
+PEAKS = (5, 7)
+THERE, FULL = Allocated(torch.zeros(1), PEAKS), None
 
 
 def test_ranks_on_a_cpu_take_collectives() -> None:
-    mean = mean_over(Others(None, False), GROUPS)
+    mean = mean_over(Others(None, False, False), GROUPS)
     assert isinstance(mean, CollectiveMean)
     assert [[(place.shape, place.dtype) for place in places] for places in mean.places] == [
         [(each.shape, each.dtype) for each in group] for group in GROUPS
@@ -60,20 +63,30 @@ def test_ranks_on_a_cpu_take_collectives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "answers", "is_shared"),
+    ("kind", "allocated", "answers", "is_shared"),
     [
-        (Shared, (True, True), True),
-        (Shared, (False,), False),
-        (Shared, (True, False), False),
-        (Forbidden, (True, True), False),
-        (Forbidden, (True, False), False),
+        (Shared, THERE, (True, True, True), True),
+        (Shared, THERE, (False, False), False),
+        (Shared, THERE, (True, False), False),
+        (Shared, THERE, (True, True, False), False),
+        (Shared, FULL, (True, True), False),
+        (Shared, FULL, (True, False), False),
+        (Forbidden, THERE, (True, True, False), False),
+        (Forbidden, THERE, (True, True, True), False),
     ],
 )
 def test_all_ranks_share_memory_or_none_does(
-    monkeypatch: pytest.MonkeyPatch, kind: type, answers: tuple[bool, ...], is_shared: bool
+    monkeypatch: pytest.MonkeyPatch, kind: type, allocated: Allocated | None, answers: tuple[bool, ...], is_shared: bool
 ) -> None:
-    able(monkeypatch, kind)
-    assert isinstance(mean_over(Others(*answers), GROUPS), Shared if is_shared else CollectiveMean)
+    monkeypatch.setattr(means, "can_share", lambda *_: True)
+    monkeypatch.setattr(means, "allocate", lambda *_: allocated)
+    monkeypatch.setattr(means, "SymmetricMean", kind)
+    others = Others(*answers)
+    mean = mean_over(others, GROUPS)
+    assert isinstance(mean, Shared if is_shared else CollectiveMean)
+    assert not others._answers, "they have been asked as often as they ask"
+    if isinstance(mean, CollectiveMean) and allocated is not None and answers[0]:
+        assert mean.earlier_peaks == PEAKS, "what the allocator has forgotten"
 
 
 class OnGpu:
@@ -87,7 +100,7 @@ class OnGpu:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "reaches", "expected"),
+    ("tensor", "reached", "expected"),
     [
         (OnGpu(torch.float32), True, True),
         (OnGpu(torch.bfloat16), False, False),
@@ -96,20 +109,53 @@ class OnGpu:
     ],
 )
 def test_memory_is_shared_by_gpus_that_reach_each_other(
-    monkeypatch: pytest.MonkeyPatch, tensor: OnGpu, reaches: bool, expected: bool
+    monkeypatch: pytest.MonkeyPatch, tensor: OnGpu, reached: bool, expected: bool
 ) -> None:
-    def can_device_access_peer(own: torch.device, other: int) -> bool:
-        assert (own.index, other) == (0, 1)
-        return reaches
-
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(means, "find_spec", lambda _: object())
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", can_device_access_peer)
+    monkeypatch.setattr(means, "makes_kernels", lambda: True)
+    monkeypatch.setattr(means, "reaches", lambda own, other: (own, other) == (0, 1) and reached)
     groups: Groups = [[tensor]]  # type: ignore[list-item]
-    assert means._can_share(Others(1), groups) is expected
-    assert not means._can_share(Others(0), groups), "both say they are one and the same"
-    monkeypatch.setattr(means, "find_spec", lambda _: None)
-    assert not means._can_share(Others(1), groups), "no Triton"
+    assert means.can_share(Others(1), groups) is expected
+    assert not means.can_share(Others(0), groups), "both say they are one and the same"
+    monkeypatch.setattr(means, "makes_kernels", lambda: False)
+    assert not means.can_share(Others(1), groups)
+
+
+@pytest.mark.parametrize(
+    ("access", "atomics", "expected"), [(True, 1, True), (True, 0, False), (False, 1, False), (True, None, False)]
+)
+def test_a_gpu_that_reaches_another_without_atomic_operations_does_not_do(
+    monkeypatch: pytest.MonkeyPatch, access: bool, atomics: int | None, expected: bool
+) -> None:
+    class Driver:
+        def cuDeviceGet(self, device: Any, number: int) -> int:
+            device._obj.value = 10 + number
+            return 0
+
+        def cuDeviceGetP2PAttribute(self, value: Any, attribute: int, own: Any, other: Any) -> int:
+            assert (attribute, own.value, other.value) == (3, 10, 11)
+            value._obj.value = atomics or 0
+            return 0 if atomics is not None else 999
+
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: access and (own, other) == (0, 1))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    assert means.reaches(0, 1) is expected
+
+
+def test_without_a_driver_no_gpu_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
+    monkeypatch.setattr(ctypes, "CDLL", no_driver)
+    assert not means.reaches(0, 1)
+
+
+def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    assert means.makes_kernels()
+    monkeypatch.setenv("CC", "/no/compiler")
+    assert not means.makes_kernels()
 
 
 def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:
@@ -126,17 +172,22 @@ def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:
         assert torch.equal(found, unlike.float())
 
 
-def test_memory_that_the_allocator_does_not_hold_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    able(monkeypatch, Shared)
+def test_memory_that_the_allocator_does_not_hold_is_counted_from_when_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     step = make_step(find_precision("fp32"), make_task(make_net()))
     step.average_gradients(Others())
-    assert (step.outside_bytes, step.peak_allocated(10), step.peak_reserved(20)) == (0, 10, 20), "none yet"
+    assert (step.peak_allocated(10), step.peak_reserved(20)) == (10, 20), "none yet"
     assert step._reduce is not None
-    monkeypatch.setattr(step._reduce, "_mean", Shared(GROUPS, Peers()))
-    assert step.peak_allocated(10) == (1 << 20) + 10
-    assert step.peak_allocated_ever(10) == (1 << 20) + 10
-    assert step.peak_reserved(20) == (1 << 20) + 20
-    assert step.peak_allocated(None) is step.peak_reserved(None) is None
+    monkeypatch.setattr(step._reduce, "_mean", Shared(GROUPS, Peers(), THERE))
+    more, (allocated, reserved) = Shared.outside_bytes, Shared.earlier_peaks
+    assert (step.peak_allocated(10), step.peak_reserved(20)) == (more + 10, more + 20)
+    assert (step.peak_allocated_ever(10), step.peak_reserved_ever(20)) == (allocated, reserved), "the first step's"
+    assert (step.peak_allocated_ever(allocated), step.peak_reserved_ever(reserved)) == (
+        allocated + more,
+        reserved + more,
+    )
+    assert step.peak_allocated_ever(None) is step.peak_reserved_ever(None) is None
 
 
 def test_shares_of_all_ranks_make_the_mean_rounded_once() -> None:

@@ -244,7 +244,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         name="coalesced-reduce",
         summary="ranks average all gradients at once behind backward, without DistributedDataParallel",
         needs="several GPUs with a process each (ddp), and ranks that train the same weights in every step",
-        cost="a copy of the gradients; none are averaged while backward runs",
+        cost="once or twice the gradients' memory; none are averaged while backward runs",
         numerics="rounding",
         fits_own_models=True,
     ),

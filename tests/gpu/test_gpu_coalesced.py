@@ -1,4 +1,4 @@
-"""Two GPUs whose gradients one collective averages, in steps that are CUDA graphs: beside DistributedDataParallel's."""
+"""Two GPUs whose gradients are averaged at once, in steps that are CUDA graphs: beside DistributedDataParallel's."""
 
 from pathlib import Path
 
@@ -54,6 +54,7 @@ def captures(peers: Peers, _: Path) -> list[tuple[bool, list[Tensor]]]:
     with cell_of(on_device(on_two(IMAGES, "fp32", "coalesced-reduce", "cuda-graph"), peers), peers) as (cell, batches):
         for index in range(NUM_STEPS):
             cell.step(batches[index % len(batches)])
+            assert cell.step.averaged_by == "shared memory"
             if index in (2, NUM_STEPS - 1):
                 assert cell.step.graph is not None
                 weights = [weight.detach().cpu() for weight in cell.step.model.parameters()]

@@ -27,6 +27,22 @@ def values(seed: int) -> list[list[torch.Tensor]]:
     return [[each.to(memory_format=torch.channels_last) if each.ndim == 4 else each for each in one] for one in made]
 
 
+Tensors = list[list[torch.Tensor]]
+
+
+def captured(mean: SymmetricMean, given: Tensors) -> tuple[list[torch.Tensor], list[torch.cuda.CUDAGraph]]:
+    """Return two graphs of the mean of the same values elsewhere, of which the second has to copy, and those values."""
+    others, graphs = [], []
+    for order in (torch.preserve_format, torch.contiguous_format):
+        other = [[each.clone(memory_format=order) for each in group] for group in given]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            mean(other)
+        others += [each for group in other for each in group]
+        graphs.append(graph)
+    return others, graphs
+
+
 def means(peers: Peers, _: Path) -> list[list[torch.Tensor]]:
     """Return the means that a rank has: by themselves, and of a graph that is replayed."""
     device = torch.device(f"cuda:{peers.rank}")
@@ -47,20 +63,24 @@ def means(peers: Peers, _: Path) -> list[list[torch.Tensor]]:
 
     mean(given)
     look()
-    moved = [[each.clone() for each in group] for group in given]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        mean(moved)
-    for _ in range(50):
-        graph.replay()
+    others, graphs = captured(mean, given)
+    for graph in (*graphs, *graphs):
+        for _ in range(20):
+            graph.replay()
+        look()
+        mean(given)
+        look()
+    for each in others:
+        each.fill_(float("nan"))
+    mean(given)
+    mean(mean.places)  # their own means
     look()
-    unlike = [[each.contiguous() for each in group] for group in given]  # other addresses, and another order
-    for group in moved:
-        for each in group:
-            each.fill_(float("nan"))
-    mean(unlike)
-    look()
-    graph.reset()
+    if peers.rank:
+        given[0][1][-1] = float("inf")
+    mean(given)
+    assert mean.places[0][1][-1].isinf(), "an overflow in one rank is one in all"
+    for graph in graphs:
+        graph.reset()
     return shown
 
 
@@ -70,6 +90,6 @@ def test_every_rank_has_the_mean_rounded_once(tmp_path: Path) -> None:
     assert all(ranks), "H200s of a host see each other's memory"
     both = zip(*([each for group in values(seed) for each in group] for seed in SEEDS), strict=True)
     expected = [torch.stack([each.float() for each in pair]).mean(0).to(pair[0].dtype) for pair in both]
-    assert [len(rank) for rank in ranks] == [3, 3]
+    assert [len(rank) for rank in ranks] == [10, 10]
     for found in (shown for rank in ranks for shown in rank):
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -120,11 +120,10 @@ class _Peak:
         workspace: What the allocator had given out besides, None where there is none to ask.
     """
 
-    def __init__(self, storages: _Storages, device: torch.device, outside_bytes: int) -> None:
+    def __init__(self, storages: _Storages, device: torch.device) -> None:
         self.tensors: dict[str, int] = {}
         self.workspace: int | None = 0 if device.type == "cuda" else None
         self._storages, self._device, self._most = storages, device, -1
-        self._outside_bytes = outside_bytes
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -142,7 +141,7 @@ class _Peak:
             return None
         most = torch.cuda.max_memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        return most + self._outside_bytes
+        return most
 
 
 class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -186,7 +185,7 @@ def _register(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> 
 
 
 def _run(storages: _Storages, step: TrainingStep, batch: Batch, device: torch.device) -> _Peak:
-    peak = _Peak(storages, device, step.outside_bytes)
+    peak = _Peak(storages, device)
     saved = torch.autograd.graph.saved_tensors_hooks(_saver(storages), _same)
     with _gradients_told(step, storages), saved, _Watched(storages, peak):
         step(batch)

@@ -128,7 +128,7 @@ class TrainingRun:
     def _read_memory(self) -> RankSamples:
         return RankSamples(
             peak_allocated_bytes=self._step.peak_allocated_ever(self._memory.peak_allocated()),
-            peak_reserved_bytes=self._step.peak_reserved(self._memory.peak_reserved()),
+            peak_reserved_bytes=self._step.peak_reserved_ever(self._memory.peak_reserved()),
             driver_used_bytes=self._memory.driver_used(),
         )
 

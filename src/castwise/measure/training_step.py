@@ -170,18 +170,24 @@ class TrainingStep:
         """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
         if seen is None:
             return None
-        return self.outside_bytes + (seen if self.graph is None else max(seen, self.graph.captures.peak_bytes))
+        return self._outside_bytes + (seen if self.graph is None else max(seen, self.graph.captures.peak_bytes))
 
     def peak_allocated_ever(self, seen: int | None) -> int | None:
-        """Return the same of all steps so far, those before a capture too, which the allocator has forgotten."""
+        """Return the same of all steps so far, those that the allocator has forgotten too."""
         peak = self.peak_allocated(seen)
-        if self.graph is None or peak is None:
-            return peak
-        return max(peak, self.graph.captures.earlier_peak_bytes + self.outside_bytes)
+        if peak is None:
+            return None
+        before_capture = 0 if self.graph is None else self.graph.captures.earlier_peak_bytes + self._outside_bytes
+        return max(peak, before_capture, self._earlier_peaks[0])
 
     def peak_reserved(self, seen: int | None) -> int | None:
         """Return the most bytes that were held for tensors, by what the allocator held."""
-        return None if seen is None else seen + self.outside_bytes
+        return None if seen is None else seen + self._outside_bytes
+
+    def peak_reserved_ever(self, seen: int | None) -> int | None:
+        """Return the same of all steps so far."""
+        peak = self.peak_reserved(seen)
+        return None if peak is None else max(peak, self._earlier_peaks[1])
 
     @property
     def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
@@ -189,9 +195,12 @@ class TrainingStep:
         return None if self._reduce is None else self._reduce.averaged_by
 
     @property
-    def outside_bytes(self) -> int:
-        """Memory of tensors that PyTorch's allocator does not hold: gradients that all ranks see."""
+    def _outside_bytes(self) -> int:
         return 0 if self._reduce is None else self._reduce.outside_bytes
+
+    @property
+    def _earlier_peaks(self) -> tuple[int, int]:
+        return (0, 0) if self._reduce is None else self._reduce.earlier_peaks
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""

@@ -67,6 +67,11 @@ class CoalescedReduce:
         """Memory of the gradients that PyTorch's allocator does not hold, where all ranks see it."""
         return 0 if self._mean is None else self._mean.outside_bytes
 
+    @property
+    def earlier_peaks(self) -> tuple[int, int]:
+        """The most bytes that the allocator had given out, and held, before that memory was there."""
+        return (0, 0) if self._mean is None else self._mean.earlier_peaks
+
     def share_statistics(self) -> None:
         """Give all ranks rank 0's running statistics: each moves its own, and evaluation alone reads them."""
         norms = (module for module in self._model.modules() if isinstance(module, _NormBase))

@@ -40,7 +40,7 @@ class Loop:
         matmul_stem: Whether the first convolution, of stride 1, is a matrix product over its windows.
         max_pool_kernel: Whether max poolings of 3 by 3 with stride 2 have kernels of their own.
         batch_norm_kernel: Whether batch norms have kernels of their own, with what follows them.
-        coalesced_reduce: Whether ranks average all gradients by one collective behind backward.
+        coalesced_reduce: Whether ranks average all gradients at once behind backward.
         cuda_graph: Whether the whole step is captured and replayed.
         steps_per_launch: Steps that a replay takes.
     """
