@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from castwise.measure.environment import read_environment
-from castwise.measure.means import CollectiveMean, Groups, SymmetricMean
+from castwise.measure.means import CollectiveMean, SymmetricMean
 from castwise.measure.parallel import Peers, join_peers
 from castwise.measure.precision import convert_weights
 from castwise.measure.stopwatch import stopwatch_of
@@ -73,7 +73,7 @@ def make_reduce(spec: TrialSpec, device: torch.device, peers: Peers) -> Coalesce
 
 def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Iterable[tuple[str, Work]]:
     """Return the parts by name, in all ranks the same."""
-    mean, groups = reduce._mean, reduce._groups
+    mean, groups = reduce.mean, reduce._groups
     assert mean is not None
     gradients = [[torch.zeros_like(weight) for weight in group] for group in groups]
 
@@ -94,18 +94,8 @@ def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Ite
         grouped = ("grouped", lambda: _in_one_launch(by_collectives.average, device))
         found += [grouped, ("two-shot", _two_shot(largest, device))]
     if isinstance(mean, SymmetricMean):
-        found += [("bring", lambda: _bring(mean, gradients)), ("write", lambda: _write(mean))]
+        found += [("bring", lambda: mean.bring(gradients)), ("write", mean.average)]
     return [*found, ("whole", whole)]
-
-
-def _bring(mean: SymmetricMean, gradients: Groups) -> None:
-    for own, group in zip(mean._groups, gradients, strict=True):
-        own.bring(group)
-
-
-def _write(mean: SymmetricMean) -> None:
-    for own in mean._groups:
-        own.average()
 
 
 def _in_one_launch(collectives: Work, device: torch.device) -> None:

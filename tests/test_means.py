@@ -179,7 +179,7 @@ def test_memory_that_the_allocator_does_not_hold_is_counted_from_when_it_is_ther
     step.average_gradients(Others())
     assert (step.peak_allocated(10), step.peak_reserved(20)) == (10, 20), "none yet"
     assert step._reduce is not None
-    monkeypatch.setattr(step._reduce, "_mean", Shared(GROUPS, Peers(), THERE))
+    monkeypatch.setattr(step._reduce, "mean", Shared(GROUPS, Peers(), THERE))
     more, (allocated, reserved) = Shared.outside_bytes, Shared.earlier_peaks
     assert (step.peak_allocated(10), step.peak_reserved(20)) == (more + 10, more + 20)
     assert (step.peak_allocated_ever(10), step.peak_reserved_ever(20)) == (allocated, reserved), "the first step's"

@@ -81,12 +81,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
         return None
     if any(not (value > 0 and math.isfinite(value)) for value in values):
         raise ValueError("an estimate is made of positive, finite figures")
-    logarithms = [math.log(value) for value in values]
-    middle, n = statistics.fmean(logarithms), len(logarithms)
-    if n < MIN_PROCESSES:
-        return Estimate(math.exp(middle), math.nan, math.nan, n)
-    reach = student_quantile(n - 1) * statistics.stdev(logarithms) / math.sqrt(n)
-    return Estimate(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), n)
+    found = _mean([math.log(value) for value in values], LEVEL)
+    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), len(values))
 
 
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
@@ -180,11 +176,15 @@ def paired_difference(before: Sequence[float], after: Sequence[float], level: fl
         after: As many, in the same order.
         level: The share of intervals that is to hold the truth; see `student_quantile`.
     """
-    differences = [own - other for other, own in zip(before, after, strict=True)]
-    value, count = statistics.fmean(differences), len(differences)
+    return _mean([own - other for other, own in zip(before, after, strict=True)], level)
+
+
+def _mean(values: Sequence[float], level: float) -> Difference:
+    """Return the mean of some numbers, by how much it is above 0, with Student's interval."""
+    value, count = statistics.fmean(values), len(values)
     if count < MIN_PROCESSES:
         return Difference(value, math.nan, math.nan)
-    reach = student_quantile(count - 1, level) * statistics.stdev(differences) / math.sqrt(count)
+    reach = student_quantile(count - 1, level) * statistics.stdev(values) / math.sqrt(count)
     return Difference(value, value - reach, value + reach)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -27,11 +27,13 @@ class CollectiveMean:
     """The mean by collectives, one a group of tensors.
 
     Attributes:
+        kind: What a record calls it.
         places: Where the means are found, a tensor for each that was told of. All of a group are one piece of memory.
         outside_bytes: What of that PyTorch's allocator does not hold.
         earlier_peaks: What the allocator's peaks do not tell of, as of `SymmetricMean`.
     """
 
+    kind: Literal["collectives"] = "collectives"
     outside_bytes = 0
 
     def __init__(self, groups: Groups, peers: Peers, earlier_peaks: tuple[int, int] = (0, 0)) -> None:
@@ -68,10 +70,12 @@ class SymmetricMean:
     it. Values are added in float32 and rounded once. All ranks have the same bits, since one of them made each.
 
     Attributes:
-        places: As of `CollectiveMean`.
+        kind, places: As of `CollectiveMean`.
         outside_bytes: The places and as much again, in memory that PyTorch's allocator does not know of.
         earlier_peaks: The most bytes that the allocator had given out, and held, before that memory was there.
     """
+
+    kind: Literal["shared memory"] = "shared memory"
 
     def __init__(self, groups: Groups, peers: Peers, allocated: "Allocated") -> None:
         """Make places for tensors like these; all ranks have to, for the same.
@@ -97,12 +101,20 @@ class SymmetricMean:
 
     def __call__(self, groups: Groups) -> None:
         """Bring the means of all ranks' tensors to their places; all have to ask."""
+        self.bring(groups)
+        self._handle.barrier()  # all has come, and nobody reads the means of the step before any more
+        self.average()
+        self._handle.barrier()  # all means are there, and no rank reads what was brought to it any more
+
+    def bring(self, groups: Groups) -> None:
+        """Bring a rank's own tensors to those that average them."""
         for own, group in zip(self._groups, groups, strict=True):
             own.bring([lying_as(place, tensor) for place, tensor in zip(own.places, group, strict=True)])
-        self._handle.barrier()  # all has come, and nobody reads the means of the step before any more
+
+    def average(self) -> None:
+        """Average this rank's share of what has come."""
         for own in self._groups:
             own.average()
-        self._handle.barrier()  # all means are there, and no rank reads what was brought to it any more
 
 
 class Allocated(NamedTuple):
@@ -168,6 +180,8 @@ def lying_as(place: Tensor, tensor: Tensor) -> Tensor:
 def can_share(peers: Peers, groups: Groups) -> bool:
     """Return whether a rank's GPU reaches all others' memory, and kernels for it can be made."""
     tensors = [tensor for group in groups for tensor in group]
+    if not any(tensor.numel() for tensor in tensors):
+        return False
     device = tensors[0].device
     others = [other for other in peers.gather(device.index) if other != device.index]
     return (
@@ -175,7 +189,6 @@ def can_share(peers: Peers, groups: Groups) -> bool:
         and torch.version.hip is None
         and len(others) == peers.world_size - 1 > 0
         and all(tensor.dtype in _SUPPORTED for tensor in tensors)
-        and any(tensor.numel() for tensor in tensors)
         and all(reaches(device.index, other) for other in others)
         and makes_kernels()
     )

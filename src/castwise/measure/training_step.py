@@ -13,6 +13,7 @@ from castwise.errors import UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
+from castwise.measure.means import CollectiveMean, SymmetricMean
 from castwise.measure.parallel import Peers
 from castwise.measure.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
 from castwise.measure.techniques.batches import Prepare
@@ -192,15 +193,19 @@ class TrainingStep:
     @property
     def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
         """Return how ranks average gradients behind backward, None where they do not, or have not yet."""
-        return None if self._reduce is None else self._reduce.averaged_by
+        return None if self._mean is None else self._mean.kind
+
+    @property
+    def _mean(self) -> CollectiveMean | SymmetricMean | None:
+        return None if self._reduce is None else self._reduce.mean
 
     @property
     def _outside_bytes(self) -> int:
-        return 0 if self._reduce is None else self._reduce.outside_bytes
+        return 0 if self._mean is None else self._mean.outside_bytes
 
     @property
     def _earlier_peaks(self) -> tuple[int, int]:
-        return (0, 0) if self._reduce is None else self._reduce.earlier_peaks
+        return (0, 0) if self._mean is None else self._mean.earlier_peaks
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""

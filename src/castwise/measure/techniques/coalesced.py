@@ -1,7 +1,5 @@
 """Gradients averaged over ranks all at once behind backward, in DistributedDataParallel's place."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -20,6 +18,9 @@ class CoalescedReduce:
     see each other's memory, two kernels in their place.
 
     Afterwards the gradients are views of the buffers that were averaged: nothing is copied back.
+
+    Attributes:
+        mean: How the mean is taken, which all ranks agree on in the first step; None before.
     """
 
     def __init__(self, model: nn.Module, peers: Peers) -> None:
@@ -33,7 +34,7 @@ class CoalescedReduce:
         # Frozen ones as well: one that is thawed later must not go unnoticed.
         self._names, self._parameters = zip(*model.named_parameters(), strict=True)
         self._groups: list[list[nn.Parameter]] = []
-        self._mean: CollectiveMean | SymmetricMean | None = None
+        self.mean: CollectiveMean | SymmetricMean | None = None
         self._has_gradient: list[bool] | None = None
         self._versions: list[tuple[nn.Module, str, Tensor, int]] = []
 
@@ -49,28 +50,11 @@ class CoalescedReduce:
         if self._has_gradient is None:
             self._begin(has_gradient)
         self._check(has_gradient)
-        assert self._mean is not None, "the first step makes it"
-        self._mean([[_gradient(parameter) for parameter in group] for group in self._groups])
-        for group, places in zip(self._groups, self._mean.places, strict=True):
+        assert self.mean is not None, "the first step makes it"
+        self.mean([[_gradient(parameter) for parameter in group] for group in self._groups])
+        for group, places in zip(self._groups, self.mean.places, strict=True):
             for parameter, place in zip(group, places, strict=True):
                 parameter.grad = place
-
-    @property
-    def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
-        """Return which way the ranks have agreed on, None before the first step."""
-        if self._mean is None:
-            return None
-        return "shared memory" if isinstance(self._mean, SymmetricMean) else "collectives"
-
-    @property
-    def outside_bytes(self) -> int:
-        """Memory of the gradients that PyTorch's allocator does not hold, where all ranks see it."""
-        return 0 if self._mean is None else self._mean.outside_bytes
-
-    @property
-    def earlier_peaks(self) -> tuple[int, int]:
-        """The most bytes that the allocator had given out, and held, before that memory was there."""
-        return (0, 0) if self._mean is None else self._mean.earlier_peaks
 
     def share_statistics(self) -> None:
         """Give all ranks rank 0's running statistics: each moves its own, and evaluation alone reads them."""
@@ -93,7 +77,7 @@ class CoalescedReduce:
                 raise UsageError(f"coalesced-reduce cannot average the sparse gradient of {name}. Make it a dense one.")
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
         self._groups = [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
-        self._mean = mean_over(self._peers, self._groups) if trained else CollectiveMean([], self._peers)
+        self.mean = mean_over(self._peers, self._groups)
         self._versions = [
             (module, name, buffer, buffer._version)
             for module in self._model.modules()
