@@ -176,6 +176,99 @@ def test_a_sum_has_the_dtype_that_it_had(forward: Forward) -> None:
     stays(made(forward))
 
 
+# timm's norms that activate, too, and what stands in the place of options
+
+
+def activated(kind: type[nn.Module] | None, **options: Any) -> nn.Module:
+    """Return timm's norm, which activates in place if it can."""
+    timm = pytest.importorskip("timm.layers")
+    norm = timm.BatchNormAct2d(8, apply_act=kind is not None, act_layer=kind or nn.ReLU, **options)
+    return nn.Sequential(nn.Conv2d(8, 8, 1), norm, nn.Conv2d(8, 8, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "asked"),
+    [
+        (nn.ReLU, {}, batch_norm.RELU),
+        (nn.SiLU, {"inplace": False}, batch_norm.SILU),
+        (nn.LeakyReLU, {}, batch_norm.NO_ACTIVATION),
+        (None, {}, batch_norm.NO_ACTIVATION),
+        (nn.SiLU, {"drop_layer": nn.Dropout}, batch_norm.NO_ACTIVATION),
+    ],
+)
+def test_a_norm_of_timm_s_is_a_norm_and_its_activation(
+    kind: type[nn.Module] | None, options: dict[str, Any], asked: int, told: list[Asked]
+) -> None:
+    changed = stays(activated(kind, **options))
+    assert told == [Asked(shifts=True, activation=asked)]
+    images = torch.randn(2, 8, 3, 3)
+    plain = activated(kind, **options)
+    plain.load_state_dict(changed.state_dict())
+    assert torch.equal(changed.eval()(images), plain.eval()(images))
+    assert len(told) == 1
+
+
+def test_a_norm_of_timm_s_that_is_applied_twice_stays_timm_s(told: list[Asked]) -> None:
+    model = activated(nn.SiLU)
+    stays(nn.Sequential(model[1], model[1], nn.BatchNorm2d(8)))  # type: ignore[index]
+    assert told == [Asked()]
+
+
+def test_a_norm_of_timm_s_that_was_pickled_computes_as_its_class_does(told: list[Asked]) -> None:
+    model = activated(nn.ReLU)
+    use_batch_norm_kernel(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded, images = torch.load(file, weights_only=False), torch.randn(2, 8, 3, 3)
+    assert type(loaded[1]) is type(model[1])  # type: ignore[index]
+    assert torch.equal(loaded.eval()(images), model.eval()(images))
+    assert torch.allclose(loaded.train()(images), model.train()(images), atol=1e-6)
+    assert int(loaded[1].num_batches_tracked) == len(told) == 1
+
+
+def test_what_hands_on_what_it_gets_parts_no_norm_from_its_activation(told: list[Asked]) -> None:
+    stays(nn.Sequential(nn.BatchNorm2d(8), nn.Identity(), nn.ReLU(), nn.Identity()))
+    assert told == [Asked(activation=batch_norm.RELU)]
+
+
+# Weights and counts that are a model's own
+
+
+class Scaled(nn.Module):
+    """Has a weight and a count that are in none of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+        self.scale = nn.Parameter(torch.full((8, 1, 1), 2.0))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.count.add_(1)
+        return torch.relu(self.norm(images * self.scale)) * self.count
+
+
+@pytest.mark.usefixtures("told")
+def test_a_model_s_own_weights_are_trained_and_its_counts_are_kept() -> None:
+    model = Scaled()
+    use_batch_norm_kernel(copy.deepcopy(model))
+    assert model.count == 0
+    changed = stays(model)
+    assert changed.count == 1
+
+
+@pytest.mark.usefixtures("told")
+def test_a_weight_that_is_written_into_is_written_before_it_is_read() -> None:
+    class Writing(Scaled):
+        def forward(self, images: Tensor) -> Tensor:
+            value = self.norm(images)
+            self.count.add_(1)
+            return value + self.count
+
+    stays(Writing())
+
+
 # Modes and settings
 
 

@@ -90,3 +90,31 @@ def test_a_model_with_dropout_has_torch_s_gradients(
     kinks = 1e-2 if dtype == torch.float32 else 0.0
     bad = [(way, name, apart) for way, name, apart in rows if apart > 4 * of_torch[name] + kinks + 1e-4]
     assert not bad, bad
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2_100", "efficientnet_b0", "densenet121", "repvgg_a0"])
+def test_models_of_timm_s_have_torch_s_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain = timm.create_model(name, num_classes=10, drop_rate=0.0).to(DEVICE, memory_format=torch.channels_last).train()
+    model = copy.deepcopy(plain)
+    use_batch_norm_kernel(model)
+    images = torch.randn(32, 3, 128, 128, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(10, (32,), device=DEVICE)
+    wanted = gradients_of(plain, plain, images, labels, torch.float32)
+    found = gradients_of(model, model, images, labels, torch.float32)
+    exact = copy.deepcopy(plain).double()
+    exact_wanted = gradients_of(exact, exact, images.double(), labels, torch.float32)
+    assert found.keys() == wanted.keys()
+    norms = {key: float(gradient.norm()) for key, gradient in exact_wanted.items()}
+    # A gradient that is all but 0, as a bias's before a norm, has no digits to compare.
+    least = 1e-6 * max(norms.values())
+    apart = {key: float((found[key] - each).norm()) / max(norms[key], least) for key, each in exact_wanted.items()}
+    of_torch = {key: float((wanted[key] - each).norm()) / max(norms[key], least) for key, each in exact_wanted.items()}
+    bad = {key: (each, of_torch[key]) for key, each in apart.items() if each > 4 * of_torch[key] + 1e-2}
+    assert not bad, bad
+    plain.eval(), model.eval()
+    model.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model(images), plain(images))

@@ -1,7 +1,8 @@
 """Batch norm by kernels of castwise's own, with additions and the activation that are beside it in the same ones."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,17 @@ class Normed(NamedTuple):
 
 
 class KernelBatchNorm(nn.BatchNorm2d):
-    """A batch norm that is told what is beside it, and does that too, by castwise's kernels."""
+    """A batch norm that is told what is beside it, and does that too, by castwise's kernels.
+
+    Attributes:
+        plain: What it is in a model without them.
+    """
+
+    plain: ClassVar[type[nn.BatchNorm2d]] = nn.BatchNorm2d
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how it is copied and pickled: by its plain class, which a file can name."""
+        return _made_of, (self.plain,), dict(vars(self))
 
     def forward(
         self,
@@ -124,7 +135,7 @@ class KernelBatchNorm(nn.BatchNorm2d):
         is_moved = self.training and self.track_running_stats and self.momentum is not None
         if not (is_moved and first.odds < _ODDS and _is_for_kernels(self.weight, input, first.addend, then.residual)):
             total = first.compute(input)
-            return Normed(then.compute(super().forward(total)), None, None, total, None)
+            return Normed(then.compute(nn.BatchNorm2d.forward(self, total)), None, None, total, None)
         from castwise.measure.techniques.batch_norm_ops import batch_norm
 
         residual, carrier = then.residual, then.carrier
@@ -137,6 +148,23 @@ class KernelBatchNorm(nn.BatchNorm2d):
         if first.shift is not None and total.numel() == 0:
             mean = mean + first.shift.detach()
         return Normed(out, mean, variance, total, own if then.is_forked else None)
+
+
+@cache
+def kernel_class_of(plain: Any) -> type[KernelBatchNorm]:
+    """Return what batch norms of a class become: they are told what is beside them, or else compute as they did.
+
+    Args:
+        plain: `nn.BatchNorm2d`, or what is made of it.
+    """
+    if plain is nn.BatchNorm2d:
+        return KernelBatchNorm
+    return type(f"Kernel{plain.__name__}", (KernelBatchNorm, plain), {"plain": plain})
+
+
+def _made_of(plain: Any) -> KernelBatchNorm:
+    kind = kernel_class_of(plain)
+    return kind.__new__(kind)
 
 
 def _is_for_kernels(weight: Tensor, images: Tensor, *others: Tensor | None) -> bool:

@@ -16,10 +16,10 @@ from castwise.measure.techniques.batch_norm import (
     After,
     Before,
     BiasBesideConv2d,
-    KernelBatchNorm,
     Normed,
     OddsDropout,
     draw_seed,
+    kernel_class_of,
     move_statistics,
 )
 from castwise.measure.techniques.batch_norm_trace import traced_in_training
@@ -48,8 +48,10 @@ def use_batch_norm_kernel(model: nn.Module) -> None:
     if find_spec("triton") is None:
         raise UsageError("batch-norm-kernel needs Triton, and it is not installed. pip install triton")
     names = [str(node.target) for node in norms]
-    for name in names:
-        traced.get_submodule(name).__class__ = KernelBatchNorm
+    for node, name in zip(norms, names, strict=True):
+        _take_apart(traced, node)
+        norm = traced.get_submodule(name)
+        norm.__class__ = kernel_class_of(cast("Any", type(norm)))
     told = [_tell(traced, node) for node in norms]
     written = {target for node in traced.graph.nodes for target in written_by(traced, node)}
     for node in told:
@@ -90,8 +92,27 @@ def _norms_in(traced: fx.GraphModule) -> Iterator[fx.Node]:
     for node in traced.graph.nodes:
         if node.op == "call_module" and called.count(node.target) == 1 and len(node.args) == 1 and not node.kwargs:
             module = traced.get_submodule(str(node.target))
-            if type(module) is nn.BatchNorm2d and module.affine and module.track_running_stats and module.momentum:
+            is_such = type(module) is nn.BatchNorm2d or _has_parts(module)
+            if is_such and module.affine and module.track_running_stats and module.momentum:
                 yield node
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """Return whether a module is timm's batch norm that drops out and activates, too."""
+    kind = type(module)
+    return kind.__module__.startswith("timm.") and kind.__name__ == "BatchNormAct2d"
+
+
+def _take_apart(traced: fx.GraphModule, norm: fx.Node) -> None:
+    """Apply what a norm that has parts does behind normalising where it is applied, so that it only normalises."""
+    module = traced.get_submodule(str(norm.target))
+    last = norm
+    for name in ("drop", "act") if _has_parts(module) else ():
+        if type(getattr(module, name)) is not nn.Identity:
+            with traced.graph.inserting_after(last):
+                part = traced.graph.call_module(f"{norm.target}.{name}", (last,))
+            last.replace_all_uses_with(part, delete_user_cb=lambda user, part=part: user is not part)  # type: ignore[misc]
+            last = part
 
 
 def _part(traced: fx.GraphModule, told: fx.Node, name: str) -> fx.Node:

@@ -31,10 +31,13 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Follows a model down to modules without children, whose code may choose by what it reads."""
+    """Follows a model down to batch norms and to modules without children, whose code may choose by what it reads."""
+
+    proxy_buffer_attributes = True  # else code that counts in a buffer would count as it is traced, and never again
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name) or not any(m.children())
+        is_last = isinstance(m, nn.BatchNorm2d) or not any(m.children())
+        return is_last or super().is_leaf_module(m, module_qualified_name)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -66,7 +69,7 @@ def traced_in_training(model: nn.Module) -> fx.GraphModule:
     if not model.training:
         model.train()
     try:
-        traced = fx.GraphModule(model, _Tracer().trace(model))
+        traced = fx.GraphModule(model, _without_identities(model, _Tracer().trace(model)))
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"batch-norm-kernel needs a model that torch.fx can trace: {reason}") from error
@@ -75,9 +78,19 @@ def traced_in_training(model: nn.Module) -> fx.GraphModule:
             part.training = part in training
     if drawn != _random_states():  # what was drawn chose which way the trace went, for good
         raise UsageError("batch-norm-kernel needs a model whose layers alone draw random numbers.")
-    if any(node.op == "get_attr" for node in traced.graph.nodes):  # constants among them would not move with the model
-        raise UsageError("batch-norm-kernel needs a model whose weights are all its modules'.")
+    own = {name for named in (model.named_parameters, model.named_buffers) for name, _ in named(remove_duplicate=False)}
+    if any(node.op == "get_attr" and node.target not in own for node in traced.graph.nodes):
+        raise UsageError("batch-norm-kernel needs a model whose tensors are parameters or buffers: others do not move.")
     return traced
+
+
+def _without_identities(model: nn.Module, graph: fx.Graph) -> fx.Graph:
+    """Return a graph without the modules that hand on what they get, which models have in the place of options."""
+    for node in graph.nodes:
+        if node.op == "call_module" and type(model.get_submodule(str(node.target))) is nn.Identity:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+    return graph
 
 
 def _check(model: nn.Module) -> None:

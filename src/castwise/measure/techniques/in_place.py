@@ -74,7 +74,7 @@ def can_be_one(traced: fx.GraphModule, chain: Sequence[fx.Node]) -> bool:
             return False
         before = {each for target in written_by(traced, node) for each in sharing(traced, target)}
         before = {each for each in before if order[each] < order[node] and each not in chain}
-        if any(each.op == "placeholder" for each in before):
+        if any(each.op in ("placeholder", "get_attr") for each in before):
             return False
         if any(order[user] > order[node] for each in before for user in each.users):
             return False

@@ -31,10 +31,12 @@ _IMPORTS = {
     "from collections.abc import Sequence": "Sequence",
     "from contextlib import nullcontext": "nullcontext",
     "from dataclasses import dataclass": "@dataclass",
+    "from functools import cache": "@cache",
     "from functools import partial": "partial(",
     "from importlib.util import find_spec": "find_spec(",
     "from types import MethodType": "MethodType(",
     "from typing import Any": "Any",
+    "from typing import ClassVar": "ClassVar[",
     "from typing import NamedTuple": "NamedTuple",
     "from typing import cast": "cast(",
     "from typing import Protocol": "Protocol",
@@ -54,7 +56,7 @@ _IMPORTS = {
     "from torch.utils.checkpoint import checkpoint": "checkpoint(",
     "from torchvision import models": "models.get_model",
     "import torchvision": "torchvision.datasets",
-    "import timm": "timm.",
+    "import timm": "timm.create_model",
 }
 
 _DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", *GRAPHS})
