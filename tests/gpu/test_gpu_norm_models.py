@@ -114,7 +114,8 @@ def test_models_of_timm_s_have_torch_s_gradients(name: str, monkeypatch: pytest.
     of_torch = {key: float((wanted[key] - each).norm()) / max(norms[key], least) for key, each in exact_wanted.items()}
     bad = {key: (each, of_torch[key]) for key, each in apart.items() if each > 4 * of_torch[key] + 1e-2}
     assert not bad, bad
-    plain.eval(), model.eval()
+    for each in (plain, model):
+        each.eval()
     model.load_state_dict(plain.state_dict())
     with torch.no_grad():
         assert torch.equal(model(images), plain(images))
