@@ -191,6 +191,7 @@ def activated(kind: type[nn.Module] | None, **options: Any) -> nn.Module:
     [
         (nn.ReLU, {}, batch_norm.RELU),
         (nn.SiLU, {"inplace": False}, batch_norm.SILU),
+        (nn.Hardswish, {}, batch_norm.HARDSWISH),
         (nn.LeakyReLU, {}, batch_norm.NO_ACTIVATION),
         (None, {}, batch_norm.NO_ACTIVATION),
         (nn.SiLU, {"drop_layer": nn.Dropout}, batch_norm.NO_ACTIVATION),

@@ -50,7 +50,15 @@ def test_the_pooling_kernels_compute_what_torch_s_do(
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     ("before", "adds", "activation"),
-    [("", False, 0), ("", False, 2), ("", True, 0), ("", True, 1), ("add", False, 1), ("drop", False, 1)],
+    [
+        ("", False, 0),
+        ("", False, 2),
+        ("", False, 3),
+        ("", True, 0),
+        ("", True, 1),
+        ("add", False, 1),
+        ("drop", False, 1),
+    ],
 )
 @pytest.mark.parametrize(("channels", "side"), [(64, 56), (2048, 7), (24, 31), (160, 32), (5, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -90,7 +98,9 @@ def test_the_batch_norm_kernels_compute_what_torch_s_do(  # noqa: PLR0915, PLR09
     if before == "drop":
         total = total * (found.total != 0) * (65536 / (65536 - round(0.3 * 65536)))
     value = nn.functional.batch_norm(total, None, None, leaves[4], leaves[5], True, 0.0, norm.eps)
-    expected = (lambda value: value, nn.functional.relu, nn.functional.silu)[activation](value + adds * leaves[3])
+    functional = nn.functional
+    activations = (lambda value: value, functional.relu, functional.silu, functional.hardswish)
+    expected = activations[activation](value + adds * leaves[3])
     expected.backward(gradients.double() + second.double(), retain_graph=True)
     if before:
         total.backward(skip.double())

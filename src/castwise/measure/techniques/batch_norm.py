@@ -10,6 +10,8 @@ from torch import Tensor, nn
 NO_ACTIVATION = 0
 RELU = 1
 SILU = 2
+HARDSWISH = 3
+BY_INPUT = (SILU, HARDSWISH)  # whose gradient the result does not tell
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels compute in float32
 _MOST_ROWS = 2**30  # pixels of a batch: the kernels count them in 32 bits
@@ -19,6 +21,7 @@ _COMPUTED: dict[int, Callable[[Tensor], Tensor]] = {
     NO_ACTIVATION: lambda value: value,
     RELU: nn.functional.relu,
     SILU: nn.functional.silu,
+    HARDSWISH: nn.functional.hardswish,
 }
 
 
@@ -60,7 +63,7 @@ class After(NamedTuple):
     Attributes:
         residual: Of the images' shape, added; None adds nothing.
         carrier: What the residual's gradient goes to; None is the residual.
-        activation: `NO_ACTIVATION`, `RELU` or `SILU`.
+        activation: `NO_ACTIVATION`, `RELU`, or one of `BY_INPUT`.
         is_forked: Whether a carrier of the result is wanted.
         keeps_dtype: Whether the sum has the images' dtype, as one in place has.
     """

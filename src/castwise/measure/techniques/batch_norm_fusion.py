@@ -11,6 +11,8 @@ from torch import fx, nn
 
 from castwise.errors import UsageError
 from castwise.measure.techniques.batch_norm import (
+    BY_INPUT,
+    HARDSWISH,
     RELU,
     SILU,
     After,
@@ -25,8 +27,13 @@ from castwise.measure.techniques.batch_norm import (
 from castwise.measure.techniques.batch_norm_trace import traced_in_training
 from castwise.measure.techniques.in_place import add_in_place, can_be_one, order_of, sharing, written_by
 
-_ACTIVATION_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU}
-_ACTIVATION_FUNCTIONS = {nn.functional.relu: RELU, torch.relu: RELU, nn.functional.silu: SILU}
+_ACTIVATION_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU, nn.Hardswish: HARDSWISH}
+_ACTIVATION_FUNCTIONS = {
+    nn.functional.relu: RELU,
+    torch.relu: RELU,
+    nn.functional.silu: SILU,
+    nn.functional.hardswish: HARDSWISH,
+}
 _ACTIVATION_METHODS = {"relu": RELU, "relu_": RELU}
 _ADDITIONS = (operator.add, torch.add, add_in_place)
 _DRAWN_CHANNELS = 8  # that dropout's draws are made for at once
@@ -156,8 +163,8 @@ def _chain_from(traced: fx.GraphModule, norm: fx.Node) -> tuple[list[fx.Node], A
     other = None if after is None else _other_of(after, norm)
     if after is not None and other is not None:
         following = _only_user(after)
-        is_silu = following is not None and _activation_of(traced, following) == SILU
-        if not is_silu and can_be_one(traced, [norm, after]):
+        is_lost = following is not None and _activation_of(traced, following) in BY_INPUT
+        if not is_lost and can_be_one(traced, [norm, after]):
             chain, then = [norm, after], then._replace(residual=other, keeps_dtype=after.target is add_in_place)
             after = following
     found = None if after is None else _activation_of(traced, after)

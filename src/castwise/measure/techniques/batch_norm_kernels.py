@@ -25,6 +25,8 @@ def _activated(value, activation: tl.constexpr):
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif activation == 2:
         value = value * tl.sigmoid(value)
+    elif activation == 3:
+        value = value * (tl.minimum(tl.maximum(value + 3, 0.0), 6.0) / 6)
     return value
 
 
@@ -36,6 +38,8 @@ def _before_activation(gradient, value, activation: tl.constexpr):
     elif activation == 2:
         share = tl.sigmoid(value)
         gradient = gradient * share * (1 + value * (1 - share))
+    elif activation == 3:
+        gradient = tl.where(value <= -3, 0.0, tl.where(value < 3, gradient * (value / 3 + 0.5), gradient))
     return gradient
 
 

@@ -138,7 +138,7 @@ def launch_norm(  # noqa: PLR0913, PLR0917
         weight: Shape (C,).
         bias: Shape (C,).
         epsilon: Added to the variance.
-        activation: `NO_ACTIVATION`, `RELU` or `SILU`.
+        activation: `NO_ACTIVATION`, `RELU`, or one of `BY_INPUT`.
     """
     tiles, channels = _summed(images), images.shape[1]
     units, unit = _units(channels)
@@ -188,7 +188,7 @@ def launch_norm_backward(  # noqa: PLR0913, PLR0917
         bias: As there.
         mean: Its result.
         inverse: Its result.
-        activation: As there; with a residual not `SILU`, whose input is not known by its result.
+        activation: As there; with a residual none of `BY_INPUT`.
         shifts: Whether there was a shift.
     """
     tiles, channels = _summed(images), images.shape[1]
