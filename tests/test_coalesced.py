@@ -248,7 +248,7 @@ def test_what_is_compiled_ends_before_the_collective_and_begins_behind_it(ranks:
 def test_ranks_validate_with_rank_0_s_statistics_and_go_on_from_them(ranks: list[dict[str, Any]]) -> None:
     first, second = (rank["whole"] for rank in ranks)
     for one, other in zip(first, second, strict=True):
-        assert one[0] == other[0] == 4
+        assert one[0] == other[0] == 8  # steps
         assert one[1] != other[1], "each trains on its share"
         assert one[2] == other[2] is not None
     for rank in ranks:

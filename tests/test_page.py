@@ -252,8 +252,8 @@ def test_no_accessibility_violation_is_serious(open_page: Opener, viewport: dict
     assert [(each["id"], [node["html"][:120] for node in each["nodes"]][:3]) for each in serious] == []
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-def test_nothing_of_a_chart_is_cut_off(open_page: Opener, width: int) -> None:
+@pytest.mark.parametrize("width", [360, 768, 1440])
+def test_nothing_is_wider_than_the_screen_and_nothing_of_a_chart_is_cut_off(open_page: Opener, width: int) -> None:
     spread = [
         steady(precision, 0, workload="resnet101", world_size=number, parallelism=way)
         for precision in ("fp32", "fp16-mixed", "bf16-mixed")
@@ -262,12 +262,6 @@ def test_nothing_of_a_chart_is_cut_off(open_page: Opener, width: int) -> None:
     made = open_page([*every_kind(), *spread], {"width": width, "height": 800})
     made.draw_all()
     assert made.cut_off() == []
-
-
-@pytest.mark.parametrize("width", [360, 768, 1440])
-def test_nothing_is_wider_than_the_screen(open_page: Opener, width: int) -> None:
-    made = open_page(every_kind(), {"width": width, "height": 800})
-    made.draw_all()
     assert made.page.evaluate("document.documentElement.scrollWidth") <= width
     wide = made.page.evaluate(
         """() => [...document.querySelectorAll("figure.chart .main-svg")]

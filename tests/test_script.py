@@ -68,7 +68,7 @@ def measured_loss(spec: TrialSpec) -> float:
         ("mnist-cnn", "bf16-mixed", ("channels-last",)),
         ("mnist-cnn", "fp16-mixed", ("no-step-sync",)),
         ("mnist-cnn", "fp16-master", ("foreach-optimizer",)),
-        ("resnet18", "bf16-mixed", ("channels-last", "fused-optimizer")),
+        ("resnet18", "fp32", ("channels-last", "fused-optimizer")),
         ("lstm-lm", "fp32", ("pad-vocabulary", "chunked-loss")),
         ("resnet18", "fp32", ("space-to-depth",)),
         ("mnist-cnn", "fp32", ("matmul-stem",)),
@@ -204,7 +204,7 @@ def training_of(
     fields: dict[str, object] = {"epochs": 3, "loader": Loader(num_workers=0), "read_loss_every_step": True}
     made = Recipe.model_validate(fields | recipe)
     workload = "mnist-cnn" if data_set.endswith("mnist") else "wrn-28-10"
-    spec = spec_of(workload, precision, techniques, kind="training", recipe=made, data_set=data_set, batch_size=100)
+    spec = spec_of(workload, precision, techniques, kind="training", recipe=made, data_set=data_set, batch_size=20)
     return spec.model_copy(update={"loss_scale": find_precision(precision).loss_scale})
 
 
