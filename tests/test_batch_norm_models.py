@@ -233,6 +233,30 @@ def test_what_hands_on_what_it_gets_parts_no_norm_from_its_activation(told: list
     assert told == [Asked(activation=batch_norm.RELU)]
 
 
+# Models that cannot be traced whole
+
+
+class Segmenter(nn.Module):
+    """Chooses by what it computes; what it is made of does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.heads = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()) for _ in range(2))
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, images: Tensor, scale: float = 2.0) -> Tensor:
+        features = self.norm(self.backbone(images) * scale)
+        return sum((head(features) for head in self.heads if features.mean() > -1e9), features)
+
+
+def test_the_parts_that_can_be_traced_use_the_kernels(told: list[Asked]) -> None:
+    changed = stays(Segmenter())
+    behind_a_convolution, alone = Asked(shifts=True, activation=batch_norm.RELU), Asked(activation=batch_norm.RELU)
+    assert told == [behind_a_convolution, alone, alone]
+    assert type(changed.norm) is nn.BatchNorm2d, "nothing is beside it that the trace saw"
+
+
 # Weights and counts that are a model's own
 
 

@@ -25,7 +25,7 @@ from castwise.measure.workloads.own import build_own, look_at
 from castwise.own_models import OwnModel, locate, pickle_reference
 from castwise.plan import Protocol, TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
-from castwise.technique_rules import why_unsupported
+from castwise.technique_rules import resolve, why_unsupported
 from castwise.techniques import TECHNIQUES
 from castwise.workloads import find_workload
 
@@ -308,17 +308,26 @@ def test_channels_last_reaches_the_images_of_a_dict(write: Callable[..., str]) -
         assert torch.isfinite(cell.step(prepared))
 
 
-def test_techniques_that_change_what_is_the_users_are_refused(write: Callable[..., str]) -> None:
-    spec = spec_of(write(GOOD)).model_copy(update={"device": "cuda:0"})
-    fit = [row.name for row in TECHNIQUES if row.kinds != ("training",)]
-    reasons = {name: why_unsupported(spec.model_copy(update={"techniques": (name,)})) for name in fit}
-    assert {name for name, reason in reasons.items() if reason is None} == {
-        "channels-last",
-        "cudnn-search",
-        "compile",
-        "compile-max-autotune",
+def test_techniques_for_what_castwise_alone_builds_are_refused(write: Callable[..., str]) -> None:
+    spec = spec_of(write(GOOD)).model_copy(update={"device": "cuda:0", "loss_scale": "dynamic"})
+    fit = [row.name for row in TECHNIQUES if row.kinds != ("training",) and "cuda" in row.devices]
+    beside = {"max-pool-kernel": ("channels-last",), "batch-norm-kernel": ("channels-last",)}
+    asked = {name: spec.model_copy(update={"techniques": (*beside.get(name, ()), name)}) for name in fit}
+    reasons = {name: reason for name, each in asked.items() if (reason := why_unsupported(each)) is not None}
+    assert set(reasons) == {
+        "pad-vocabulary",
+        "pad-hidden",
+        "pad-channels-4",
+        "pad-channels-8",
+        "chunked-loss",
+        "coalesced-reduce",
     }
-    assert reasons["fused-optimizer"] == ("fused-optimizer is for castwise's own workloads; put it into your own code")
+    assert reasons["pad-hidden"] == "pad-hidden is for castwise's own workloads"
+
+
+def test_a_set_has_no_member_that_only_some_optimizers_allow(write: Callable[..., str]) -> None:
+    spec = spec_of(write(GOOD)).model_copy(update={"device": "cuda:0"})
+    assert resolve(("compiled",), spec).techniques == ("channels-last", "cudnn-search", "compile")
 
 
 def test_the_users_gradients_are_averaged_as_all_others(write: Callable[..., str]) -> None:

@@ -131,7 +131,7 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
         precision: One name or several; None takes all that the GPU has, or the four that are worth it on a CPU.
         loss_scale: `none`, `dynamic`, `dynamic-apex` or numbers, for the precisions that scale their loss.
         gpus: Numbers of GPUs, each of which trains on `batch_size` samples; None takes one.
-        techniques: Changes to the loop that fit any model: "channels-last", "cudnn-search", "compile", joined by "+".
+        techniques: Changes to the loop, joined by "+": "channels-last", "fused-optimizer+compile", "cuda-graph".
         device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
         seconds: Seconds to time each trial for; None takes 4 on a GPU and 0.4 on a CPU.
         timeout_seconds: Seconds one phase may take before a trial is given up.

@@ -20,6 +20,8 @@ def resolve(names: Sequence[str], spec: "TrialSpec", sets: Mapping[str, Sequence
     """
     named = {name for name in names if name not in sets}
     members = {member for name in names for member in sets.get(name, ())}
+    if find_workload(spec.workload).family == "own":
+        members -= _OF_AN_OPTIMIZER  # nobody knows it yet, and a member that it refuses would take the set with it
     taken: set[str] = set()
     for member in in_order(members):  # one may need another, which comes before it
         if why_unsupported(spec.model_copy(update={"techniques": in_order(taken | {member})})) is None:
@@ -62,7 +64,7 @@ def _why_misfit(row: Technique, spec: "TrialSpec") -> str | None:
     """Return why a technique is not for a trial's model or optimizer."""
     workload = find_workload(spec.workload)
     if workload.family == "own":
-        return None if row.fits_own_models else "is for castwise's own workloads; put it into your own code"
+        return None if row.fits_own_models else "is for castwise's own workloads"
     if workload.unit not in row.units:
         return f"is for {' and '.join(row.units)}; {workload.name} has {workload.unit}"
     if row.families and workload.family not in row.families:
@@ -189,6 +191,8 @@ def _why_no_long_graph(spec: "TrialSpec", capability: tuple[int, int] | None) ->
     return reason
 
 
+# What only some optimizers have.
+_OF_AN_OPTIMIZER = {"fused-optimizer", "foreach-optimizer", "compiled-update"}
 # The schedules that move the rate between epochs alone.
 _STEADY_WITHIN_EPOCHS = ("constant", "step", "plateau")
 

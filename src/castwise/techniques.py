@@ -42,8 +42,8 @@ class Technique:
         optimizers: The optimizers of `torch.optim` it fits; empty fits all.
         families: The families of workloads it fits; empty fits all.
         on_several_gpus: The technique that it needs beside it where several GPUs share a step; empty needs none.
-        fits_own_models: Whether it fits a user's own model, of which nothing is known: neither its layers nor its
-            optimizer, which is theirs to change.
+        fits_own_models: Whether it may fit a user's own model, of which nothing is known before it is built; what its
+            layers or its optimizer do not allow is refused there.
         excludes: Techniques that cannot stand beside it.
     """
 
@@ -58,7 +58,7 @@ class Technique:
     optimizers: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     on_several_gpus: str = ""
-    fits_own_models: bool = False
+    fits_own_models: bool = True
     excludes: tuple[str, ...] = ()
 
     @property
@@ -78,6 +78,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         kinds=("training",),
         units=("images",),
         excludes=("loader-workers", "pinned-transfer"),
+        fits_own_models=False,
     ),
     Technique(
         name="loader-workers",
@@ -87,6 +88,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="draws",
         kinds=("training",),
         units=("images",),
+        fits_own_models=False,
     ),
     Technique(
         name="pinned-transfer",
@@ -97,6 +99,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         devices=("cuda",),
         kinds=("training",),
         units=("images",),
+        fits_own_models=False,
     ),
     Technique(
         name="channels-last",
@@ -105,7 +108,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="none",
         numerics="rounding",
         units=("images",),
-        fits_own_models=True,
     ),
     Technique(
         name="cudnn-search",
@@ -115,7 +117,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
-        fits_own_models=True,
     ),
     Technique(
         name="foreach-optimizer",
@@ -156,6 +157,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="2 rows of the decoder",
         numerics="shape",
         families=("rnn_lm",),
+        fits_own_models=False,
     ),
     Technique(
         name="pad-hidden",
@@ -164,6 +166,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the further units' weights",
         numerics="shape",
         families=("rnn_lm",),
+        fits_own_models=False,
     ),
     Technique(
         name="pad-channels-4",
@@ -172,6 +175,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="shape",
         units=("images",),
         excludes=("pad-channels-8",),
+        fits_own_models=False,
     ),
     Technique(
         name="pad-channels-8",
@@ -179,6 +183,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="2.7 times the input bytes",
         numerics="shape",
         units=("images",),
+        fits_own_models=False,
     ),
     Technique(
         name="space-to-depth",
@@ -222,6 +227,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the decoder's product is computed twice",
         numerics="rounding",
         families=("rnn_lm",),
+        fits_own_models=False,
     ),
     Technique(
         name="compile",
@@ -230,7 +236,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the first step: seconds to minutes; a last batch of another shape runs uncompiled",
         numerics="draws",
         excludes=("compile-max-autotune",),
-        fits_own_models=True,
     ),
     Technique(
         name="compile-max-autotune",
@@ -238,7 +243,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         needs="the same",
         cost="the first step: minutes",
         numerics="draws",
-        fits_own_models=True,
     ),
     Technique(
         name="coalesced-reduce",
@@ -246,7 +250,6 @@ TECHNIQUES: tuple[Technique, ...] = (
         needs="several GPUs with a process each (ddp), and ranks that train the same weights in every step",
         cost="once or twice the gradients' memory; none are averaged while backward runs",
         numerics="rounding",
-        fits_own_models=True,
     ),
     Technique(
         name="cuda-graph",

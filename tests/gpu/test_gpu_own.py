@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import six_models
 import torch
+from own_steps import as_dict, in_groups, losses_of, step_of, train_on_dict
+from small_step import make_batch
 
 import castwise
-from castwise.precisions import PRECISIONS, why_unsupported
+from castwise.measure.precision import numeric_state
+from castwise.precisions import PRECISIONS, find_precision, why_unsupported
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -43,6 +46,30 @@ def test_memory_is_the_same_as_without_the_precisions_own_masters_but_for_them()
     held = {trial.spec.precision: trial.ranks[0].peak_allocated_bytes or 0 for trial in trials}
     assert trials[0].facts is not None
     assert held["fp16-master"] - held["fp16-true"] > 4 * trials[0].facts.num_parameters
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("fused-optimizer",),
+        ("cuda-graph",),
+        ("fused-optimizer", "cuda-graph-8"),
+        ("channels-last", "fused-optimizer", "compile", "cuda-graph"),
+        ("compiled-update", "cuda-graph"),
+    ],
+    ids="+".join,
+)
+def test_a_loop_of_one_s_own_computes_the_same_with_techniques(names: tuple[str, ...], dynamic: bool) -> None:
+    device = torch.device("cuda:0")
+    images, labels = make_batch(device)
+    batches = [as_dict((images + number, labels)) for number in range(3)]
+    parts = {"optimizer": in_groups, "training_step": train_on_dict, "clip_grad_norm": 1.0}
+    with numeric_state(find_precision("fp32")):
+        found, expected = (
+            losses_of(step_of("fp32", *each, dynamic=dynamic, device=device, **parts), batches) for each in (names, ())
+        )
+    assert torch.allclose(found, expected, rtol=2000 * torch.finfo(torch.float32).eps)
 
 
 SETS_TF32 = """\

@@ -21,6 +21,7 @@ from castwise.measure.techniques.coalesced import CoalescedReduce
 from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
 from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import PLAIN, Loop
+from castwise.measure.techniques.optimizers import set_as_wanted
 from castwise.measure.techniques.update import CompiledUpdate
 from castwise.measure.workloads.task import Batch, Task
 from castwise.precisions import Precision
@@ -63,6 +64,7 @@ class TrainingStep:
         own = task.own_loop
         if own is not None:
             self.optimizer = own.make_optimizer(self._weights)
+            set_as_wanted(self.optimizer, loop, device)
         else:
             self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
         self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)
@@ -87,7 +89,13 @@ class TrainingStep:
         self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None
-        self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer)) if own is not None else None
+        self._after_step: _AfterStep | None = None
+        if own is not None and own.make_scheduler is not None:
+            if loop.reads_rates_on_device:
+                raise UsageError(
+                    "A graph and a compiled update hold the learning rate fixed, and your scheduler moves it."
+                )
+            self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer))
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""

@@ -42,12 +42,33 @@ _DRAWN_CHANNELS = 8  # that dropout's draws are made for at once
 def use_batch_norm_kernel(model: nn.Module) -> None:
     """Let a model's batch norms, and what is beside them, run by castwise's kernels in training.
 
-    What the model's own code chooses by, other than its inputs, is what it is now; layers choose each time.
+    Of a model that cannot be traced whole, those parts do that can. What the code of a model or a part chooses by,
+    other than its inputs, is what it is now; layers choose each time.
 
     Raises:
-        UsageError: torch.fx cannot trace the model as it is, it has no batch norm of the kind, or Triton is not
-            installed.
+        UsageError: torch.fx can trace no part that has a batch norm of the kind, or Triton is not installed.
     """
+    try:
+        _use_in_whole(model)
+    except UsageError:
+        used = [_is_used_in(part) for part in model.children()]  # in all of them, and not up to the first
+        if not any(used):
+            raise
+
+
+def _is_used_in(part: nn.Module) -> bool:
+    """Let a part of a model use the kernels if it can, and return whether it does."""
+    is_candidate = any(type(module) is nn.BatchNorm2d or _has_parts(module) for module in part.modules())
+    if not is_candidate or not any(part.children()):  # a norm alone would have nothing beside it
+        return False
+    try:
+        use_batch_norm_kernel(part)
+    except UsageError:
+        return False
+    return True
+
+
+def _use_in_whole(model: nn.Module) -> None:
     traced = traced_in_training(model)
     norms = list(_norms_in(traced))
     if not norms:

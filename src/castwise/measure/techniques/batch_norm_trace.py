@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from castwise.errors import UsageError
+from castwise.measure.techniques.hooks import has_hooks
 from castwise.measure.techniques.in_place import add_in_place, divide_in_place, multiply_in_place, subtract_in_place
 
 
@@ -104,8 +105,7 @@ def _check(model: nn.Module) -> None:
     inputs = list(inspect.signature(type(model).forward).parameters.values())[1:]
     if any(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in inputs):
         raise UsageError("batch-norm-kernel needs a model whose inputs are all given: torch.fx would fix the others.")
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(part, kind) for part in model.modules() if part is not model for kind in kinds):
+    if any(has_hooks(part) for part in model.modules() if part is not model):
         raise UsageError("batch-norm-kernel needs a model without hooks on its parts: they would not all be called.")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from castwise.errors import UsageError
+from castwise.measure.nests import has_only_tensors, map_tensors, tensors_of
 from castwise.measure.techniques.compiled import Shapes, shapes_of
 from castwise.measure.workloads.task import Batch, Carried
 
@@ -89,14 +90,19 @@ class _Captured:
     """Steps as one graph.
 
     Attributes:
-        places: Where the batches of a replay are put, a batch a step.
+        places: Where the batches of a replay are put: of each of their parts, that of every batch.
         losses: Where their losses come to lie, of shape (steps,).
         replay: Takes the steps.
     """
 
-    places: Sequence[Batch]
+    places: Sequence[list[Tensor]]
     losses: Tensor
     replay: Callable[[], None]
+
+
+def _by_part(batches: Sequence[Batch]) -> list[list[Tensor]]:
+    """Return the tensors of batches by part: those of all batches are one copy."""
+    return [list(parts) for parts in zip(*map(tensors_of, batches), strict=True)]
 
 
 class StepGraph:
@@ -183,8 +189,7 @@ class StepGraph:
         if key not in self._captured:
             self._captured[key] = self._capture(batches)
         captured = self._captured[key]
-        for number in range(len(batches[0])):  # of the parts of a batch: those of all batches are one copy
-            places, parts = ([batch[number] for batch in side] for side in (captured.places, batches))
+        for places, parts in zip(captured.places, _by_part(batches), strict=True):
             torch._foreach_copy_(places, parts, non_blocking=True)
         if self._carried is not None:
             self._fill_state(self._carried)
@@ -192,7 +197,9 @@ class StepGraph:
         losses.copy_(captured.losses)  # the next replay overwrites them
 
     def _capture(self, batches: Sequence[Batch]) -> _Captured:
-        places = [tuple(torch.empty_like(part) for part in batch) for batch in batches]
+        if not all(map(has_only_tensors, batches)):
+            raise UsageError("cuda-graph needs batches of tensors alone: what else is in them would stay the first's.")
+        held = [map_tensors(torch.empty_like, batch) for batch in batches]
         losses = torch.empty(len(batches), device=self._device)
         carried = self._carried
         if carried is not None and not self._state:
@@ -201,15 +208,15 @@ class StepGraph:
             self._fill_state(carried)
 
         def take_steps() -> None:
-            for index, place in enumerate(places):
-                losses[index].copy_(self._step(place).detach())
+            for index, batch in enumerate(held):
+                losses[index].copy_(self._step(batch).detach())
             if carried is not None:
                 for kept, value in zip(self._state, carried.read(), strict=True):
                     kept.copy_(value)
                 carried.write(self._state)
 
         replay = self.captures.capture(take_steps)
-        return _Captured(places, losses, replay)
+        return _Captured(_by_part(held), losses, replay)
 
     def _fill_state(self, carried: Carried) -> None:
         """Bring what is carried into the graphs' place, where a new epoch or a step of another shape moved it."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
+from castwise.measure.techniques.hooks import has_hooks
 
 _SIDE = 3
 _STRIDE = 2
@@ -48,7 +49,7 @@ def use_max_pool_kernel(model: nn.Module) -> None:
 
 
 def _is_such(module: nn.Module) -> bool:
-    if type(module) is not nn.MaxPool2d or module.ceil_mode or module.return_indices:
+    if type(module) is not nn.MaxPool2d or module.ceil_mode or module.return_indices or has_hooks(module):
         return False
     sizes = (module.kernel_size, module.stride, module.dilation)
     return sizes == (_SIDE, _STRIDE, 1) and module.padding in _PADDINGS

@@ -4,15 +4,19 @@ from typing import Any
 
 from torch import nn
 
+from castwise.measure.techniques.hooks import has_hooks
+
 
 def find_stem(model: nn.Module) -> tuple[str, nn.Conv2d | None]:
     """Return the name and the module of a model's first convolution; None where it begins with no ordinary one.
 
-    One whose class is another may compute something else, one with groups has no channels to be put together.
+    One whose class is another may compute something else, one with groups has no channels to be put together, and hooks
+    would be lost with the module.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             plain = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
+            plain &= not has_hooks(module)
             return name, module if plain and not isinstance(module.padding, str) else None
     return "", None
 

@@ -1,6 +1,7 @@
 """The user's optimizer and scheduler, over what a precision steps in the place of their weights."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def make_loop(contract: Contract, whose: str) -> OwnLoop:
     """
     return OwnLoop(
         make_optimizer=lambda weights: _optimizer(contract.optimizer, weights, whose),
-        make_scheduler=lambda optimizer: _scheduler(contract, optimizer, whose),
+        make_scheduler=None if contract.scheduler is None else partial(_scheduler, contract.scheduler, whose),
         accumulate=contract.accumulate,
         clip_grad_norm=contract.clip_grad_norm,
     )
@@ -61,10 +62,7 @@ def adopt(optimizer: Optimizer, weights: Weights) -> Optimizer:
     return optimizer
 
 
-def _scheduler(contract: Contract, optimizer: Optimizer, whose: str) -> Callable[[], None]:
-    given = contract.scheduler
-    if given is None:
-        return _nothing
+def _scheduler(given: Any, whose: str, optimizer: Optimizer) -> Callable[[], None]:
     if isinstance(given, type) or not hasattr(given, "step"):
         given = given(optimizer)
     if not hasattr(given, "step"):

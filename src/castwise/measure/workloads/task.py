@@ -28,14 +28,14 @@ class OwnLoop:
 
     Attributes:
         make_optimizer: Returns the optimizer, over what is stepped in the place of the model's weights.
-        make_scheduler: Returns what is called after each step that the optimizer took.
+        make_scheduler: Returns what is called after each step that the optimizer took; None where nothing is.
         accumulate: Batches whose gradients are added up for one optimizer step; more than 1 means that what
             `make_batches` returns are tuples of so many.
         clip_grad_norm: The norm that gradients are clipped to, or None.
     """
 
     make_optimizer: "Callable[[Weights], Optimizer]"
-    make_scheduler: Callable[[Optimizer], Callable[[], None]]
+    make_scheduler: Callable[[Optimizer], Callable[[], None]] | None
     accumulate: int = 1
     clip_grad_norm: float | None = None
 

@@ -21,7 +21,9 @@ _CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "matmul-stem", "m
 
 def _stems(module: str, names: list[str]) -> str:
     common = definitions("measure/techniques/stems.py", ["find_stem", "take_place"])
-    return "\n\n\n".join([common, definitions(f"measure/techniques/{module}", names)])
+    return "\n\n\n".join(
+        [all_definitions("measure/techniques/hooks.py"), common, definitions(f"measure/techniques/{module}", names)]
+    )
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class _Kernels:
 
 _KERNELS = {
     "max-pool-kernel": _Kernels(
-        ("max_pool", "max_pool_kernels"),
+        ("hooks", "max_pool", "max_pool_kernels"),
         "max_pool_kernels import max_pool",
         "max_pool.register_autograd(_backward, setup_context=_remember)",
     ),
@@ -57,6 +59,7 @@ _KERNELS = {
             "batch_norm",
             "batch_norm_kernels",
             "batch_norm_ops",
+            "hooks",
             "in_place",
             "batch_norm_trace",
             "batch_norm_fusion",

@@ -61,7 +61,7 @@ _IMPORTS = {
 
 _DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", *GRAPHS})
 _UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]
-_GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "StepGraph"]
+_GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "_by_part", "StepGraph"]
 
 # Optimizers of torch that can count their steps on the device, of those that workloads use.
 _CAPTURABLE = ("Adadelta", "Adam", "AdamW")
@@ -268,15 +268,30 @@ def _graph_definitions(spec: TrialSpec) -> str:
         [
             head,
             definitions("measure/techniques/compiled.py", ["Shapes"]),
-            _SHAPES_OF,
+            _OF_TUPLES,
             definitions("measure/workloads/task.py", ["Carried"]),
             definitions("measure/techniques/graph.py", _GRAPH),
         ]
     )
 
 
-# castwise's own two reach into data classes and mappings too; what the models of scripts take and return is tuples.
-_SHAPES_OF = '''def shapes_of(batch: Batch) -> Shapes:
+# castwise's own reach into data classes and mappings too; what the models of scripts take and return is tuples.
+_OF_TUPLES = '''def tensors_of(batch: Batch) -> Batch:
+    """Return the tensors of a batch."""
+    return batch
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """Return a batch with every tensor replaced."""
+    return tuple(map(function, batch))
+
+
+def has_only_tensors(batch: Batch) -> bool:
+    """Return whether a batch holds nothing else."""
+    return all(isinstance(part, Tensor) for part in batch)
+
+
+def shapes_of(batch: Batch) -> Shapes:
     """Return the shapes of a batch's tensors."""
     return tuple(part.shape for part in batch)'''
 

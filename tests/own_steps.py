@@ -1,0 +1,64 @@
+"""Steps of a small model that has the user's own loop, with and without techniques."""
+
+from typing import Any
+
+import torch
+from small_step import CPU, cross_entropy, make_net, make_task
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from castwise.measure.techniques.loop import loop_of
+from castwise.measure.training_step import TrainingStep
+from castwise.measure.workloads.contract import Contract
+from castwise.measure.workloads.own_loop import make_loop
+from castwise.measure.workloads.own_loss import make_compute_loss
+from castwise.precisions import find_precision
+from castwise.workloads import OptimizerSpec
+
+UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
+STEPS = 20
+
+
+def in_groups(net: nn.Module) -> Optimizer:
+    """Return an optimizer as users have them: some weights decay, and others do not."""
+    decay = [p for p in net.parameters() if p.dim() > 1]
+    others = [p for p in net.parameters() if p.dim() <= 1]
+    return AdamW([{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-3)
+
+
+def step_of(
+    precision: str, *techniques: str, dynamic: bool = False, device: torch.device = CPU, **parts: Any
+) -> TrainingStep:
+    """Return the step of a small model with the user's own loop."""
+    net = make_net()
+    if callable(parts.get("optimizer")) and not isinstance(parts["optimizer"], type):
+        parts["optimizer"] = parts["optimizer"](net)
+    contract = Contract(model=net, **parts)
+    task = make_task(
+        net, cross_entropy if contract.training_step is None else make_compute_loss(contract, "x.py:build")
+    )
+    task.own_loop = make_loop(contract, "x.py:build")
+    row = find_precision(precision)
+    return TrainingStep(
+        task,
+        row,
+        UNUSED,
+        loss_scale="dynamic" if dynamic else "none",
+        clip_grad_norm=contract.clip_grad_norm,
+        device=device,
+        loop=loop_of(techniques),
+    )
+
+
+def losses_of(step: TrainingStep, batches: list[Any]) -> Tensor:
+    losses = [step(batches[index % len(batches)]) for index in range(STEPS)]
+    step.flush()
+    return torch.stack([loss.detach() for loss in losses])
+
+
+def as_dict(batch: tuple[Tensor, ...]) -> dict[str, Any]:
+    return {"images": batch[0], "targets": [batch[1], None]}
+
+
+def train_on_dict(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    return cross_entropy(model, (batch["images"], batch["targets"][0]))
