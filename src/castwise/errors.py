@@ -2,8 +2,9 @@
 
 CastwiseError            anything castwise raises on purpose; carries the exit code of the command line
 ├── UsageError      2    a request that cannot be carried out as it stands
-│   └── DataError   2    a data set that is missing, damaged or not what its name says
-│       └── MissingDataError   a data set that is not where it was looked for
+│   ├── DataError   2    a data set that is missing, damaged or not what its name says
+│   │   └── MissingDataError   a data set that is not where it was looked for
+│   └── TechniqueError     a technique that a model, an optimizer or a step does not allow: a trial's result
 ├── StoreError      3    a results folder that cannot be read or written
 └── EngineError     1    the measuring processes could not be started
 
@@ -40,6 +41,10 @@ class DataError(UsageError):
 
 class MissingDataError(DataError):
     """A data set that is not where it was looked for."""
+
+
+class TechniqueError(UsageError):
+    """A technique that a model, an optimizer or a step does not allow: no mistake in it, but a trial's result."""
 
 
 class StoreError(CastwiseError):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError, UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
@@ -92,7 +92,7 @@ class TrainingStep:
         self._after_step: _AfterStep | None = None
         if own is not None and own.make_scheduler is not None:
             if loop.reads_rates_on_device:
-                raise UsageError(
+                raise TechniqueError(
                     "A graph and a compiled update hold the learning rate fixed, and your scheduler moves it."
                 )
             self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from castwise.errors import CastwiseError, UsageError
+from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.measure.data import fetch
 from castwise.measure.environment import read_environment
 from castwise.measure.failures import classify, shortfall_of
@@ -111,7 +111,8 @@ class _Worker:
             place = place_of(error, self._own) if self._own is not None and status != "oom" else None
             text += f" ({place})" if place is not None else ""
             # What the user's code raises before anything is measured is theirs to mend, as a misspelt name is.
-            usage = isinstance(error, CastwiseError) or name == "look_at"
+            refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
+            usage = refused or name == "look_at"
             event: dict[str, Any] = {"event": "failed", "status": status, "message": text, "usage": usage}
             shortfall = shortfall_of(error)
             if shortfall is not None:

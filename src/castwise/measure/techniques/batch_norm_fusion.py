@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.techniques.batch_norm import (
     BY_INPUT,
     HARDSWISH,
@@ -46,11 +46,11 @@ def use_batch_norm_kernel(model: nn.Module) -> None:
     other than its inputs, is what it is now; layers choose each time.
 
     Raises:
-        UsageError: torch.fx can trace no part that has a batch norm of the kind, or Triton is not installed.
+        TechniqueError: torch.fx can trace no part that has a batch norm of the kind, or Triton is not installed.
     """
     try:
         _use_in_whole(model)
-    except UsageError:
+    except TechniqueError:
         used = [_is_used_in(part) for part in model.children()]  # in all of them, and not up to the first
         if not any(used):
             raise
@@ -63,7 +63,7 @@ def _is_used_in(part: nn.Module) -> bool:
         return False
     try:
         use_batch_norm_kernel(part)
-    except UsageError:
+    except TechniqueError:
         return False
     return True
 
@@ -72,9 +72,9 @@ def _use_in_whole(model: nn.Module) -> None:
     traced = traced_in_training(model)
     norms = list(_norms_in(traced))
     if not norms:
-        raise UsageError("batch-norm-kernel finds no batch norm in this model.")
+        raise TechniqueError("batch-norm-kernel finds no batch norm in this model.")
     if find_spec("triton") is None:
-        raise UsageError("batch-norm-kernel needs Triton, and it is not installed. pip install triton")
+        raise TechniqueError("batch-norm-kernel needs Triton, and it is not installed. pip install triton")
     names = [str(node.target) for node in norms]
     for node, name in zip(norms, names, strict=True):
         _take_apart(traced, node)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.techniques.hooks import has_hooks
 from castwise.measure.techniques.in_place import add_in_place, divide_in_place, multiply_in_place, subtract_in_place
 
@@ -63,7 +63,7 @@ def traced_in_training(model: nn.Module) -> fx.GraphModule:
     """Return a model as torch.fx traces it, in training.
 
     Raises:
-        UsageError: It cannot, or would leave something out.
+        TechniqueError: It cannot, or would leave something out.
     """
     _check(model)
     training, drawn = {part for part in model.modules() if part.training}, _random_states()
@@ -73,15 +73,17 @@ def traced_in_training(model: nn.Module) -> fx.GraphModule:
         traced = fx.GraphModule(model, _without_identities(model, _Tracer().trace(model)))
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise UsageError(f"batch-norm-kernel needs a model that torch.fx can trace: {reason}") from error
+        raise TechniqueError(f"batch-norm-kernel needs a model that torch.fx can trace: {reason}") from error
     finally:
         for part in model.modules():
             part.training = part in training
     if drawn != _random_states():  # what was drawn chose which way the trace went, for good
-        raise UsageError("batch-norm-kernel needs a model whose layers alone draw random numbers.")
+        raise TechniqueError("batch-norm-kernel needs a model whose layers alone draw random numbers.")
     own = {name for named in (model.named_parameters, model.named_buffers) for name, _ in named(remove_duplicate=False)}
     if any(node.op == "get_attr" and node.target not in own for node in traced.graph.nodes):
-        raise UsageError("batch-norm-kernel needs a model whose tensors are parameters or buffers: others do not move.")
+        raise TechniqueError(
+            "batch-norm-kernel needs a model whose tensors are parameters or buffers: others do not move."
+        )
     return traced
 
 
@@ -98,15 +100,21 @@ def _check(model: nn.Module) -> None:
     """Make sure that nothing of what a model does is hidden from torch.fx.
 
     Raises:
-        UsageError: Something is.
+        TechniqueError: Something is.
     """
     if "forward" in vars(model):
-        raise UsageError("batch-norm-kernel needs a model whose forward is its class's; this one has one of its own.")
+        raise TechniqueError(
+            "batch-norm-kernel needs a model whose forward is its class's; this one has one of its own."
+        )
     inputs = list(inspect.signature(type(model).forward).parameters.values())[1:]
     if any(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in inputs):
-        raise UsageError("batch-norm-kernel needs a model whose inputs are all given: torch.fx would fix the others.")
+        raise TechniqueError(
+            "batch-norm-kernel needs a model whose inputs are all given: torch.fx would fix the others."
+        )
     if any(has_hooks(part) for part in model.modules() if part is not model):
-        raise UsageError("batch-norm-kernel needs a model without hooks on its parts: they would not all be called.")
+        raise TechniqueError(
+            "batch-norm-kernel needs a model without hooks on its parts: they would not all be called."
+        )
 
 
 def _random_states() -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.means import CollectiveMean, SymmetricMean, mean_over
 from castwise.measure.parallel import Peers
 
@@ -43,7 +43,7 @@ class CoalescedReduce:
         """Replace the gradients by their means over the ranks.
 
         Raises:
-            UsageError: Ranks have gradients of different weights, or a gradient is sparse, or the model writes what
+            TechniqueError: Ranks have gradients of different weights, or a gradient is sparse, or the model writes what
                 ranks would have to share: other buffers than running statistics.
         """
         has_gradient = [parameter.grad is not None for parameter in self._parameters]
@@ -66,7 +66,7 @@ class CoalescedReduce:
         for number, others in enumerate(self._peers.gather(has_gradient)):
             for name, here, there in zip(self._names, has_gradient, others, strict=True):
                 if here != there:
-                    raise UsageError(
+                    raise TechniqueError(
                         f"coalesced-reduce finds a gradient of {name} in some ranks, and in others, such as rank "
                         f"{number if here else self._peers.rank}, none. All have to train the same weights."
                     )
@@ -74,7 +74,9 @@ class CoalescedReduce:
         trained = [parameter for parameter, has in zip(self._parameters, has_gradient, strict=True) if has]
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                raise UsageError(f"coalesced-reduce cannot average the sparse gradient of {name}. Make it a dense one.")
+                raise TechniqueError(
+                    f"coalesced-reduce cannot average the sparse gradient of {name}. Make it a dense one."
+                )
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
         self._groups = [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
         self.mean = mean_over(self._peers, self._groups)
@@ -90,13 +92,13 @@ class CoalescedReduce:
             assert self._has_gradient is not None, "the first step says which weights have gradients"
             pairs = zip(self._names, has_gradient, self._has_gradient, strict=True)
             name = next(name for name, now, before in pairs if now != before)
-            raise UsageError(
+            raise TechniqueError(
                 f"coalesced-reduce finds that {name} has a gradient in some steps only. "
                 "All steps have to train the same weights, as DistributedDataParallel's have."
             )
         for module, name, buffer, version in self._versions:
             if module._buffers.get(name) is not buffer or buffer._version != version:
-                raise UsageError(
+                raise TechniqueError(
                     f"coalesced-reduce finds that {type(module).__name__} writes its buffer {name} as it trains. "
                     "DistributedDataParallel gives all ranks rank 0's in every step, and this technique does not."
                 )

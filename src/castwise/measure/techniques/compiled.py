@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.nests import tensors_of
 from castwise.measure.workloads.task import Batch
 
@@ -24,14 +24,14 @@ def check_compiler(device: torch.device) -> None:
     """Make sure that torch.compile finds what it makes code with.
 
     Raises:
-        UsageError: It does not; the message says what is missing.
+        TechniqueError: It does not; the message says what is missing.
     """
     if device.type == "cuda" and find_spec("triton") is None:
-        raise UsageError("compile needs Triton to make GPU kernels, and it is not installed. pip install triton")
+        raise TechniqueError("compile needs Triton to make GPU kernels, and it is not installed. pip install triton")
     variable, names = ("CC", _CC) if device.type == "cuda" else ("CXX", _CXX)
     wanted = (os.environ[variable],) if os.environ.get(variable) else names
     if not any(shutil.which(name) for name in wanted):
-        raise UsageError(
+        raise TechniqueError(
             f"compile needs a compiler, and there is none: looked for {', '.join(wanted)}. "
             f"Install one, or name it by {variable}."
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.nests import has_only_tensors, map_tensors, tensors_of
 from castwise.measure.techniques.compiled import Shapes, shapes_of
 from castwise.measure.workloads.task import Batch, Carried
@@ -51,7 +51,7 @@ class CudaCaptures:
         """Capture work, which computes nothing, and return what runs it.
 
         Raises:
-            UsageError: It cannot be captured.
+            TechniqueError: It cannot be captured.
         """
         started = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
@@ -68,7 +68,7 @@ class CudaCaptures:
             raise
         except RuntimeError as error:
             first_line = str(error).strip().partition("\n")[0]
-            raise UsageError(f"cuda-graph cannot capture this step: {first_line}") from error
+            raise TechniqueError(f"cuda-graph cannot capture this step: {first_line}") from error
         torch.cuda.synchronize(self._device)
         self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self._device))
         self.seconds = (self.seconds or 0.0) + time.perf_counter() - started
@@ -198,7 +198,9 @@ class StepGraph:
 
     def _capture(self, batches: Sequence[Batch]) -> _Captured:
         if not all(map(has_only_tensors, batches)):
-            raise UsageError("cuda-graph needs batches of tensors alone: what else is in them would stay the first's.")
+            raise TechniqueError(
+                "cuda-graph needs batches of tensors alone: what else is in them would stay the first's."
+            )
         held = [map_tensors(torch.empty_like, batch) for batch in batches]
         losses = torch.empty(len(batches), device=self._device)
         carried = self._carried

@@ -7,7 +7,7 @@ layout is channels last, and the images need no gradient, so that backward is on
 
 from torch import Tensor, nn
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.techniques.stems import find_stem, take_place
 
 # What products on Tensor Cores read at a time, in numbers of 16 bits.
@@ -41,11 +41,11 @@ def use_matmul_stem(model: nn.Module) -> None:
     """Compute a model's first convolution as a matrix product.
 
     Raises:
-        UsageError: It is no ordinary one of stride 1 with short windows.
+        TechniqueError: It is no ordinary one of stride 1 with short windows.
     """
     name, first = find_stem(model)
     if first is None or not _is_short(first):
-        raise UsageError(
+        raise TechniqueError(
             "matmul-stem finds no ordinary convolution of stride 1 with windows of at most "
             f"{_MOST_NUMBERS} numbers at the model's beginning."
         )

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.techniques.hooks import has_hooks
 
 _SIDE = 3
@@ -36,13 +36,13 @@ def use_max_pool_kernel(model: nn.Module) -> None:
     """Let a model's max poolings of 3 by 3 with stride 2 run by castwise's own kernels.
 
     Raises:
-        UsageError: It has none, or Triton is not installed.
+        TechniqueError: It has none, or Triton is not installed.
     """
     found = [(name, module) for name, module in model.named_modules() if _is_such(module)]
     if not found:
-        raise UsageError("max-pool-kernel finds no max pooling of 3 by 3 with stride 2 in this model.")
+        raise TechniqueError("max-pool-kernel finds no max pooling of 3 by 3 with stride 2 in this model.")
     if find_spec("triton") is None:
-        raise UsageError("max-pool-kernel needs Triton, and it is not installed. pip install triton")
+        raise TechniqueError("max-pool-kernel needs Triton, and it is not installed. pip install triton")
     for name, module in found:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, KernelMaxPool(_SIDE, _STRIDE, module.padding))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.techniques.batch_norm_fusion import use_batch_norm_kernel
 from castwise.measure.techniques.loop import Loop
 from castwise.measure.techniques.matmul_stem import use_matmul_stem
@@ -23,7 +23,7 @@ def change_model(task: Task, loop: Loop) -> None:
     """Change a task's model in place as a loop wants it; in float32, on the CPU, its weights loaded.
 
     Raises:
-        UsageError: The model is not one that can be changed so.
+        TechniqueError: The model is not one that can be changed so.
     """
     if loop.num_channels is not None:
         widen_first_convolution(task.model, loop.num_channels)
@@ -41,7 +41,7 @@ def change_model(task: Task, loop: Loop) -> None:
         pad_decoder(task.model, loop.vocabulary_multiple)
     if loop.loss_chunks > 1:
         if task.chunk_loss is None:
-            raise UsageError("chunked-loss is for language models, and this is none.")
+            raise TechniqueError("chunked-loss is for language models, and this is none.")
         task.chunk_loss(loop.loss_chunks)
 
 
@@ -52,15 +52,15 @@ def widen_first_convolution(model: nn.Module, num_channels: int) -> None:
     the same as before.
 
     Raises:
-        UsageError: The model begins with no ordinary convolution, or has as many channels already.
+        TechniqueError: The model begins with no ordinary convolution, or has as many channels already.
     """
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     # A kind of convolution that computes with its weights' deviation would see the zeros.
     if first is None or type(first) is not nn.Conv2d or first.groups != 1:
-        raise UsageError(f"pad-channels-{num_channels} finds no ordinary convolution at the model's beginning.")
+        raise TechniqueError(f"pad-channels-{num_channels} finds no ordinary convolution at the model's beginning.")
     missing = num_channels - first.in_channels
     if missing <= 0:
-        raise UsageError(f"pad-channels-{num_channels} finds images of {first.in_channels} channels already.")
+        raise TechniqueError(f"pad-channels-{num_channels} finds images of {first.in_channels} channels already.")
     wider = nn.functional.pad(first.weight.detach(), (0, 0, 0, 0, 0, missing))
     first.weight = nn.Parameter(wider, requires_grad=first.weight.requires_grad)
     first.in_channels = num_channels
@@ -74,14 +74,14 @@ def pad_hidden(model: nn.Module, multiple: int) -> None:
     the same as before.
 
     Raises:
-        UsageError: The model is no such model, or its width is a multiple of 8 already, which kernels take.
+        TechniqueError: The model is no such model, or its width is a multiple of 8 already, which kernels take.
     """
     encoder, rnn, decoder = (getattr(model, name, None) for name in ("encoder", "rnn", "decoder"))
     if not (isinstance(encoder, nn.Embedding) and isinstance(rnn, nn.RNNBase) and isinstance(decoder, nn.Linear)):
-        raise UsageError("pad-hidden finds no embedding, recurrent layers and decoder in this model.")
+        raise TechniqueError("pad-hidden finds no embedding, recurrent layers and decoder in this model.")
     width = rnn.hidden_size
     if width % _ALIGNED == 0 or rnn.input_size != width:
-        raise UsageError(f"pad-hidden finds a width of {width:,}, a multiple of {_ALIGNED} already.")
+        raise TechniqueError(f"pad-hidden finds a width of {width:,}, a multiple of {_ALIGNED} already.")
     missing = -width % multiple
     kind: Callable[..., nn.RNNBase] = type(rnn)
     arguments = {"num_layers": rnn.num_layers, "dropout": rnn.dropout, "batch_first": rnn.batch_first}
@@ -105,14 +105,14 @@ def pad_decoder(model: nn.Module, multiple: int) -> None:
     loss and the other words' gradients are the same as before.
 
     Raises:
-        UsageError: The model has no linear decoder, or its number of words is such a multiple.
+        TechniqueError: The model has no linear decoder, or its number of words is such a multiple.
     """
     decoder = getattr(model, "decoder", None)
     if not isinstance(decoder, nn.Linear):
-        raise UsageError("pad-vocabulary finds no linear decoder in this model.")
+        raise TechniqueError("pad-vocabulary finds no linear decoder in this model.")
     missing = -decoder.out_features % multiple
     if not missing:
-        raise UsageError(f"pad-vocabulary finds {decoder.out_features:,} words, a multiple of {multiple} already.")
+        raise TechniqueError(f"pad-vocabulary finds {decoder.out_features:,} words, a multiple of {multiple} already.")
     with torch.no_grad():
         decoder.weight = nn.Parameter(nn.functional.pad(decoder.weight, (0, 0, 0, missing)))
         decoder.bias = nn.Parameter(nn.functional.pad(decoder.bias, (0, missing), value=_NEVER))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch.optim import SGD, Optimizer
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.techniques.loop import Loop
 from castwise.workloads import OptimizerSpec
 
@@ -27,19 +27,19 @@ def set_as_wanted(optimizer: Optimizer, loop: Loop, device: torch.device) -> Non
     """Set an optimizer that a user has made as a loop's techniques want it, before its first step here.
 
     Raises:
-        UsageError: It is none of torch's that can be set so, or it is so already.
+        TechniqueError: It is none of torch's that can be set so, or it is so already.
     """
     kind, wanted = type(optimizer), dict(loop.optimizer)
     known = inspect.signature(kind).parameters if kind.__module__.startswith("torch.optim.") else {}
     if loop.cuda_graph and kind is not SGD and "capturable" not in known:
-        raise UsageError(
+        raise TechniqueError(
             f"A graph would hold fixed what {kind.__name__} counts on the host; torch's Adam can do without."
         )
     for name in wanted:
         if name not in known:
-            raise UsageError(f"{kind.__name__} has no {name} kernels; torch's SGD, Adam and AdamW have.")
+            raise TechniqueError(f"{kind.__name__} has no {name} kernels; torch's SGD, Adam and AdamW have.")
         if not loop.compiled_update and all(group.get(name) for group in optimizer.param_groups):
-            raise UsageError(f"{name}-optimizer finds nothing to do: {kind.__name__} is {name} already.")
+            raise TechniqueError(f"{name}-optimizer finds nothing to do: {kind.__name__} is {name} already.")
     if wanted:  # they exclude each other
         wanted = {name: wanted.get(name, False) for name in ("fused", "foreach") if name in known}
     if loop.scales_on_device and device.type == "cuda" and "capturable" in known:

@@ -9,7 +9,7 @@ Source of the idea: MLPerf's ResNet submissions (MLPerf Training v0.6, Google's 
 import torch
 from torch import Tensor, nn
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.techniques.stems import find_stem, take_place
 
 _STRIDE = 2
@@ -56,11 +56,11 @@ def use_space_to_depth(model: nn.Module) -> None:
     """Compute a model's first convolution over 2 by 2 pixels.
 
     Raises:
-        UsageError: It is no ordinary one of stride 2 over images.
+        TechniqueError: It is no ordinary one of stride 2 over images.
     """
     name, first = find_stem(model)
     if first is None or not _is_strided(first):
-        raise UsageError(
+        raise TechniqueError(
             "space-to-depth finds no ordinary convolution of stride 2 over images at the model's beginning."
         )
     take_place(model, name, first, SpaceToDepthConv)

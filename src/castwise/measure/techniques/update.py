@@ -16,7 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from castwise.errors import UsageError
+from castwise.errors import TechniqueError
 from castwise.measure.loss_scaling import NoScaling
 from castwise.measure.precision import Weights
 
@@ -64,11 +64,11 @@ class CompiledUpdate:
             clip_grad_norm: The norm that gradients are clipped to, or None.
 
         Raises:
-            UsageError: It is none of torch's optimizers that can be compiled so.
+            TechniqueError: It is none of torch's optimizers that can be compiled so.
         """
         if type(optimizer) not in _FUNCTIONS:
             names = ", ".join(each.__name__ for each in _FUNCTIONS)
-            raise UsageError(f"compiled-update fits {names}; this is {type(optimizer).__name__}.")
+            raise TechniqueError(f"compiled-update fits {names}; this is {type(optimizer).__name__}.")
         self._optimizer, self._weights, self._scaling, self._clip = optimizer, weights, scaling, clip_grad_norm
         self._compiled = torch.compile(_update, dynamic=False, fullgraph=True)
         self._is_first = True

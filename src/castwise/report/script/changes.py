@@ -81,7 +81,7 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
     lines: list[str] = []
     channels = channels_of(spec)
     if channels is not None or not names.isdisjoint(_CHECKING):
-        lines.append("UsageError = RuntimeError")
+        lines.append("TechniqueError = RuntimeError")
     if channels is not None:
         lines += ["", "", definitions("measure/techniques/models.py", ["widen_first_convolution"]), "", ""]
         lines.append(f"widen_first_convolution(model, {channels})")

@@ -257,13 +257,13 @@ def _master_definitions(spec: TrialSpec, precision: Precision) -> str:
 def _update_definitions(spec: TrialSpec) -> str:
     if not _compiles_update(spec):
         return ""
-    return "UsageError = RuntimeError\n\n\n" + definitions("measure/techniques/update.py", _UPDATE)
+    return "TechniqueError = RuntimeError\n\n\n" + definitions("measure/techniques/update.py", _UPDATE)
 
 
 def _graph_definitions(spec: TrialSpec) -> str:
     if not launches_of(spec):
         return ""
-    head = "UsageError = RuntimeError\nBatch = tuple[Tensor, ...]"
+    head = "TechniqueError = RuntimeError\nBatch = tuple[Tensor, ...]"
     return "\n\n\n".join(
         [
             head,
