@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from castwise.errors import MissingDataError, UsageError
+from castwise.errors import MissingDataError, TechniqueError, UsageError
 from castwise.measure import passes, worker
 from castwise.measure.precision import _switch, read_fp32_precision
 from castwise.measure.steady import SteadyCell
@@ -277,6 +277,7 @@ def test_a_device_that_is_not_there_is_refused_in_words(talk: Conversation) -> N
         (torch.OutOfMemoryError("CUDA out of memory."), "oom", "CUDA out of memory.", False),
         (NotImplementedError("no kernel"), "unsupported", "no kernel", False),
         (UsageError("No such thing."), "unsupported", "No such thing.", True),
+        (TechniqueError("Not this model."), "unsupported", "Not this model.", False),
         (MissingDataError("mnist: not there"), "unsupported", "mnist: not there", True),
         (BrokenPipeError(32, "Broken pipe"), "crashed", "BrokenPipeError: [Errno 32] Broken pipe", False),
         (EOFError("a file of the user's"), "crashed", "EOFError: a file of the user's", False),

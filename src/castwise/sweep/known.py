@@ -23,7 +23,9 @@ class Known:
         """Return what is said of a loop that is no rung."""
         failed = next((trial for trial in self._of(spec) if trial.status != "ok"), None)
         if failed is not None:
-            return "failed", f"{failed.status}: {failed.message}"
+            # What a model does not allow is named by the technique that says so.
+            said = failed.message if failed.status == "unsupported" else f"{failed.status}: {failed.message}"
+            return "failed", said
         if not self._of(spec):
             return "not tried", "no time was left for it"
         ratio = self._ratio(current, spec)
