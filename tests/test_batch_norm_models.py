@@ -5,11 +5,13 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_norm import Asked, let_torch_compute
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from castwise.errors import UsageError
 from castwise.measure.techniques import batch_norm
@@ -277,10 +279,12 @@ class Scaled(nn.Module):
 @pytest.mark.usefixtures("told")
 def test_a_model_s_own_weights_are_trained_and_its_counts_are_kept() -> None:
     model = Scaled()
-    use_batch_norm_kernel(copy.deepcopy(model))
-    assert model.count == 0
+    traced = copy.deepcopy(model)
+    use_batch_norm_kernel(traced)
+    assert traced.count == 0
     changed = stays(model)
-    assert changed.count == 1
+    changed(torch.randn(4, 8, 5, 5))
+    assert changed.count == 2
 
 
 @pytest.mark.usefixtures("told")
@@ -292,6 +296,63 @@ def test_a_weight_that_is_written_into_is_written_before_it_is_read() -> None:
             return value + self.count
 
     stays(Writing())
+
+
+@pytest.mark.usefixtures("told")
+def test_an_identity_hands_on_a_tuple_too() -> None:
+    def paired(self: Any, images: Tensor) -> Tensor:
+        both = self.identity((images, images * 2))
+        return self.norms[0](both[0]) + both[1]
+
+    model = made(paired)
+    model.identity = nn.Identity()
+    stays(model)
+
+
+@pytest.mark.usefixtures("told")
+def test_what_is_called_without_a_tensor_runs_as_it_is() -> None:
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(8)
+
+        def forward(self, images: Tensor, skip: Tensor | None) -> Tensor:
+            value = self.norm(images)
+            return value if skip is None else value + skip * 2
+
+    class Unet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.other = Up(), Up()
+
+        def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
+            return self.up(images, None) * scale + self.other(images, images)  # type: ignore[no-any-return]
+
+    stays(Unet())
+
+
+def test_hardswish_behind_an_addition_stays_behind_it(told: list[Asked]) -> None:
+    def added(self: Any, images: Tensor) -> Tensor:
+        return nn.functional.hardswish(self.norms[0](images) + images)
+
+    stays(made(added))
+    assert told == [Asked()]
+
+
+@pytest.mark.usefixtures("told")
+def test_a_buffer_that_a_chain_writes_into_is_written() -> None:
+    class Accumulating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.convolution = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+            self.register_buffer("total", torch.ones(4, 8, 5, 5))
+
+        def forward(self, images: Tensor) -> Tensor:
+            total = self.total
+            total += self.convolution(images).detach()  # type: ignore[operator]
+            return self.norm(total) + self.convolution(images)
+
+    stays(Accumulating())
 
 
 # Modes and settings
@@ -450,19 +511,73 @@ def with_its_own_draws(self: Any, images: Tensor) -> Tensor:
     return self.norms[0](images) if torch.rand(1) < 0.5 else self.norms[1](images)
 
 
+def without_autocast_anywhere(self: Any, images: Tensor) -> Tensor:
+    with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        return self.norms[0](self.convolutions[0](images))
+
+
+def with_a_checkpoint(self: Any, images: Tensor) -> Tensor:
+    return checkpoint(self.norms[0], images, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def with_numpy_s_draws(self: Any, images: Tensor) -> Tensor:
+    return self.norms[0](images) if np.random.rand() < 0.5 else self.norms[1](images)
+
+
+def with_weights_set(self: Any, images: Tensor) -> Tensor:
+    self.norms[0].weight.data = self.norms[0].weight / 2
+    return self.norms[0](images)
+
+
+def with_another_operator_in_place(self: Any, images: Tensor) -> Tensor:
+    value = self.norms[0](images)
+    value **= 2
+    return value
+
+
+def with_what_it_keeps(self: Any, images: Tensor) -> Tensor:
+    self.features = self.norms[0](images)
+    return self.features * 2
+
+
+def with_a_list_that_it_keeps(self: Any, images: Tensor) -> Tensor:
+    value = self.norms[0](images)
+    self.kept.append(value.mean())
+    return value
+
+
+def asking_for_its_kind(self: Any, images: Tensor) -> Tensor:
+    return self.norms[0](images) if isinstance(images, Tensor) else self.norms[1](images)
+
+
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
+        (asking_for_its_kind, "asks what kind its inputs are"),
+        (without_autocast_anywhere, "turns gradients, autocast or checkpoints on or off"),
+        (with_a_checkpoint, "turns gradients, autocast or checkpoints on or off"),
+        (with_numpy_s_draws, "layers alone draw random numbers"),
+        (with_weights_set, "it sets 'data' of what it computes"),
+        (with_another_operator_in_place, "writes in place by another operator"),
+        (with_what_it_keeps, "keeps nothing in the model"),
+        (with_a_list_that_it_keeps, "keeps nothing in the model"),
         (with_an_option, "inputs are all given"),
-        (without_gradients, "turns gradients or autocast on or off"),
-        (without_autocast, "turns gradients or autocast on or off"),
-        (with_its_own_gradient, "turns gradients or autocast on or off"),
+        (without_gradients, "turns gradients, autocast or checkpoints on or off"),
+        (without_autocast, "turns gradients, autocast or checkpoints on or off"),
+        (with_its_own_gradient, "has a gradient of its own"),
         (with_its_own_draws, "layers alone draw random numbers"),
     ],
 )
 def test_what_tracing_would_lose_is_refused(forward: Forward, reason: str) -> None:
+    model = made(forward)
+    model.kept = []  # type: ignore[assignment]
+    before = dict(vars(model))
     with pytest.raises(UsageError, match=reason):
-        use_batch_norm_kernel(made(forward))
+        use_batch_norm_kernel(model)
+    assert vars(model) == before
+    assert model.kept == []
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
 def test_hooks_and_a_forward_of_one_s_own_are_refused() -> None:

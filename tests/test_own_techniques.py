@@ -7,15 +7,24 @@ import pytest
 import torch
 from fake_graphs import FakeCaptures
 from own_steps import as_dict, in_groups, losses_of, step_of, train_on_dict
-from small_step import make_batch, make_net
-from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop, lr_scheduler
+from small_step import CPU, cross_entropy, make_batch, make_net
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
-from castwise.errors import UsageError
-from castwise.measure.nests import has_only_tensors
+from castwise.errors import TechniqueError
+from castwise.measure.nests import form_of
 from castwise.measure.techniques import graph
 from castwise.measure.techniques.loop import loop_of
+from castwise.measure.techniques.matmul_stem import use_matmul_stem
+from castwise.measure.techniques.max_pool import KernelMaxPool, use_max_pool_kernel
 from castwise.measure.techniques.optimizers import set_as_wanted
+from castwise.measure.techniques.space_to_depth import use_space_to_depth
 from castwise.measure.techniques.stems import find_stem
+
+
+def hooked(optimizer: Optimizer) -> Optimizer:
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
 
 
 class Other(Optimizer):
@@ -72,6 +81,9 @@ def test_an_optimizer_is_set_in_all_its_groups_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("make", "technique", "words"),
     [
+        (lambda tensors: hooked(AdamW(tensors)), "compiled-update", "hooked to the steps of AdamW"),
+        (lambda tensors: hooked(AdamW(tensors)), "cuda-graph", "hooked to the steps of AdamW"),
+        (lambda tensors: AdamW(tensors, lr=torch.tensor(0.1)), "foreach-optimizer", "its rate is a tensor"),
         (Other, "fused-optimizer", "Other has no fused kernels"),
         (RMSprop, "fused-optimizer", "RMSprop has no fused kernels; torch's SGD, Adam and AdamW have"),
         (Other, "compiled-update", "Other has no foreach kernels"),
@@ -81,13 +93,77 @@ def test_an_optimizer_is_set_in_all_its_groups_and_says_so() -> None:
     ],
 )
 def test_an_optimizer_that_cannot_be_set_so_is_refused(make: Any, technique: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(TechniqueError, match=words):
         set_as_wanted(make(make_net().parameters()), loop_of((technique,)), torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (NAdam, "cannot take back a step of NAdam"),
+        (Other, "cannot take back a step of Other"),
+        (lambda tensors: AdamW([{"params": list(tensors), "fused": True}]), "Some groups of AdamW are fused"),
+    ],
+)
+def test_steps_that_cannot_be_taken_back_on_the_device_are_refused(make: Any, words: str) -> None:
+    optimizer, loop = make(make_net().parameters()), loop_of(("no-step-sync",))
+    with pytest.raises(TechniqueError, match=words):
+        set_as_wanted(optimizer, loop, CPU, may_skip=True)
+
+
+def test_dampening_is_refused_where_momentum_begins_as_zeros() -> None:
+    with pytest.raises(TechniqueError, match="dampening weakens"):
+        step_of("fp32", "no-step-sync", dynamic=True, optimizer=lambda net: SGD(net.parameters(), 0.1, 0.9, 0.5))
+
+
+def test_momentum_that_comes_with_an_optimizer_is_kept() -> None:
+    def stepped(net: nn.Module) -> Optimizer:
+        optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return optimizer
+
+    found, expected = (
+        losses_of(step_of("fp32", *names, dynamic=True, optimizer=stepped), [make_batch()])
+        for names in (("no-step-sync",), ())
+    )
+    assert torch.allclose(found, expected, rtol=500 * torch.finfo(torch.float32).eps)
+
+
+def test_a_weight_that_is_not_trained_at_first_is_refused_by_a_compiled_update() -> None:
+    step = step_of("fp32", "compiled-update", training_step=lambda model, batch: model.conv(batch[0]).square().mean())
+    step(make_batch())
+    step._compute_loss = cross_entropy
+    with pytest.raises(TechniqueError, match="trained in the first step"):
+        step(make_batch())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optimizer", [lambda net: Adam(net.parameters(), weight_decay=0.5, decoupled_weight_decay=True)]
+)
+def test_a_compiled_update_has_the_settings_of_its_optimizer(optimizer: Any) -> None:
+    found, expected = (
+        losses_of(step_of("fp32", *names, optimizer=optimizer), [make_batch()]) for names in (("compiled-update",), ())
+    )
+    assert torch.allclose(found, expected, rtol=500 * torch.finfo(torch.float32).eps)
+
+
+def test_a_fused_optimizer_that_becomes_another_takes_no_flag_from_torch_s_scaler() -> None:
+    fused = lambda net: AdamW(net.parameters(), fused=True)  # noqa: E731
+    step = step_of("fp32", "foreach-optimizer", dynamic=True, optimizer=fused)
+    assert torch.isfinite(losses_of(step, [make_batch()])).all()
+
+
+def test_a_scheduler_that_waits_for_each_step_is_refused_where_none_is_waited_for() -> None:
+    with pytest.raises(TechniqueError, match="waits in each step"):
+        step_of("fp32", "no-step-sync", dynamic=True, scheduler=lr_scheduler.ConstantLR)
 
 
 @pytest.mark.parametrize("technique", ["cuda-graph", "cuda-graph-8", "compiled-update"])
 def test_a_scheduler_s_rate_is_held_by_no_graph(technique: str, captures: FakeCaptures) -> None:
-    with pytest.raises(UsageError, match="the learning rate fixed, and your scheduler moves it"):
+    with pytest.raises(TechniqueError, match="the learning rate fixed, and your scheduler moves it"):
         step_of("fp32", technique, scheduler=lr_scheduler.ConstantLR)
     assert captures.num_captured == 0
 
@@ -109,17 +185,56 @@ def test_steps_on_batches_of_any_form_are_launched(technique: str, launches: lis
 def test_a_batch_with_what_would_stay_the_first_s_is_refused() -> None:
     images, labels = make_batch()
     step = step_of("fp32", "cuda-graph", training_step=train_on_dict)
-    with pytest.raises(UsageError, match="batches of tensors alone"):
+    with pytest.raises(TechniqueError, match="batches of tensors alone"):
         losses_of(step, [as_dict((images, labels)) | {"weight": 0.5}])
 
 
-def test_what_is_in_a_batch_is_seen_at_any_depth() -> None:
-    one = torch.ones(1)
-    assert has_only_tensors((one, [one, {"a": one, "b": None}]))
-    assert not has_only_tensors((one, [one, {"a": "words"}]))
+def test_a_form_is_what_a_launch_copies_by() -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    nests = [
+        (one, one),
+        [one, one],
+        (one, two),
+        (one, one.int()),
+        (one, None, one),
+        (None, one, one),
+        {"a": one, "b": one},
+        {"b": one, "a": one},
+        {"a": one, "c": one},
+        (one, [one, {"a": one}]),
+    ]
+    assert len({form_of(nest) for nest in nests}) == len(nests)
+    assert form_of((one, {"a": [two]})) == form_of((one + 1, {"a": [two + 1]}))
+    with pytest.raises(TypeError, match="float is neither a tensor nor"):
+        form_of((one, [one, {"a": 0.5}]))
+
+
+def test_batches_of_other_forms_are_not_put_into_each_others_places(captures: FakeCaptures) -> None:
+    images, labels = make_batch()
+    batches = [{"images": images, "targets": [labels]}, {"targets": [labels], "images": images + 1}]
+    parts = {"optimizer": in_groups, "training_step": train_on_dict}
+    found = losses_of(step_of("fp32", "cuda-graph", **parts), batches)
+    assert torch.equal(found, losses_of(step_of("fp32", **parts), batches))
+    assert captures.num_captured == 2
 
 
 # Layers
+
+
+def test_a_pooling_with_hooks_keeps_its_place() -> None:
+    model = nn.Sequential(nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2))
+    model[0].register_forward_hook(lambda *_: None)
+    use_max_pool_kernel(model)
+    assert [type(module) for module in model] == [nn.MaxPool2d, KernelMaxPool]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_first_convolution_takes_a_single_image(stride: int) -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, stride))
+    model = copy.deepcopy(plain)
+    (use_matmul_stem if stride == 1 else use_space_to_depth)(model)
+    image = torch.randn(3, 8, 8)
+    assert torch.equal(model(image), plain(image))
 
 
 def test_a_convolution_with_hooks_keeps_its_place() -> None:

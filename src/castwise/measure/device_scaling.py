@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from castwise.errors import TechniqueError
 from castwise.loss_scales import DynamicScale
 from castwise.measure.loss_scaling import NoScaling, clip, stepped_by
 
@@ -123,12 +124,19 @@ def _fill_momentum(optimizer: Optimizer) -> None:
     """Give SGD its momentum before the first step, as zeros.
 
     Torch makes it of the first gradient, and where that overflowed the fused kernel leaves memory that nobody wrote.
-    From zeros the first step is the same, since dampening is 0.
+    From zeros the first step is the same, since dampening is 0. A state that came with the optimizer stays.
+
+    Raises:
+        TechniqueError: Dampening is not 0.
     """
     if not isinstance(optimizer, SGD):
         return
     for group in optimizer.param_groups:
         if group["momentum"]:
-            assert not group["dampening"], "from zeros, dampening would weaken the first step"
+            if group["dampening"]:
+                raise TechniqueError(
+                    "Loss scaling on the device makes SGD's momentum of zeros, which dampening weakens."
+                )
             for tensor in group["params"]:
-                optimizer.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+                if optimizer.state[tensor].get("momentum_buffer") is None:
+                    optimizer.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)

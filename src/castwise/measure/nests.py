@@ -1,11 +1,13 @@
 """Nests of tensors: the tuples, lists, dicts and data classes that batches and outputs are made of."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+Form = Hashable
 
 
 def map_tensors(function: Callable[[Tensor], Any], nest: Any) -> Any:
@@ -25,17 +27,23 @@ def tensors_of(nest: Any) -> list[Tensor]:
     return found
 
 
-def has_only_tensors(nest: Any) -> bool:
-    """Return whether nests of this form differ by their tensors alone: nothing else is in them."""
-    return all(_has_only_tensors(leaf) for leaf in pytree.tree_leaves(nest))
+def form_of(nest: Any) -> Form:
+    """Return a nest's form: what its parts are and are called, in their order, and its tensors' shapes and dtypes.
 
-
-def _has_only_tensors(leaf: Any) -> bool:
-    if isinstance(leaf, Mapping):
-        return all(map(has_only_tensors, leaf.values()))
-    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        return all(has_only_tensors(getattr(leaf, part.name)) for part in dataclasses.fields(leaf))
-    return leaf is None or isinstance(leaf, Tensor)
+    Raises:
+        TypeError: Something else than tensors and None is in it, or a nest of a kind that is not looked into.
+    """
+    if isinstance(nest, Tensor):
+        return nest.shape, nest.dtype
+    if isinstance(nest, Mapping):
+        return type(nest), tuple((key, form_of(part)) for key, part in nest.items())
+    if isinstance(nest, tuple | list):
+        return type(nest), tuple(map(form_of, nest))
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        return type(nest), tuple(form_of(getattr(nest, part.name)) for part in dataclasses.fields(nest))
+    if nest is None:
+        return None
+    raise TypeError(f"{type(nest).__name__} is neither a tensor nor a tuple, list, dict or data class of tensors")
 
 
 def _map_leaf(function: Callable[[Tensor], Any], leaf: Any) -> Any:

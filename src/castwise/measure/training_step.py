@@ -23,7 +23,7 @@ from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import PLAIN, Loop
 from castwise.measure.techniques.optimizers import set_as_wanted
 from castwise.measure.techniques.update import CompiledUpdate
-from castwise.measure.workloads.task import Batch, Task
+from castwise.measure.workloads.task import Batch, OwnLoop, Task
 from castwise.precisions import Precision
 from castwise.record import Facts
 from castwise.workloads import OptimizerSpec
@@ -64,7 +64,7 @@ class TrainingStep:
         own = task.own_loop
         if own is not None:
             self.optimizer = own.make_optimizer(self._weights)
-            set_as_wanted(self.optimizer, loop, device)
+            set_as_wanted(self.optimizer, loop, device, may_skip=loss_scale.startswith("dynamic"))
         else:
             self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
         self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)
@@ -89,13 +89,7 @@ class TrainingStep:
         self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None
-        self._after_step: _AfterStep | None = None
-        if own is not None and own.make_scheduler is not None:
-            if loop.reads_rates_on_device:
-                raise TechniqueError(
-                    "A graph and a compiled update hold the learning rate fixed, and your scheduler moves it."
-                )
-            self._after_step = _AfterStep(self.scaling, own.make_scheduler(self.optimizer))
+        self._after_step = None if own is None else _after_step_of(own, loop, self.scaling, self.optimizer)
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
@@ -246,6 +240,21 @@ class _AfterStep:
         if skipped == self._skipped:
             self._step_scheduler()
         self._skipped = skipped
+
+
+def _after_step_of(own: OwnLoop, loop: Loop, scaling: NoScaling, optimizer: Optimizer) -> _AfterStep | None:
+    """Return what steps the user's scheduler, None where there is none.
+
+    Raises:
+        TechniqueError: The loop's steps leave no room for one.
+    """
+    if own.make_scheduler is None:
+        return None
+    if loop.reads_rates_on_device:
+        raise TechniqueError("A graph and a compiled update hold the learning rate fixed, and your scheduler moves it.")
+    if not loop.reads_loss and scaling.may_skip:
+        raise TechniqueError("Your scheduler waits in each step for whether it was skipped.")
+    return _AfterStep(scaling, own.make_scheduler(optimizer))
 
 
 def scaling_of(loop: Loop, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:

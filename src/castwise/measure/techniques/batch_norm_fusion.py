@@ -7,7 +7,7 @@ from types import MethodType
 from typing import Any, cast
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from castwise.errors import TechniqueError
 from castwise.measure.techniques.batch_norm import (
@@ -36,6 +36,7 @@ _ACTIVATION_FUNCTIONS = {
 }
 _ACTIVATION_METHODS = {"relu": RELU, "relu_": RELU}
 _ADDITIONS = (operator.add, torch.add, add_in_place)
+_TRACED = (Tensor, int, float)
 _DRAWN_CHANNELS = 8  # that dropout's draws are made for at once
 
 
@@ -100,7 +101,7 @@ def _train_by(model: nn.Module, trained: Callable[..., Any]) -> None:
     """Let a model's forward be another one in training; weights, their names and validation stay its own.
 
     It is bound to the model, and reads the weights from there: a copy trains its own. One that was pickled computes as
-    the class does.
+    the class does; so does one that is called with anything but tensors and numbers, which the trace took for such.
 
     Args:
         model: The model.
@@ -109,7 +110,8 @@ def _train_by(model: nn.Module, trained: Callable[..., Any]) -> None:
     plain = type(model).forward
 
     def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
-        return (trained if self.training else plain)(self, *inputs, **named)
+        is_traced = self.training and all(isinstance(each, _TRACED) for each in (*inputs, *named.values()))
+        return (trained if is_traced else plain)(self, *inputs, **named)
 
     model.forward = MethodType(forward, model)
 

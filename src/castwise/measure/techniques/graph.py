@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from castwise.errors import TechniqueError
-from castwise.measure.nests import has_only_tensors, map_tensors, tensors_of
-from castwise.measure.techniques.compiled import Shapes, shapes_of
+from castwise.measure.nests import Form, form_of, map_tensors, tensors_of
 from castwise.measure.workloads.task import Batch, Carried
 
 # Steps on the capture's stream before it: libraries are loaded, algorithms are chosen, the optimizer has its state.
@@ -139,11 +138,11 @@ class StepGraph:
         self._step, self._carried, self._device = step, carried, device
         self._steps_per_launch = steps_per_launch
         self.captures = captures or CudaCaptures(device)
-        self._warm_up_steps: dict[Shapes, int] = {}  # that are still to be run, by shape
-        self._captured: dict[tuple[Shapes, int], _Captured] = {}
+        self._warm_up_steps: dict[Form, int] = {}  # that are still to be run, by a batch's form
+        self._captured: dict[tuple[Form, int], _Captured] = {}
         self._state: tuple[Tensor, ...] = ()
         self._waiting: list[Batch] = []
-        self._waiting_shapes: Shapes = ()
+        self._waiting_form: Form = None
         self._losses = torch.empty(0)  # of the steps that wait
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -151,13 +150,16 @@ class StepGraph:
 
         A batch of a third shape runs uncaptured.
         """
-        shapes = shapes_of(batch)
-        if self._waiting and shapes != self._waiting_shapes:
+        try:
+            form = form_of(batch)
+        except TypeError as error:  # it would stay the first's
+            raise TechniqueError(f"cuda-graph needs batches of tensors alone: {error}.") from error
+        if self._waiting and form != self._waiting_form:
             self.flush()
-        if not self._is_ready(shapes):
+        if not self._is_ready(form):
             return self.captures.run_aside(lambda: self._step(batch))
         if not self._waiting:
-            self._waiting_shapes = shapes
+            self._waiting_form = form
             self._losses = torch.full((self._steps_per_launch,), math.nan, device=self._device)
         self._waiting.append(batch)
         loss = self._losses[len(self._waiting) - 1]
@@ -172,20 +174,20 @@ class StepGraph:
             self._launch([batch], self._losses[index : index + 1])
         self._waiting = []
 
-    def _is_ready(self, shapes: Shapes) -> bool:
+    def _is_ready(self, form: Form) -> bool:
         """Return whether batches of this shape had their warm-up, and what is carried has a form."""
-        if shapes not in self._warm_up_steps:
+        if form not in self._warm_up_steps:
             if len(self._warm_up_steps) == _MOST_SHAPES:
                 return False
-            self._warm_up_steps[shapes] = _MORE_WARM_UP_STEPS if self._warm_up_steps else _WARM_UP_STEPS
-        if self._warm_up_steps[shapes]:
-            self._warm_up_steps[shapes] -= 1
+            self._warm_up_steps[form] = _MORE_WARM_UP_STEPS if self._warm_up_steps else _WARM_UP_STEPS
+        if self._warm_up_steps[form]:
+            self._warm_up_steps[form] -= 1
             return False
         return self._carried is None or bool(self._state) or bool(self._carried.read())
 
     def _launch(self, batches: Sequence[Batch], losses: Tensor) -> None:
         """Take steps in one launch, and put their losses where they were promised."""
-        key = (shapes_of(batches[0]), len(batches))
+        key = (form_of(batches[0]), len(batches))
         if key not in self._captured:
             self._captured[key] = self._capture(batches)
         captured = self._captured[key]
@@ -197,10 +199,6 @@ class StepGraph:
         losses.copy_(captured.losses)  # the next replay overwrites them
 
     def _capture(self, batches: Sequence[Batch]) -> _Captured:
-        if not all(map(has_only_tensors, batches)):
-            raise TechniqueError(
-                "cuda-graph needs batches of tensors alone: what else is in them would stay the first's."
-            )
         held = [map_tensors(torch.empty_like, batch) for batch in batches]
         losses = torch.empty(len(batches), device=self._device)
         carried = self._carried

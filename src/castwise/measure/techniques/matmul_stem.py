@@ -23,8 +23,10 @@ class MatmulConv(nn.Conv2d):
         """Return the convolution of images, with channels innermost.
 
         Args:
-            input: Shape (N, C, H, W).
+            input: Shape (N, C, H, W); a single image, of shape (C, H, W), is torch's.
         """
+        if input.dim() == 3:
+            return super().forward(input)
         down, across = self.kernel_size[0], self.kernel_size[1]
         above, left = int(self.padding[0]), int(self.padding[1])
         windows = nn.functional.pad(input, (left, left, above, above)).unfold(2, down, 1).unfold(3, across, 1)

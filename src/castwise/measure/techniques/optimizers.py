@@ -4,11 +4,15 @@ import inspect
 from dataclasses import replace
 
 import torch
-from torch.optim import SGD, Optimizer
+from torch import Tensor
+from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 
 from castwise.errors import TechniqueError
 from castwise.measure.techniques.loop import Loop
 from castwise.workloads import OptimizerSpec
+
+# Those whose state begins at zero, so that a skipped first step leaves zeros.
+_FROM_ZEROS = (SGD, Adam, AdamW, Adamax, RAdam, RMSprop, Adadelta)
 
 
 def optimizer_for(loop: Loop, spec: OptimizerSpec, device: torch.device) -> OptimizerSpec:
@@ -23,29 +27,58 @@ def optimizer_for(loop: Loop, spec: OptimizerSpec, device: torch.device) -> Opti
     return replace(spec, arguments=(*spec.arguments, *added.items()))
 
 
-def set_as_wanted(optimizer: Optimizer, loop: Loop, device: torch.device) -> None:
+def set_as_wanted(optimizer: Optimizer, loop: Loop, device: torch.device, *, may_skip: bool = False) -> None:
     """Set an optimizer that a user has made as a loop's techniques want it, before its first step here.
+
+    Args:
+        optimizer: The optimizer.
+        loop: The loop.
+        device: Where its tensors lie.
+        may_skip: Whether loss scaling may skip steps.
 
     Raises:
         TechniqueError: It is none of torch's that can be set so, or it is so already.
     """
     kind, wanted = type(optimizer), dict(loop.optimizer)
     known = inspect.signature(kind).parameters if kind.__module__.startswith("torch.optim.") else {}
-    if loop.cuda_graph and kind is not SGD and "capturable" not in known:
-        raise TechniqueError(
-            f"A graph would hold fixed what {kind.__name__} counts on the host; torch's Adam can do without."
-        )
+    _check_steps(optimizer, loop, may_skip=may_skip, counts_on_device=kind is SGD or "capturable" in known)
     for name in wanted:
         if name not in known:
             raise TechniqueError(f"{kind.__name__} has no {name} kernels; torch's SGD, Adam and AdamW have.")
         if not loop.compiled_update and all(group.get(name) for group in optimizer.param_groups):
             raise TechniqueError(f"{name}-optimizer finds nothing to do: {kind.__name__} is {name} already.")
     if wanted:  # they exclude each other
+        if any(isinstance(group["lr"], Tensor) or group.get("differentiable") for group in optimizer.param_groups):
+            raise TechniqueError(
+                f"{kind.__name__} is set otherwise here: its rate is a tensor, or it is differentiable."
+            )
         wanted = {name: wanted.get(name, False) for name in ("fused", "foreach") if name in known}
+        optimizer._step_supports_amp_scaling = wanted.get("fused", False)  # type: ignore[attr-defined]  # as it does
     if loop.scales_on_device and device.type == "cuda" and "capturable" in known:
         wanted["capturable"] = True
     for settings in (optimizer.defaults, *optimizer.param_groups):
         settings.update(wanted)
+
+
+def _check_steps(optimizer: Optimizer, loop: Loop, *, may_skip: bool, counts_on_device: bool) -> None:
+    """Make sure that a user's optimizer can be stepped as a loop steps it.
+
+    Raises:
+        TechniqueError: It cannot.
+    """
+    name = type(optimizer).__name__
+    if loop.cuda_graph and not counts_on_device:
+        raise TechniqueError(f"A graph would hold fixed what {name} counts on the host; torch's Adam can do without.")
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    if loop.reads_rates_on_device and (any(hooks) or "step" in vars(optimizer)):
+        raise TechniqueError(f"A graph or a compiled update would leave out what is hooked to the steps of {name}.")
+    if loop.scales_on_device and may_skip and type(optimizer) not in _FROM_ZEROS:
+        raise TechniqueError(
+            f"Loss scaling on the device cannot take back a step of {name}, only of torch's SGD and Adams."
+        )
+    fused = {bool(group.get("fused")) for group in optimizer.param_groups}
+    if loop.scales_on_device and (len(fused) > 1 or fused != {bool(optimizer.defaults.get("fused"))}):
+        raise TechniqueError(f"Some groups of {name} are fused and others are not.")
 
 
 def keep_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:

@@ -28,8 +28,10 @@ class SpaceToDepthConv(nn.Conv2d):
         """Return the convolution of images.
 
         Args:
-            input: Shape (N, C, H, W).
+            input: Shape (N, C, H, W); a single image, of shape (C, H, W), is torch's.
         """
+        if input.dim() == 3:
+            return super().forward(input)
         rows, columns = (self._of_side(axis, input.shape[2 + axis]) for axis in (0, 1))
         missing = -_STRIDE * _STRIDE * self.in_channels % _CHANNEL_MULTIPLE
         even = nn.functional.pad(input, (0, input.shape[3] % 2, 0, input.shape[2] % 2))

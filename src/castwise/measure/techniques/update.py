@@ -29,7 +29,7 @@ _FUNCTIONS: dict[type[Optimizer], tuple[Callable[..., None], tuple[str, ...], tu
     Adam: (
         adam,
         ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"),
-        ("lr", "weight_decay", "eps", "maximize", "capturable", "amsgrad"),
+        ("lr", "weight_decay", "eps", "maximize", "capturable", "amsgrad", "decoupled_weight_decay"),
     ),
     AdamW: (
         adamw,
@@ -100,6 +100,9 @@ class CompiledUpdate:
         low = [None if weight is tensor else weight for weight, tensor in zip(pairs, stepped, strict=True)]
         _, names, settings = _FUNCTIONS[type(self._optimizer)]
         states = [[self._optimizer.state[tensor].get(name) for tensor in stepped] for name in names]
+        # Plain SGD has none at all; what is compiled makes none.
+        if group.get("momentum", 1) and any(all(state[i] is None for state in states) for i in range(len(stepped))):
+            raise TechniqueError("compiled-update needs every weight that is trained to be trained in the first step.")
         chosen = {name: group[name] for name in settings}
         if "betas" in group:
             chosen["beta1"], chosen["beta2"] = group["betas"]

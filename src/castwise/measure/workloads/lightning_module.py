@@ -137,7 +137,8 @@ def _optimizer(configured: Any, whose: str) -> tuple[Any, Any]:
     if not is_optimizer(configured):
         raise UsageError(f"The configure_optimizers of {whose} returned {type(configured).__name__}, not an optimizer.")
     listed = schedulers if isinstance(schedulers, list | tuple) else [schedulers] if schedulers is not None else []
-    return configured, _PerStep([step_of(each["scheduler"]) for each in map(_by_name, listed) if _is_per_step(each)])
+    steps = [step_of(each["scheduler"]) for each in map(_by_name, listed) if _is_per_step(each)]
+    return configured, _PerStep(steps) if steps else None
 
 
 def _by_name(scheduler: Any) -> dict[str, Any]:

@@ -18,17 +18,20 @@ from castwise.workloads import Workload, find_workload
 
 _IMPORTS = {
     "import argparse": "argparse.",
+    "import copy": "copy.copy",
     "import functools": "functools.",
     "import inspect": "inspect.",
     "import math": "math.",
     "import statistics": "statistics.",
     "import operator": "operator.",
     "import random": "random.getstate",
+    "import sys": "sys.modules",
     "import time": "time.",
     "from collections.abc import Callable": "Callable",
     "from collections.abc import Iterable": "Iterable",
     "from collections.abc import Iterator": "Iterator",
     "from collections.abc import Sequence": "Sequence",
+    "from contextlib import contextmanager": "@contextmanager",
     "from contextlib import nullcontext": "nullcontext",
     "from dataclasses import dataclass": "@dataclass",
     "from functools import cache": "@cache",
@@ -240,7 +243,8 @@ def _scaling_definitions(spec: TrialSpec) -> str:
     row = definitions("loss_scales.py", ["DynamicScale"])
     if scales_on_device(spec):
         kinds = definitions("measure/device_scaling.py", ["DeviceScaling", "_state_of", "_fill_momentum"])
-        return "\n\n\n".join([row, definitions("measure/loss_scaling.py", names), kinds])
+        plain = definitions("measure/loss_scaling.py", names)
+        return "\n\n\n".join(["TechniqueError = RuntimeError", row, plain, kinds])
     return "\n\n\n".join([row, definitions("measure/loss_scaling.py", [*names, "DynamicScaling", "_HalfGradScaler"])])
 
 
@@ -263,11 +267,12 @@ def _update_definitions(spec: TrialSpec) -> str:
 def _graph_definitions(spec: TrialSpec) -> str:
     if not launches_of(spec):
         return ""
-    head = "TechniqueError = RuntimeError\nBatch = tuple[Tensor, ...]"
+    head = (
+        "TechniqueError = RuntimeError\nBatch = tuple[Tensor, ...]\nForm = tuple[tuple[torch.Size, torch.dtype], ...]"
+    )
     return "\n\n\n".join(
         [
             head,
-            definitions("measure/techniques/compiled.py", ["Shapes"]),
             _OF_TUPLES,
             definitions("measure/workloads/task.py", ["Carried"]),
             definitions("measure/techniques/graph.py", _GRAPH),
@@ -286,14 +291,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     return tuple(map(function, batch))
 
 
-def has_only_tensors(batch: Batch) -> bool:
-    """Return whether a batch holds nothing else."""
-    return all(isinstance(part, Tensor) for part in batch)
-
-
-def shapes_of(batch: Batch) -> Shapes:
-    """Return the shapes of a batch's tensors."""
-    return tuple(part.shape for part in batch)'''
+def form_of(batch: Batch) -> Form:
+    """Return the shapes and dtypes of a batch's tensors."""
+    return tuple((part.shape, part.dtype) for part in batch)'''
 
 
 def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
