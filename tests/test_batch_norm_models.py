@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -546,6 +547,10 @@ def with_a_list_that_it_keeps(self: Any, images: Tensor) -> Tensor:
     return value
 
 
+def with_a_dict_of_its_own(self: Any, images: Tensor) -> Any:
+    return OrderedDict(out=self.norms[0](images))
+
+
 def asking_for_its_kind(self: Any, images: Tensor) -> Tensor:
     return self.norms[0](images) if isinstance(images, Tensor) else self.norms[1](images)
 
@@ -553,6 +558,7 @@ def asking_for_its_kind(self: Any, images: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("forward", "reason"),
     [
+        (with_a_dict_of_its_own, "its OrderedDict would become a dict"),
         (asking_for_its_kind, "asks what kind its inputs are"),
         (without_autocast_anywhere, "turns gradients, autocast or checkpoints on or off"),
         (with_a_checkpoint, "turns gradients, autocast or checkpoints on or off"),
@@ -588,6 +594,10 @@ def test_hooks_and_a_forward_of_one_s_own_are_refused() -> None:
     bound.forward = lambda images: images
     with pytest.raises(UsageError, match="whose forward is its class's"):
         use_batch_norm_kernel(bound)
+    patched = nn.Sequential(nn.BatchNorm2d(8), nn.Identity(), nn.ReLU())
+    patched[1].forward = lambda images: images * 2  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="whose forward is its class's"):
+        use_batch_norm_kernel(patched)
 
 
 # What is left to torch

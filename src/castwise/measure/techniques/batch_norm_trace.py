@@ -23,8 +23,8 @@ _OWN_NAMES = frozenset(vars(nn.Module()))
 class _Proxy(fx.Proxy):
     """Stands for a tensor that can be written into: torch.fx's own takes `a += b` for `a = a + b`."""
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """Return its class to those of torch that ask; a model that asks chooses by the answer, and it is no tensor."""
         if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] != "torch":
             raise ValueError("it asks what kind its inputs are, or has a gradient of its own")
@@ -72,6 +72,11 @@ class _Tracer(fx.Tracer):
     def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
         self._modes = _modes()
         return super().trace(*args, **kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        if issubclass(type(a), dict) and type(a) is not dict:
+            raise ValueError(f"its {type(a).__name__} would become a dict")
+        return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self._modes:  # within the forward of an autograd.Function, too: its backward would be lost
@@ -137,7 +142,7 @@ def _check(model: nn.Module) -> None:
     Raises:
         TechniqueError: Something is.
     """
-    if "forward" in vars(model):
+    if any("forward" in vars(part) for part in model.modules()):
         raise TechniqueError(
             "batch-norm-kernel needs a model whose forward is its class's; this one has one of its own."
         )
