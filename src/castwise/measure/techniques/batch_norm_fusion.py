@@ -59,8 +59,7 @@ def use_batch_norm_kernel(model: nn.Module) -> None:
 
 def _is_used_in(part: nn.Module) -> bool:
     """Let a part of a model use the kernels if it can, and return whether it does."""
-    is_candidate = any(type(module) is nn.BatchNorm2d or _has_parts(module) for module in part.modules())
-    if not is_candidate or not any(part.children()):  # a norm alone would have nothing beside it
+    if not any(map(_is_norm, part.modules())) or not any(part.children()):  # a norm alone would have nothing beside it
         return False
     try:
         use_batch_norm_kernel(part)
@@ -122,9 +121,13 @@ def _norms_in(traced: fx.GraphModule) -> Iterator[fx.Node]:
     for node in traced.graph.nodes:
         if node.op == "call_module" and called.count(node.target) == 1 and len(node.args) == 1 and not node.kwargs:
             module = traced.get_submodule(str(node.target))
-            is_such = type(module) is nn.BatchNorm2d or _has_parts(module)
-            if is_such and module.affine and module.track_running_stats and module.momentum:
+            if _is_norm(module) and module.affine and module.track_running_stats and module.momentum:
                 yield node
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a batch norm of a kind that the kernels know."""
+    return type(module) is nn.BatchNorm2d or _has_parts(module)
 
 
 def _has_parts(module: nn.Module) -> bool:

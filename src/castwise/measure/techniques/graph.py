@@ -186,8 +186,8 @@ class StepGraph:
         return self._carried is None or bool(self._state) or bool(self._carried.read())
 
     def _launch(self, batches: Sequence[Batch], losses: Tensor) -> None:
-        """Take steps in one launch, and put their losses where they were promised."""
-        key = (form_of(batches[0]), len(batches))
+        """Take steps that wait in one launch, and put their losses where they were promised."""
+        key = (self._waiting_form, len(batches))
         if key not in self._captured:
             self._captured[key] = self._capture(batches)
         captured = self._captured[key]

@@ -1,6 +1,7 @@
 """Optimizers as a loop's techniques want them."""
 
 import inspect
+from collections.abc import Container
 from dataclasses import replace
 
 import torch
@@ -20,11 +21,15 @@ def optimizer_for(loop: Loop, spec: OptimizerSpec, device: torch.device) -> Opti
 
     One whose steps are captured, or skipped on the device, counts them there: `capturable`, where the class has it.
     """
-    added: dict[str, bool] = dict(loop.optimizer)
-    on_device = loop.scales_on_device and device.type == "cuda"
-    if on_device and "capturable" in inspect.signature(getattr(torch.optim, spec.name)).parameters:
-        added["capturable"] = True
+    known = inspect.signature(getattr(torch.optim, spec.name)).parameters
+    added = dict(loop.optimizer) | _counting(loop, device, known)
     return replace(spec, arguments=(*spec.arguments, *added.items()))
+
+
+def _counting(loop: Loop, device: torch.device, known: Container[str]) -> dict[str, bool]:
+    """Return the setting by which steps are counted on the device, where a loop needs it and an optimizer has it."""
+    wanted = loop.scales_on_device and device.type == "cuda" and "capturable" in known
+    return {"capturable": True} if wanted else {}
 
 
 def set_as_wanted(optimizer: Optimizer, loop: Loop, device: torch.device, *, may_skip: bool = False) -> None:
@@ -54,8 +59,7 @@ def set_as_wanted(optimizer: Optimizer, loop: Loop, device: torch.device, *, may
             )
         wanted = {name: wanted.get(name, False) for name in ("fused", "foreach") if name in known}
         optimizer._step_supports_amp_scaling = wanted.get("fused", False)  # type: ignore[attr-defined]  # as it does
-    if loop.scales_on_device and device.type == "cuda" and "capturable" in known:
-        wanted["capturable"] = True
+    wanted |= _counting(loop, device, known)
     for settings in (optimizer.defaults, *optimizer.param_groups):
         settings.update(wanted)
 

@@ -15,8 +15,6 @@ _SPACE_TO_DEPTH = [
     "_is_strided",
 ]
 _MATMUL_STEM = ["_ALIGNED", "_MOST_NUMBERS", "MatmulConv", "use_matmul_stem", "_is_short"]
-# The techniques whose code refuses models that they do not fit.
-_CHECKING = ("pad-vocabulary", "pad-hidden", "space-to-depth", "matmul-stem", "max-pool-kernel", "batch-norm-kernel")
 
 
 def _stems(module: str, names: list[str]) -> str:
@@ -80,8 +78,6 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
     names = set(spec.techniques)
     lines: list[str] = []
     channels = channels_of(spec)
-    if channels is not None or not names.isdisjoint(_CHECKING):
-        lines.append("TechniqueError = RuntimeError")
     if channels is not None:
         lines += ["", "", definitions("measure/techniques/models.py", ["widen_first_convolution"]), "", ""]
         lines.append(f"widen_first_convolution(model, {channels})")

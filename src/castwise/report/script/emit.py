@@ -162,6 +162,8 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
     imports = [line for line, sign in _IMPORTS.items() if sign in body or line == "import torch"]
     if "Optimizer" not in body and "SGD" in body and "isinstance(optimizer, SGD)" in body:
         imports.append("from torch.optim import SGD")
+    if "TechniqueError" in body:  # by which techniques refuse models that they do not fit
+        imports += ["", "TechniqueError = RuntimeError"]
     return "\n".join([*lines, *imports, "", body, ""])
 
 
@@ -243,8 +245,7 @@ def _scaling_definitions(spec: TrialSpec) -> str:
     row = definitions("loss_scales.py", ["DynamicScale"])
     if scales_on_device(spec):
         kinds = definitions("measure/device_scaling.py", ["DeviceScaling", "_state_of", "_fill_momentum"])
-        plain = definitions("measure/loss_scaling.py", names)
-        return "\n\n\n".join(["TechniqueError = RuntimeError", row, plain, kinds])
+        return "\n\n\n".join([row, definitions("measure/loss_scaling.py", names), kinds])
     return "\n\n\n".join([row, definitions("measure/loss_scaling.py", [*names, "DynamicScaling", "_HalfGradScaler"])])
 
 
@@ -261,15 +262,13 @@ def _master_definitions(spec: TrialSpec, precision: Precision) -> str:
 def _update_definitions(spec: TrialSpec) -> str:
     if not _compiles_update(spec):
         return ""
-    return "TechniqueError = RuntimeError\n\n\n" + definitions("measure/techniques/update.py", _UPDATE)
+    return definitions("measure/techniques/update.py", _UPDATE)
 
 
 def _graph_definitions(spec: TrialSpec) -> str:
     if not launches_of(spec):
         return ""
-    head = (
-        "TechniqueError = RuntimeError\nBatch = tuple[Tensor, ...]\nForm = tuple[tuple[torch.Size, torch.dtype], ...]"
-    )
+    head = "Batch = tuple[Tensor, ...]\nForm = tuple[tuple[torch.Size, torch.dtype], ...]"
     return "\n\n\n".join(
         [
             head,
