@@ -6,16 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from fake_engine import fake_spec
+from scripts import measured_loss, rebound_names, run_script, spec_of, undefined_names
 
 from castwise.errors import UsageError
-from castwise.measure.cell import build_cell
-from castwise.measure.parallel import Peers
 from castwise.plan import TrialSpec
 from castwise.precisions import PRECISIONS, find_precision
 from castwise.recipe import Loader, Optimizer, Recipe, Schedule
@@ -24,42 +21,6 @@ from castwise.report.script.sources import definitions, plain_definitions
 from castwise.technique_rules import why_unsupported
 from castwise.techniques import TECHNIQUES
 from castwise.workloads import WORKLOADS, find_workload
-
-STEPS = 3
-
-
-def spec_of(workload: str, precision: str = "fp32", techniques: tuple[str, ...] = (), **changes: object) -> TrialSpec:
-    spec = fake_spec(precision, workload=workload, device="cpu", batch_size=2, techniques=techniques)
-    return spec.model_copy(update=changes)
-
-
-def run_script(text: str, folder: Path) -> tuple[float, float, str]:
-    """Return the last loss, the speed and its unit of a script run for a few steps, where castwise cannot be found."""
-    file = folder / "train.py"
-    file.write_text(text)
-    command = [sys.executable, "-P", str(file), "--steps", "1", "--warm-up", str(STEPS - 1)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"loss (\S+)\n(\S+) (\w+)/s\n", done.stdout)
-    assert found is not None, done.stdout
-    return float(found[1]), float(found[2]), found[3]
-
-
-def measured_loss(spec: TrialSpec) -> float:
-    """Return the loss of the same step in castwise's own loop."""
-    row = find_workload(spec.workload)
-    with ExitStack() as stack:
-        cell = build_cell(spec, stack, Peers())
-        generator = torch.Generator("cpu").manual_seed(spec.seed)
-        batches = cell.task.make_batches(row.resident_batches, spec.batch_size, torch.device("cpu"), generator)
-        if cell.prepare is not None:
-            batches = [cell.prepare(batch) for batch in batches]
-        for index in range(STEPS):
-            loss = cell.step(batches[index % len(batches)])
-        return loss.item()
 
 
 @pytest.mark.parametrize(
@@ -117,24 +78,6 @@ def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
     assert undefined_names(tree) == set()
 
 
-def undefined_names(tree: ast.Module) -> set[str]:
-    """Return the names that a script reads and nowhere binds."""
-    bound = set(dir(__builtins__)) | set(__builtins__ if isinstance(__builtins__, dict) else ())
-    read = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    return read - bound
-
-
 @pytest.mark.parametrize("name", sorted({row.optimizer.name for row in WORKLOADS if row.family != "fastai_resnet"}))
 def test_an_optimizer_counts_its_steps_on_the_device_where_the_measured_one_does(name: str) -> None:
     row = next(r for r in WORKLOADS if r.optimizer.name == name and r.family != "fastai_resnet")
@@ -145,15 +88,7 @@ def test_an_optimizer_counts_its_steps_on_the_device_where_the_measured_one_does
 
 @pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
 def test_no_name_of_a_script_becomes_another_s(spec: TrialSpec) -> None:
-    defined: dict[str, set[str]] = {}
-    for node in ast.parse(script_of(spec)).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        names = [each.id for each in targets if isinstance(each, ast.Name)]
-        names += [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-        for name in names:
-            defined.setdefault(name, set()).add(ast.unparse(node))
-    again = {name for name, texts in defined.items() if len(texts) > 1}
-    assert again <= {"compute_loss", "batches"}, "which are wrapped"
+    assert rebound_names(ast.parse(script_of(spec))) <= {"compute_loss", "batches"}, "which are wrapped"
 
 
 def test_a_script_with_kernels_runs_where_torch_has_to_compute(tmp_path: Path) -> None:

@@ -606,6 +606,18 @@ def test_the_winner_is_written_as_a_script(command: CommandLine, tmp_path: Path)
     compile(text, "train.py", "exec")
 
 
+def test_the_script_of_a_user_s_model_calls_their_function_where_it_lies(command: CommandLine, tmp_path: Path) -> None:
+    own, file = tmp_path / "mine.py", tmp_path / "train.py"
+    own.write_text("")  # which the made-up engine does not run
+    done = command("tune", f"{own}:build", "--emit", file, "--results", command.results, engine=engine())
+    assert done.code == 0, done.err
+    text = file.read_text()
+    assert f"sys.path.insert(0, {str(tmp_path)!r})" in text
+    assert "returned = importlib.import_module('mine').build" in text
+    assert "Measured by castwise" in text
+    compile(text, "train.py", "exec")
+
+
 def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     done = command(*LIMITED, "--emit", file, "--results", command.results, engine=engine(graph_pays))
@@ -625,7 +637,7 @@ def test_without_a_loop_that_fits_there_is_no_script(command: CommandLine, tmp_p
     assert not file.exists()
 
 
-@pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build"])
+@pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build", "transformers:bert"])
 def test_what_has_no_script_is_refused_before_anything_is_measured(
     command: CommandLine, tmp_path: Path, workload: str
 ) -> None:

@@ -150,15 +150,16 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         from castwise.report.script.emit import check_script
 
         wanted, recipe = source_of(request) or (request.data_set or "synthetic", None)
-        check_script(request.workload, wanted, recipe)
+        check_script(request.workload, wanted, recipe, emit)
     code, climbed = carry_out(request, output.value, limit, verbose=verbose)
     if emit is not None and climbed is not None and climbed.ending != "failed":
-        code = _emit(emit, climbed, limit)
+        code = _emit(emit, climbed, limit, request.workload)
     raise typer.Exit(code)
 
 
-def _emit(file: Path, climbed: "Climbed", limit: float | None) -> int:
+def _emit(file: Path, climbed: "Climbed", limit: float | None, workload: str) -> int:
     """Write the loop that was asked for as a script, the one that fits where there is a limit; return the exit code."""
+    from castwise.own_models import locate
     from castwise.report.script.emit import script_of
     from castwise.report.tuning import chosen, measured_words
     from castwise.report.units import format_bytes
@@ -168,7 +169,10 @@ def _emit(file: Path, climbed: "Climbed", limit: float | None) -> int:
     if spec is None:
         print(f"{file} is not written: no loop that was tried fits into {format_bytes(limit)}.", file=sys.stderr)
         return 1
-    write_whole(file, script_of(spec, measured_words(climbed, spec)).encode())
+    measured = measured_words(climbed, spec)
+    if spec.own is not None:  # records leave out the folder, which a script has to know
+        spec = spec.model_copy(update={"own": locate(workload)})
+    write_whole(file, script_of(spec, measured).encode())
     within = "" if limit is None else f" within {format_bytes(limit)}"
     print(f"{file}: the fastest loop{within} as a script", file=sys.stderr)
     return 0

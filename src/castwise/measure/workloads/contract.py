@@ -69,7 +69,7 @@ def read_contract(returned: Any, whose: str) -> Contract:
     given = {name: value for name, value in parts.items() if value is not None}
     given["model"] = _model(given.get("model"), whose)
     contract = Contract(**given)
-    _check(contract, whose)
+    _check_parts(contract, whose)
     return contract
 
 
@@ -117,7 +117,7 @@ def _model(model: Any, whose: str) -> nn.Module:
     return model
 
 
-def _check(contract: Contract, whose: str) -> None:
+def _check_parts(contract: Contract, whose: str) -> None:
     for name in ("loss", "training_step"):
         value = getattr(contract, name)
         if value is not None and not callable(value):

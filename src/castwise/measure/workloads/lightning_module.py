@@ -68,12 +68,12 @@ def adapt(contract: Contract, whose: str) -> Contract:
     if contract.loss is not None or contract.training_step is not None:
         return contract  # the user would rather have those
     if contract.optimizer is None:
-        optimizer, scheduler = _optimizer(module.configure_optimizers(), whose)
+        optimizer, scheduler = _configured(module.configure_optimizers(), whose)
         contract = replace(contract, optimizer=optimizer, scheduler=contract.scheduler or scheduler)
-    return replace(contract, model=StepModule(module), training_step=_step)
+    return replace(contract, model=StepModule(module), training_step=_call_it)
 
 
-def _step(model: nn.Module, batch: Any) -> Any:
+def _call_it(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
@@ -120,7 +120,7 @@ def _overrides(module: Any, name: str) -> bool:
     return False
 
 
-def _optimizer(configured: Any, whose: str) -> tuple[Any, Any]:
+def _configured(configured: Any, whose: str) -> tuple[Any, Any]:
     """Return the one optimizer and what steps its scheduler after every step, from any form Lightning takes."""
     schedulers: Any = None
     if isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], list | tuple):

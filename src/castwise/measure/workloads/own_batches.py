@@ -11,7 +11,7 @@ from castwise.errors import UsageError
 from castwise.measure.nests import map_tensors, tensors_of
 
 # Shapes shown in a message.
-_MOST_SHAPES = 6
+_SHAPES_SHOWN = 6
 
 
 class BatchMaker:
@@ -155,8 +155,8 @@ def _children(batch: Any) -> Iterable[Any]:
 
 def _shapes(batch: Any) -> str:
     shapes = [tuple(tensor.shape) for tensor in tensors_of(batch)]
-    shown = ", ".join(map(str, shapes[:_MOST_SHAPES]))
-    return shown + (", …" if len(shapes) > _MOST_SHAPES else "")
+    shown = ", ".join(map(str, shapes[:_SHAPES_SHOWN]))
+    return shown + (", …" if len(shapes) > _SHAPES_SHOWN else "")
 
 
 def _takes_one_argument(function: Callable[..., Any]) -> bool:

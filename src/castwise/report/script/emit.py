@@ -4,63 +4,29 @@ What is more than a few lines (masters, loss scaling on the device, a step's gra
 word for word; the rest is written as one would by hand. Nothing in it imports castwise.
 """
 
+from pathlib import Path
+
 from castwise.errors import UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.own_models import OwnModel, locate
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.precisions import Precision, find_precision
 from castwise.recipe import Recipe
 from castwise.report.script.changes import channels_of, model_lines
+from castwise.report.script.imports import imports_of
 from castwise.report.script.models import compute_loss_of, data_of, model_of
+from castwise.report.script.own import (
+    batches_of_own,
+    check_own,
+    definitions_of_own,
+    model_of_own,
+    optimizer_of_own,
+    step_of_own,
+)
 from castwise.report.script.sources import definitions
 from castwise.report.script.training import check_training, images_of, run_of, schedule_of
 from castwise.techniques import GRAPHS, join
 from castwise.workloads import Workload, find_workload
-
-_IMPORTS = {
-    "import argparse": "argparse.",
-    "import copy": "copy.copy",
-    "import functools": "functools.",
-    "import inspect": "inspect.",
-    "import math": "math.",
-    "import statistics": "statistics.",
-    "import operator": "operator.",
-    "import random": "random.getstate",
-    "import sys": "sys.modules",
-    "import time": "time.",
-    "from collections.abc import Callable": "Callable",
-    "from collections.abc import Iterable": "Iterable",
-    "from collections.abc import Iterator": "Iterator",
-    "from collections.abc import Sequence": "Sequence",
-    "from contextlib import contextmanager": "@contextmanager",
-    "from contextlib import nullcontext": "nullcontext",
-    "from dataclasses import dataclass": "@dataclass",
-    "from functools import cache": "@cache",
-    "from functools import partial": "partial(",
-    "from importlib.util import find_spec": "find_spec(",
-    "from types import MethodType": "MethodType(",
-    "from typing import Any": "Any",
-    "from typing import ClassVar": "ClassVar[",
-    "from typing import NamedTuple": "NamedTuple",
-    "from typing import cast": "cast(",
-    "from typing import Protocol": "Protocol",
-    "import torch": "torch",
-    "from torch import Tensor, nn": "nn.",
-    "from torch import fx": "fx.",
-    "import triton": "@triton.jit",
-    "import triton.language as tl": "tl.",
-    "from torch.library import triton_op, wrap_triton": "@triton_op",
-    "from torch.nn import functional": "functional.",
-    "from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer": "Optimizer",
-    "from torch.optim.adadelta import adadelta": "(\n        adadelta,",
-    "from torch.optim.adam import adam": "(\n        adam,",
-    "from torch.optim.adamw import adamw": "(\n        adamw,",
-    "from torch.optim.sgd import sgd": "(sgd,",
-    "from torch.utils import _pytree as pytree": "pytree.",
-    "from torch.utils.checkpoint import checkpoint": "checkpoint(",
-    "from torchvision import models": "models.get_model",
-    "import torchvision": "torchvision.datasets",
-    "import timm": "timm.create_model",
-}
 
 _DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", *GRAPHS})
 _UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]
@@ -105,18 +71,23 @@ print(f"loss {loss.item():.9g}")
 print(f"{BATCH_SIZE * UNITS_PER_SAMPLE / statistics.median(seconds):.6g} {UNIT}/s")"""
 
 
-def check_script(workload: str, data_set: str, recipe: Recipe | None = None) -> None:
+def check_script(workload: str, data_set: str, recipe: Recipe | None = None, file: Path | None = None) -> None:
     """Make sure, before anything is measured, that a script can be written of a workload's loops.
 
     Args:
         workload: Its name.
         data_set: Its data.
         recipe: The training run, where whole epochs are timed.
+        file: The script.
 
     Raises:
         UsageError: None can.
     """
-    model_of(find_workload(workload))
+    row = find_workload(workload)
+    if row.family == "own":
+        check_own(locate(workload), file)
+    else:
+        model_of(row)
     if recipe is not None:
         check_training(data_set, recipe)
     elif data_set != SYNTHETIC:
@@ -137,34 +108,60 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
     if spec.world_size > 1 or (spec.kind == "steady" and spec.data_set != SYNTHETIC):
         raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")
     recipe = spec.recipe
-    body = "\n\n\n".join(
-        filter(
-            None,
-            [
-                _settings(spec, row, precision),
-                model_of(row),
-                compute_loss_of(row),
-                _scaling_definitions(spec),
-                _master_definitions(spec, precision),
-                _update_definitions(spec),
-                _graph_definitions(spec),
-                model_lines(spec, precision),
-                _optimizer_lines(spec, row, precision),
-                *(_on_random_data(spec, row, precision) if recipe is None else _training(spec, row, precision, recipe)),
-            ],
-        )
-    )
+    parts = _of_workload(spec, row, precision) if spec.own is None else _of_own(spec, spec.own, row, precision)
+    body = "\n\n\n".join(filter(None, parts))
     loop = f"{row.name}, {spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
     lines = [f'"""{loop}: batch {spec.batch_size}.', "", *([measured, ""] if measured else [])]
-    if recipe is None:
+    if spec.own is not None:
+        lines.append("Model, batches, loss and optimizer are those of your own function, which this file calls.")
+    elif recipe is None:
         lines.append("The data is random; put your own loader in the place of `batches`.")
     lines += ['"""', ""]
-    imports = [line for line, sign in _IMPORTS.items() if sign in body or line == "import torch"]
-    if "Optimizer" not in body and "SGD" in body and "isinstance(optimizer, SGD)" in body:
-        imports.append("from torch.optim import SGD")
-    if "TechniqueError" in body:  # by which techniques refuse models that they do not fit
-        imports += ["", "TechniqueError = RuntimeError"]
-    return "\n".join([*lines, *imports, "", body, ""])
+    return "\n".join([*lines, *imports_of(body), "", body, ""])
+
+
+def _of_workload(spec: TrialSpec, row: Workload, precision: Precision) -> list[str]:
+    recipe = spec.recipe
+    return [
+        _settings(spec, row),
+        _numeric_lines(spec, precision),
+        model_of(row),
+        compute_loss_of(row),
+        _scaling_definitions(spec),
+        _master_definitions(spec, precision),
+        _update_definitions(spec),
+        _graph_definitions(spec),
+        model_lines(spec, precision),
+        _optimizer_lines(spec, row, precision),
+        *(_on_random_data(spec, row, precision) if recipe is None else _training(spec, row, precision, recipe)),
+    ]
+
+
+def _of_own(spec: TrialSpec, own: OwnModel, row: Workload, precision: Precision) -> list[str]:
+    masters, updates = precision.master_weights, _compiles_update(spec)
+    wanted = {"fused": True, "foreach": False} if "fused-optimizer" in spec.techniques else {}
+    if updates or "foreach-optimizer" in spec.techniques:
+        wanted = {"fused": False, "foreach": True}
+    if scales_on_device(spec) and spec.device_type == "cuda":
+        wanted["capturable"] = True
+    step = step_of_own(
+        autocast=precision.autocast_dtype, masters=masters, update=updates, schedules=not (updates or launches_of(spec))
+    )
+    return [
+        _settings(spec, row),
+        _scaling_definitions(spec),
+        _master_definitions(spec, precision),
+        definitions_of_own(),
+        model_of_own(own),
+        _numeric_lines(spec, precision),  # behind the user's code, which may have set it otherwise
+        _update_definitions(spec),
+        _graph_definitions(spec),
+        model_lines(spec, precision),
+        "\n".join([*optimizer_of_own(wanted, masters=masters), *_scaling_lines(spec, "contract.clip_grad_norm")]),
+        "\n".join([*_compile_lines(spec), *step, _launch_line(spec, "None")]),
+        batches_of_own(row.resident_batches, channels_last="channels-last" in spec.techniques),
+        _timer(spec),
+    ]
 
 
 def _on_random_data(spec: TrialSpec, row: Workload, precision: Precision) -> list[str]:
@@ -198,21 +195,24 @@ def _prepared_lines(spec: TrialSpec) -> str:
     return "\n".join([*lines, "    return images, labels"])
 
 
-def _settings(spec: TrialSpec, row: Workload, precision: Precision) -> str:
-    lines = [
-        f"DEVICE = torch.device({spec.device!r})",
-        f"BATCH_SIZE, UNIT = {spec.batch_size}, {row.unit!r}",
-        f"SEED = {spec.seed}",
-        "",
-        f"# What float32 products are computed in: {precision.float32_matmul}.",
-    ]
+def _settings(spec: TrialSpec, row: Workload) -> str:
+    lines = [f"DEVICE = torch.device({spec.device!r})"]
+    lines.append(
+        f"BATCH_SIZE, UNIT = {spec.batch_size}, {row.unit!r}" if spec.own is None else f"BATCH_SIZE = {spec.batch_size}"
+    )
+    lines.append(f"SEED = {spec.seed}")
+    if spec.device_type == "cuda":
+        lines.append("torch.cuda.set_device(DEVICE)  # kernels of Triton run on the current one")
+    return "\n".join([*lines, "torch.manual_seed(SEED)"])
+
+
+def _numeric_lines(spec: TrialSpec, precision: Precision) -> str:
+    lines = [f"# What float32 products are computed in: {precision.float32_matmul}."]
     for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
         lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
     searches = "cudnn-search" in spec.techniques or (spec.recipe is not None and spec.recipe.cudnn_benchmark)
-    lines.append(f"torch.backends.cudnn.benchmark = {searches}")
-    if spec.device_type == "cuda":
-        lines.append("torch.cuda.set_device(DEVICE)  # kernels of Triton run on the current one")
-    lines.append("torch.manual_seed(SEED)")
+    if spec.own is None or searches:  # the user's own setting is kept
+        lines.append(f"torch.backends.cudnn.benchmark = {searches}")
     return "\n".join(lines)
 
 
@@ -239,7 +239,7 @@ def _dynamic(spec: TrialSpec) -> bool:
 def _scaling_definitions(spec: TrialSpec) -> str:
     names = ["NoScaling", "stepped_by", "clip"]
     if spec.loss_scale == "none":
-        return definitions("measure/loss_scaling.py", names) if _compiles_update(spec) else ""
+        return definitions("measure/loss_scaling.py", names) if _scales_always(spec) else ""
     if not _dynamic(spec):
         return definitions("measure/loss_scaling.py", [*names, "StaticScaling"])
     row = definitions("loss_scales.py", ["DynamicScale"])
@@ -249,6 +249,11 @@ def _scaling_definitions(spec: TrialSpec) -> str:
     return "\n\n\n".join([row, definitions("measure/loss_scaling.py", [*names, "DynamicScaling", "_HalfGradScaler"])])
 
 
+def _scales_always(spec: TrialSpec) -> bool:
+    """Return whether a loop goes by weights and a scaling even where they do nothing."""
+    return _compiles_update(spec) or spec.own is not None
+
+
 def _compiles_update(spec: TrialSpec) -> bool:
     return "compiled-update" in spec.techniques
 
@@ -256,7 +261,7 @@ def _compiles_update(spec: TrialSpec) -> bool:
 def _master_definitions(spec: TrialSpec, precision: Precision) -> str:
     if precision.master_weights:
         return definitions("measure/precision.py", ["Weights", "MasterWeights"])
-    return definitions("measure/precision.py", ["Weights"]) if _compiles_update(spec) else ""
+    return definitions("measure/precision.py", ["Weights"]) if _scales_always(spec) else ""
 
 
 def _update_definitions(spec: TrialSpec) -> str:
@@ -271,8 +276,7 @@ def _graph_definitions(spec: TrialSpec) -> str:
     head = "Batch = tuple[Tensor, ...]\nForm = tuple[tuple[torch.Size, torch.dtype], ...]"
     return "\n\n\n".join(
         [
-            head,
-            _OF_TUPLES,
+            *([head, _OF_TUPLES] if spec.own is None else []),
             definitions("measure/workloads/task.py", ["Carried"]),
             definitions("measure/techniques/graph.py", _GRAPH),
         ]
@@ -312,6 +316,12 @@ def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> st
         lines.append("weights = Weights(model)")
     stepped = "weights.stepped" if precision.master_weights else "[p for p in model.parameters() if p.requires_grad]"
     lines.append(f"optimizer = torch.optim.{name}({stepped}, {', '.join(arguments)})")
+    lines += _scaling_lines(spec, repr(row.clip_grad_norm))
+    return "\n".join(lines)
+
+
+def _scaling_lines(spec: TrialSpec, clip: str) -> list[str]:
+    lines: list[str] = []
     if _dynamic(spec):
         found = next(each for each in DYNAMIC_SCALES if each.name == spec.loss_scale)
         lines.append(f"scale = {found!r}")
@@ -319,19 +329,15 @@ def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> st
         lines.append(f"scaling = {kind if scales_on_device(spec) else 'DynamicScaling(scale, DEVICE.type, optimizer)'}")
     elif spec.loss_scale != "none":
         lines.append(f"scaling = StaticScaling({float(spec.loss_scale)!r})")
-    elif _compiles_update(spec):
+    elif _scales_always(spec):
         lines.append("scaling = NoScaling()")
     if _compiles_update(spec):
-        lines.append(f"update = CompiledUpdate(optimizer, weights, scaling, {row.clip_grad_norm!r})")
-    return "\n".join(lines)
+        lines.append(f"update = CompiledUpdate(optimizer, weights, scaling, {clip})")
+    return lines
 
 
 def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
-    lines: list[str] = []
-    mode = {"compile": "default", "compile-max-autotune": "max-autotune-no-cudagraphs"}
-    chosen = next((mode[name] for name in spec.techniques if name in mode), None)
-    if chosen is not None:
-        lines += [f"compute_loss = torch.compile(compute_loss, mode={chosen!r}, dynamic=False)", "", ""]
+    lines = _compile_lines(spec)
     zero = "weights.zero_grad()" if precision.master_weights else "optimizer.zero_grad()"
     lines += ["def train(batch):", *(["    batch = prepared(data.make(batch))"] if spec.recipe else []), f"    {zero}"]
     if precision.autocast_dtype is None:
@@ -344,10 +350,25 @@ def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
     lines += ["    update()"] if _compiles_update(spec) else _update_lines(row, precision, scaled=scaled)
     lines += ["    return loss", "", ""]
     carried = "carried" if row.family == "rnn_lm" else "None"
+    return "\n".join([*lines, _launch_line(spec, carried)])
+
+
+def _compile_lines(spec: TrialSpec) -> list[str]:
+    mode = {"compile": "default", "compile-max-autotune": "max-autotune-no-cudagraphs"}
+    chosen = next((mode[name] for name in spec.techniques if name in mode), None)
+    if chosen is None:
+        return []
+    if spec.own is not None:  # whose batches may be of different shapes
+        names = ["Shapes", "CompiledLoss", "shapes_of"]
+        text = definitions("measure/techniques/compiled.py", names)
+        return [text, "", "", f"compute_loss = CompiledLoss(compute_loss, {chosen!r})", "", ""]
+    return [f"compute_loss = torch.compile(compute_loss, mode={chosen!r}, dynamic=False)", "", ""]
+
+
+def _launch_line(spec: TrialSpec, carried: str) -> str:
     at_once = launches_of(spec)
     several = f", {at_once}" if at_once > 1 else ""
-    lines.append(f"step = StepGraph(train, DEVICE, {carried}{several})" if at_once else "step = train")
-    return "\n".join(lines)
+    return f"step = StepGraph(train, DEVICE, {carried}{several})" if at_once else "step = train"
 
 
 def _update_lines(row: Workload, precision: Precision, *, scaled: bool) -> list[str]:

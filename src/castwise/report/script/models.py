@@ -72,8 +72,6 @@ def model_of(row: Workload) -> str:
                 'UNITS_PER_SAMPLE, INPUT_SHAPE = 1, timm.data.resolve_model_data_config(model)["input_size"]',
             ]
         )
-    if row.family == "own":
-        raise UsageError(f"No script can be emitted of {row.name}: the model is in your own file.")
     raise UsageError(f"No script can be emitted of {row.name}: its model starts from weights that a script has not.")
 
 

@@ -1,0 +1,158 @@
+"""Scripts of loops over a model of the user's own: they call the function, and read its parts as castwise does."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from castwise.errors import UsageError
+from castwise.own_models import OwnModel
+from castwise.report.script.sources import all_definitions, definitions
+
+_MODULES = ("contract", "own_batches", "own_loss", "own_loop", "lightning_module")
+
+_READ = """\
+WHOSE = {whose!r}
+sys.path.insert(0, {folder!r})
+returned = importlib.import_module({module!r}).{function}
+if not isinstance(returned, nn.Module | dict | tuple):
+    returned = call_without_arguments(returned, WHOSE)
+contract = read_contract(returned, WHOSE)
+if is_lightning_module(contract.model):
+    contract = adapt(contract, WHOSE)
+model = contract.model
+_in_float32(model)
+UNITS_PER_SAMPLE, UNIT = contract.units_per_sample, contract.unit
+own_batches = BatchMaker(contract.batch, contract.accumulate, WHOSE)
+own_loop = make_loop(contract, WHOSE)
+compute_loss = make_compute_loss(contract, WHOSE)"""
+
+_SET = """\
+known = inspect.signature(type(optimizer)).parameters if type(optimizer).__module__.startswith("torch.optim.") else {{}}
+for settings in (optimizer.defaults, *optimizer.param_groups):
+    settings.update({{name: value for name, value in {wanted!r}.items() if name in known}})"""
+
+_BACKWARD = """\
+loss = compute_loss(model, part)
+if contract.accumulate > 1:
+    loss = loss / contract.accumulate"""
+
+_CHANNELS_LAST = """\
+def laid_out(part):
+    return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
+
+
+batches = [map_tensors(laid_out, batch) for batch in batches]"""
+
+
+def check_own(model: OwnModel, file: Path | None = None) -> None:
+    """Make sure that a script can be written of loops over a user's own model.
+
+    Args:
+        model: Where it comes from.
+        file: The script.
+
+    Raises:
+        UsageError: None can: there is no function that a script could call, or the script would replace its file.
+    """
+    if model.kind not in ("file", "module"):
+        raise UsageError(
+            f"No script can be emitted of {model.name}: a script calls a function of yours. Write one that returns the "
+            "model, and tune FILE.py:FUNCTION."
+        )
+    if file is not None and model.kind == "file" and file.absolute() == Path(model.path):
+        raise UsageError(f"{file} is the file your model is in; name another for --emit.")
+
+
+def definitions_of_own() -> str:
+    """Return what takes apart what a user's function returned, castwise's own code word for word."""
+    parts = [
+        "Batch = Any",
+        definitions("workloads.py", ["Unit"]),
+        all_definitions("measure/nests.py"),
+        definitions("measure/workloads/task.py", ["OwnLoop"]),
+        *(all_definitions(f"measure/workloads/{name}.py") for name in _MODULES),
+        definitions("measure/workloads/own.py", ["_in_float32"]),
+        definitions("measure/training_step.py", ["_AfterStep"]),
+    ]
+    return "\n\n\n".join(parts)
+
+
+def model_of_own(model: OwnModel) -> str:
+    """Return the lines that call the user's function, and name what came of it.
+
+    Raises:
+        UsageError: There is none.
+    """
+    check_own(model)
+    path = Path(model.path)
+    if model.kind == "file":
+        folder, module, function, whose = path.parent, path.stem, model.name, f"{path.name}:{model.name}"
+    else:
+        module, _, function = model.name.partition(":")
+        folder, whose = path, model.name
+    return _READ.format(whose=whose, folder=str(folder), module=module, function=function)
+
+
+def optimizer_of_own(wanted: Mapping[str, bool], *, masters: bool) -> list[str]:
+    """Return the lines that make the user's optimizer over what is stepped, set as the loop wants it.
+
+    Args:
+        wanted: Settings of torch's optimizers, for those that have them.
+        masters: Whether float32 masters are stepped in the weights' places.
+    """
+    lines = [f"weights = {'MasterWeights' if masters else 'Weights'}(model)"]
+    lines.append("optimizer = own_loop.make_optimizer(weights)")
+    if wanted:
+        lines.append(_SET.format(wanted=dict(wanted)))
+    if not {"fused", "foreach"}.isdisjoint(wanted):
+        lines.append(f"optimizer._step_supports_amp_scaling = {wanted.get('fused', False)}  # as torch's own do")
+    return lines
+
+
+def step_of_own(*, autocast: str | None, masters: bool, update: bool, schedules: bool) -> list[str]:
+    """Return the lines that define `train(batch)`.
+
+    Args:
+        autocast: What torch.autocast computes in, None without it.
+        masters: Whether gradients of masters keep their memory.
+        update: Whether what follows backward is one compiled function.
+        schedules: Whether the loop leaves room for the user's scheduler.
+    """
+    inner = _BACKWARD.splitlines()
+    if autocast is not None:
+        inner = [f"with torch.autocast(DEVICE.type, dtype=torch.{autocast}):", *(f"    {line}" for line in inner)]
+    lines = (
+        []
+        if not schedules
+        else [
+            "make_scheduler = own_loop.make_scheduler",
+            "after_step = None if make_scheduler is None else _AfterStep(scaling, make_scheduler(optimizer))",
+            "",
+            "",
+        ]
+    )
+    lines += ["def train(batch):", f"    {'weights' if masters else 'optimizer'}.zero_grad()", "    total = None"]
+    lines.append("    for part in batch if contract.accumulate > 1 else (batch,):")
+    lines += [f"        {line}" for line in inner]
+    lines += [
+        "        scaling.backward(loss)",
+        "        total = loss.detach() if total is None else total + loss.detach()",
+    ]
+    if update:
+        lines.append("    update()")
+    else:
+        lines += ["    weights.collect_gradients()", "    scaling.step(optimizer, contract.clip_grad_norm)"]
+        lines.append("    weights.publish()")
+    if schedules:
+        lines += ["    if after_step is not None:", "        after_step()"]
+    return [*lines, "    return total", "", ""]
+
+
+def batches_of_own(count: int, *, channels_last: bool) -> str:
+    """Return the lines that make `batches`.
+
+    Args:
+        count: How many, where a function makes them.
+        channels_last: Whether images lie with their channels innermost.
+    """
+    made = f"batches = own_batches.make({count}, BATCH_SIZE, DEVICE, torch.Generator(DEVICE).manual_seed(SEED))"
+    return "\n".join([made, *(["", "", _CHANNELS_LAST] if channels_last else [])])

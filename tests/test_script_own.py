@@ -1,0 +1,152 @@
+"""Scripts of loops over a user's own model: run beside castwise's own step, they compute the same."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import six_models
+from scripts import measured_loss, rebound_names, run_script, spec_of, undefined_names
+
+from castwise.errors import UsageError
+from castwise.own_models import OwnModel
+from castwise.plan import TrialSpec
+from castwise.precisions import PRECISIONS
+from castwise.report.script.emit import check_script, script_of
+from castwise.technique_rules import why_unsupported
+from castwise.techniques import TECHNIQUES
+
+SIX = Path(six_models.__file__)
+
+OWN_LOOP = """
+import torch
+from torch import nn
+
+
+def build():
+    torch.backends.fp32_precision = "tf32"
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    return {
+        "model": model,
+        "batch": lambda size: (torch.randn(size, 3, 8, 8), torch.randint(10, (size,))),
+        "loss": nn.CrossEntropyLoss(label_smoothing=0.1),
+        "optimizer": torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": others}], lr=1e-2),
+        "clip_grad_norm": 0.5,
+        "accumulate": 2,
+        "unit": "images",
+        "units_per_sample": 3,
+        SCHEDULER
+    }
+"""
+SCHEDULER = '"scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),'
+
+
+def own_spec(
+    file: Path, function: str = "build", precision: str = "fp32", techniques: tuple[str, ...] = (), **changes: object
+) -> TrialSpec:
+    own = OwnModel(kind="file", path=str(file), name=function)
+    return spec_of(f"{file.name}:{function}", precision, techniques, own=own, **{"batch_size": 4} | changes)
+
+
+def written(folder: Path, *, scheduled: bool) -> Path:
+    file = folder / "train me.py"  # no name that could be imported by a statement
+    file.write_text(OWN_LOOP.replace("SCHEDULER", SCHEDULER if scheduled else ""))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "techniques"),
+    [
+        (six_models.timm_convnext, "bf16-mixed", ("channels-last",)),
+        (six_models.timm_vit, "bf16-master", ("fused-optimizer",)),
+        (six_models.torchvision_segmentation, "fp32", ("foreach-optimizer",)),
+        (six_models.transformers_bert, "fp16-mixed", ()),
+        (six_models.transformers_gpt2, "bf16-true", ("compile",)),  # of whose lengths one is compiled
+        (six_models.lightning_module, "bf16-mixed", ()),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or str(value),
+)
+def test_scripts_of_models_that_nobody_here_wrote_compute_what_was_measured(
+    model: object, precision: str, techniques: tuple[str, ...], tmp_path: Path
+) -> None:
+    spec = own_spec(SIX, model.__name__, precision, techniques)  # type: ignore[attr-defined]
+    loss, speed, unit = run_script(script_of(spec), tmp_path)
+    assert loss == pytest.approx(measured_loss(spec), rel=1e-5)
+    assert speed > 0
+    assert unit == ("images" if model is six_models.torchvision_segmentation else "samples")
+
+
+@pytest.mark.parametrize(
+    ("precision", "techniques", "scheduled"),
+    [
+        ("fp32", (), True),
+        ("fp16-mixed", (), True),
+        ("fp16-mixed", ("no-step-sync",), False),
+        ("fp16-master", ("channels-last", "fused-optimizer"), False),
+        ("bf16-master", ("matmul-stem", "compiled-update"), False),
+    ],
+)
+def test_a_script_has_the_user_s_optimizer_schedule_clipping_and_parts_of_batches(
+    precision: str, techniques: tuple[str, ...], scheduled: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    spec = own_spec(written(tmp_path / "elsewhere", scheduled=scheduled), "build", precision, techniques)
+    assert why_unsupported(spec) is None
+    loss, _, unit = run_script(script_of(spec), tmp_path)
+    assert loss == pytest.approx(measured_loss(spec), rel=1e-5)
+    assert unit == "images"
+
+
+def test_a_module_s_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "elsewhere" / "bench"
+    package.mkdir(parents=True)
+    (package / "nets.py").write_text(OWN_LOOP.replace("SCHEDULER", ""))
+    own = OwnModel(kind="module", path=str(package.parent), name="bench.nets:build")
+    spec = spec_of("bench.nets:build", own=own, batch_size=4)
+    loss, _, _ = run_script(script_of(spec), tmp_path)
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert loss == pytest.approx(measured_loss(spec), rel=1e-5)
+
+
+def _combinations() -> list[TrialSpec]:
+    on_gpu = {"device": "cuda:0"}
+    made = [own_spec(SIX, "timm_vit", row.name, loss_scale=row.loss_scale, **on_gpu) for row in PRECISIONS]
+    for row in TECHNIQUES:
+        spec = own_spec(SIX, "timm_vit", "fp16-mixed", (row.name,), loss_scale="dynamic", **on_gpu)
+        made += [spec] if why_unsupported(spec) is None else []
+    kernels = ("channels-last", "max-pool-kernel", "batch-norm-kernel", "space-to-depth")
+    made.append(own_spec(SIX, "timm_vit", "fp16-master", (*kernels, "compiled-update", "cuda-graph"), **on_gpu))
+    made.append(own_spec(SIX, "timm_vit", "bf16-mixed", ("matmul-stem", "compile", "cuda-graph-8"), **on_gpu))
+    return made
+
+
+@pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
+def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
+    text = script_of(spec)
+    tree = ast.parse(text)
+    assert "castwise" not in "".join(line for line in text.splitlines() if line.lstrip().startswith(("import", "from")))
+    assert undefined_names(tree) == set()
+    assert rebound_names(tree) <= {"compute_loss", "batches", "returned", "contract"}, "which are wrapped"
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (OwnModel(kind="transformers", path="", name="bert"), "calls a function of yours"),
+        (OwnModel(kind="pickle", path="/tmp/x.pkl", name="Net"), "calls a function of yours"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, OwnModel) else "",
+)
+def test_what_no_function_makes_has_no_script(own: OwnModel, words: str) -> None:
+    spec = spec_of("timm_vit.py:build").model_copy(update={"own": own})
+    with pytest.raises(UsageError, match=words):
+        script_of(spec)
+
+
+def test_the_user_s_file_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, scheduled=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="the file your model is in"):
+        check_script(f"{file}:build", "synthetic", None, Path(file.name))
+    check_script(f"{file}:build", "synthetic", None, tmp_path / "other.py")
