@@ -1,5 +1,7 @@
 """What a script imports, and by what names it knows castwise's errors."""
 
+from collections.abc import Sequence
+
 # By import, what a text that needs it has in it.
 _IMPORTS = {
     "import argparse": "argparse.",
@@ -71,4 +73,13 @@ def imports_of(body: str) -> list[str]:
     if "Optimizer" not in body and "SGD" in body and "isinstance(optimizer, SGD)" in body:
         lines.append("from torch.optim import SGD")
     errors = [f"{name} = {own}" for name, own in _ERRORS.items() if name in body]
-    return [*lines, *(["", *errors] if errors else [])]
+    return [*_merged(lines), *(["", *errors] if errors else [])]
+
+
+def _merged(lines: Sequence[str]) -> list[str]:
+    """Return import lines with one line a module, in the order in which modules come first."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        head, found, name = line.partition(" import ")
+        names.setdefault(head + found if found else line, []).append(name)
+    return [head + ", ".join(filter(None, parts)) for head, parts in names.items()]
