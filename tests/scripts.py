@@ -53,6 +53,12 @@ def measured_loss(spec: TrialSpec) -> float:
         return loss.item()
 
 
+def imported_modules(tree: ast.Module) -> set[str]:
+    """Return the modules that a script imports from."""
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return imported | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
 def undefined_names(tree: ast.Module) -> set[str]:
     """Return the names that a script reads and nowhere binds."""
     bound = set(dir(__builtins__)) | set(__builtins__ if isinstance(__builtins__, dict) else ())

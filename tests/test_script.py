@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import measured_loss, rebound_names, run_script, spec_of, undefined_names
+from scripts import imported_modules, measured_loss, rebound_names, run_script, spec_of, undefined_names
 
 from castwise.errors import UsageError
 from castwise.plan import TrialSpec
@@ -72,9 +72,7 @@ def _combinations() -> list[TrialSpec]:
 @pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
 def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
     tree = ast.parse(script_of(spec))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not any(name.startswith("castwise") for name in imported)
+    assert not any(name.startswith("castwise") for name in imported_modules(tree))
     assert undefined_names(tree) == set()
 
 

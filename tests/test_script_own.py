@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import six_models
-from scripts import measured_loss, rebound_names, run_script, spec_of, undefined_names
+from scripts import imported_modules, measured_loss, rebound_names, run_script, spec_of, undefined_names
 
 from castwise.errors import UsageError
 from castwise.own_models import OwnModel
@@ -123,30 +123,35 @@ def _combinations() -> list[TrialSpec]:
 
 @pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
 def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
-    text = script_of(spec)
-    tree = ast.parse(text)
-    assert "castwise" not in "".join(line for line in text.splitlines() if line.lstrip().startswith(("import", "from")))
+    tree = ast.parse(script_of(spec))
+    assert not any(name.startswith("castwise") for name in imported_modules(tree))
     assert undefined_names(tree) == set()
     assert rebound_names(tree) <= {"compute_loss", "batches", "returned", "contract"}, "which are wrapped"
 
 
 @pytest.mark.parametrize(
-    ("own", "words"),
+    "own",
     [
-        (OwnModel(kind="transformers", path="", name="bert"), "calls a function of yours"),
-        (OwnModel(kind="pickle", path="/tmp/x.pkl", name="Net"), "calls a function of yours"),
+        OwnModel(kind="transformers", path="", name="bert"),
+        OwnModel(kind="pickle", path="/tmp/x.pkl", name="Net"),
     ],
-    ids=lambda value: value.kind if isinstance(value, OwnModel) else "",
+    ids=lambda own: own.kind,
 )
-def test_what_no_function_makes_has_no_script(own: OwnModel, words: str) -> None:
+def test_what_no_function_makes_has_no_script(own: OwnModel) -> None:
     spec = spec_of("timm_vit.py:build").model_copy(update={"own": own})
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match="calls a function of yours"):
         script_of(spec)
 
 
-def test_the_user_s_file_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = written(tmp_path, scheduled=False)
+@pytest.mark.parametrize("written_as", ["mine.py", "folder/../mine.py", "link.py"])
+@pytest.mark.parametrize("workload", ["mine.py:build", "mine:build"])
+def test_the_user_s_file_is_not_written_over(
+    workload: str, written_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("")
+    Path("folder").mkdir()
+    Path("link.py").symlink_to("mine.py")
     with pytest.raises(UsageError, match="the file your model is in"):
-        check_script(f"{file}:build", "synthetic", None, Path(file.name))
-    check_script(f"{file}:build", "synthetic", None, tmp_path / "other.py")
+        check_script(workload, "synthetic", None, Path(written_as))
+    check_script(workload, "synthetic", None, Path("folder", "mine.py"))

@@ -14,7 +14,7 @@ from castwise.precisions import Precision, find_precision
 from castwise.recipe import Recipe
 from castwise.report.script.changes import channels_of, model_lines
 from castwise.report.script.imports import imports_of
-from castwise.report.script.models import compute_loss_of, data_of, model_of
+from castwise.report.script.models import OF_TUPLES, compute_loss_of, data_of, model_of
 from castwise.report.script.own import (
     batches_of_own,
     check_own,
@@ -139,9 +139,8 @@ def _of_workload(spec: TrialSpec, row: Workload, precision: Precision) -> list[s
 
 def _of_own(spec: TrialSpec, own: OwnModel, row: Workload, precision: Precision) -> list[str]:
     masters, updates = precision.master_weights, _compiles_update(spec)
-    wanted = {"fused": True, "foreach": False} if "fused-optimizer" in spec.techniques else {}
-    if updates or "foreach-optimizer" in spec.techniques:
-        wanted = {"fused": False, "foreach": True}
+    kernels = _optimizer_kernels(spec)
+    wanted = {} if kernels is None else {name: name == kernels for name in ("fused", "foreach")}
     if scales_on_device(spec) and spec.device_type == "cuda":
         wanted["capturable"] = True
     step = step_of_own(
@@ -258,6 +257,13 @@ def _compiles_update(spec: TrialSpec) -> bool:
     return "compiled-update" in spec.techniques
 
 
+def _optimizer_kernels(spec: TrialSpec) -> str | None:
+    """Return the setting of an optimizer that its techniques switch on; None where they leave it."""
+    if "fused-optimizer" in spec.techniques:
+        return "fused"
+    return "foreach" if _compiles_update(spec) or "foreach-optimizer" in spec.techniques else None
+
+
 def _master_definitions(spec: TrialSpec, precision: Precision) -> str:
     if precision.master_weights:
         return definitions("measure/precision.py", ["Weights", "MasterWeights"])
@@ -273,30 +279,13 @@ def _update_definitions(spec: TrialSpec) -> str:
 def _graph_definitions(spec: TrialSpec) -> str:
     if not launches_of(spec):
         return ""
-    head = "Batch = tuple[Tensor, ...]\nForm = tuple[tuple[torch.Size, torch.dtype], ...]"
     return "\n\n\n".join(
         [
-            *([head, _OF_TUPLES] if spec.own is None else []),
+            *([OF_TUPLES] if spec.own is None else []),
             definitions("measure/workloads/task.py", ["Carried"]),
             definitions("measure/techniques/graph.py", _GRAPH),
         ]
     )
-
-
-# castwise's own reach into data classes and mappings too; what the models of scripts take and return is tuples.
-_OF_TUPLES = '''def tensors_of(batch: Batch) -> Batch:
-    """Return the tensors of a batch."""
-    return batch
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Return a batch with every tensor replaced."""
-    return tuple(map(function, batch))
-
-
-def form_of(batch: Batch) -> Form:
-    """Return the shapes and dtypes of a batch's tensors."""
-    return tuple((part.shape, part.dtype) for part in batch)'''
 
 
 def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
@@ -305,10 +294,9 @@ def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> st
         (row.optimizer.name, row.optimizer.arguments) if asked is None else (asked.name, asked.arguments.items())
     )
     arguments = [f"{argument}={value!r}" for argument, value in given]
-    if "fused-optimizer" in spec.techniques:
-        arguments.append("fused=True")
-    if not {"foreach-optimizer", "compiled-update"}.isdisjoint(spec.techniques):
-        arguments.append("foreach=True")
+    kernels = _optimizer_kernels(spec)
+    if kernels is not None:
+        arguments.append(f"{kernels}=True")
     if scales_on_device(spec) and spec.device_type == "cuda" and name in _CAPTURABLE:
         arguments.append("capturable=True")
     lines = ["weights = MasterWeights(model)"] if precision.master_weights else []

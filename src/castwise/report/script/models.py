@@ -42,6 +42,26 @@ def make_batches(count, batch_size, device, generator):
 
     return [(draw(), draw()) for _ in range(count)]"""
 
+# castwise's own reach into data classes and mappings too; what the models of scripts take and return is tuples.
+OF_TUPLES = '''\
+Batch = tuple[Tensor, ...]
+Form = tuple[tuple[torch.Size, torch.dtype], ...]
+
+
+def tensors_of(batch: Batch) -> Batch:
+    """Return the tensors of a batch."""
+    return batch
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """Return a batch with every tensor replaced."""
+    return tuple(map(function, batch))
+
+
+def form_of(batch: Batch) -> Form:
+    """Return the shapes and dtypes of a batch's tensors."""
+    return tuple((part.shape, part.dtype) for part in batch)'''
+
 
 def model_of(row: Workload) -> str:
     """Return the lines that make `model`, and what its data must look like.

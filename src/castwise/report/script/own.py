@@ -58,8 +58,14 @@ def check_own(model: OwnModel, file: Path | None = None) -> None:
             f"No script can be emitted of {model.name}: a script calls a function of yours. Write one that returns the "
             "model, and tune FILE.py:FUNCTION."
         )
-    if file is not None and model.kind == "file" and file.absolute() == Path(model.path):
+    if file is not None and file.resolve() == _source_of(model).resolve():
         raise UsageError(f"{file} is the file your model is in; name another for --emit.")
+
+
+def _source_of(model: OwnModel) -> Path:
+    if model.kind == "file":
+        return Path(model.path)
+    return Path(model.path, *model.name.partition(":")[0].split(".")).with_suffix(".py")
 
 
 def definitions_of_own() -> str:
