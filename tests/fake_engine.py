@@ -219,6 +219,7 @@ class FakeEngine:
         load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
         gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
         holds: How many times the memory a loop holds that its precision alone makes it; made up by the test.
+        refuses: Why the model allows no such loop, as its process finds out; None where it does.
         fixed_bytes: What a loop holds on top of that, whatever its batch.
         disk_is_full: Whether a trial can write nothing.
         measured: The specs that were set up, in order.
@@ -238,6 +239,7 @@ class FakeEngine:
     load_seconds: float = 0.0
     gain: Callable[[TrialSpec], float] = lambda _: 1.0
     holds: Callable[[TrialSpec], float] = lambda _: 1.0
+    refuses: Callable[[TrialSpec], str | None] = lambda _: None
     fixed_bytes: int = 0
     disk_is_full: bool = False
     measured: list[TrialSpec] = field(default_factory=list)
@@ -317,6 +319,8 @@ class FakeSession:
         self.checkpoint = checkpoint
         self._engine.measured.append(spec)
         self._enter("set_up", after="open")
+        if (reason := self._engine.refuses(spec)) is not None:
+            raise TrialFailedError("unsupported", reason)
         if spec.protocol.memory_parts:
             self._insist_on_memory()
 

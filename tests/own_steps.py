@@ -1,11 +1,12 @@
 """Steps of a small model that has the user's own loop, with and without techniques."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from small_step import CPU, cross_entropy, make_net, make_task
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW, Optimizer, lr_scheduler
 
 from castwise.measure.techniques.loop import loop_of
 from castwise.measure.training_step import TrainingStep
@@ -26,11 +27,27 @@ def in_groups(net: nn.Module) -> Optimizer:
     return AdamW([{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-3)
 
 
+def halving(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
+    """Return a scheduler whose rates rise for five steps and fall from then on."""
+    return lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5), lr_scheduler.ExponentialLR(optimizer, 0.5)],
+        milestones=[5],
+    )
+
+
 def step_of(
-    precision: str, *techniques: str, dynamic: bool = False, device: torch.device = CPU, **parts: Any
+    precision: str,
+    *techniques: str,
+    dynamic: bool = False,
+    device: torch.device = CPU,
+    parts_of: Callable[[nn.Module], dict[str, Any]] | None = None,
+    **parts: Any,
 ) -> TrainingStep:
-    """Return the step of a small model with the user's own loop."""
+    """Return the step of a small model with the user's own loop; parts_of makes its parts of the model."""
     net = make_net()
+    if parts_of is not None:
+        parts |= parts_of(net)
     if callable(parts.get("optimizer")) and not isinstance(parts["optimizer"], type):
         parts["optimizer"] = parts["optimizer"](net)
     contract = Contract(model=net, **parts)

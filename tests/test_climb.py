@@ -98,7 +98,8 @@ def test_what_was_second_best_is_tried_on_the_next_rung() -> None:
 def test_what_failed_is_not_tried_again_and_what_lacked_something_is() -> None:
     start, search = fake_spec(), Move(techniques=("cudnn-search",))
     ladder = Ladder(("fp32",), ("channels-last", "no-step-sync", "cudnn-search"))
-    lacking = Attempt(0, Move(techniques=("no-step-sync",)), start, start, None, "unsupported")
+    no_sync = Move(techniques=("no-step-sync",))
+    lacking = Attempt(0, no_sync, start, no_sync.on(start), None, "unsupported")
     failed = Attempt(0, Move(techniques=("channels-last",)), start, start, None, "failed", "oom: (fake)")
     pair = Attempt(0, Move(techniques=("channels-last", "cudnn-search")), start, start, None, "failed")
     taken = attempt(0, search, start, "taken", 1.5)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import FakeCaptures
-from own_steps import as_dict, in_groups, losses_of, step_of, train_on_dict
+from own_steps import as_dict, halving, in_groups, losses_of, step_of, train_on_dict
 from small_step import CPU, cross_entropy, make_batch, make_net
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
@@ -161,10 +161,77 @@ def test_a_scheduler_that_waits_for_each_step_is_refused_where_none_is_waited_fo
         step_of("fp32", "no-step-sync", dynamic=True, scheduler=lr_scheduler.ConstantLR)
 
 
-@pytest.mark.parametrize("technique", ["cuda-graph", "cuda-graph-8", "compiled-update"])
-def test_a_scheduler_s_rate_is_held_by_no_graph(technique: str, captures: FakeCaptures) -> None:
-    with pytest.raises(TechniqueError, match="the learning rate fixed, and your scheduler moves it"):
-        step_of("fp32", technique, scheduler=lr_scheduler.ConstantLR)
+# Schedulers, where the device reads their rates
+
+
+def with_its_own(net: nn.Module) -> dict[str, Any]:
+    """Return optimizer and scheduler as those make them who have both before castwise has the model."""
+    optimizer = in_groups(net)
+    return {"optimizer": optimizer, "scheduler": halving(optimizer)}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("made", ["by functions", "before"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("cuda-graph",),
+        ("fused-optimizer", "cuda-graph"),
+        pytest.param(("compiled-update",), marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("captures")
+def test_a_scheduler_s_rates_are_read_where_they_lie(names: tuple[str, ...], made: str, dynamic: bool) -> None:
+    parts = {"optimizer": in_groups, "scheduler": halving} if made == "by functions" else {"parts_of": with_its_own}
+    step, plain = (step_of("fp32", *each, dynamic=dynamic, **parts) for each in (names, ()))
+    places = [group["lr"] for group in step.optimizer.param_groups]
+    assert all(isinstance(place, torch.Tensor) for place in places)
+    found, expected = (losses_of(each, [make_batch()]) for each in (step, plain))
+    assert torch.allclose(found, expected, rtol=500 * torch.finfo(torch.float32).eps)
+    for place, group, wanted in zip(places, step.optimizer.param_groups, plain.optimizer.param_groups, strict=True):
+        assert group["lr"] is place
+        assert float(place) == pytest.approx(wanted["lr"], rel=1e-6)
+        assert wanted["lr"] < 1e-6
+
+
+def test_a_skipped_step_of_a_graph_leaves_the_schedule(captures: FakeCaptures) -> None:
+    step = step_of("fp32", "cuda-graph", dynamic=True, optimizer=in_groups, scheduler=halving)
+    images, labels = make_batch()
+    for scale in (1.0, 1.0, float("inf"), 1.0, 1.0, float("nan"), 1.0):
+        step((images * scale, labels))
+    assert captures.launches == [1] * 4
+    assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(1e-3, rel=1e-6)  # as after five steps
+    assert step.scaling.skipped_steps == 2
+
+
+@pytest.mark.parametrize("technique", ["cuda-graph", "compiled-update"])
+@pytest.mark.usefixtures("captures")
+def test_a_scheduler_that_moves_what_is_held_fixed_is_refused(technique: str) -> None:
+    def one_cycle(optimizer: Optimizer) -> Any:
+        return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30)
+
+    with pytest.raises(TechniqueError, match="more than the learning rate, such as momentum"):
+        losses_of(step_of("fp32", technique, optimizer=in_groups, scheduler=one_cycle), [make_batch()])
+
+
+@pytest.mark.usefixtures("captures")
+def test_a_scheduler_that_goes_by_validation_keeps_no_graph_of_several_steps_away() -> None:
+    step = step_of("fp32", "cuda-graph-8", optimizer=in_groups, scheduler=lr_scheduler.ReduceLROnPlateau)
+    assert losses_of(step, [make_batch()]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("techniques", "optimizer", "reason"),
+    [
+        (("cuda-graph-8",), in_groups, "stepped each step: take cuda-graph"),
+        (("cuda-graph",), lambda net: SGD(net.parameters(), lr=0.1), "fused-optimizer or compiled-update"),
+    ],
+)
+def test_a_scheduler_that_no_graph_can_follow_is_refused(
+    techniques: tuple[str, ...], optimizer: Any, reason: str, captures: FakeCaptures
+) -> None:
+    with pytest.raises(TechniqueError, match=reason):
+        step_of("fp32", *techniques, optimizer=optimizer, scheduler=lr_scheduler.ConstantLR)
     assert captures.num_captured == 0
 
 

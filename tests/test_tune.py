@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_sec
 
 from castwise.analyze.climb import Climbed, Ladder, loop_name
 from castwise.analyze.estimates import Estimate
+from castwise.analyze.moves import Move, may_allow
 from castwise.plan import TrialSpec
 from castwise.report.tried import each_once, lines_of
 from castwise.report.tuning import conclusions, fastest_within
@@ -95,12 +97,43 @@ def test_what_fails_is_recorded_and_the_climb_goes_on(kind: str) -> None:
     climbed = climb(made)
     assert climbed.ending == "nothing left"
     assert climbed.winner.techniques == ("channels-last", "cudnn-search", "fused-optimizer")
-    assert outcomes(climbed)["compile"] == "failed"
+    assert outcomes(climbed)["compile"] == ("unsupported" if kind == "unsupported" else "failed")
     reason = next(each.reason for each in climbed.attempts if each.move.name == "compile")
     assert "(fake)" in reason or "fake_kernel" in reason
     assert sum("compile" in spec.techniques for spec in made.measured) <= 10, (
         "beside all, beside fewer, alone, not again"
     )
+
+
+def refused_without_fused(spec: TrialSpec) -> str | None:
+    """Refuse what SGD with a scheduler does, and kernels that find nothing."""
+    if "cuda-graph" in spec.techniques and "fused-optimizer" not in spec.techniques:
+        return "cuda-graph needs fused-optimizer (fake)"
+    return "space-to-depth finds nothing to do (fake)" if "space-to-depth" in spec.techniques else None
+
+
+def test_what_a_process_refused_is_tried_again_where_the_loop_may_allow_it() -> None:
+    gains = {"cuda-graph": 1.5, "fused-optimizer": 1.05, "cudnn-search": 1.3, "space-to-depth": 2.0}
+    made = engine(
+        lambda spec: math.prod(gains.get(name, 1.0) for name in spec.techniques), refuses=refused_without_fused
+    )
+    climbed = climb(made, precisions=("fp32",))
+    assert {"cuda-graph", "fused-optimizer"} <= set(climbed.winner.techniques)
+    lines = [line for line in lines_of(climbed) if line.outcome == "unsupported"]
+    assert [line.reason for line in lines if line.tried == "space-to-depth"] == [
+        "space-to-depth finds nothing to do (fake)"
+    ]
+    tries = [spec for spec in made.measured if "space-to-depth" in spec.techniques]
+    assert len(tries) == 1, "nothing that was taken could change that"
+
+
+def test_what_skipped_steps_keep_away_is_tried_where_none_are() -> None:
+    below = fake_spec("fp16-mixed", loss_scale="dynamic")
+    refused = Move(techniques=("no-step-sync",))
+    assert may_allow(Move(precision="bf16-mixed"), below, refused)
+    assert not may_allow(Move(precision="fp16-master"), below.model_copy(update={"precision": "fp32"}), refused)
+    assert not may_allow(Move(precision="bf16-mixed"), below, Move(techniques=("space-to-depth",)))
+    assert not may_allow(Move(techniques=("cudnn-search",)), below, refused)
 
 
 def test_without_the_first_loop_there_is_no_climb() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import six_models
 import torch
-from own_steps import as_dict, in_groups, losses_of, step_of, train_on_dict
+from own_steps import as_dict, halving, in_groups, losses_of, step_of, train_on_dict
 from small_step import make_batch
 
 import castwise
@@ -70,6 +70,37 @@ def test_a_loop_of_one_s_own_computes_the_same_with_techniques(names: tuple[str,
             losses_of(step_of("fp32", *each, dynamic=dynamic, device=device, **parts), batches) for each in (names, ())
         )
     assert torch.allclose(found, expected, rtol=2000 * torch.finfo(torch.float32).eps)
+
+
+def sgd(net: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("optimizer", [in_groups, sgd])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("cuda-graph",),
+        ("fused-optimizer", "cuda-graph"),
+        ("compiled-update",),
+        ("compiled-update", "compile", "cuda-graph"),
+    ],
+    ids="+".join,
+)
+def test_a_loop_with_a_scheduler_of_one_s_own_computes_the_same_with_techniques(
+    names: tuple[str, ...], optimizer: Callable[..., torch.optim.Optimizer], dynamic: bool
+) -> None:
+    if names == ("cuda-graph",) and optimizer is sgd:
+        pytest.skip("is refused")
+    device = torch.device("cuda:0")
+    parts = {"optimizer": optimizer, "scheduler": halving}
+    with numeric_state(find_precision("fp32")):
+        step, plain = (step_of("fp32", *each, dynamic=dynamic, device=device, **parts) for each in (names, ()))
+        found, expected = (losses_of(each, [make_batch(device)]) for each in (step, plain))
+    assert torch.allclose(found, expected, rtol=2000 * torch.finfo(torch.float32).eps)
+    for group, wanted in zip(step.optimizer.param_groups, plain.optimizer.param_groups, strict=True):
+        assert float(group["lr"]) == pytest.approx(wanted["lr"], rel=1e-6)
 
 
 SETS_TF32 = """\

@@ -20,6 +20,7 @@ from castwise.analyze.moves import (
     act_on_each_other,
     is_compiled,
     makes_sense,
+    may_allow,
     move_between,
 )
 from castwise.plan import TrialSpec
@@ -222,8 +223,9 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
     if last.rung == rung or last.outcome in ("taken", "failed", "too large"):
         return False
     since = [each for each in attempts if each.outcome == "taken" and each.rung >= last.rung]
-    if last.outcome == "unsupported":  # another precision or technique may be what it lacked
-        return True
+    if last.outcome == "unsupported":
+        known_before = why_unsupported(last.spec) is not None  # another precision or technique may be what it lacked
+        return known_before or any(may_allow(each.move, each.below, move) for each in since)
     assert last.ratio is not None, "measured"
     acting = [each for each in since if act_on_each_other(move, each.move)]
     if move.precision is not None:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from castwise.errors import TechniqueError, UsageError
 from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.measure.after_step import AfterStep, MirroredRates
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
 from castwise.measure.means import CollectiveMean, SymmetricMean
@@ -21,7 +22,7 @@ from castwise.measure.techniques.coalesced import CoalescedReduce
 from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
 from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import PLAIN, Loop
-from castwise.measure.techniques.optimizers import set_as_wanted
+from castwise.measure.techniques.optimizers import check_reads_rates, set_as_wanted
 from castwise.measure.techniques.update import CompiledUpdate
 from castwise.measure.workloads.task import Batch, OwnLoop, Task
 from castwise.precisions import Precision
@@ -89,7 +90,7 @@ class TrainingStep:
         self.accumulate = own.accumulate if own is not None else 1
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None
-        self._after_step = None if own is None else _after_step_of(own, loop, self.scaling, self.optimizer)
+        self._after_step = None if own is None else _after_step_of(own, loop, self.scaling, self.optimizer, device)
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
@@ -115,7 +116,10 @@ class TrainingStep:
 
         It is not detached: that would cost the host some microseconds a step. Whoever keeps it for long detaches it.
         """
-        return self._run(batch)
+        loss = self._run(batch)
+        if self._after_step is not None:  # outside of a graph: a scheduler computes on the host
+            self._after_step()
+        return loss
 
     def flush(self) -> None:
         """Take the steps that wait to be taken together with others: before the clock or a loss is read."""
@@ -135,8 +139,6 @@ class TrainingStep:
         if self._reduce is not None:
             self._reduce()
         self._update()
-        if self._after_step is not None:
-            self._after_step()
         return loss
 
     def _plain_update(self) -> None:
@@ -228,33 +230,25 @@ class TrainingStep:
         self.scaling.load_state_dict(state["scaling"])
 
 
-class _AfterStep:
-    """Steps the user's scheduler after each step that the optimizer took, and not after a skipped one."""
-
-    def __init__(self, scaling: NoScaling, step_scheduler: Callable[[], None]) -> None:
-        self._scaling, self._step_scheduler = scaling, step_scheduler
-        self._skipped = 0
-
-    def __call__(self) -> None:
-        skipped = self._scaling.skipped_steps
-        if skipped == self._skipped:
-            self._step_scheduler()
-        self._skipped = skipped
-
-
-def _after_step_of(own: OwnLoop, loop: Loop, scaling: NoScaling, optimizer: Optimizer) -> _AfterStep | None:
+def _after_step_of(
+    own: OwnLoop, loop: Loop, scaling: NoScaling, optimizer: Optimizer, device: torch.device
+) -> AfterStep | None:
     """Return what steps the user's scheduler, None where there is none.
 
     Raises:
         TechniqueError: The loop's steps leave no room for one.
     """
-    if own.make_scheduler is None:
+    step_scheduler = None if own.make_scheduler is None else own.make_scheduler(optimizer)
+    if step_scheduler is None:
         return None
-    if loop.reads_rates_on_device:
-        raise TechniqueError("A graph and a compiled update hold the learning rate fixed, and your scheduler moves it.")
-    if not loop.reads_loss and scaling.may_skip:
+    if loop.steps_per_launch > 1:
+        raise TechniqueError("cuda-graph-8 cannot follow a scheduler that is stepped each step: take cuda-graph.")
+    if not loop.reads_loss and not loop.cuda_graph and scaling.may_skip:
         raise TechniqueError("Your scheduler waits in each step for whether it was skipped.")
-    return _AfterStep(scaling, own.make_scheduler(optimizer))
+    if loop.reads_rates_on_device:
+        check_reads_rates(optimizer, loop)
+        step_scheduler = MirroredRates(optimizer, device, step_scheduler)
+    return AfterStep(scaling, step_scheduler)
 
 
 def scaling_of(loop: Loop, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:

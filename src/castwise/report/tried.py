@@ -52,12 +52,13 @@ class Line:
 def lines_of(climbed: Climbed) -> list[Line]:
     """Return the plain loop and all that was tried, in order.
 
-    What no loop could have comes once, and no pairs; a loop that was tried twice stands once on a rung.
+    What was known to be impossible comes once, and no pairs; what a trial refused stands on its rung. A loop that was
+    tried twice stands once on a rung.
     """
     lines = [_line(climbed, 0, "plain loop", climbed.start, None, None, "")]
     refused: set[str] = set()
     for each in climbed.attempts:
-        if each.outcome == "unsupported":
+        if each.outcome == "unsupported" and not climbed.of(each.spec):
             had = any(other.move == each.move and other.outcome != "unsupported" for other in climbed.attempts)
             if len(each.move.parts) > 1 or each.move.name in refused or had:
                 continue

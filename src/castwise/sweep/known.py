@@ -22,10 +22,10 @@ class Known:
     def _outcome(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> tuple[Outcome, str]:
         """Return what is said of a loop that is no rung."""
         failed = next((trial for trial in self._of(spec) if trial.status != "ok"), None)
+        if failed is not None and failed.status == "unsupported":
+            return "unsupported", failed.message  # which names what the model does not allow
         if failed is not None:
-            # What a model does not allow is named by the technique that says so.
-            said = failed.message if failed.status == "unsupported" else f"{failed.status}: {failed.message}"
-            return "failed", said
+            return "failed", f"{failed.status}: {failed.message}"
         if not self._of(spec):
             return "not tried", "no time was left for it"
         ratio = self._ratio(current, spec)

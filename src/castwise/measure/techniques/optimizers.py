@@ -74,7 +74,9 @@ def _check_steps(optimizer: Optimizer, loop: Loop, *, may_skip: bool, counts_on_
     if loop.cuda_graph and not counts_on_device:
         raise TechniqueError(f"A graph would hold fixed what {name} counts on the host; torch's Adam can do without.")
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    if loop.reads_rates_on_device and (any(hooks) or "step" in vars(optimizer)):
+    # Schedulers of torch wrap the step to note that it was called. Source: torch.optim.lr_scheduler (`wrap_step`).
+    is_wrapped = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    if loop.reads_rates_on_device and (any(hooks) or is_wrapped):
         raise TechniqueError(f"A graph or a compiled update would leave out what is hooked to the steps of {name}.")
     if loop.scales_on_device and may_skip and type(optimizer) not in _FROM_ZEROS:
         raise TechniqueError(
@@ -93,3 +95,17 @@ def keep_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:
     """
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), device=device)
+
+
+def check_reads_rates(optimizer: Optimizer, loop: Loop) -> None:
+    """Make sure that an optimizer reads rates on the device, where a graph would hold fixed what it reads on the host.
+
+    Source: torch.optim.sgd (`_to_scalar`, and the `item` of its foreach kernels).
+
+    Raises:
+        TechniqueError: It reads them on the host.
+    """
+    if loop.compiled_update or not loop.cuda_graph or type(optimizer) is not SGD:
+        return
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        raise TechniqueError("cuda-graph needs fused-optimizer or compiled-update where a scheduler moves SGD's rate.")

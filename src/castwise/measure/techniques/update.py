@@ -78,9 +78,7 @@ class CompiledUpdate:
         """Bring the gradients of backward into the weights."""
         if self._is_first:
             self._is_first = False
-            self._weights.collect_gradients()
-            self._scaling.step(self._optimizer, self._clip)
-            self._weights.publish()
+            self._first_step()
             return
         groups = [found for group in self._optimizer.param_groups if (found := self._group(group))[0]]
         inverse, overflowed, factor = self._scaling.inverse(), None, None
@@ -92,6 +90,17 @@ class CompiledUpdate:
             factor = torch.clamp(self._clip / (norm + _SMALL), max=1.0)
         self._compiled(type(self._optimizer), groups, inverse, factor, overflowed)
         self._scaling.settle(overflowed)
+
+    def _first_step(self) -> None:
+        """Take the optimizer's own step; without `capturable` its kernels over lists take numbers as rates alone."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = float(group["lr"])
+        self._weights.collect_gradients()
+        self._scaling.step(self._optimizer, self._clip)
+        self._weights.publish()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def _group(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None], States, Any]:
         """Return a group's gradients, stepped tensors, weights to be rounded into, states and settings."""

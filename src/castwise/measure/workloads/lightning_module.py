@@ -138,7 +138,8 @@ def _configured(configured: Any, whose: str) -> tuple[Any, Any]:
         raise UsageError(f"The configure_optimizers of {whose} returned {type(configured).__name__}, not an optimizer.")
     listed = schedulers if isinstance(schedulers, list | tuple) else [schedulers] if schedulers is not None else []
     steps = [step_of(each["scheduler"]) for each in map(_by_name, listed) if _is_per_step(each)]
-    return configured, _PerStep(steps) if steps else None
+    stepped = [step for step in steps if step is not None]
+    return configured, _PerStep(stepped) if stepped else None
 
 
 def _by_name(scheduler: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def adopt(optimizer: Optimizer, weights: Weights) -> Optimizer:
     return optimizer
 
 
-def _scheduler(given: Any, whose: str, optimizer: Optimizer) -> Callable[[], None]:
+def _scheduler(given: Any, whose: str, optimizer: Optimizer) -> Callable[[], None] | None:
     if isinstance(given, type) or not hasattr(given, "step"):
         given = given(optimizer)
     if not hasattr(given, "step"):
@@ -72,13 +72,13 @@ def _scheduler(given: Any, whose: str, optimizer: Optimizer) -> Callable[[], Non
     return step_of(given)
 
 
-def step_of(scheduler: Any) -> Callable[[], None]:
-    """Return what steps a scheduler after an optimizer step; one that goes by validation has no part in steps.
+def step_of(scheduler: Any) -> Callable[[], None] | None:
+    """Return what steps a scheduler after an optimizer step; None of one that goes by validation.
 
     Behind their last step some of torch's raise: there the rate stays.
     """
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-        return _nothing
+        return None
     total = getattr(scheduler, "total_steps", None)
 
     def step() -> None:
@@ -86,10 +86,6 @@ def step_of(scheduler: Any) -> Callable[[], None]:
             scheduler.step()
 
     return step
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def check_optimizer(optimizer: Any, model: nn.Module, whose: str) -> None:

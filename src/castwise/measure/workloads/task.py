@@ -35,7 +35,7 @@ class OwnLoop:
     """
 
     make_optimizer: "Callable[[Weights], Optimizer]"
-    make_scheduler: Callable[[Optimizer], Callable[[], None]] | None
+    make_scheduler: Callable[[Optimizer], Callable[[], None] | None] | None
     accumulate: int = 1
     clip_grad_norm: float | None = None
 

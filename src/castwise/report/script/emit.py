@@ -22,6 +22,7 @@ from castwise.report.script.own import (
     model_of_own,
     optimizer_of_own,
     step_of_own,
+    train_of_own,
 )
 from castwise.report.script.sources import definitions
 from castwise.report.script.training import check_training, images_of, run_of, schedule_of
@@ -143,21 +144,24 @@ def _of_own(spec: TrialSpec, own: OwnModel, row: Workload, precision: Precision)
     wanted = {} if kernels is None else {name: name == kernels for name in ("fused", "foreach")}
     if scales_on_device(spec) and spec.device_type == "cuda":
         wanted["capturable"] = True
-    step = step_of_own(
-        autocast=precision.autocast_dtype, masters=masters, update=updates, schedules=not (updates or launches_of(spec))
-    )
+    at_once = launches_of(spec)
+    on_device = at_once == 1 or (updates and not at_once)
+    train = train_of_own(autocast=precision.autocast_dtype, masters=masters, update=updates)
+    step = step_of_own(_launch(spec, "None"), rates_on_device=on_device)
+    if at_once > 1:  # which goes with no scheduler
+        step = [_launch_line(spec, "None")]
     return [
         _settings(spec, row),
         _scaling_definitions(spec),
         _master_definitions(spec, precision),
-        definitions_of_own(),
+        definitions_of_own(rates_on_device=on_device),
         model_of_own(own),
         _numeric_lines(spec, precision),  # behind the user's code, which may have set it otherwise
         _update_definitions(spec),
         _graph_definitions(spec),
         model_lines(spec, precision),
         "\n".join([*optimizer_of_own(wanted, masters=masters), *_scaling_lines(spec, "contract.clip_grad_norm")]),
-        "\n".join([*_compile_lines(spec), *step, _launch_line(spec, "None")]),
+        "\n".join([*_compile_lines(spec), *train, *step]),
         batches_of_own(row.resident_batches, channels_last="channels-last" in spec.techniques),
         _timer(spec),
     ]
@@ -354,9 +358,14 @@ def _compile_lines(spec: TrialSpec) -> list[str]:
 
 
 def _launch_line(spec: TrialSpec, carried: str) -> str:
+    return f"step = {_launch(spec, carried)}"
+
+
+def _launch(spec: TrialSpec, carried: str) -> str:
+    """Return what takes a step, as an expression."""
     at_once = launches_of(spec)
     several = f", {at_once}" if at_once > 1 else ""
-    return f"step = StepGraph(train, DEVICE, {carried}{several})" if at_once else "step = train"
+    return f"StepGraph(train, DEVICE, {carried}{several})" if at_once else "train"
 
 
 def _update_lines(row: Workload, precision: Precision, *, scaled: bool) -> list[str]:

@@ -35,6 +35,23 @@ loss = compute_loss(model, part)
 if contract.accumulate > 1:
     loss = loss / contract.accumulate"""
 
+_MIRRORED = """\
+if step_scheduler is not None:
+    step_scheduler = MirroredRates(optimizer, DEVICE, step_scheduler)
+"""
+
+_STEP = """\
+step_scheduler = None if own_loop.make_scheduler is None else own_loop.make_scheduler(optimizer)
+{mirrored}after_step = None if step_scheduler is None else AfterStep(scaling, step_scheduler)
+launch = {launch}
+
+
+def step(batch):
+    loss = launch(batch)
+    if after_step is not None:
+        after_step()
+    return loss"""
+
 _CHANNELS_LAST = """\
 def laid_out(part):
     return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
@@ -68,8 +85,12 @@ def _source_of(model: OwnModel) -> Path:
     return Path(model.path, *model.name.partition(":")[0].split(".")).with_suffix(".py")
 
 
-def definitions_of_own() -> str:
-    """Return what takes apart what a user's function returned, castwise's own code word for word."""
+def definitions_of_own(*, rates_on_device: bool) -> str:
+    """Return what takes apart what a user's function returned, castwise's own code word for word.
+
+    Args:
+        rates_on_device: Whether the loop reads on the device what a scheduler moves.
+    """
     parts = [
         "Batch = Any",
         definitions("workloads.py", ["Unit"]),
@@ -77,8 +98,11 @@ def definitions_of_own() -> str:
         definitions("measure/workloads/task.py", ["OwnLoop"]),
         *(all_definitions(f"measure/workloads/{name}.py") for name in _MODULES),
         definitions("measure/workloads/own.py", ["_in_float32"]),
-        definitions("measure/training_step.py", ["_AfterStep"]),
+        definitions("measure/after_step.py", ["AfterStep"]),
     ]
+    if rates_on_device:
+        parts.append(definitions("measure/techniques/optimizers.py", ["keep_rates_on_device"]))
+        parts.append(definitions("measure/after_step.py", ["MirroredRates"]))
     return "\n\n\n".join(parts)
 
 
@@ -114,29 +138,18 @@ def optimizer_of_own(wanted: Mapping[str, bool], *, masters: bool) -> list[str]:
     return lines
 
 
-def step_of_own(*, autocast: str | None, masters: bool, update: bool, schedules: bool) -> list[str]:
+def train_of_own(*, autocast: str | None, masters: bool, update: bool) -> list[str]:
     """Return the lines that define `train(batch)`.
 
     Args:
         autocast: What torch.autocast computes in, None without it.
         masters: Whether gradients of masters keep their memory.
         update: Whether what follows backward is one compiled function.
-        schedules: Whether the loop leaves room for the user's scheduler.
     """
     inner = _BACKWARD.splitlines()
     if autocast is not None:
         inner = [f"with torch.autocast(DEVICE.type, dtype=torch.{autocast}):", *(f"    {line}" for line in inner)]
-    lines = (
-        []
-        if not schedules
-        else [
-            "make_scheduler = own_loop.make_scheduler",
-            "after_step = None if make_scheduler is None else _AfterStep(scaling, make_scheduler(optimizer))",
-            "",
-            "",
-        ]
-    )
-    lines += ["def train(batch):", f"    {'weights' if masters else 'optimizer'}.zero_grad()", "    total = None"]
+    lines = ["def train(batch):", f"    {'weights' if masters else 'optimizer'}.zero_grad()", "    total = None"]
     lines.append("    for part in batch if contract.accumulate > 1 else (batch,):")
     lines += [f"        {line}" for line in inner]
     lines += [
@@ -148,9 +161,18 @@ def step_of_own(*, autocast: str | None, masters: bool, update: bool, schedules:
     else:
         lines += ["    weights.collect_gradients()", "    scaling.step(optimizer, contract.clip_grad_norm)"]
         lines.append("    weights.publish()")
-    if schedules:
-        lines += ["    if after_step is not None:", "        after_step()"]
     return [*lines, "    return total", "", ""]
+
+
+def step_of_own(launch: str, *, rates_on_device: bool) -> list[str]:
+    """Return the lines that define `step(batch)`: a launch, and the user's scheduler behind it.
+
+    Args:
+        launch: What takes a step.
+        rates_on_device: Whether it reads on the device what a scheduler moves.
+    """
+    mirrored = _MIRRORED if rates_on_device else ""
+    return _STEP.format(launch=launch, mirrored=mirrored).splitlines()
 
 
 def batches_of_own(count: int, *, channels_last: bool) -> str:
