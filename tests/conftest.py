@@ -33,6 +33,16 @@ for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(request: pytest.FixtureRequest) -> None:
+    """Let tests on a GPU, dozens of loops in a process, forget what others compiled: torch limits a function's."""
+    if request.node.get_closest_marker("gpu") is not None:
+        import torch
+
+        torch.compiler.reset()
+
+
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 

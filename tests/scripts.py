@@ -53,13 +53,26 @@ def measured_loss(spec: TrialSpec) -> float:
         return loss.item()
 
 
-def imported_modules(tree: ast.Module) -> set[str]:
+def check_whole(text: str, wrapped: set[str]) -> None:
+    """Make sure that a script imports no castwise, binds every name that it reads, and no name to two things.
+
+    Args:
+        text: The script.
+        wrapped: Names that it may bind again, to what wraps what they were.
+    """
+    tree = ast.parse(text)
+    assert not any(name.startswith("castwise") for name in _imported_modules(tree))
+    assert _undefined_names(tree) == set()
+    assert _rebound_names(tree) <= wrapped
+
+
+def _imported_modules(tree: ast.Module) -> set[str]:
     """Return the modules that a script imports from."""
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     return imported | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
 
 
-def undefined_names(tree: ast.Module) -> set[str]:
+def _undefined_names(tree: ast.Module) -> set[str]:
     """Return the names that a script reads and nowhere binds."""
     bound = set(dir(__builtins__)) | set(__builtins__ if isinstance(__builtins__, dict) else ())
     read = set()
@@ -77,7 +90,7 @@ def undefined_names(tree: ast.Module) -> set[str]:
     return read - bound
 
 
-def rebound_names(tree: ast.Module) -> set[str]:
+def _rebound_names(tree: ast.Module) -> set[str]:
     """Return the names that a script binds to two things."""
     defined: dict[str, set[str]] = {}
     for node in tree.body:

@@ -1,6 +1,8 @@
 """A user's own model, with what techniques do to its optimizer, its layers and its steps."""
 
 import copy
+import functools
+import types
 from typing import Any
 
 import pytest
@@ -214,6 +216,56 @@ def test_a_scheduler_that_moves_what_is_held_fixed_is_refused(technique: str) ->
         losses_of(step_of("fp32", technique, optimizer=in_groups, scheduler=one_cycle), [make_batch()])
 
 
+class Hooking(lr_scheduler.ConstantLR):
+    """A scheduler that hooks something to the optimizer's steps."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        hooked(optimizer)
+
+
+class Growing(lr_scheduler.ConstantLR):
+    """A scheduler that thaws weights as it goes."""
+
+    def step(self, *_: Any) -> None:
+        super().step()
+        if self.last_epoch == 2:
+            self.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+            self.base_lrs.append(1e-3)
+
+
+def patched_before(net: nn.Module) -> dict[str, Any]:
+    optimizer = in_groups(net)
+    optimizer.step = types.MethodType(lambda self, *a: type(self).step(self, *a), optimizer)  # type: ignore[method-assign]
+    return {"optimizer": optimizer, "scheduler": halving(optimizer)}
+
+
+def patched_after(net: nn.Module) -> dict[str, Any]:
+    parts = with_its_own(net)
+    optimizer = parts["optimizer"]
+    stepped = optimizer.step
+    optimizer.step = functools.update_wrapper(functools.partial(stepped), stepped)
+    return parts
+
+
+@pytest.mark.parametrize("technique", ["cuda-graph", "compiled-update"])
+@pytest.mark.parametrize(
+    "parts",
+    [{"optimizer": in_groups, "scheduler": Hooking}, {"parts_of": patched_before}, {"parts_of": patched_after}],
+    ids=["hooks", "patched before", "patched after"],
+)
+@pytest.mark.usefixtures("captures")
+def test_what_is_hooked_to_steps_that_a_scheduler_follows_is_refused(technique: str, parts: dict[str, Any]) -> None:
+    with pytest.raises(TechniqueError, match="leave out what is hooked to the steps of AdamW"):
+        step_of("fp32", technique, **parts)
+
+
+@pytest.mark.usefixtures("captures")
+def test_a_scheduler_that_adds_weights_is_refused() -> None:
+    with pytest.raises(TechniqueError, match="gives the optimizer more weights"):
+        losses_of(step_of("fp32", "cuda-graph", optimizer=in_groups, scheduler=Growing), [make_batch()])
+
+
 @pytest.mark.usefixtures("captures")
 def test_a_scheduler_that_goes_by_validation_keeps_no_graph_of_several_steps_away() -> None:
     step = step_of("fp32", "cuda-graph-8", optimizer=in_groups, scheduler=lr_scheduler.ReduceLROnPlateau)
@@ -225,6 +277,7 @@ def test_a_scheduler_that_goes_by_validation_keeps_no_graph_of_several_steps_awa
     [
         (("cuda-graph-8",), in_groups, "stepped each step: take cuda-graph"),
         (("cuda-graph",), lambda net: SGD(net.parameters(), lr=0.1), "fused-optimizer or compiled-update"),
+        (("cuda-graph",), lambda net: Adam(net.parameters(), foreach=False), "fused-optimizer or compiled-update"),
     ],
 )
 def test_a_scheduler_that_no_graph_can_follow_is_refused(

@@ -1,11 +1,10 @@
 """Scripts of loops over a user's own model: run beside castwise's own step, they compute the same."""
 
-import ast
 from pathlib import Path
 
 import pytest
 import six_models
-from scripts import imported_modules, measured_loss, rebound_names, run_script, spec_of, undefined_names
+from scripts import check_whole, measured_loss, run_script, spec_of
 
 from castwise.errors import UsageError
 from castwise.own_models import OwnModel
@@ -123,10 +122,7 @@ def _combinations() -> list[TrialSpec]:
 
 @pytest.mark.parametrize("spec", _combinations(), ids=lambda spec: spec.label)
 def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
-    tree = ast.parse(script_of(spec))
-    assert not any(name.startswith("castwise") for name in imported_modules(tree))
-    assert undefined_names(tree) == set()
-    assert rebound_names(tree) <= {"compute_loss", "batches", "returned", "contract"}, "which are wrapped"
+    check_whole(script_of(spec), wrapped={"compute_loss", "batches", "returned", "contract"})
 
 
 @pytest.mark.parametrize(

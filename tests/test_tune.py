@@ -130,10 +130,45 @@ def test_what_a_process_refused_is_tried_again_where_the_loop_may_allow_it() -> 
 def test_what_skipped_steps_keep_away_is_tried_where_none_are() -> None:
     below = fake_spec("fp16-mixed", loss_scale="dynamic")
     refused = Move(techniques=("no-step-sync",))
-    assert may_allow(Move(precision="bf16-mixed"), below, refused)
-    assert not may_allow(Move(precision="fp16-master"), below.model_copy(update={"precision": "fp32"}), refused)
-    assert not may_allow(Move(precision="bf16-mixed"), below, Move(techniques=("space-to-depth",)))
-    assert not may_allow(Move(techniques=("cudnn-search",)), below, refused)
+    assert may_allow(Move(precision="bf16-mixed"), below, refused, "it waits")
+    assert not may_allow(Move(precision="fp16-master"), below.model_copy(update={"precision": "fp32"}), refused, "")
+    assert not may_allow(Move(precision="bf16-mixed"), below, Move(techniques=("space-to-depth",)), "finds nothing")
+    assert not may_allow(Move(techniques=("cudnn-search",)), below, refused, "it waits")
+
+
+def test_a_technique_that_its_process_refuses_is_in_no_pair_and_stands_once() -> None:
+    made = engine(refuses=lambda spec: "it reads a loss (fake)" if "cuda-graph" in spec.techniques else None)
+    climbed = climb(made)
+    assert not [spec for spec in made.measured if {"compile", "cuda-graph"} <= set(spec.techniques)]
+    assert sum("it reads a loss" in line.reason for line in lines_of(climbed)) == 1
+    assert said_reasons(climbed).count("cuda-graph: it reads a loss (fake)") == 1
+
+
+def test_what_a_process_refuses_stands_in_the_place_of_what_was_known_before() -> None:
+    def gain(spec: TrialSpec) -> float:
+        return 1.5 if spec.precision == "fp16-mixed" else 1.0
+
+    def refuses(spec: TrialSpec) -> str | None:
+        return "your scheduler waits (fake)" if "no-step-sync" in spec.techniques else None
+
+    climbed = climb(engine(gain, refuses=refuses), precisions=("fp32", "fp16-mixed"))
+    assert [line.reason for line in lines_of(climbed) if line.tried == "no-step-sync"] == [
+        "your scheduler waits (fake)"
+    ]
+
+
+def test_where_a_part_of_a_move_is_taken_all_others_are_open_again() -> None:
+    def gain(spec: TrialSpec) -> float:
+        """Channels last comes with 16 bits, and is of no use there; what is possible then pays."""
+        return (
+            (2.0 if spec.precision == "fp16-mixed" else 1.0)
+            * (0.9 if "channels-last" in spec.techniques else 1.0)
+            * (1.3 if "no-step-sync" in spec.techniques else 1.0)
+        )
+
+    climbed = climb(engine(gain), precisions=("fp32", "fp16-mixed"))
+    assert climbed.winner.precision == "fp16-mixed"
+    assert climbed.winner.techniques == ("no-step-sync",)
 
 
 def test_without_the_first_loop_there_is_no_climb() -> None:

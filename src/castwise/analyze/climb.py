@@ -155,7 +155,8 @@ class Ladder:
         others = [name for name in self.precisions[1:] if name != current.precision]  # none goes back to the first
         moves = [move for name in others for move in _to(name, new, attempts, current)]
         moves += [Move(techniques=(name,)) for name in new]
-        moves += [Move(techniques=pair) for pair in PAIRS if pair[0] in new and self._follows(pair, current)]
+        pairs = [Move(techniques=pair) for pair in PAIRS if pair[0] in new and self._follows(pair, current)]
+        moves += [pair for pair in pairs if not _has_refused_part(pair, attempts)]
         if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
             moves.append(Move(batch_size=2 * current.batch_size))
         return moves
@@ -224,13 +225,29 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
         return False
     since = [each for each in attempts if each.outcome == "taken" and each.rung >= last.rung]
     if last.outcome == "unsupported":
-        known_before = why_unsupported(last.spec) is not None  # another precision or technique may be what it lacked
-        return known_before or any(may_allow(each.move, each.below, move) for each in since)
+        # Without a trial another precision or technique may be what it lacked.
+        return not _refused_itself(last) or any(may_allow(each.move, each.below, move, last.reason) for each in since)
     assert last.ratio is not None, "measured"
     acting = [each for each in since if act_on_each_other(move, each.move)]
     if move.precision is not None:
         return bool(acting) and last.ratio.value / _lead(since, last.rung) * _uncovered(acting) >= _HOPELESS
     return bool(acting) or last.ratio.value > 1
+
+
+def _refused_itself(attempt: Attempt) -> bool:
+    """Return whether it took a trial to find that a loop cannot be had."""
+    return attempt.outcome == "unsupported" and why_unsupported(attempt.spec) is None
+
+
+def _has_refused_part(pair: Move, attempts: Sequence[Attempt]) -> bool:
+    """Return whether a trial refused one of a pair, for a reason that does not name the other, and would again."""
+    for part in pair.singles:
+        last = _last(part, attempts)
+        if last is not None and _refused_itself(last) and not _is_open(part, attempts):
+            others = set(pair.techniques) - set(part.techniques)
+            if not any(name in last.reason for name in others):
+                return True
+    return False
 
 
 def _uncovered(taken: Sequence[Attempt]) -> float:

@@ -35,8 +35,7 @@ _ACTING = (
 )
 _TOGETHER = frozenset(frozenset(pair) for pair in (*PAIRS, *_ACTING))
 
-# What a user's loop may refuse without another technique, or where loss scaling skips steps and decides on the device.
-_LENT_BY = {"cuda-graph": ("fused-optimizer", "compiled-update")}
+# What a user's loop may refuse where loss scaling skips steps.
 _REFUSED_WHERE_STEPS_ARE_SKIPPED = ("no-step-sync", "fused-optimizer", "compiled-update", "cuda-graph", "cuda-graph-8")
 
 # More of what a loop must have first.
@@ -171,15 +170,16 @@ def act_on_each_other(one: Move, other: Move) -> bool:
     return any(frozenset((part, another)) in _TOGETHER for part in one.parts for another in other.parts)
 
 
-def may_allow(taken: Move, below: TrialSpec, refused: Move) -> bool:
+def may_allow(taken: Move, below: TrialSpec, refused: Move, reason: str) -> bool:
     """Return whether a loop may allow a move that its process refused before.
 
     Args:
         taken: What the loop got since.
         below: What it was before.
         refused: The move.
+        reason: Why it was refused; where techniques would help it names them.
     """
-    lent = any(name in taken.techniques for wanted in refused.techniques for name in _LENT_BY.get(wanted, ()))
+    lent = any(name in reason for name in taken.techniques)
     skips, skipped = (spec.loss_scale.startswith("dynamic") for spec in (taken.on(below), below))
     return lent or (skipped and not skips and not set(_REFUSED_WHERE_STEPS_ARE_SKIPPED).isdisjoint(refused.techniques))
 

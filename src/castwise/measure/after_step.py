@@ -57,6 +57,10 @@ class MirroredRates:
         for group, number in zip(groups, self._numbers, strict=True):
             group["lr"] = number
         self._step_scheduler()
+        if len(groups) > len(places):
+            raise TechniqueError(
+                "Your scheduler gives the optimizer more weights, which a graph and a compiled update leave out."
+            )
         moved = [float(group["lr"]) for group in groups]
         for group, place, old, new in zip(groups, places, self._numbers, moved, strict=True):
             group["lr"] = place

@@ -22,7 +22,7 @@ from castwise.measure.techniques.coalesced import CoalescedReduce
 from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
 from castwise.measure.techniques.graph import StepGraph
 from castwise.measure.techniques.loop import PLAIN, Loop
-from castwise.measure.techniques.optimizers import check_reads_rates, set_as_wanted
+from castwise.measure.techniques.optimizers import check_hooks, check_reads_rates, set_as_wanted
 from castwise.measure.techniques.update import CompiledUpdate
 from castwise.measure.workloads.task import Batch, OwnLoop, Task
 from castwise.precisions import Precision
@@ -246,6 +246,7 @@ def _after_step_of(
     if not loop.reads_loss and not loop.cuda_graph and scaling.may_skip:
         raise TechniqueError("Your scheduler waits in each step for whether it was skipped.")
     if loop.reads_rates_on_device:
+        check_hooks(optimizer, loop)  # again: a scheduler may have hooked something
         check_reads_rates(optimizer, loop)
         step_scheduler = MirroredRates(optimizer, device, step_scheduler)
     return AfterStep(scaling, step_scheduler)

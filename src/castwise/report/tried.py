@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from castwise.analyze import metrics
-from castwise.analyze.climb import Climbed, Outcome, by_units, needs_of
+from castwise.analyze.climb import Attempt, Climbed, Outcome, by_units, needs_of
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.speedups import rate_estimate, speedup_estimate, step_estimate
 from castwise.plan import TrialSpec
@@ -59,13 +59,17 @@ def lines_of(climbed: Climbed) -> list[Line]:
     refused: set[str] = set()
     for each in climbed.attempts:
         if each.outcome == "unsupported" and not climbed.of(each.spec):
-            had = any(other.move == each.move and other.outcome != "unsupported" for other in climbed.attempts)
+            had = any(other.move == each.move and _was_tried(climbed, other) for other in climbed.attempts)
             if len(each.move.parts) > 1 or each.move.name in refused or had:
                 continue
             refused.add(each.move.name)
         line = _line(climbed, each.rung + 1, each.change.name, each.spec, each.ratio, each.outcome, each.reason)
         lines.append(replace(line, tried=line.tried + LIMITED, is_limited=True) if each.limited else line)
     return each_once(lines)
+
+
+def _was_tried(climbed: Climbed, attempt: Attempt) -> bool:
+    return attempt.outcome != "unsupported" or bool(climbed.of(attempt.spec))
 
 
 def each_once(lines: Sequence[Line]) -> list[Line]:

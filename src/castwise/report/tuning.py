@@ -205,7 +205,8 @@ def measured_words(climbed: Climbed, spec: TrialSpec) -> str:
 
 def reasons(climbed: Climbed) -> list[str]:
     """Return why moves failed, or could not be had."""
-    return [why_of(line) for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
+    found = [why_of(line) for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
+    return list(dict.fromkeys(found))
 
 
 def why_of(line: Line) -> str:

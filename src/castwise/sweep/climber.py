@@ -139,6 +139,8 @@ class Climb(Known):
             tries.append(Attempt(rung, move, current, spec, ratio, outcome, reason))
         if loops:
             gain = self._ratio(current, loops[-1])
+            if not any(is_within(move, reached) for move in moves):  # a part of one: what is left is open again
+                tries.append(Attempt(rung, reached, current, loops[-1], gain, *_NO_OUTCOME))
             said = "" if gain is None else f", {gain.value:.2f}×"
             self.job.sweep.listener.remark(f"up by {reached.name}{said}")
         return loops
@@ -274,7 +276,7 @@ class Climb(Known):
         own = {loop.cell for loop in loops}
         for each in tries:
             rung = places[each.below.cell]
-            if each.outcome == "unsupported":
+            if each.outcome == "unsupported" and not self._of(each.spec):
                 found.append(replace(each, rung=rung))
             elif each.outcome != "taken" and each.spec.cell not in own:
                 is_over_rung = each.below.cell == rungs[rung].cell

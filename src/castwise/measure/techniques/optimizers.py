@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
+from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop, lr_scheduler
 
 from castwise.errors import TechniqueError
 from castwise.measure.techniques.loop import Loop
@@ -73,11 +73,7 @@ def _check_steps(optimizer: Optimizer, loop: Loop, *, may_skip: bool, counts_on_
     name = type(optimizer).__name__
     if loop.cuda_graph and not counts_on_device:
         raise TechniqueError(f"A graph would hold fixed what {name} counts on the host; torch's Adam can do without.")
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    # Schedulers of torch wrap the step to note that it was called. Source: torch.optim.lr_scheduler (`wrap_step`).
-    is_wrapped = "step" in vars(optimizer) and not hasattr(optimizer.step, "_wrapped_by_lr_sched")
-    if loop.reads_rates_on_device and (any(hooks) or is_wrapped):
-        raise TechniqueError(f"A graph or a compiled update would leave out what is hooked to the steps of {name}.")
+    check_hooks(optimizer, loop)
     if loop.scales_on_device and may_skip and type(optimizer) not in _FROM_ZEROS:
         raise TechniqueError(
             f"Loss scaling on the device cannot take back a step of {name}, only of torch's SGD and Adams."
@@ -87,6 +83,30 @@ def _check_steps(optimizer: Optimizer, loop: Loop, *, may_skip: bool, counts_on_
         raise TechniqueError(f"Some groups of {name} are fused and others are not.")
 
 
+def check_hooks(optimizer: Optimizer, loop: Loop) -> None:
+    """Make sure that a step is the optimizer's own where a graph or a compiled update takes its place.
+
+    Raises:
+        TechniqueError: Something is hooked to it.
+    """
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    if loop.reads_rates_on_device and (any(hooks) or _is_wrapped(optimizer)):
+        name = type(optimizer).__name__
+        raise TechniqueError(f"A graph or a compiled update would leave out what is hooked to the steps of {name}.")
+
+
+def _is_wrapped(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's step is not its class's; torch's schedulers wrap it, to note that it was called.
+
+    Source: torch.optim.lr_scheduler (`wrap_step`).
+    """
+    if "step" not in vars(optimizer):
+        return False
+    code = getattr(optimizer.step, "__code__", None)
+    is_torch_s = code is not None and code.co_filename == lr_scheduler.__file__
+    return not (is_torch_s and getattr(optimizer.step, "__wrapped__", None) is type(optimizer).step)
+
+
 def keep_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:
     """Make the learning rates tensors on the device: a graph reads them where a schedule writes them.
 
@@ -94,18 +114,27 @@ def keep_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:
     (`_update_param_group_val`).
     """
     for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
 
 
 def check_reads_rates(optimizer: Optimizer, loop: Loop) -> None:
-    """Make sure that an optimizer reads rates on the device, where a graph would hold fixed what it reads on the host.
+    """Make sure that an optimizer computes with rates on the device as with numbers.
 
-    Source: torch.optim.sgd (`_to_scalar`, and the `item` of its foreach kernels).
+    A graph would hold fixed what it reads on the host. Source: torch.optim.sgd (`_to_scalar`, and the `item` of its
+    foreach kernels).
 
     Raises:
-        TechniqueError: It reads them on the host.
+        TechniqueError: It does not.
     """
-    if loop.compiled_update or not loop.cuda_graph or type(optimizer) is not SGD:
+    if loop.compiled_update or not loop.cuda_graph:
         return
-    if not all(group.get("fused") for group in optimizer.param_groups):
+    unfused = [group for group in optimizer.param_groups if not group.get("fused")]
+    if type(optimizer) is SGD and unfused:
         raise TechniqueError("cuda-graph needs fused-optimizer or compiled-update where a scheduler moves SGD's rate.")
+    # Its steps by the tensor divide by a rate that is one: where it and a moment are 0, by which warm-ups begin, NaN.
+    # Source: torch.optim.adam (`_single_tensor_adam`, capturable).
+    if isinstance(optimizer, Adam) and any(group.get("foreach") is False for group in unfused):
+        raise TechniqueError(
+            "cuda-graph needs fused-optimizer or compiled-update where a scheduler moves the rate of an Adam with "
+            "foreach=False."
+        )
