@@ -33,6 +33,11 @@ DYNAMIC_SCALES: tuple[DynamicScale, ...] = (
 )
 
 
+def is_dynamic(name: str) -> bool:
+    """Return whether a loss scale of this canonical name moves, and skips the steps that overflow."""
+    return name.startswith("dynamic")
+
+
 def parse_loss_scale(text: str) -> str:
     """Return the canonical spelling of a loss scale: `none`, a dynamic scale's name, or a number.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from castwise.loss_scales import is_dynamic
 from castwise.techniques import SETS, Technique, find_technique, in_order
 from castwise.workloads import find_workload
 
@@ -83,7 +84,7 @@ def optimizer_of(spec: "TrialSpec") -> str:
 
 def _why_no_sync(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     reads_loss = spec.recipe is not None and spec.recipe.read_loss_every_step
-    if reads_loss or spec.loss_scale.startswith("dynamic"):
+    if reads_loss or is_dynamic(spec.loss_scale):
         return None
     return "finds nothing to leave out: this loop reads nothing from the device within a step"
 

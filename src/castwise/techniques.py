@@ -281,6 +281,8 @@ IN_THE_PLAIN_LOOP: dict[str, str] = {
 # The techniques that compile something in the first step, and those whose steps are CUDA graphs.
 COMPILING = ("compiled-update", "compile", "compile-max-autotune")
 GRAPHS = ("cuda-graph", "cuda-graph-8")
+# Those whose loops decide on the device whether dynamic loss scaling skips a step.
+DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", *GRAPHS})
 # Those that one GPU has nothing to do for: the same loop on one is the loop without them.
 FOR_SEVERAL_GPUS = ("coalesced-reduce",)
 

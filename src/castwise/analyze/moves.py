@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from castwise.loss_scales import is_dynamic
 from castwise.plan import TrialSpec
 from castwise.precisions import find_precision
 from castwise.technique_rules import resolve, why_unsupported
-from castwise.techniques import GRAPHS, find_technique
+from castwise.techniques import DECIDING_ON_DEVICE, GRAPHS, find_technique
 
 _PRECISION, _BATCH = "precision", "batch"
 
@@ -34,9 +35,6 @@ _ACTING = (
     ("compile", "matmul-stem"),
 )
 _TOGETHER = frozenset(frozenset(pair) for pair in (*PAIRS, *_ACTING))
-
-# What a user's loop may refuse where loss scaling skips steps.
-_REFUSED_WHERE_STEPS_ARE_SKIPPED = ("no-step-sync", "fused-optimizer", "compiled-update", "cuda-graph", "cuda-graph-8")
 
 # More of what a loop must have first.
 _ONLY_ON = {
@@ -180,8 +178,8 @@ def may_allow(taken: Move, below: TrialSpec, refused: Move, reason: str) -> bool
         reason: Why it was refused; where techniques would help it names them.
     """
     lent = any(name in reason for name in taken.techniques)
-    skips, skipped = (spec.loss_scale.startswith("dynamic") for spec in (taken.on(below), below))
-    return lent or (skipped and not skips and not set(_REFUSED_WHERE_STEPS_ARE_SKIPPED).isdisjoint(refused.techniques))
+    skips, skipped = (is_dynamic(spec.loss_scale) for spec in (taken.on(below), below))
+    return lent or (skipped and not skips and not DECIDING_ON_DEVICE.isdisjoint(refused.techniques))
 
 
 def _excludes(one: str, other: str) -> bool:

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from castwise.errors import TechniqueError, UsageError
-from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.loss_scales import DYNAMIC_SCALES, is_dynamic
 from castwise.measure.after_step import AfterStep, MirroredRates
 from castwise.measure.device_scaling import DeviceScaling
 from castwise.measure.loss_scaling import NoScaling, make_loss_scaling
@@ -65,7 +65,7 @@ class TrainingStep:
         own = task.own_loop
         if own is not None:
             self.optimizer = own.make_optimizer(self._weights)
-            set_as_wanted(self.optimizer, loop, device, may_skip=loss_scale.startswith("dynamic"))
+            set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
         else:
             self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
         self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)

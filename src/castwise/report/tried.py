@@ -58,7 +58,7 @@ def lines_of(climbed: Climbed) -> list[Line]:
     lines = [_line(climbed, 0, "plain loop", climbed.start, None, None, "")]
     refused: set[str] = set()
     for each in climbed.attempts:
-        if each.outcome == "unsupported" and not climbed.of(each.spec):
+        if not _was_tried(climbed, each):
             had = any(other.move == each.move and _was_tried(climbed, other) for other in climbed.attempts)
             if len(each.move.parts) > 1 or each.move.name in refused or had:
                 continue
@@ -69,6 +69,7 @@ def lines_of(climbed: Climbed) -> list[Line]:
 
 
 def _was_tried(climbed: Climbed, attempt: Attempt) -> bool:
+    """Return whether a move was more than known to be impossible."""
     return attempt.outcome != "unsupported" or bool(climbed.of(attempt.spec))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from castwise.errors import UsageError
+from castwise.loss_scales import is_dynamic
 from castwise.plan import TrialSpec
 from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Trial
 from castwise.sweep.engine import Engine, Session, TrialFailedError
@@ -306,6 +307,6 @@ def judge(trial: Trial) -> Trial:
         message = f"loss scaling skipped every one of {steps} timed steps: the optimizer never ran"
         return trial.model_copy(update={"status": "diverged", "message": message})
     message = f"the loss was {last.loss} after {steps} timed steps; times were taken on such numbers"
-    if last.loss_scale is not None and trial.spec.loss_scale.startswith("dynamic"):
+    if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
         message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
     return trial.model_copy(update={"status": "diverged", "message": message})

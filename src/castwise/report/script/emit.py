@@ -7,7 +7,7 @@ word for word; the rest is written as one would by hand. Nothing in it imports c
 from pathlib import Path
 
 from castwise.errors import UsageError
-from castwise.loss_scales import DYNAMIC_SCALES
+from castwise.loss_scales import DYNAMIC_SCALES, is_dynamic
 from castwise.own_models import OwnModel, locate
 from castwise.plan import SYNTHETIC, TrialSpec
 from castwise.precisions import Precision, find_precision
@@ -26,10 +26,9 @@ from castwise.report.script.own import (
 )
 from castwise.report.script.sources import definitions
 from castwise.report.script.training import check_training, images_of, run_of, schedule_of
-from castwise.techniques import GRAPHS, join
+from castwise.techniques import DECIDING_ON_DEVICE, GRAPHS, join
 from castwise.workloads import Workload, find_workload
 
-_DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", *GRAPHS})
 _UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]
 _GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "_by_part", "StepGraph"]
 
@@ -227,7 +226,7 @@ def _timer(spec: TrialSpec) -> str:
 
 def scales_on_device(spec: TrialSpec) -> bool:
     """Return whether a loop decides on the device whether loss scaling skips a step."""
-    return not _DECIDING_ON_DEVICE.isdisjoint(spec.techniques)
+    return not DECIDING_ON_DEVICE.isdisjoint(spec.techniques)
 
 
 def launches_of(spec: TrialSpec) -> int:
@@ -235,15 +234,11 @@ def launches_of(spec: TrialSpec) -> int:
     return next((steps for name, steps in (("cuda-graph", 1), ("cuda-graph-8", 8)) if name in spec.techniques), 0)
 
 
-def _dynamic(spec: TrialSpec) -> bool:
-    return spec.loss_scale.startswith("dynamic")
-
-
 def _scaling_definitions(spec: TrialSpec) -> str:
     names = ["NoScaling", "stepped_by", "clip"]
     if spec.loss_scale == "none":
         return definitions("measure/loss_scaling.py", names) if _scales_always(spec) else ""
-    if not _dynamic(spec):
+    if not is_dynamic(spec.loss_scale):
         return definitions("measure/loss_scaling.py", [*names, "StaticScaling"])
     row = definitions("loss_scales.py", ["DynamicScale"])
     if scales_on_device(spec):
@@ -314,7 +309,7 @@ def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> st
 
 def _scaling_lines(spec: TrialSpec, clip: str) -> list[str]:
     lines: list[str] = []
-    if _dynamic(spec):
+    if is_dynamic(spec.loss_scale):
         found = next(each for each in DYNAMIC_SCALES if each.name == spec.loss_scale)
         lines.append(f"scale = {found!r}")
         kind = "DeviceScaling(scale, DEVICE, optimizer)"
