@@ -36,6 +36,7 @@ every_row_that_casts = pytest.mark.parametrize(
 
 
 def write_switches(all_: str, matmul: str = "none", conv: str = "none", rnn: str = "none") -> None:
+    torch.set_float32_matmul_precision("highest")  # writes some of the others
     BACKENDS.fp32_precision = all_
     BACKENDS.cudnn.fp32_precision = "none"
     BACKENDS.cuda.matmul.fp32_precision = matmul
@@ -150,6 +151,31 @@ def test_numeric_state_writes_no_switch_that_follows_its_parent_already(
         assert set(read_fp32_precision().values()) == {"ieee"}
     assert set(read_fp32_precision().values()) == {"none"}
     assert set(written) == {""}
+
+
+@every_row
+@pytest.mark.parametrize("older", ["highest", "high", "medium"])
+def test_the_older_matmul_switch_agrees_inside_and_is_given_back(row: Precision, older: str, switches: None) -> None:
+    """Inductor's max-autotune of torch 2.11 asks it, and torch raises where it contradicts the others."""
+    torch.set_float32_matmul_precision(older)
+    before = read_fp32_precision()
+    with numeric_state(row):
+        assert torch.get_float32_matmul_precision() == ("high" if row.float32_matmul == "tf32" else "highest")
+        assert BACKENDS.cuda.matmul.allow_tf32 == (row.float32_matmul == "tf32")
+        assert BACKENDS.cuda.matmul.fp32_precision == row.float32_matmul
+        assert BACKENDS.mkldnn.matmul.fp32_precision == "ieee"
+    assert torch.get_float32_matmul_precision() == older
+    assert read_fp32_precision() == before
+
+
+def test_a_contradiction_of_the_older_matmul_switch_is_none_inside(switches: None) -> None:
+    BACKENDS.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        torch.get_float32_matmul_precision()
+    for row in (FP32, TF32):
+        with numeric_state(row):
+            assert BACKENDS.cuda.matmul.allow_tf32 == (row is TF32)
+    assert BACKENDS.cuda.matmul.fp32_precision == "tf32"
 
 
 # Dtypes and autocast

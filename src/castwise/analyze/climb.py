@@ -24,6 +24,7 @@ from castwise.analyze.moves import (
     move_between,
 )
 from castwise.plan import TrialSpec
+from castwise.precisions import find_precision
 from castwise.record import Trial
 from castwise.technique_rules import why_unsupported
 from castwise.techniques import TECHNIQUES, Numerics, join
@@ -42,6 +43,10 @@ _ONE = "one process: no interval"
 # A precision this far behind the one taken is not tried again, unless time in which the device waits, and which these
 # have taken away since, may have hidden its gain. Source: chosen here.
 _HOPELESS = 0.9
+# In 16 bits a step has casts and copies of weights on top of its products, which a graph, compilation and a compiled
+# update make cheap: beside float32 it may be this far behind. At their best its products take half of TF32's time.
+# Source: an H200, mlp-4096: bf16-master 0.84 times TF32's loop, 1.25 times it as graphs, 1.75 times it compiled.
+_HOPELESS_WITH_CASTS = 0.5
 _UNCOVERING = frozenset(("cuda-graph", "resident-data", "loader-workers"))
 _MOST_COMPILED_RIVALS = 2
 _LARGEST_BATCH = 8  # times the first
@@ -142,7 +147,7 @@ class Ladder:
             current: The loop.
             attempts: What was tried; `rung` counts how often something was taken before.
         """
-        found = [move for move in self._all(current, attempts) if _is_open(move, attempts)]
+        found = [move for move in self._all(current, attempts) if _is_open(move, attempts, current)]
         lowest = min((move.rank for move in found), default=0)
         if lowest > COMPILE_RANK or not is_compiled(current):
             return [move for move in found if move.rank == lowest]
@@ -156,7 +161,7 @@ class Ladder:
         moves = [move for name in others for move in _to(name, new, attempts, current)]
         moves += [Move(techniques=(name,)) for name in new]
         pairs = [Move(techniques=pair) for pair in PAIRS if pair[0] in new and self._follows(pair, current)]
-        moves += [pair for pair in pairs if not _has_refused_part(pair, attempts)]
+        moves += [pair for pair in pairs if not _has_refused_part(pair, attempts, current)]
         if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
             moves.append(Move(batch_size=2 * current.batch_size))
         return moves
@@ -215,7 +220,7 @@ def _to(precision: str, new: Sequence[str], attempts: Sequence[Attempt], current
     return [both, alone] if in_vain else [both]
 
 
-def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
+def _is_open(move: Move, attempts: Sequence[Attempt], current: TrialSpec) -> bool:
     """Return whether a move is to be tried: not yet tried, promising, or acted on by what was taken since."""
     last = _last(move, attempts)
     if last is None:
@@ -230,8 +235,16 @@ def _is_open(move: Move, attempts: Sequence[Attempt]) -> bool:
     assert last.ratio is not None, "measured"
     acting = [each for each in since if act_on_each_other(move, each.move)]
     if move.precision is not None:
-        return bool(acting) and last.ratio.value / _lead(since, last.rung) * _uncovered(acting) >= _HOPELESS
+        casts = _is_narrow(move.precision) and not _is_narrow(current.precision)
+        least = _HOPELESS_WITH_CASTS if casts else _HOPELESS
+        return bool(acting) and last.ratio.value / _lead(since, last.rung) * _uncovered(acting) >= least
     return bool(acting) or last.ratio.value > 1
+
+
+def _is_narrow(precision: str) -> bool:
+    """Return whether products are of numbers of 16 bits."""
+    row = find_precision(precision)
+    return (row.autocast_dtype or row.param_dtype) != "float32"
 
 
 def _refused_itself(attempt: Attempt) -> bool:
@@ -239,11 +252,11 @@ def _refused_itself(attempt: Attempt) -> bool:
     return attempt.outcome == "unsupported" and why_unsupported(attempt.spec) is None
 
 
-def _has_refused_part(pair: Move, attempts: Sequence[Attempt]) -> bool:
+def _has_refused_part(pair: Move, attempts: Sequence[Attempt], current: TrialSpec) -> bool:
     """Return whether a trial refused one of a pair, for a reason that does not name the other, and would again."""
     for part in pair.singles:
         last = _last(part, attempts)
-        if last is not None and _refused_itself(last) and not _is_open(part, attempts):
+        if last is not None and _refused_itself(last) and not _is_open(part, attempts, current):
             others = set(pair.techniques) - set(part.techniques)
             if not any(name in last.reason for name in others):
                 return True

@@ -12,8 +12,7 @@ from castwise.measure.nests import map_tensors
 from castwise.precisions import Precision
 
 # Every place where PyTorch decides how a float32 product is computed, parents first (`cudnn` is also
-# cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all. The older allow_tf32
-# switches must not be touched beside these: torch raises when both are used.
+# cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all.
 _FP32_SWITCHES = (
     "",
     "cudnn",
@@ -24,6 +23,9 @@ _FP32_SWITCHES = (
     "mkldnn.conv",
     "mkldnn.rnn",
 )  # paths below torch.backends
+# The older switch for matrix products. Nothing is computed by it, but torch 2.11's max-autotune reads it, and torch
+# raises where it contradicts these two, which writing it writes.
+_OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
 
 
 def read_fp32_precision() -> dict[str, str]:
@@ -39,7 +41,7 @@ def _switch(path: str) -> Any:
 def numeric_state(row: Precision) -> Iterator[None]:
     """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""
     before = read_fp32_precision()
-    written = []
+    written = _set_older("high" if row.float32_matmul == "tf32" else "highest")
     try:
         for path in _FP32_SWITCHES:
             # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
@@ -54,17 +56,32 @@ def numeric_state(row: Precision) -> Iterator[None]:
 
 
 def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) -> None:
-    """Set the global float32 switches as `read_fp32_precision` found them.
+    """Set the global float32 switches as `read_fp32_precision` found them, and the older one to agree with them.
 
     Args:
         before: What it returned.
         written: The switches that were written since, as far as that is known.
     """
+    matmuls = {before[path] for path in _OLDER_WRITES}
+    older = "medium" if "bf16" in matmuls else "high" if "tf32" in matmuls else "highest"
+    written = [*written, *_set_older(older)]
     for path in _FP32_SWITCHES:
         if path in written:
             _switch(path).fp32_precision = "none"  # follows its parent again
         if _switch(path).fp32_precision != before[path or "all"]:
             _switch(path).fp32_precision = before[path or "all"]
+
+
+def _set_older(wanted: str) -> list[str]:
+    """Set the older switch for matrix products, unless it says so already; return the switches that this wrote."""
+    try:
+        present = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        present = "highest"  # torch raises where one of the others says TF32 and this one does not
+    if present == wanted:
+        return []
+    torch.set_float32_matmul_precision(wanted)
+    return list(_OLDER_WRITES)
 
 
 def torch_dtype(name: str) -> torch.dtype:

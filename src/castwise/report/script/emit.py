@@ -209,7 +209,11 @@ def _settings(spec: TrialSpec, row: Workload) -> str:
 
 
 def _numeric_lines(spec: TrialSpec, precision: Precision) -> str:
-    lines = [f"# What float32 products are computed in: {precision.float32_matmul}."]
+    older = "high" if precision.float32_matmul == "tf32" else "highest"
+    lines = [
+        f"# What float32 products are computed in: {precision.float32_matmul}.",
+        f"torch.set_float32_matmul_precision({older!r})  # first: it writes others; torch 2.11's max-autotune asks it",
+    ]
     for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
         lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
     searches = "cudnn-search" in spec.techniques or (spec.recipe is not None and spec.recipe.cudnn_benchmark)
