@@ -168,9 +168,16 @@ def test_another_machines_records_are_not_taken(job: Prepare, tmp_path: Path, ch
     assert job(precisions=("fp32",)).missing == ()
 
 
-@pytest.mark.parametrize(
-    "request_", [{"seed": 1}, {"seconds": 5.0}, {"timeout_seconds": 5.0}], ids=lambda changes: next(iter(changes))
-)
+def test_a_record_stands_under_another_time_limit_unless_it_ran_into_a_shorter_one(job: Prepare) -> None:
+    job(FakeEngine(faults=FAULTS), timeout_seconds=5.0).run()
+    assert job(timeout_seconds=4.0).missing == ()
+    longer = job(timeout_seconds=6.0)
+    assert [spec.precision for spec in longer.missing] == ["tf32"]
+    longer.run()
+    assert job(timeout_seconds=6.0).missing == job(timeout_seconds=9.0).missing == ()
+
+
+@pytest.mark.parametrize("request_", [{"seed": 1}, {"seconds": 5.0}], ids=lambda changes: next(iter(changes)))
 def test_a_record_of_another_question_is_not_taken(job: Prepare, request_: dict[str, float]) -> None:
     job(precisions=("fp32",)).run()
     assert len(job(precisions=("fp32",), **request_).missing) == 1

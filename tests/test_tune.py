@@ -21,6 +21,7 @@ from castwise.report.tuning import reasons as said_reasons
 from castwise.sweep.pace import Pace
 from castwise.sweep.store import load_folder
 from castwise.sweep.tune import TuneRequest, prepare_tuning
+from castwise.techniques import join
 
 Gain = Callable[[TrialSpec], float]
 
@@ -103,6 +104,22 @@ def test_what_fails_is_recorded_and_the_climb_goes_on(kind: str) -> None:
     assert sum("compile" in spec.techniques for spec in made.measured) <= 10, (
         "beside all, beside fewer, alone, not again"
     )
+
+
+def test_a_longer_time_limit_tries_what_ran_into_the_shorter_one_and_nothing_else(tmp_path: Path) -> None:
+    """A network that compiles for four minutes, asked again with --timeout: what was measured stands."""
+
+    def asked(seconds: float, **traits: object) -> tuple[Climbed, list[TrialSpec]]:
+        made = engine(**traits)
+        return climb(made, results=tmp_path, timeout_seconds=seconds), made.measured
+
+    before, _ = asked(180.0, faults={"compile": Fault("timeout")})
+    assert outcomes(before)["compile"] == "failed"
+    assert asked(180.0)[1] == [], "what failed stands"
+    after, measured = asked(400.0)
+    assert outcomes(after)["compile + cuda-graph"] == "taken"
+    beside = [spec for spec in measured if "compile" not in join(spec.techniques)]
+    assert {spec.cell for spec in beside} == {before.winner.cell}, "what compiles sits beside it"
 
 
 def refused_without_fused(spec: TrialSpec) -> str | None:

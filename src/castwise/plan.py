@@ -141,23 +141,30 @@ class TrialSpec(Document):
         return self.model_copy(update={"own": self.own.recorded})
 
     @property
+    def timeless(self) -> Self:
+        """Return the recorded question without the time limit, on which no figure depends."""
+        spec = self.recorded
+        default = type(spec.protocol).model_fields["timeout_seconds"].default
+        return spec.model_copy(update={"protocol": spec.protocol.model_copy(update={"timeout_seconds": default})})
+
+    @property
     def key(self) -> str:
-        """Return 12 hexadecimal digits that stand for every field.
+        """Return 12 hexadecimal digits that stand for every field but the time limit.
 
         Fields at their defaults do not enter, so that a field added later leaves old records their keys.
         """
-        return _digest(self.recorded.model_dump_json(exclude_defaults=True))
+        return _digest(self.timeless.model_dump_json(exclude_defaults=True))
 
     @property
     def cell(self) -> str:
-        """Return 12 hexadecimal digits that stand for every field but the repeat."""
-        return _digest(self.recorded.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
+        """Return 12 hexadecimal digits that stand for every field but the repeat and the time limit."""
+        return _digest(self.timeless.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
 
     @property
     def comparison(self) -> str:
         """Return 12 hexadecimal digits that cells share which differ in precision and loss scale alone."""
         apart = {"repeat", "precision", "loss_scale"}
-        return _digest(self.recorded.model_dump_json(exclude_defaults=True, exclude=apart))
+        return _digest(self.timeless.model_dump_json(exclude_defaults=True, exclude=apart))
 
     @property
     def device_type(self) -> str:

@@ -12,7 +12,7 @@ from castwise.plan import FIT, SYNTHETIC, Axes, TrialSpec
 from castwise.record import Environment, Trial
 from castwise.sweep.asking import Asking
 from castwise.sweep.bench import EngineFactory
-from castwise.sweep.job import Going, Job, Request, prepare
+from castwise.sweep.job import Going, Job, Request, prepare, stands
 from castwise.sweep.limits import Grid, find_limit
 from castwise.sweep.runner import Listener
 
@@ -187,5 +187,6 @@ def _limit(request: FitRequest, environment: Environment) -> int | None:
 
 
 def _is_of(trial: Trial, template: TrialSpec) -> bool:
-    own = template.recorded.model_copy(update={"batch_size": trial.spec.batch_size})
-    return is_fit(trial) and trial.spec == own
+    own = template.timeless.model_copy(update={"batch_size": trial.spec.batch_size})
+    limit = template.protocol.timeout_seconds
+    return is_fit(trial) and trial.spec.timeless == own and stands(trial, limit)

@@ -279,20 +279,34 @@ def recorded_of(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: G
     if going.again:
         return {}
     asked = {spec.cell: spec for spec in specs}
-    refused = FAILED if going.retry else ()
-    return {
-        key: trial
-        for key, trial in known.items()
-        if is_of(trial, asked.get(trial.spec.cell)) and trial.status not in refused
-    }
+    found: dict[str, Trial] = {}
+    for key, trial in known.items():
+        spec = asked.get(trial.spec.cell)
+        if spec is not None and is_of(trial, spec):
+            limit = spec.protocol.timeout_seconds
+            found |= {key: trial} if stands(trial, limit, retry=going.retry) else {}
+    return found
 
 
-def is_of(trial: Trial, spec: TrialSpec | None) -> bool:
-    """Return whether a trial is of this cell, whichever its round.
+def is_of(trial: Trial, spec: TrialSpec) -> bool:
+    """Return whether a trial is of this cell, whichever its round and its time limit.
 
     Defaults are not in a key: a record made under other defaults has the key, and answers another question.
     """
-    return spec is not None and trial.spec == spec.recorded.model_copy(update={"repeat": trial.spec.repeat})
+    return trial.spec.timeless == spec.timeless.model_copy(update={"repeat": trial.spec.repeat})
+
+
+def stands(trial: Trial, timeout_seconds: float, *, retry: bool = False) -> bool:
+    """Return whether a record need not be measured again.
+
+    Args:
+        trial: The record.
+        timeout_seconds: The time limit of today: what ran into a shorter one has not failed yet.
+        retry: Whether what failed is to be measured again.
+    """
+    if trial.status == "timeout" and trial.spec.protocol.timeout_seconds < timeout_seconds:
+        return False
+    return not (retry and trial.status in FAILED)
 
 
 def _check_names(request: Request) -> None:

@@ -13,9 +13,9 @@ from castwise.record import Trial
 from castwise.suite import SUITE_NAMES, find_suite
 from castwise.sweep.bench import EngineFactory
 from castwise.sweep.climber import Climb
-from castwise.sweep.job import Job, Request, prepare
+from castwise.sweep.job import Job, Request, prepare, stands
 from castwise.sweep.rounds import Rule
-from castwise.sweep.runner import FAILED, Listener
+from castwise.sweep.runner import Listener
 from castwise.techniques import Numerics
 from castwise.workloads import find_workload
 
@@ -187,5 +187,5 @@ def _standing(job: Job, request: TuneRequest) -> list[Trial]:
     if request.again or job.sweep.store is None:
         return []
     trials = job.sweep.store.load(job.sweep.environment)[0].values()
-    refused = FAILED if request.retry else ()
-    return sorted((t for t in trials if t.status not in refused), key=lambda trial: trial.started_at)
+    standing = (trial for trial in trials if stands(trial, request.timeout_seconds, retry=request.retry))
+    return sorted(standing, key=lambda trial: trial.started_at)
