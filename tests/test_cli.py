@@ -266,7 +266,7 @@ USAGE = [
     (("resnet50", "--data-set", "mnist"), "resnet50 does not take the data set 'mnist'."),
     (("mnist-cnn", "--data-set", "mnist"), "mnist: no train-images-idx3-ubyte[.gz] in"),
     (("resnet50", "--seconds", "0"), "A time of 0 seconds is impossible."),
-    (("resnet50", "--timeout", "-1"), "A time limit of -1 seconds is impossible."),
+    (("resnet50", "--timeout", "-1"), "--timeout takes a duration above 0, such as 60s or 5min; '-1' is none."),
     (("torchvision:",), "'torchvision:' needs a model's name behind the colon"),
     (("torchvision:alexnut",), "No model 'torchvision:alexnut' (fake)."),
 ]

@@ -29,7 +29,7 @@ from castwise.cli_options import (
     complete_workloads,
 )
 from castwise.errors import CastwiseError, UsageError
-from castwise.quantities import parse_list, parse_numbers
+from castwise.quantities import parse_limit, parse_list, parse_numbers
 
 _EXAMPLES = """\
 Examples:
@@ -213,7 +213,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         data_dir=data,
         results=results,
         seconds=seconds,
-        timeout_seconds=timeout,
+        timeout_seconds=parse_limit("--timeout", timeout),
         seed=seed,
         rule=Rule.of(within, budget, rounds, margin, dashes="--"),
         retry=retry,
@@ -282,7 +282,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
     results: Results = Path("castwise-results"),
     output: Output = Format.TABLE,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds without a sign of life before a run is given up.", metavar="S")
+        str | None, typer.Option(help="Wall time without a sign of life: then a run is given up.", metavar="TIME")
     ] = None,
     retry: Retry = False,
     again: Again = False,
@@ -311,10 +311,9 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         techniques=("none", "tuned") if tuned else parse_list("--techniques", techniques) or ("none",),
         validate=validate,
     )
+    limit = parse_limit("--timeout", timeout)
     found = [find_suite(each) for each in dict.fromkeys(names or SUITE_NAMES)]
-    requests = tuple(
-        SuiteRequest(each, choice, results, weights, timeout, retry, again, keep_weights) for each in found
-    )
+    requests = tuple(SuiteRequest(each, choice, results, weights, limit, retry, again, keep_weights) for each in found)
     raise typer.Exit(run_suites(SuitesRequest(requests, device, data), output.value, verbose=verbose))
 
 

@@ -84,7 +84,7 @@ def fit(  # noqa: PLR0913, PLR0917  an option each
 ) -> None:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
     from castwise.commands import fit as carry_out
-    from castwise.quantities import parse_list, parse_memory, parse_share
+    from castwise.quantities import parse_limit, parse_list, parse_memory, parse_share
     from castwise.sweep.fit import FitRequest
 
     request = FitRequest(
@@ -100,7 +100,7 @@ def fit(  # noqa: PLR0913, PLR0917  an option each
         data_set=data_set,
         data_dir=data,
         results=results,
-        timeout_seconds=timeout,
+        timeout_seconds=parse_limit("--timeout", timeout),
         seed=seed,
         retry=retry,
         again=again,

@@ -100,7 +100,7 @@ Results = Annotated[
 ]
 Output = Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")]
 Timeout = Annotated[
-    float | None, typer.Option(help="Seconds one phase of a trial may take before it is given up.", metavar="S")
+    str | None, typer.Option(help="How long one phase of a trial may take before it is given up.", metavar="TIME")
 ]
 Seed = Annotated[int, typer.Option(help="Seeds weights, data and dropout.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")]

@@ -114,8 +114,8 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     results: Results = Path("castwise-results"),
     output: Output = Format.TABLE,
     timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds one phase of a trial, a compilation for one, may take.", metavar="S"),
+        str | None,
+        typer.Option(help="How long one phase of a trial, a compilation for one, may take.", metavar="TIME"),
     ] = None,
     seed: Seed = 0,
     retry: Retry = False,
@@ -124,7 +124,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
 ) -> None:
     """Climb from the plain loop to the fastest that computes the same, and say what each technique bought."""
     from castwise.commands import tune as carry_out
-    from castwise.quantities import parse_duration, parse_list, parse_memory
+    from castwise.quantities import parse_limit, parse_list, parse_memory
     from castwise.sweep.tune import TIMEOUT_SECONDS, TuneRequest, source_of
 
     limit = None if memory is None else parse_memory("--memory", memory)
@@ -140,8 +140,8 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         memory_bytes=limit,
         data_dir=data,
         results=results,
-        budget_seconds=None if budget is None else parse_duration("--budget", budget),
-        timeout_seconds=TIMEOUT_SECONDS if timeout is None else timeout,
+        budget_seconds=parse_limit("--budget", budget),
+        timeout_seconds=parse_limit("--timeout", timeout) or TIMEOUT_SECONDS,
         seed=seed,
         retry=retry,
         again=again,

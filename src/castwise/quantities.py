@@ -32,6 +32,19 @@ def parse_duration(option: str, text: str) -> float:
     return seconds
 
 
+def parse_limit(option: str, text: str | None) -> float | None:
+    """Return the seconds of a duration; None where none was set.
+
+    Args:
+        option: What the user set, for messages.
+        text: What the user wrote.
+
+    Raises:
+        UsageError: It is no duration above 0.
+    """
+    return None if text is None else parse_duration(option, text)
+
+
 def parse_share(option: str, text: str) -> float:
     """Return the share that `1%` or `0.01` is.
 

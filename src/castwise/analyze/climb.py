@@ -45,7 +45,7 @@ _ONE = "one process: no interval"
 _HOPELESS = 0.9
 # In 16 bits a step has casts and copies of weights on top of its products, which a graph, compilation and a compiled
 # update make cheap: beside float32 it may be this far behind. At their best its products take half of TF32's time.
-# Source: an H200, mlp-4096: bf16-master 0.84 times TF32's loop, 1.25 times it as graphs, 1.75 times it compiled.
+# Source: an H200, mlp-4096: bf16-master 0.82 times TF32's plain loop, 1.26 times it as graphs.
 _HOPELESS_WITH_CASTS = 0.5
 _UNCOVERING = frozenset(("cuda-graph", "resident-data", "loader-workers"))
 _MOST_COMPILED_RIVALS = 2

@@ -25,7 +25,8 @@ class Known:
         if failed is not None and failed.status == "unsupported":
             return "unsupported", failed.message  # which names what the model does not allow
         if failed is not None:
-            return "failed", f"{failed.status}: {failed.message}"
+            more = "; --timeout gives it longer" if failed.status == "timeout" else ""
+            return "failed", f"{failed.status}: {failed.message}{more}"
         if not self._of(spec):
             return "not tried", "no time was left for it"
         ratio = self._ratio(current, spec)
