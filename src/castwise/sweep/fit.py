@@ -12,9 +12,10 @@ from castwise.plan import FIT, SYNTHETIC, Axes, TrialSpec
 from castwise.record import Environment, Trial
 from castwise.sweep.asking import Asking
 from castwise.sweep.bench import EngineFactory
-from castwise.sweep.job import Going, Job, Request, prepare, stands
+from castwise.sweep.job import Going, Job, Request, prepare
 from castwise.sweep.limits import Grid, find_limit
 from castwise.sweep.runner import Listener
+from castwise.sweep.standing import stands
 
 MULTIPLE = 8
 # Around the knee, batches are tried until neighbours differ by no more than this factor.

@@ -28,7 +28,8 @@ from castwise.record import Environment, Trial
 from castwise.sweep.bench import Bench, EngineFactory, check_device_name, find_bench, look_at_own, provide
 from castwise.sweep.engine import Engine
 from castwise.sweep.rounds import Rounds, Rule
-from castwise.sweep.runner import FAILED, Listener, Silent, Sweep, why_lacking
+from castwise.sweep.runner import Listener, Silent, Sweep, why_lacking
+from castwise.sweep.standing import is_of, stands
 from castwise.sweep.store import Problem, Store
 from castwise.workloads import find_workload
 
@@ -286,27 +287,6 @@ def recorded_of(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: G
             limit = spec.protocol.timeout_seconds
             found |= {key: trial} if stands(trial, limit, retry=going.retry) else {}
     return found
-
-
-def is_of(trial: Trial, spec: TrialSpec) -> bool:
-    """Return whether a trial is of this cell, whichever its round and its time limit.
-
-    Defaults are not in a key: a record made under other defaults has the key, and answers another question.
-    """
-    return trial.spec.timeless == spec.timeless.model_copy(update={"repeat": trial.spec.repeat})
-
-
-def stands(trial: Trial, timeout_seconds: float, *, retry: bool = False) -> bool:
-    """Return whether a record need not be measured again.
-
-    Args:
-        trial: The record.
-        timeout_seconds: The time limit of today: what ran into a shorter one has not failed yet.
-        retry: Whether what failed is to be measured again.
-    """
-    if trial.status == "timeout" and trial.spec.protocol.timeout_seconds < timeout_seconds:
-        return False
-    return not (retry and trial.status in FAILED)
 
 
 def _check_names(request: Request) -> None:

@@ -7,7 +7,7 @@ from castwise.analyze.estimates import Estimate, judge
 from castwise.analyze.speedups import speedup_estimate, turns_estimate
 from castwise.plan import TrialSpec
 from castwise.record import Trial
-from castwise.sweep.job import is_of
+from castwise.sweep.standing import is_of
 
 # Two processes of a cell were seen to differ by up to 8 % where the host sets the pace: what the turns of one sitting
 # show beyond that needs no further process.

@@ -13,9 +13,10 @@ from castwise.record import Trial
 from castwise.suite import SUITE_NAMES, find_suite
 from castwise.sweep.bench import EngineFactory
 from castwise.sweep.climber import Climb
-from castwise.sweep.job import Job, Request, prepare, stands
+from castwise.sweep.job import Job, Request, prepare
 from castwise.sweep.rounds import Rule
 from castwise.sweep.runner import Listener
+from castwise.sweep.standing import stands
 from castwise.techniques import Numerics
 from castwise.workloads import find_workload
 
