@@ -8,7 +8,7 @@ from castwise.errors import UsageError
 from castwise.own_models import OwnKind, OwnModel, OwnWorkload, is_own, locate, pickle_reference, shown_name
 from castwise.plan import Axes, build_plan
 from castwise.record import Trial
-from castwise.sweep.job import is_of
+from castwise.sweep.standing import is_of
 from castwise.workloads import find_workload
 
 
