@@ -17,6 +17,7 @@ from pathlib import Path
 import climb_tables
 import climbs
 import dropout_tables
+import emitted_tables
 import exchange_tables
 import fit_tables
 import own_tables
@@ -259,6 +260,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "overhead": overhead,
     "coverage": coverage,
     "side_by_side": lambda name: side_by_side_tables.side_by_side_table(load(RECORDS / "side_by_side" / name)),
+    "emitted": lambda name: emitted_tables.emitted_table(RECORDS / "emitted" / f"{name}.json"),
     "exchange": lambda name: exchange_tables.exchange_table(RECORDS / "exchange" / f"{name}.json"),
     "round_cost": round_cost,
     "aa": lambda _: trust_tables.same_or_slower((RECORDS / "aa").glob("*.json")),

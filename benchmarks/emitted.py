@@ -1,0 +1,169 @@
+"""Whether the scripts that `castwise tune --emit` writes are as fast as the loops that were measured.
+
+    python benchmarks/emitted.py --out FILE [--rounds N] [--seconds S] [NAME ...]
+
+NAME is a climb under benchmarks/records/climbs/ (without one: all); its fastest loop is measured, as the climb did, in
+one process alone, and its script is run as it stands in another, in turns; which of the two begins changes from round
+to round. Where the next round would not end within S seconds, none begins.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stored import RECORDS, load
+
+from castwise.analyze.metrics import throughput
+from castwise.plan import TrialSpec
+from castwise.report.script.emit import script_of
+from castwise.sweep.bench import Bench, find_bench
+from castwise.sweep.launcher import ForkserverEngine
+from castwise.sweep.runner import Silent, Sweep
+
+RUNG, SCRIPT = "rung", "script"  # the sides
+Sides = Mapping[str, Callable[[], float]]
+_FOREVER = 1800.0  # seconds that a script may take
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One process of one side.
+
+    Attributes:
+        side: `rung` or `script`.
+        per_second: Units a second.
+        seconds: Wall time of the process.
+    """
+
+    side: str
+    per_second: float
+    seconds: float
+
+
+def fastest_of(name: str) -> TrialSpec:
+    """Return the fastest loop of a climb on record, as it was measured.
+
+    Args:
+        name: The climb's.
+    """
+    account: dict[str, Any] = json.loads((RECORDS / "climbs" / f"{name}.json").read_text())
+    wanted = account["fastest"]
+    for trial in load(RECORDS / "tune" / name):
+        spec = trial.spec
+        if (spec.precision, list(spec.techniques), spec.batch_size) == (
+            wanted["precision"],
+            wanted["techniques"],
+            wanted["batch_size"],
+        ):
+            return spec.model_copy(update={"repeat": 0})
+    sys.exit(f"records/tune/{name} has no trial of its fastest loop")
+
+
+def measured(spec: TrialSpec, bench: Bench) -> float:
+    """Return the units a second of a loop in a process of castwise's.
+
+    Raises:
+        RuntimeError: The trial did not end well.
+    """
+    (trial,) = Sweep(ForkserverEngine(), None, bench.environment, Silent()).run([spec])
+    speed = throughput(trial)
+    if trial.status != "ok" or speed is None:
+        raise RuntimeError(f"{spec.label}: {trial.status}: {trial.message}")
+    return speed
+
+
+def run_script(file: Path, options: Sequence[str] = ()) -> float:
+    """Return the units a second that a script prints.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    command = [sys.executable, "-P", file.name, *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=file.parent, timeout=_FOREVER, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{file}: {done.stderr[-2000:]}")
+    return float(done.stdout.splitlines()[-1].split()[0])
+
+
+def take_turns(sides: Sides, rounds: int, deadline: float, keep: Callable[[list[Turn]], None]) -> list[Turn]:
+    """Let the sides take turns.
+
+    Args:
+        sides: What measures each; both begin alike often.
+        rounds: How many rounds.
+        deadline: When a further round must have ended, by `time.perf_counter`.
+        keep: Is told of all turns after each round.
+    """
+    turns: list[Turn] = []
+    longest = 0.0
+    for number in range(rounds):
+        began = time.perf_counter()
+        if began + longest > deadline:
+            break
+        for side in sorted(sides, reverse=bool(number % 2)):
+            started = time.perf_counter()
+            speed = sides[side]()
+            turns.append(Turn(side, speed, time.perf_counter() - started))
+        longest = max(longest, time.perf_counter() - began)
+        keep(turns)
+    return turns
+
+
+def compare(spec: TrialSpec, bench: Bench, folder: Path, options: Sequence[str] = ()) -> Sides:
+    """Return what measures a loop, and what runs its script, which is written into a folder.
+
+    Args:
+        spec: The loop.
+        bench: The machine.
+        folder: The folder.
+        options: What the script is told.
+    """
+    spec = spec.model_copy(update={"device": bench.device})
+    file = folder / "train.py"
+    file.write_text(script_of(spec))
+    return {RUNG: lambda: measured(spec, bench), SCRIPT: lambda: run_script(file, options)}
+
+
+def main() -> int:
+    """Measure the climbs that are named and write what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=sorted(path.stem for path in (RECORDS / "climbs").glob("*.json")))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="wall time")
+    arguments = parser.parse_args()
+    deadline = time.perf_counter() + arguments.seconds
+    bench = find_bench(None, None)
+    loops: list[dict[str, Any]] = []
+    for name in arguments.names:
+        spec = fastest_of(name)
+        loop: dict[str, Any] = {"name": name, "spec": spec.model_dump(mode="json"), "turns": []}
+        loops.append(loop)
+
+        def keep(turns: list[Turn], loop: dict[str, Any] = loop) -> None:
+            loop["turns"] = [asdict(turn) for turn in turns]
+            environment = bench.environment.model_dump(mode="json")
+            arguments.out.write_text(json.dumps({"environment": environment, "loops": loops}, indent=1) + "\n")
+
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                turns = take_turns(compare(spec, bench, Path(folder)), arguments.rounds, deadline, keep)
+            except RuntimeError as error:
+                loop["failure"] = str(error)
+                turns = []
+                keep(turns)
+        said = ", ".join(f"{turn.side} {turn.per_second:,.0f} ({turn.seconds:.0f} s)" for turn in turns)
+        print(f"{name}: {said or loop.get('failure', 'no time')}", file=sys.stderr, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The table of emitted scripts beside the loops that were measured."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from emitted import RUNG, SCRIPT
+from stored import place_of
+
+from castwise.analyze.estimates import Estimate, estimate
+from castwise.plan import TrialSpec
+from castwise.report.grid import markdown_text
+from castwise.report.units import format_rate
+from castwise.techniques import join
+from castwise.workloads import find_workload
+
+_GOAL = 0.02  # how far from its rung's a script's speed may be
+
+
+def emitted_table(path: Path) -> str:
+    """Return a line a loop: its speed, its script's, and the ratio with its interval.
+
+    Args:
+        path: A record of `emitted.py`, whose name begins with its date.
+    """
+    document = json.loads(path.read_text())
+    lines = [
+        place_of(document["environment"], path.name[:10]),
+        "",
+        "| what | loop | castwise | script | script over castwise | 95 % interval | processes a side | within 2 % |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    lines += [_line(loop) for loop in document["loops"] if loop["turns"] or loop.get("failure")]
+    return "\n".join([*lines, ""])
+
+
+def _line(loop: dict[str, Any]) -> str:
+    spec = TrialSpec.model_validate(loop["spec"])
+    what = f"{loop['name']}, batch {spec.batch_size}"
+    named = markdown_text(f"{spec.precision}, {join(spec.techniques)}")
+    if loop.get("failure"):
+        return f"| {what} | {named} | – | – | – | – | – | {markdown_text(loop['failure'][:200])} |"
+    unit = find_workload(spec.workload).unit
+    rung, script = (_speeds(loop["turns"], side) for side in (RUNG, SCRIPT))
+    ratio = estimate([after / before for before, after in zip(rung, script, strict=True)])
+    middle = [estimate(speeds) for speeds in (rung, script)]
+    assert ratio is not None
+    cells = [f"{format_rate(each.value)} {unit}/s" for each in middle if each is not None]
+    between = f"{ratio.low:.3f} … {ratio.high:.3f}" if ratio.n > 1 else "–"
+    return f"| {what} | {named} | {' | '.join(cells)} | {ratio.value:.3f} | {between} | {ratio.n} | {_said(ratio)} |"
+
+
+def _speeds(turns: Sequence[dict[str, Any]], side: str) -> list[float]:
+    return [turn["per_second"] for turn in turns if turn["side"] == side]
+
+
+def _said(ratio: Estimate) -> str:
+    """Return whether the whole interval is within the goal, or beyond it."""
+    if ratio.n == 1:
+        return "open"
+    if ratio.low >= 1 - _GOAL and ratio.high <= 1 + _GOAL:
+        return "yes"
+    return "no" if ratio.high < 1 - _GOAL or ratio.low > 1 + _GOAL else "open"

@@ -1,0 +1,119 @@
+"""Emitted scripts beside the loops that were measured, which a CPU tries and does not time."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import emitted
+import pytest
+from emitted import RUNG, SCRIPT, Turn, compare, fastest_of, take_turns
+from emitted_tables import emitted_table
+
+from castwise.plan import Protocol, TrialSpec
+from castwise.sweep.bench import find_bench
+
+
+def ignore(turns: list[Turn]) -> None:
+    del turns
+
+
+def test_the_sides_take_turns_and_change_who_begins() -> None:
+    order: list[str] = []
+
+    def side(name: str, speed: float) -> Any:
+        return lambda: order.append(name) or speed
+
+    kept: list[int] = []
+    turns = take_turns(
+        {RUNG: side(RUNG, 10.0), SCRIPT: side(SCRIPT, 9.0)}, 3, float("inf"), lambda turns: kept.append(len(turns))
+    )
+    assert order == [RUNG, SCRIPT, SCRIPT, RUNG, RUNG, SCRIPT]
+    assert [(turn.side, turn.per_second) for turn in turns][:2] == [(RUNG, 10.0), (SCRIPT, 9.0)]
+    assert kept == [2, 4, 6], "what a machine that is taken away has measured stands on the disk"
+
+
+def test_no_round_begins_that_would_end_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def slow() -> float:
+        now[0] += 4.0
+        return 1.0
+
+    assert len(take_turns({RUNG: slow, SCRIPT: slow}, 9, 20.0, ignore)) == 4
+
+
+@pytest.mark.parametrize("path", sorted((emitted.RECORDS / "climbs").glob("*.json")), ids=lambda path: path.stem)
+def test_the_fastest_loop_of_every_climb_is_on_record(path: Path) -> None:
+    spec = fastest_of(path.stem)
+    fastest = json.loads(path.read_text())["fastest"]
+    assert (spec.precision, list(spec.techniques)) == (fastest["precision"], fastest["techniques"])
+    assert spec.kind == "steady"
+
+
+def test_both_sides_measure_the_same_loop(tmp_path: Path) -> None:
+    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.01, num_blocks=2, min_blocks=1)
+    spec = TrialSpec(
+        workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cuda:0", protocol=protocol
+    )
+    sides = compare(spec, find_bench("cpu", None), tmp_path, ("--steps", "4", "--warm-up", "1"))
+    turns = take_turns(sides, 1, float("inf"), ignore)
+    assert [turn.side for turn in turns] == [RUNG, SCRIPT]
+    assert all(turn.per_second > 0 for turn in turns)
+    (tmp_path / "train.py").write_text("raise SystemExit('no')")
+    with pytest.raises(RuntimeError, match="no"):
+        sides[SCRIPT]()
+
+
+def record(path: Path, speeds: list[tuple[float, float]], **more: object) -> Path:
+    pairs = [(side, speed) for both in speeds for side, speed in zip((RUNG, SCRIPT), both, strict=True)]
+    turns = [{"side": side, "per_second": speed, "seconds": 1.0} for side, speed in pairs]
+    spec = TrialSpec(
+        workload="lstm-lm", precision="tf32", loss_scale="none", batch_size=20, device="cuda:0", techniques=("compile",)
+    )
+    loop = {"name": "lstm-lm", "spec": spec.model_dump(mode="json"), "turns": turns, **more}
+    environment = {"gpu": "Fake GPU", "torch": "2.11", "driver": "1", "commit": "abc"}
+    path.write_text(json.dumps({"environment": environment, "loops": [loop]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ([(100.0, 100.5), (100.0, 99.5), (100.0, 100.0)], "yes"),
+        ([(100.0, 90.5), (100.0, 89.5), (100.0, 90.0)], "no"),
+        ([(100.0, 101.0)], "open"),
+        ([(100.0, 90.0), (100.0, 110.0)], "open"),
+    ],
+)
+def test_the_table_says_whether_a_script_keeps_up(tmp_path: Path, speeds: list[tuple[float, float]], said: str) -> None:
+    lines = emitted_table(record(tmp_path / "2026-11-23-h200.json", speeds)).splitlines()
+    assert "2026-11-23" in lines[0]
+    assert lines[-1].endswith(f"| {len(speeds)} | {said} |")
+    assert "| 100.0 tokens/s |" in lines[-1]
+
+
+def test_a_failure_is_a_line(tmp_path: Path) -> None:
+    lines = emitted_table(record(tmp_path / "2026-11-23-h200.json", [], failure="train.py: broken")).splitlines()
+    assert lines[-1].endswith("| train.py: broken |")
+
+
+def test_a_run_is_kept_round_by_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sides(spec: TrialSpec, *_: object) -> dict[str, Any]:
+        def fail() -> float:
+            raise RuntimeError("(made up)")
+
+        fine = {RUNG: lambda: 5.0, SCRIPT: lambda: 5.0}
+        return fine if spec.workload == "lstm-lm" else {RUNG: fail, SCRIPT: fail}
+
+    out = tmp_path / "2026-11-23-x.json"
+    monkeypatch.setattr(emitted, "compare", sides)
+    monkeypatch.setattr(emitted, "find_bench", lambda *_: find_bench("cpu", None))
+    monkeypatch.setattr(sys, "argv", ["emitted.py", "--out", str(out), "--rounds", "2", "lstm-lm", "mlp-4096"])
+    assert emitted.main() == 0
+    first, second = json.loads(out.read_text())["loops"]
+    assert len(first["turns"]) == 4
+    assert second["failure"] == "(made up)"
+    assert len(emitted_table(out).splitlines()) == 6
