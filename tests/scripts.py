@@ -1,11 +1,13 @@
 """Emitted scripts: how tests run them, and what they set beside them."""
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -25,18 +27,34 @@ def spec_of(workload: str, precision: str = "fp32", techniques: tuple[str, ...] 
 
 
 def run_script(text: str, folder: Path) -> tuple[float, float, str]:
-    """Return the last loss, the speed and its unit of a script run for a few steps, where castwise cannot be found."""
-    file = folder / "train.py"
-    file.write_text(text)
-    command = [sys.executable, "-P", str(file), "--steps", "1", "--warm-up", str(STEPS - 1)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = re.fullmatch(r"loss (\S+)\n(\S+) (\w+)/s\n", done.stdout)
-    assert found is not None, done.stdout
+    """Return the last loss, the speed and its unit of a script run for a few steps."""
+    out = output_of(text, folder, "--steps", "1", "--warm-up", str(STEPS - 1))
+    found = re.fullmatch(r"loss (\S+)\n(\S+) (\w+)/s\n", out)
+    assert found is not None, out
     return float(found[1]), float(found[2]), found[3]
+
+
+def output_of(text: str, folder: Path, *options: str) -> str:
+    """Return what a script prints, run to its end in a process that knows nothing of these tests."""
+    file, out, err = (folder / name for name in ("train.py", "out.txt", "err.txt"))
+    file.write_text(text)
+    request = {"command": [str(file), *options], "folder": str(folder), "out": str(out), "err": str(err)}
+    host = _host()
+    assert host.stdin is not None
+    assert host.stdout is not None
+    host.stdin.write(json.dumps(request) + "\n")
+    host.stdin.flush()
+    code = host.stdout.readline().strip()  # pytest's time limit is this one's, too
+    assert code == "0", (code, err.read_text())
+    return out.read_text()
+
+
+@cache
+def _host() -> "subprocess.Popen[str]":
+    """Return the process that scripts are forked from; it ends with this one, whose pipe it reads."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", str(Path(__file__).with_name("script_host.py"))]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def measured_loss(spec: TrialSpec) -> float:

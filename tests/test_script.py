@@ -1,15 +1,12 @@
 """Emitted scripts: run as a user would, they compute what the measured loop computes, and import no castwise."""
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from scripts import check_whole, measured_loss, run_script, spec_of
+from scripts import check_whole, measured_loss, output_of, run_script, spec_of
 
 from castwise.errors import UsageError
 from castwise.plan import TrialSpec
@@ -152,20 +149,8 @@ def test_the_script_of_a_training_run_trains(
     optimizer = Optimizer(name="SGD", arguments={"lr": 0.01, "momentum": 0.9})
     spec = training_of(*techniques, precision=precision, schedule=schedule, optimizer=optimizer)
     assert why_unsupported(spec) is None
-    file = tmp_path / "train.py"
-    file.write_text(script_of(spec))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-P", str(file), "--epochs", "2", "--steps", "3"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second, accuracy, speed = done.stdout.splitlines()
+    out = output_of(script_of(spec), tmp_path, "--epochs", "2", "--steps", "3")
+    first, second, accuracy, speed = out.splitlines()
     assert re.fullmatch(r"epoch 1 loss \d\.\S+ \S+ images/s", first)
     assert re.fullmatch(r"epoch 2 loss \d\.\S+ \S+ images/s", second)
     assert re.fullmatch(r"accuracy 0\.\d{4}", accuracy)

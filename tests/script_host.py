@@ -1,0 +1,51 @@
+"""Runs scripts as `python -P FILE` does, each in a fork of a process that has imported torch, which takes seconds.
+
+A line of JSON on stdin names the command, its folder and the files for its output; a line on stdout says how it ended.
+"""
+
+import importlib
+import json
+import os
+import runpy
+import sys
+import traceback
+from typing import Any, NoReturn
+
+_MODULES = ("torch", "torch._dynamo", "torch.optim")  # an optimizer imports the second
+
+
+def serve() -> None:
+    """Carry out requests until there are none."""
+    for name in _MODULES:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _become(request)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _become(request: dict[str, Any]) -> NoReturn:
+    """Run a script in this process, as its only task, and end."""
+    os.chdir(request["folder"])
+    for number, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+    sys.argv = request["command"]
+    code = 1
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:  # noqa: BLE001  as the interpreter prints it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()
