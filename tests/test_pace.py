@@ -5,7 +5,7 @@ from fake_engine import fake_spec
 
 from castwise.plan import TrialSpec
 from castwise.sweep import pace as paces
-from castwise.sweep.pace import Pace
+from castwise.sweep.pace import Pace, limit_of
 
 
 def loop(*techniques: str, workload: str = "resnet50") -> TrialSpec:
@@ -35,6 +35,29 @@ def test_a_compilation_says_nothing_of_searches(pace: Pace) -> None:
     pace.learn(10.0, [loop("cudnn-search")])
     pace.learn(30.0, [loop("compile", "cudnn-search")])
     assert pace._compile_seconds == 20.0, "the loop's own 2 s and the search's 8 apart"
+
+
+def test_what_was_compiled_is_on_disk_for_the_loops_that_share_it(pace: Pace) -> None:
+    first = [loop(), loop("compiled-update"), loop("compile")]
+    pace.learn(18.0, first)
+    both = [loop(), loop("compiled-update", "compile", "fused-optimizer")]
+    assert not pace.has_time_for(both, keep=0.0), (
+        "4 s and one and a half times 12: a process that failed leaves nothing"
+    )
+    pace.compiled(first)
+    assert pace.has_time_for(both, keep=0.0), "4 s and half of that"
+    assert not pace.has_time_for(both, keep=1.0), "and as much again for the proof"
+    pace.learn(7.0, both)
+    assert pace._again_seconds == 2.0, "what it took, by one and a half"
+    assert pace.has_time_for(both, keep=1.0)
+    for other in ("channels-last", "batch-norm-kernel"):
+        assert not pace.has_time_for([loop(), loop("compile", other)], keep=1.0), "another step"
+    bf16 = fake_spec("bf16-mixed", techniques=("compile",), device="cuda:0")
+    assert not pace.has_time_for([loop(), bf16], keep=1.0)
+
+
+def test_a_phase_may_take_half_of_the_budget_and_three_minutes_at_the_least() -> None:
+    assert [limit_of(budget) for budget in (1200.0, 20.0, None)] == [600.0, 180.0, 270.0]
 
 
 def test_where_no_loop_is_known_alone_a_search_counts_for_all() -> None:

@@ -115,7 +115,11 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     output: Output = Format.TABLE,
     timeout: Annotated[
         str | None,
-        typer.Option(help="How long one phase of a trial, a compilation for one, may take.", metavar="TIME"),
+        typer.Option(
+            help="How long one phase of a trial, a compilation for one, may take. Without it: half of --budget, 3min "
+            "at the least.",
+            metavar="TIME",
+        ),
     ] = None,
     seed: Seed = 0,
     retry: Retry = False,
@@ -125,7 +129,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     """Climb from the plain loop to the fastest that computes the same, and say what each technique bought."""
     from castwise.commands import tune as carry_out
     from castwise.quantities import parse_limit, parse_list, parse_memory
-    from castwise.sweep.tune import TIMEOUT_SECONDS, TuneRequest, source_of
+    from castwise.sweep.tune import TuneRequest, source_of
 
     limit = None if memory is None else parse_memory("--memory", memory)
     request = TuneRequest(
@@ -141,7 +145,7 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
         data_dir=data,
         results=results,
         budget_seconds=parse_limit("--budget", budget),
-        timeout_seconds=parse_limit("--timeout", timeout) or TIMEOUT_SECONDS,
+        timeout_seconds=parse_limit("--timeout", timeout),
         seed=seed,
         retry=retry,
         again=again,

@@ -364,6 +364,7 @@ class Climb(Known):
         fresh = compared.trials[len(recorded) :]
         self.known += fresh
         self._pace.learn(time.perf_counter() - began, [trial.spec for trial in fresh])
+        self._pace.compiled([trial.spec for trial in fresh if trial.status == "ok"])
 
     def _has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
         return self._pace.has_time_for(specs, keep)

@@ -14,14 +14,12 @@ from castwise.suite import SUITE_NAMES, find_suite
 from castwise.sweep.bench import EngineFactory
 from castwise.sweep.climber import Climb
 from castwise.sweep.job import Job, Request, prepare
+from castwise.sweep.pace import limit_of
 from castwise.sweep.rounds import Rule
 from castwise.sweep.runner import Listener
 from castwise.sweep.standing import stands
 from castwise.techniques import Numerics
 from castwise.workloads import find_workload
-
-# A compilation that hangs must leave time for the rest.
-TIMEOUT_SECONDS = 180.0
 
 # A loop that is screened is looked at briefly: one that the host paces never settles, and what is in doubt sits again.
 _SCREENED = {"warm_up_seconds": 1.0, "num_blocks": 8}
@@ -53,7 +51,8 @@ class TuneRequest:
         results: The results folder; None keeps no records.
         budget_seconds: Wall time after which nothing further is tried; None takes nine minutes, and 160 seconds
             where the plain loop's step takes less than 10 ms.
-        timeout_seconds: Seconds one phase of a trial, a compilation for one, may take before it is given up.
+        timeout_seconds: Seconds one phase of a trial, a compilation for one, may take before it is given up; None takes
+            half of the budget, and three minutes at the least.
         seed: Seeds weights, data and dropout.
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again, whatever is recorded.
@@ -71,7 +70,7 @@ class TuneRequest:
     data_dir: Path | None = None
     results: Path | None = None
     budget_seconds: float | None = None
-    timeout_seconds: float = TIMEOUT_SECONDS
+    timeout_seconds: float | None = None
     seed: int = 0
     retry: bool = False
     again: bool = False
@@ -100,7 +99,7 @@ def prepare_tuning(
             data_set=SYNTHETIC if data_set.startswith(STAND_IN) else data_set,
             data_dir=request.data_dir,
             results=request.results,
-            timeout_seconds=request.timeout_seconds,
+            timeout_seconds=request.timeout_seconds or limit_of(request.budget_seconds),
             seed=request.seed,
             rule=Rule(),
             retry=request.retry,
@@ -116,7 +115,7 @@ def prepare_tuning(
         allowed_techniques(request.numerics, start.kind),
         start if request.larger_batches else None,
     )
-    return Climb(start, ladder, job, request.budget_seconds, _standing(job, request), request.memory_bytes)
+    return Climb(start, ladder, job, request.budget_seconds, _standing(job, start, request), request.memory_bytes)
 
 
 def _screened(spec: TrialSpec) -> TrialSpec:
@@ -183,10 +182,11 @@ def keeps_float32(precision: str) -> bool:
     return row.param_dtype == "float32" or row.master_weights
 
 
-def _standing(job: Job, request: TuneRequest) -> list[Trial]:
+def _standing(job: Job, start: TrialSpec, request: TuneRequest) -> list[Trial]:
     """Return the records of this machine that need not be measured again."""
     if request.again or job.sweep.store is None:
         return []
     trials = job.sweep.store.load(job.sweep.environment)[0].values()
-    standing = (trial for trial in trials if stands(trial, request.timeout_seconds, retry=request.retry))
+    limit = start.protocol.timeout_seconds
+    standing = (trial for trial in trials if stands(trial, limit, retry=request.retry))
     return sorted(standing, key=lambda trial: trial.started_at)
