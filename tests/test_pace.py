@@ -45,8 +45,8 @@ def test_what_was_compiled_is_on_disk_for_the_loops_that_share_it(pace: Pace) ->
         "4 s and one and a half times 12: a process that failed leaves nothing"
     )
     pace.compiled(first)
-    assert pace.has_time_for(both, keep=0.0), "4 s and half of that"
-    assert not pace.has_time_for(both, keep=1.0), "and as much again for the proof"
+    assert pace.has_time_for(both, keep=0.0), "4 s and 0.3 of that"
+    assert not pace.has_time_for(both, keep=1.2), "and as much again for the proof"
     pace.learn(7.0, both)
     assert pace._again_seconds == 2.0, "what it took, by one and a half"
     assert pace.has_time_for(both, keep=1.0)
