@@ -88,6 +88,7 @@ def prepare_tuning(
     """
     source = source_of(request)
     data_set = source[0] if source is not None else request.data_set or SYNTHETIC
+    limit = limit_of(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
     job = prepare(
         Request(
             axes=Axes(
@@ -99,7 +100,7 @@ def prepare_tuning(
             data_set=SYNTHETIC if data_set.startswith(STAND_IN) else data_set,
             data_dir=request.data_dir,
             results=request.results,
-            timeout_seconds=request.timeout_seconds or limit_of(request.budget_seconds),
+            timeout_seconds=limit,
             seed=request.seed,
             rule=Rule(),
             retry=request.retry,
