@@ -18,20 +18,22 @@ from castwise.workloads import find_workload
 _GOAL = 0.02  # how far from its rung's a script's speed may be
 
 
-def emitted_table(path: Path) -> str:
+def emitted_table(*paths: Path) -> str:
     """Return a line a loop: its speed, its script's, and the ratio with its interval.
 
     Args:
-        path: A record of `emitted.py`, whose name begins with its date.
+        paths: Records of `emitted.py`, such as those of a host's GPUs, whose names begin with their dates.
     """
-    document = json.loads(path.read_text())
+    documents = [json.loads(path.read_text()) for path in paths]
+    places = [place_of(each["environment"], path.name[:10]) for each, path in zip(documents, paths, strict=True)]
+    loops = [loop for document in documents for loop in document["loops"]]
     lines = [
-        place_of(document["environment"], path.name[:10]),
+        *dict.fromkeys(places),
         "",
         "| what | loop | castwise | script | script over castwise | 95 % interval | processes a side | within 2 % |",
         "|---|---|---:|---:|---:|---:|---:|---|",
     ]
-    lines += [_line(loop) for loop in document["loops"] if loop["turns"] or loop.get("failure")]
+    lines += [_line(loop) for loop in loops if loop["turns"] or loop.get("failure")]
     return "\n".join([*lines, ""])
 
 

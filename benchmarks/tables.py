@@ -260,7 +260,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "overhead": overhead,
     "coverage": coverage,
     "side_by_side": lambda name: side_by_side_tables.side_by_side_table(load(RECORDS / "side_by_side" / name)),
-    "emitted": lambda name: emitted_tables.emitted_table(RECORDS / "emitted" / f"{name}.json"),
+    "emitted": lambda names: emitted_tables.emitted_table(
+        *(RECORDS / "emitted" / f"{name}.json" for name in names.split())
+    ),
     "exchange": lambda name: exchange_tables.exchange_table(RECORDS / "exchange" / f"{name}.json"),
     "round_cost": round_cost,
     "aa": lambda _: trust_tables.same_or_slower((RECORDS / "aa").glob("*.json")),

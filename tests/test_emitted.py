@@ -95,6 +95,13 @@ def test_the_table_says_whether_a_script_keeps_up(tmp_path: Path, speeds: list[t
     assert "| 100.0 tokens/s |" in lines[-1]
 
 
+def test_runs_on_several_gpus_are_one_table(tmp_path: Path) -> None:
+    one, other = (record(tmp_path / f"2026-11-23-{name}.json", [(100.0, 100.0)] * 2) for name in "ab")
+    lines = emitted_table(one, other).splitlines()
+    assert len(lines) == 6
+    assert lines[-1] == lines[-2]
+
+
 def test_a_failure_is_a_line(tmp_path: Path) -> None:
     lines = emitted_table(record(tmp_path / "2026-11-23-h200.json", [], failure="train.py: broken")).splitlines()
     assert lines[-1].endswith("| train.py: broken |")
