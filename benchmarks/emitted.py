@@ -4,7 +4,7 @@
 
 NAME is a climb under benchmarks/records/climbs/ (without one: all); its fastest loop is measured, as the climb did, in
 one process alone, and its script is run as it stands in another, in turns; which of the two begins changes from round
-to round. Where the next round would not end within S seconds, none begins.
+to round. Where a loop's next round would not end within S seconds, by its longest so far, none begins.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any
 from stored import RECORDS, load
 
 from castwise.analyze.metrics import throughput
+from castwise.errors import CastwiseError
 from castwise.plan import TrialSpec
 from castwise.report.script.emit import script_of
 from castwise.sweep.bench import Bench, find_bench
@@ -143,6 +144,11 @@ def main() -> int:
     deadline = time.perf_counter() + arguments.seconds
     bench = find_bench(None, None)
     loops: list[dict[str, Any]] = []
+
+    def write() -> None:
+        document = {"environment": bench.environment.model_dump(mode="json"), "loops": loops}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
     for name in arguments.names:
         spec = fastest_of(name)
         loop: dict[str, Any] = {"name": name, "spec": spec.model_dump(mode="json"), "turns": []}
@@ -150,18 +156,17 @@ def main() -> int:
 
         def keep(turns: list[Turn], loop: dict[str, Any] = loop) -> None:
             loop["turns"] = [asdict(turn) for turn in turns]
-            environment = bench.environment.model_dump(mode="json")
-            arguments.out.write_text(json.dumps({"environment": environment, "loops": loops}, indent=1) + "\n")
+            write()
 
         with tempfile.TemporaryDirectory() as folder:
             try:
-                turns = take_turns(compare(spec, bench, Path(folder)), arguments.rounds, deadline, keep)
-            except RuntimeError as error:
-                loop["failure"] = str(error)
-                turns = []
-                keep(turns)
-        said = ", ".join(f"{turn.side} {turn.per_second:,.0f} ({turn.seconds:.0f} s)" for turn in turns)
-        print(f"{name}: {said or loop.get('failure', 'no time')}", file=sys.stderr, flush=True)
+                take_turns(compare(spec, bench, Path(folder)), arguments.rounds, deadline, keep)
+            except (RuntimeError, CastwiseError, subprocess.SubprocessError, ValueError, LookupError) as error:
+                loop["failure"] = str(error) or repr(error)
+                write()
+        turns = loop["turns"]
+        said = ", ".join(f"{turn['side']} {turn['per_second']:,.0f} ({turn['seconds']:.0f} s)" for turn in turns)
+        print(f"{name}: {said} {loop.get('failure', '')}", file=sys.stderr, flush=True)
     return 0
 
 

@@ -41,7 +41,7 @@ def _line(loop: dict[str, Any]) -> str:
     spec = TrialSpec.model_validate(loop["spec"])
     what = f"{loop['name']}, batch {spec.batch_size}"
     named = markdown_text(f"{spec.precision}, {join(spec.techniques)}")
-    if loop.get("failure"):
+    if not loop["turns"]:
         return f"| {what} | {named} | – | – | – | – | – | {markdown_text(loop['failure'][:200])} |"
     unit = find_workload(spec.workload).unit
     rung, script = (_speeds(loop["turns"], side) for side in (RUNG, SCRIPT))

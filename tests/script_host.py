@@ -39,6 +39,8 @@ def _become(request: dict[str, Any]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001  as the interpreter prints it
         traceback.print_exc()
     finally:

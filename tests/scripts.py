@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -42,9 +43,14 @@ def output_of(text: str, folder: Path, *options: str) -> str:
     host = _host()
     assert host.stdin is not None
     assert host.stdout is not None
-    host.stdin.write(json.dumps(request) + "\n")
-    host.stdin.flush()
-    code = host.stdout.readline().strip()  # pytest's time limit is this one's, too
+    try:
+        host.stdin.write(json.dumps(request) + "\n")
+        host.stdin.flush()
+        code = host.stdout.readline().strip()
+    except BaseException:  # pytest's time limit for one: the next script has another host
+        os.killpg(host.pid, signal.SIGKILL)
+        _host.cache_clear()
+        raise
     assert code == "0", (code, err.read_text())
     return out.read_text()
 
@@ -54,7 +60,8 @@ def _host() -> "subprocess.Popen[str]":
     """Return the process that scripts are forked from; it ends with this one, whose pipe it reads."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", str(Path(__file__).with_name("script_host.py"))]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True)
 
 
 def measured_loss(spec: TrialSpec) -> float:

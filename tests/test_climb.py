@@ -80,6 +80,13 @@ def test_a_precision_far_behind_has_another_go_once_the_launches_that_hid_its_ga
     tried = [attempt(0, Move(precision="bf16-mixed"), start, "slower", 1.04), attempt(0, tf32, start, "taken", 1.27)]
     graph = attempt(1, Move(techniques=("cuda-graph",)), below, "taken", 2.5)
     assert "bf16-mixed" in names(LADDER, graph.spec, *tried, graph)
+    # Far behind by more than casts explain, or without casts, it is by what the graph bought.
+    for lost, won in ((Move(precision="bf16-mixed"), tf32), (tf32, Move(precision="bf16-mixed"))):
+        ratio = 0.5 if won == tf32 else 1.0
+        tried = [attempt(0, lost, start, "slower", ratio), attempt(0, won, start, "taken", 1.27)]
+        for bought, is_open in ((2.5, True), (1.05, False)):
+            graph = attempt(1, Move(techniques=("cuda-graph",)), won.on(start), "taken", bought)
+            assert (lost.name in names(LADDER, graph.spec, *tried, graph)) is is_open
 
 
 def test_16_bits_behind_float32_have_another_go_as_a_graph_whatever_it_bought_there() -> None:

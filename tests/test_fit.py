@@ -52,6 +52,17 @@ def sizes(found: Fit) -> tuple[int, int]:
 WHOLE = 16 * GIB - CONTEXT_BYTES
 
 
+@pytest.mark.parametrize("then", [{"curve": True}, {"exact": True}], ids=str)
+def test_a_search_goes_on_under_another_time_limit_as_under_the_same(then: dict[str, bool], tmp_path: Path) -> None:
+    found: list[tuple[int, int]] = []
+    for limit in (600.0, 1200.0):
+        results, made = tmp_path / str(limit), FakeEngine()
+        fit(made, results=results, precisions=("fp32",), curve=False, timeout_seconds=600.0)
+        found.append(sizes(fit(made, results=results, precisions=("fp32",), timeout_seconds=limit, **then)["fp32"]))
+        assert len(made.measured) < 40
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("usable", [0.94, 0.97, 0.8])
 def test_the_answer_is_what_trained_and_the_next_that_did_not(usable: float) -> None:
     for precision, found in fit(FakeEngine(usable=usable)).items():

@@ -168,14 +168,21 @@ def test_the_older_matmul_switch_agrees_inside_and_is_given_back(row: Precision,
     assert read_fp32_precision() == before
 
 
-def test_a_contradiction_of_the_older_matmul_switch_is_none_inside(switches: None) -> None:
-    BACKENDS.cuda.matmul.fp32_precision = "tf32"
+@pytest.mark.parametrize(
+    ("older", "path", "value"),
+    [("highest", "cuda.matmul", "tf32"), ("high", "mkldnn.matmul", "bf16"), ("medium", "mkldnn.matmul", "tf32")],
+)
+def test_a_contradiction_of_the_older_matmul_switch_is_none_inside(
+    older: str, path: str, value: str, switches: None
+) -> None:
+    torch.set_float32_matmul_precision(older)
+    precision._switch(path).fp32_precision = value
     with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
         torch.get_float32_matmul_precision()
     for row in (FP32, TF32):
         with numeric_state(row):
             assert BACKENDS.cuda.matmul.allow_tf32 == (row is TF32)
-    assert BACKENDS.cuda.matmul.fp32_precision == "tf32"
+    assert precision._switch(path).fp32_precision == value
 
 
 # Dtypes and autocast

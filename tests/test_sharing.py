@@ -2,7 +2,9 @@
 
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 
+from castwise.analyze.compare import compare
 from castwise.analyze.sharing import shared_but
+from castwise.plan import Protocol
 
 
 def test_trials_that_differ_in_the_named_fields_alone_share_all_else() -> None:
@@ -27,3 +29,10 @@ def test_a_part_of_a_field_may_differ() -> None:
     assert shared_but(short) != shared_but(long)
     assert shared_but(short, recipe={"stop_after": True}) == shared_but(long, recipe={"stop_after": True})
     assert shared_but(fake_trial(), recipe={"stop_after": True}) == shared_but(fake_trial()), "it has no recipe"
+
+
+def test_the_time_limit_sets_nothing_apart() -> None:
+    short, long = (fake_trial(fake_spec(protocol=Protocol(timeout_seconds=seconds))) for seconds in (5.0, 900.0))
+    assert shared_but(short) == shared_but(long)
+    (_, faster) = compare([short, fake_trial(fake_spec("tf32", protocol=long.spec.protocol), step_seconds=(0.05,))])
+    assert faster.speedup is not None

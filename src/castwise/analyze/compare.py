@@ -173,11 +173,11 @@ class _Elsewhere:
         firsts = (
             next((t for t in group if t.spec.precision == BASELINE and t.status == "ok"), None) for group in groups
         )
-        self._baselines = [(trial, trial.spec.model_dump()) for trial in firsts if trial is not None]
+        self._baselines = [(trial, trial.spec.timeless.model_dump()) for trial in firsts if trial is not None]
 
     def incomparable(self, trial: Trial) -> Verdict | None:
         """Return why there is float32 to be seen and none to compare with, None where there is none at all."""
-        spec = trial.spec.model_dump()
+        spec = trial.spec.timeless.model_dump()
         # Among thousands the nearest is likely of the same workload, and a few of those tell enough.
         near = [each for each in self._baselines if each[1]["workload"] == spec["workload"]] or self._baselines
         found = [_differences(trial, spec, *each) for each in near[:_MOST_LOOKED_AT]]

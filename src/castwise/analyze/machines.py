@@ -177,7 +177,7 @@ def _measured(name: str, collection: Collection, notes_of_origin: Sequence[str])
     for cell in collection.cells:
         spec = cell.trial.spec
         # Seeds of one training run are its repetitions; other protocols and lengths are other measurements.
-        way = f"{spec.protocol} {spec.recipe}"
+        way = f"{spec.timeless.protocol} {spec.recipe}"
         question = Entry(spec, "ok").question
         groups.setdefault(question, {}).setdefault(way, []).append(cell)
     entries, left_out = {}, 0

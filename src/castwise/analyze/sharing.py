@@ -12,7 +12,7 @@ GPUS = ("world_size", "parallelism")
 def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str, str]:
     """Return what a trial shares with those it can be set beside: the machine, and its spec but for some fields.
 
-    The number of its round is never among them.
+    The number of its round is never among them, nor is the time limit.
 
     Args:
         trial: The trial.
@@ -20,7 +20,7 @@ def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str
         **parts: Parts of fields in which they may, as pydantic's `exclude` has them.
     """
     exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, **parts}
-    return (trial.environment.fingerprint, trial.spec.recorded.model_dump_json(exclude=exclude))
+    return (trial.environment.fingerprint, trial.spec.timeless.model_dump_json(exclude=exclude))
 
 
 def as_on_one_gpu(trial: Trial) -> Trial:

@@ -75,11 +75,10 @@ def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) 
 def _set_older(wanted: str) -> list[str]:
     """Set the older switch for matrix products, unless it says so already; return the switches that this wrote."""
     try:
-        present = torch.get_float32_matmul_precision()
+        if torch.get_float32_matmul_precision() == wanted:
+            return []
     except RuntimeError:
-        present = "highest"  # torch raises where one of the others says TF32 and this one does not
-    if present == wanted:
-        return []
+        pass  # torch raises where one of the others contradicts it, and does not say what it is
     torch.set_float32_matmul_precision(wanted)
     return list(_OLDER_WRITES)
 
