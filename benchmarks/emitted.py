@@ -3,8 +3,9 @@
     python benchmarks/emitted.py --out FILE [--rounds N] [--seconds S] [NAME ...]
 
 NAME is a climb under benchmarks/records/climbs/ (without one: all); its fastest loop is measured, as the climb did, in
-one process alone, and its script is run as it stands in another, in turns; which of the two begins changes from round
-to round. Where a loop's next round would not end within S seconds, by its longest so far, none begins.
+one process alone; its script is run in another, as it stands, and in a third, told to warm up and to time as many steps
+as the first did. They take turns; which begins changes from round to round. Where a loop's next round would not end
+within S seconds, by its longest so far, none begins.
 """
 
 import argparse
@@ -24,12 +25,14 @@ from stored import RECORDS, load
 from castwise.analyze.metrics import throughput
 from castwise.errors import CastwiseError
 from castwise.plan import TrialSpec
+from castwise.record import Trial
 from castwise.report.script.emit import script_of
 from castwise.sweep.bench import Bench, find_bench
 from castwise.sweep.launcher import ForkserverEngine
 from castwise.sweep.runner import Silent, Sweep
 
-RUNG, SCRIPT = "rung", "script"  # the sides
+# The sides. A script as it stands times three seconds, a rung less than one: a board at its power limit may slow down.
+RUNG, SCRIPT, ALIKE = "rung", "script", "script, as many steps"
 Sides = Mapping[str, Callable[[], float]]
 _FOREVER = 1800.0  # seconds that a process may take
 
@@ -39,7 +42,7 @@ class Turn:
     """One process of one side.
 
     Attributes:
-        side: `rung` or `script`.
+        side: `RUNG`, `SCRIPT` or `ALIKE`.
         per_second: Units a second.
         seconds: Wall time of the process.
     """
@@ -69,17 +72,37 @@ def fastest_of(name: str) -> TrialSpec:
     sys.exit(f"records/tune/{name} has no trial of its fastest loop")
 
 
-def measured(spec: TrialSpec, bench: Bench) -> float:
-    """Return the units a second of a loop in a process of castwise's.
+class Rung:
+    """A loop in processes of castwise's."""
 
-    Raises:
-        RuntimeError: The trial did not end well.
-    """
-    (trial,) = Sweep(ForkserverEngine(), None, bench.environment, Silent()).run([spec])
-    speed = throughput(trial)
-    if trial.status != "ok" or speed is None:
-        raise RuntimeError(f"{spec.label}: {trial.status}: {trial.message}")
-    return speed
+    def __init__(self, spec: TrialSpec, bench: Bench) -> None:
+        self._spec, self._bench = spec, bench
+        self._trial: Trial | None = None
+
+    def measure(self) -> float:
+        """Return the units a second of one process.
+
+        Raises:
+            RuntimeError: The trial did not end well.
+        """
+        (trial,) = Sweep(ForkserverEngine(), None, self._bench.environment, Silent()).run([self._spec])
+        speed = throughput(trial)
+        if trial.status != "ok" or speed is None:
+            raise RuntimeError(f"{self._spec.label}: {trial.status}: {trial.message}")
+        self._trial = trial
+        return speed
+
+    @property
+    def options(self) -> list[str]:
+        """Return what tells a script to run as many steps as the last process did.
+
+        Raises:
+            LookupError: None has run.
+        """
+        if self._trial is None or self._trial.facts is None:
+            raise LookupError(f"{self._spec.label}: not measured yet")
+        steps = sum(block.num_steps for block in self._trial.ranks[0].blocks)
+        return ["--warm-up", str(self._trial.facts.warm_up_steps), "--steps", str(steps)]
 
 
 def run_script(file: Path, options: Sequence[str] = ()) -> float:
@@ -99,7 +122,7 @@ def take_turns(sides: Sides, rounds: int, deadline: float, keep: Callable[[list[
     """Let the sides take turns.
 
     Args:
-        sides: What measures each; both begin alike often.
+        sides: What measures each; the first and the last by name begin alike often.
         rounds: How many rounds.
         deadline: When a further round must have ended, by `time.perf_counter`.
         keep: Is told of all turns after each round.
@@ -120,18 +143,23 @@ def take_turns(sides: Sides, rounds: int, deadline: float, keep: Callable[[list[
 
 
 def compare(spec: TrialSpec, bench: Bench, folder: Path, options: Sequence[str] = ()) -> Sides:
-    """Return what measures a loop, and what runs its script, which is written into a folder.
+    """Return what measures a loop, and what runs its script, which is written into a folder, in two ways.
 
     Args:
         spec: The loop.
         bench: The machine.
         folder: The folder.
-        options: What the script is told.
+        options: What the script is told where it is not to run as many steps as the loop.
     """
     spec = spec.model_copy(update={"device": bench.device})
     file = folder / "train.py"
     file.write_text(script_of(spec))
-    return {RUNG: lambda: measured(spec, bench), SCRIPT: lambda: run_script(file, options)}
+    rung = Rung(spec, bench)
+    return {
+        RUNG: rung.measure,
+        SCRIPT: lambda: run_script(file, options),
+        ALIKE: lambda: run_script(file, rung.options),
+    }
 
 
 def main() -> int:

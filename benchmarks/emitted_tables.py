@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emitted import RUNG, SCRIPT
+from emitted import ALIKE, RUNG, SCRIPT
 from stored import place_of
 
 from castwise.analyze.estimates import Estimate, estimate
@@ -19,7 +19,7 @@ _GOAL = 0.02  # how far from its rung's a script's speed may be
 
 
 def emitted_table(*paths: Path) -> str:
-    """Return a line a loop: its speed, its script's, and the ratio with its interval.
+    """Return a line a loop: its speed, and that of its script over it.
 
     Args:
         paths: Records of `emitted.py`, such as those of a host's GPUs, whose names begin with their dates.
@@ -30,8 +30,9 @@ def emitted_table(*paths: Path) -> str:
     lines = [
         *dict.fromkeys(places),
         "",
-        "| what | loop | castwise | script | script over castwise | 95 % interval | processes a side | within 2 % |",
-        "|---|---|---:|---:|---:|---:|---:|---|",
+        "| what | loop | castwise | script, as many steps | 95 % interval | script as it stands | 95 % interval "
+        "| processes a side | within 2 % |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     lines += [_line(loop) for loop in loops if loop["turns"] or loop.get("failure")]
     return "\n".join([*lines, ""])
@@ -42,15 +43,27 @@ def _line(loop: dict[str, Any]) -> str:
     what = f"{loop['name']}, batch {spec.batch_size}"
     named = markdown_text(f"{spec.precision}, {join(spec.techniques)}")
     if not loop["turns"]:
-        return f"| {what} | {named} | – | – | – | – | – | {markdown_text(loop['failure'][:200])} |"
+        return f"| {what} | {named} | – | – | – | – | – | – | {markdown_text(loop['failure'][:200])} |"
     unit = find_workload(spec.workload).unit
-    rung, script = (_speeds(loop["turns"], side) for side in (RUNG, SCRIPT))
-    ratio = estimate([after / before for before, after in zip(rung, script, strict=True)])
-    middle = [estimate(speeds) for speeds in (rung, script)]
-    assert ratio is not None
-    cells = [f"{format_rate(each.value)} {unit}/s" for each in middle if each is not None]
-    between = f"{ratio.low:.3f} … {ratio.high:.3f}" if ratio.n > 1 else "–"
-    return f"| {what} | {named} | {' | '.join(cells)} | {ratio.value:.3f} | {between} | {ratio.n} | {_said(ratio)} |"
+    speed = estimate(_speeds(loop["turns"], RUNG))
+    assert speed is not None
+    alike, alone = (_ratio(loop["turns"], side) for side in (ALIKE, SCRIPT))
+    told = alike or alone
+    assert told is not None
+    cells = [what, named, f"{format_rate(speed.value)} {unit}/s", *_cells(alike), *_cells(alone)]
+    return f"| {' | '.join([*cells, str(told.n), _said(told)])} |"
+
+
+def _ratio(turns: Sequence[dict[str, Any]], side: str) -> Estimate | None:
+    """Return a side's speed over castwise's, round by round; None where it was not measured."""
+    speeds = _speeds(turns, side)
+    return estimate([script / rung for script, rung in zip(speeds, _speeds(turns, RUNG), strict=bool(speeds))])
+
+
+def _cells(ratio: Estimate | None) -> tuple[str, str]:
+    if ratio is None:
+        return "–", "–"
+    return f"{ratio.value:.3f}", f"{ratio.low:.3f} … {ratio.high:.3f}" if ratio.n > 1 else "–"
 
 
 def _speeds(turns: Sequence[dict[str, Any]], side: str) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import emitted
 import pytest
-from emitted import RUNG, SCRIPT, Turn, compare, fastest_of, take_turns
+from emitted import ALIKE, RUNG, SCRIPT, Rung, Turn, compare, fastest_of, take_turns
 from emitted_tables import emitted_table
 
 from castwise.plan import Protocol, TrialSpec
@@ -60,15 +60,32 @@ def test_both_sides_measure_the_same_loop(tmp_path: Path) -> None:
     )
     sides = compare(spec, find_bench("cpu", None), tmp_path, ("--steps", "4", "--warm-up", "1"))
     turns = take_turns(sides, 1, float("inf"), ignore)
-    assert [turn.side for turn in turns] == [RUNG, SCRIPT]
+    assert [turn.side for turn in turns] == [RUNG, SCRIPT, ALIKE]
     assert all(turn.per_second > 0 for turn in turns)
     (tmp_path / "train.py").write_text("raise SystemExit('no')")
     with pytest.raises(RuntimeError, match="no"):
         sides[SCRIPT]()
 
 
-def record(path: Path, speeds: list[tuple[float, float]], **more: object) -> Path:
-    pairs = [(side, speed) for both in speeds for side, speed in zip((RUNG, SCRIPT), both, strict=True)]
+def test_a_script_is_told_to_run_as_many_steps_as_the_loop_did() -> None:
+    bench = find_bench("cpu", None)
+    protocol = Protocol(
+        warm_up_steps=2, warm_up_seconds=0.001, block_seconds=1e-9, num_blocks=3, min_blocks=3, max_seconds=9.0
+    )
+    spec = TrialSpec(
+        workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=protocol
+    )
+    rung = Rung(spec, bench)
+    with pytest.raises(LookupError, match="not measured yet"):
+        _ = rung.options
+    assert rung.measure() > 0
+    _, warm_up, steps, timed = rung.options
+    assert int(warm_up) >= 2
+    assert (steps, timed) == ("--steps", "3"), "a block is one step"
+
+
+def record(path: Path, speeds: list[tuple[float, ...]], **more: object) -> Path:
+    pairs = [(side, speed) for each in speeds for side, speed in zip((RUNG, SCRIPT, ALIKE), each, strict=False)]
     turns = [{"side": side, "per_second": speed, "seconds": 1.0} for side, speed in pairs]
     spec = TrialSpec(
         workload="lstm-lm", precision="tf32", loss_scale="none", batch_size=20, device="cuda:0", techniques=("compile",)
@@ -86,9 +103,11 @@ def record(path: Path, speeds: list[tuple[float, float]], **more: object) -> Pat
         ([(100.0, 90.5), (100.0, 89.5), (100.0, 90.0)], "no"),
         ([(100.0, 101.0)], "open"),
         ([(100.0, 90.0), (100.0, 110.0)], "open"),
+        ([(100.0, 90.0, 100.0), (100.0, 90.5, 100.1)], "yes"),
+        ([(100.0, 100.0, 90.0), (100.0, 100.0, 90.1)], "no"),
     ],
 )
-def test_the_table_says_whether_a_script_keeps_up(tmp_path: Path, speeds: list[tuple[float, float]], said: str) -> None:
+def test_the_table_says_whether_a_script_keeps_up(tmp_path: Path, speeds: list[tuple[float, ...]], said: str) -> None:
     lines = emitted_table(record(tmp_path / "2026-11-23-h200.json", speeds)).splitlines()
     assert "2026-11-23" in lines[0]
     assert lines[-1].endswith(f"| {len(speeds)} | {said} |")
@@ -96,7 +115,8 @@ def test_the_table_says_whether_a_script_keeps_up(tmp_path: Path, speeds: list[t
 
 
 def test_runs_on_several_gpus_are_one_table(tmp_path: Path) -> None:
-    one, other = (record(tmp_path / f"2026-11-23-{name}.json", [(100.0, 100.0)] * 2) for name in "ab")
+    speeds: list[tuple[float, ...]] = [(100.0, 100.0)] * 2
+    one, other = (record(tmp_path / f"2026-11-23-{name}.json", speeds) for name in "ab")
     lines = emitted_table(one, other).splitlines()
     assert len(lines) == 6
     assert lines[-1] == lines[-2]
