@@ -269,6 +269,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "neighbours": lambda name: trust_tables.neighbours(RECORDS / "residents" / f"{name}.json"),
     "by_hand": lambda name: trust_tables.by_hand(RECORDS / "hand_runs" / f"{name}.json"),
     "processes": lambda name: trust_tables.processes(sorted((RECORDS / "rounds" / name).iterdir())),
+    "stretches": lambda names: trust_tables.stretches(
+        trial for name in names.split() for trial in load(RECORDS / name)
+    ),
     "invocations": lambda name: trust_tables.invocations(sorted((RECORDS / "rounds" / name).iterdir())),
     "dropout_statistics": lambda name: dropout_tables.dropout_table(RECORDS / "dropout_statistics" / f"{name}.json"),
     "suite": suite,

@@ -12,12 +12,16 @@ from stored import NOT_MEASURED, load, place_of
 
 from castwise.analyze import metrics
 from castwise.analyze.compare import Row, compare
+from castwise.analyze.energy import power_watts
 from castwise.analyze.estimates import TOLERANCE, blocks_wanted, noise_of
 from castwise.analyze.speedups import processes_apart
 from castwise.record import Trial
 from castwise.report.where import measured_on
+from castwise.techniques import GRAPHS
 
 _VERDICTS = ("same", "inconclusive", "faster", "slower")
+# Mean power of a stretch of steps over the board's limit: the lower ends of the rows of `stretches`.
+_POWERS = (0.0, 0.8, 0.9, 0.98)
 
 
 def same_or_slower(paths: Iterable[Path]) -> str:
@@ -162,6 +166,41 @@ def processes(folders: Sequence[Path]) -> str:
         )
         lines.append("| " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
+
+
+def stretches(trials: Iterable[Trial]) -> str:
+    """Return how much longer steps took where they ran on and on than in timed blocks, by the power that they drew.
+
+    Args:
+        trials: Trials; those count that one GPU paced: its steps are CUDA graphs.
+    """
+    found: dict[float, list[tuple[Trial, float]]] = {low: [] for low in _POWERS}
+    for trial in trials:
+        drawn, seconds = _drawn(trial), metrics.step_seconds(trial)
+        if drawn is not None and seconds and trial.metered is not None and trial.metered.step_seconds:
+            low = max(each for each in _POWERS if each <= drawn)
+            found[low].append((trial, trial.metered.step_seconds / seconds - 1))
+    highs = [*(f"{high:.0%}" for high in _POWERS[1:]), ""]
+    lines = ["| power over the board's limit | processes | median | middle half | most |", "|---|---:|---:|---:|---:|"]
+    for (low, own), high in zip(found.items(), highs, strict=True):
+        named = f"{low:.0%} and more" if not high else f"{low:.0%} to {high}" if low else f"under {high}"
+        if len(own) > 1:
+            longer = [excess for _, excess in own]
+            quarters = statistics.quantiles(longer, n=4, method="inclusive")
+            cells = [f"{quarters[1]:+.2%}", f"{quarters[0]:+.2%} … {quarters[2]:+.2%}", f"{max(longer):+.2%}"]
+            lines.append(f"| {named} | {len(own)} | {' | '.join(cells)} |")
+    counted = [trial for own in found.values() for trial, _ in own]
+    return "\n".join([f"On {measured_on(counted)}", "", *lines]) + "\n"
+
+
+def _drawn(trial: Trial) -> float | None:
+    """Return the share of its board's power limit that a trial's stretch drew; None where the host paced it."""
+    limit = None if trial.gpu_facts is None else trial.gpu_facts.power_limit_watts
+    watts = power_watts(trial)
+    is_of_gpu = trial.spec.world_size == 1 and bool(set(GRAPHS) & set(trial.spec.techniques))
+    if trial.status != "ok" or not limit or watts is None or not is_of_gpu:
+        return None
+    return watts / limit
 
 
 def standard_error(trial: Trial) -> float:

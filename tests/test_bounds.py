@@ -7,7 +7,7 @@ from fake_engine import fake_spec, fake_trial
 
 from castwise.analyze.bounds import Evidence, Power, _is_in_doubt, power_of, words_of
 from castwise.analyze.estimates import Estimate
-from castwise.watched import GpuFacts, Reading
+from castwise.watched import GpuFacts, Metered, Reading
 
 
 def of(value: float | None) -> Estimate | None:
@@ -97,6 +97,15 @@ def test_a_power_limit_that_holds_the_clock_down_is_named() -> None:
         "held by the board's power limit in 100 % of its blocks (685 W, 1,880 of 1,980 MHz): what takes fewer "
         "joules is faster."
     )
+
+
+def test_what_the_limit_takes_from_a_training_that_lasts_is_said() -> None:
+    reading = readings((1860e6, 690.0, ("sw_power_cap",)))
+    update = {"readings": tuple(reading), "gpu_facts": GpuFacts(max_sm_clock_hertz=1980e6)}
+    stretches = [Metered(step_seconds=seconds) for seconds in (0.1, 0.1023, 0.1011)]
+    trials = [fake_trial(step_seconds=(0.1,)).model_copy(update={**update, "metered": each}) for each in stretches]
+    said = words_of(Evidence(fake_spec(), None, of(1.9), None, None, power=power_of(trials)))
+    assert said.endswith("is faster; steps that run on and on take up to 2.3 % longer than the timed blocks.")
 
 
 @pytest.mark.parametrize(

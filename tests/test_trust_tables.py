@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import trust_tables
 from fake_engine import fake_spec, fake_trial
+from fake_gpu import fake_gpu_facts
 
 from castwise.analyze.estimates import noise_of
 from castwise.record import Trial
 from castwise.sweep.store import Store
+from castwise.watched import Metered
 
 BLOCKS = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
 
@@ -39,3 +41,21 @@ def test_processes_of_all_invocations_stand_beside_what_their_blocks_say(tmp_pat
     assert shown["standard error by blocks"] == f"{error:.2%}"
     assert float(shown["processes differ by"].removesuffix("%")) / 100 == pytest.approx(apart, rel=0.03)
     assert float(shown["times as much"]) == pytest.approx(apart / error, rel=0.05)
+
+
+def stretch(excess: float, watts: float, **changes: object) -> Trial:
+    trial = fake_trial(fake_spec(**{"techniques": ("cuda-graph",), **changes}), step_seconds=(0.1,) * 4)
+    metered = Metered(joules=watts * 0.5, seconds=0.5, num_ticks=5, step_seconds=0.1 * (1 + excess))
+    return trial.model_copy(update={"metered": metered, "gpu_facts": fake_gpu_facts()})
+
+
+def test_how_much_longer_steps_take_at_a_stretch_by_the_power_they_draw() -> None:
+    far = [stretch(excess, 400.0) for excess in (-0.003, -0.002, -0.001)]
+    held = [stretch(excess, 690.0) for excess in (0.01, 0.02, 0.03)]
+    one, paced = stretch(0.5, 600.0), stretch(0.9, 400.0, techniques=())
+    where, _, _, _, *rows = trust_tables.stretches([*far, *held, one, paced]).splitlines()
+    assert where.startswith("On Fake GPU")
+    assert rows == [
+        "| under 80% | 3 | -0.20% | -0.25% … -0.15% | -0.10% |",
+        "| 98% and more | 3 | +2.00% | +1.50% … +2.50% | +3.00% |",
+    ]

@@ -10,7 +10,7 @@ from castwise.analyze.compare import compare
 from castwise.analyze.warnings import TrialWarning, WarningName, warnings_of
 from castwise.record import Trial
 from castwise.report.columns import remarks
-from castwise.watched import Reading
+from castwise.watched import Metered, Reading
 
 NUM_BLOCKS = 8
 STEADY = (0.1,) * NUM_BLOCKS
@@ -119,6 +119,15 @@ def test_a_power_cap_is_told_as_normal_and_with_its_limit() -> None:
     warning = only(trial_with(fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0)))
     assert "at 690 of 700 W" in warning.seen
     assert "normal for a big GPU under full load" in warning.cause
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, ""), (0.0995, ""), (0.1004, ""), (0.1016, "1.6 % longer")])
+def test_steps_that_a_limit_slows_down_as_they_go_on_are_told(seconds: float, said: str) -> None:
+    trial = fake_trial(step_seconds=(0.1,) * 8)
+    reading = fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0)
+    warning = only(trial.model_copy(update={"readings": (reading,) * 8, "metered": Metered(step_seconds=seconds)}))
+    assert ("steps that ran on and on" in warning.seen) is bool(said)
+    assert said in warning.seen
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from castwise.analyze import metrics
 from castwise.analyze.climb import Climbed, loop_name
 from castwise.analyze.estimates import Estimate
 from castwise.analyze.moves import Move
@@ -37,12 +38,14 @@ class Power:
         clock_hertz: The mean clock of the streaming multiprocessors in the blocks.
         max_clock_hertz: The board's highest.
         watts: Mean power.
+        excess: How much longer a step took where steps ran on and on, as a share; None where no process tells.
     """
 
     capped: float
     clock_hertz: float
     max_clock_hertz: float
     watts: float
+    excess: float | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,8 @@ def power_of(trials: Sequence[Trial]) -> Power | None:
         return None
     capped = sum(_CAPPED in (each.throttle_reasons or ()) for each in known) / len(known)
     clock = statistics.fmean(each.sm_clock_hertz or 0.0 for each in known)
-    return Power(capped, clock, most, statistics.fmean(watts))
+    excesses = [excess for trial in trials if (excess := metrics.stretch_excess(trial)) is not None]
+    return Power(capped, clock, most, statistics.fmean(watts), max(excesses, default=None))
 
 
 def _power(evidence: Evidence) -> list[str]:
@@ -205,5 +209,11 @@ def _power(evidence: Evidence) -> list[str]:
     return [
         f"held by the board's power limit in {format_share(power.capped)} of its blocks "
         f"({power.watts:.0f} W, {power.clock_hertz / 1e6:,.0f} of {power.max_clock_hertz / 1e6:,.0f} MHz): "
-        "what takes fewer joules is faster"
+        f"what takes fewer joules is faster{_at_a_stretch(power)}"
     ]
+
+
+def _at_a_stretch(power: Power) -> str:
+    if power.excess is None:
+        return ""
+    return f"; steps that run on and on take up to {format_share(power.excess)} longer than the timed blocks"

@@ -45,8 +45,8 @@ class Energy:
     """The energy of a trial.
 
     Attributes:
-        joules_per_unit: Mean power over a stretch of steps × the time of a step; without such a stretch, energy of all
-            blocks over units of all blocks.
+        joules_per_unit: Mean power over a stretch of steps × the time of a step of it; without such a stretch, energy
+            of all blocks over units of all blocks.
         low: The lower end of its 95 % interval: how late a counter's tick may be seen; without a stretch by Student's t
             over blocks, None with too few of them.
         high: The upper end.
@@ -151,10 +151,14 @@ def cost_of(trial: Trial, samples: int, prices: Prices) -> EpochCost | None:
 
 
 def _at_a_stretch(trial: Trial) -> Energy | None:
-    """Return the energy of a step at the mean power of a stretch of them; None where that was not measured."""
-    found, step_seconds = trial.metered, metrics.step_seconds(trial)
-    if found is None or not found.seconds or not step_seconds or trial.facts is None:
+    """Return the energy of a step at the mean power of a stretch of them; None where that was not measured.
+
+    The step's time is that of the stretch, too: where the host paces it or a power limit does, blocks take another.
+    """
+    found, in_blocks = trial.metered, metrics.step_seconds(trial)
+    if found is None or not found.seconds or not in_blocks or trial.facts is None:
         return None
+    step_seconds = found.step_seconds or in_blocks
     watts = found.joules / found.seconds / found.num_gpus
     joules = watts * trial.spec.world_size * step_seconds
     block = BlockEnergy(joules=joules, units=metrics.units_per_step(trial.spec, trial.facts))

@@ -9,6 +9,10 @@ from castwise.plan import TrialSpec
 from castwise.record import Block, Facts, Trial
 from castwise.workloads import Unit
 
+# What a step takes longer at a stretch than in blocks is told from here. Source: H200s far from their power limit took
+# 0.2 to 0.6 % less (docs/method.md): there are no pauses in a stretch.
+_STRETCH_EXCESS = 0.005
+
 
 def step_times(trial: Trial) -> list[float]:
     """Return the seconds a step of each block, in order."""
@@ -36,6 +40,18 @@ def step_seconds(trial: Trial) -> float | None:
     """Return the pseudomedian over blocks of seconds per step, None where nothing was timed."""
     per_step = step_times(trial)
     return pseudomedian(per_step) if per_step else None
+
+
+def stretch_excess(trial: Trial) -> float | None:
+    """Return how much longer a step took where steps ran on and on than in the timed blocks, as a share of these.
+
+    Blocks have pauses between them, and other cells' blocks. None where it was not measured, or is too little to tell.
+    """
+    seconds = step_seconds(trial)
+    if trial.metered is None or not trial.metered.step_seconds or not seconds:
+        return None
+    excess = trial.metered.step_seconds / seconds - 1
+    return excess if excess >= _STRETCH_EXCESS else None
 
 
 def cold_start_seconds(trial: Trial) -> float | None:

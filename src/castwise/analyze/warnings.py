@@ -93,7 +93,7 @@ def _throttled(trial: Trial) -> TrialWarning | None:
         return None
     told = sum(reading.throttle_reasons is not None for reading in trial.readings)
     seen = ", ".join(f"{reason} in {count} of {told} blocks{_whose(trial, reason)}" for reason, count in held.items())
-    return TrialWarning("throttled", seen + _at_limit(trial), *_why_throttled(set(held)))
+    return TrialWarning("throttled", seen + _at_limit(trial) + _at_a_stretch(trial), *_why_throttled(set(held)))
 
 
 def _why_throttled(held: set[str]) -> tuple[str, str]:
@@ -113,6 +113,12 @@ def _at_limit(trial: Trial) -> str:
     limit = trial.gpu_facts.power_limit_watts if trial.gpu_facts is not None else None
     powers = [power for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
     return f", at {statistics.fmean(powers):.0f} of {limit:.0f} W" if limit and powers else ""
+
+
+def _at_a_stretch(trial: Trial) -> str:
+    """Return in words how much longer steps take in a training that lasts; empty where it is not worth a word."""
+    excess = metrics.stretch_excess(trial)
+    return "" if excess is None else f"; steps that ran on and on took {format_share(excess)} longer than in the blocks"
 
 
 def _whose(trial: Trial, name: str) -> str:
