@@ -1,9 +1,10 @@
 """Whether a sitting ends within a climb's budget, by what the sittings before it took."""
 
 import pytest
-from fake_engine import fake_spec
+from fake_engine import fake_facts, fake_spec, fake_trial
 
 from castwise.plan import TrialSpec
+from castwise.record import Trial
 from castwise.sweep import pace as paces
 from castwise.sweep.pace import Pace, limit_of
 
@@ -45,8 +46,8 @@ def test_what_was_compiled_is_on_disk_for_the_loops_that_share_it(pace: Pace) ->
         "4 s and one and a half times 12: a process that failed leaves nothing"
     )
     pace.compiled(first)
-    assert pace.has_time_for(both, keep=0.0), "4 s and 0.3 of that"
-    assert not pace.has_time_for(both, keep=1.2), "and as much again for the proof"
+    assert pace.has_time_for(both, keep=0.0), "4 s and 0.2 of that"
+    assert not pace.has_time_for(both, keep=1.7), "and as much again for the proof"
     pace.learn(7.0, both)
     assert pace._again_seconds == 2.0, "what it took, by one and a half"
     assert pace.has_time_for(both, keep=1.0)
@@ -54,6 +55,18 @@ def test_what_was_compiled_is_on_disk_for_the_loops_that_share_it(pace: Pace) ->
         assert not pace.has_time_for([loop(), loop("compile", other)], keep=1.0), "another step"
     bf16 = fake_spec("bf16-mixed", techniques=("compile",), device="cuda:0")
     assert not pace.has_time_for([loop(), bf16], keep=1.0)
+
+
+def test_a_climb_that_goes_on_knows_what_was_compiled(pace: Pace) -> None:
+    def trial(spec: TrialSpec, first_step_seconds: float) -> Trial:
+        return fake_trial(spec, facts=fake_facts(first_step_seconds=first_step_seconds))
+
+    crashed = fake_trial(loop("compile", "channels-last")).model_copy(update={"status": "crashed"})
+    both = loop("compiled-update", "compile")
+    pace.recall([trial(loop(), 90.0), trial(loop("compile"), 3.0), trial(both, 15.0), crashed])
+    assert pace._compile_seconds == 10.0, "15 s by one and a half"
+    assert pace.has_time_for([both] * 2, keep=0.5), "4 s and 6, and half of it for the proof"
+    assert not pace.has_time_for([loop("compile", "channels-last")] * 2), "24 s: what crashed left nothing"
 
 
 def test_a_phase_may_take_half_of_the_budget_and_three_minutes_at_the_least() -> None:

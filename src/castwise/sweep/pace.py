@@ -21,8 +21,8 @@ _SEARCH_SECONDS, _SHORT_SEARCH_SECONDS = 5.0, 0.5
 # What each technique takes, in times that.
 _COMPILES = {"compile": 1.0, "compile-max-autotune": 4.0, "compiled-update": 0.5}
 # What a later process takes of it for what an earlier one compiled: Inductor keeps that on disk. Source: the same host:
-# first steps of EfficientNet-B4 15 to 30 s where they were 91 to 168 s, of DPN-92 14 to 21 s instead of 59 to 69 s.
-_AGAIN = 0.3
+# first steps took 0.10 to 0.13 of what they had taken of seven convolutional networks, 0.18 to 0.29 of four small ones.
+_AGAIN = 0.2
 # What else makes of a step, and of an update, another one to compile.
 _PADS = frozenset(row.name for row in TECHNIQUES if row.name.startswith("pad-"))
 _OF_STEP = _PADS | {"channels-last", "space-to-depth", "matmul-stem", "max-pool-kernel", "batch-norm-kernel"}
@@ -92,6 +92,18 @@ class Pace:
     def compiled(self, specs: Sequence[TrialSpec]) -> None:
         """Take note of loops whose processes ended well: what they compiled is on disk."""
         self._compiled |= {key for spec in specs for _, key in _parts(spec)}
+
+    def recall(self, trials: Sequence[Trial]) -> None:
+        """Take note of what loops on record compiled, and how long their first steps took for it.
+
+        Args:
+            trials: Trials of the climb's workload.
+        """
+        for trial in trials:
+            units = sum(units for units, _ in _parts(trial.spec))
+            if trial.status == "ok" and trial.facts is not None and units:
+                self._compile_seconds = max(self._compile_seconds, trial.facts.first_step_seconds / units)
+                self.compiled([trial.spec])
 
     def has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
         """Return whether a sitting would end in time, and leave some for the proof: `keep` sittings like it.
