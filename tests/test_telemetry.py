@@ -18,7 +18,9 @@ from castwise.recipe import Recipe
 from castwise.record import Block, Environment, Trial
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Silent, Sweep
+from castwise.sweep.sitting import sit
 from castwise.sweep.telemetry import Telemetry, Watch
+from castwise.sweep.turns import Earlier
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
 GPUS = {"cuda:0": UUID}
@@ -283,6 +285,21 @@ def test_energy_is_metered_over_a_stretch_of_steps_after_the_blocks(monkeypatch:
     assert trial.metered.seconds > 0
     assert trial.metered.step_seconds > 0
     assert not trial.metered.missing
+
+
+@pytest.mark.parametrize(("number", "metered"), [(1, {"fp32", "tf32"}), (2, {"tf32"})])
+def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
+    number: int, metered: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = FakeMonitor(sample=lambda index: fake_sample(energy_joules=1000.0 + 50.0 * index))
+    monkeypatch.setattr(Stretching, "monitor", monitor, raising=False)
+    monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
+    specs = [fake_spec(name, protocol=Protocol(num_blocks=4)) for name in ("fp32", "tf32")]
+    engine = FakeEngine(environment=ON_GPU, exclusive=False)
+    sweep = sweep_with(watching(monitor, period_seconds=0.001), engine)
+    sat = sit(sweep, specs, number=number, earlier={specs[0].cell: Earlier(0.001, 0.1)})
+    sweep.leaving.wait()
+    assert {trial.spec.precision for trial in sat.trials if trial.metered is not None} == metered
 
 
 @pytest.mark.parametrize("environment", [fake_environment(None), ON_GPU])

@@ -86,6 +86,11 @@ class _Resident:
         recipe, length = self.spec.recipe, self.turns.length if may_be_long else 1
         self._try((lambda: self._time_block(length)) if recipe is None else lambda: self._train(recipe))
 
+    @property
+    def is_new(self) -> bool:
+        """Return whether no process of its cell ended well before."""
+        return self._earlier is None
+
     def measure_energy(self) -> None:
         """Let steps run at a stretch, for the energy counter; a training run's epochs have readings of their own."""
         if self.spec.recipe is None:
@@ -175,7 +180,8 @@ def sit(
         moving_in: How the cells are set up: all at once; the first alone and then the others at once; or one by one,
             where they would take too much from each other. Where the first does not fit beside the others, all begin
             anew with the first alone. They are warmed up one by one in any case.
-        number: The round's number, for progress and for the order of its turns. Energy is measured in the first.
+        number: The round's number, for progress and for the order of its turns. Energy is measured in the first, and
+            of a cell that no earlier process is known of.
         earlier: What earlier processes of a cell showed, by cell.
         baseline: The cell that the others are compared with; None takes float32's.
     """
@@ -199,8 +205,8 @@ def sit(
             sit_down("first alone")
         _warm_up(sweep, residents, number)
         _take_turns(sweep, residents, number)
-        if number == 1:
-            for resident in residents:
+        for resident in residents:
+            if number == 1 or resident.is_new:
                 resident.measure_energy()
         _all_at_once(_Resident.finish, residents)
     except BaseException:
