@@ -100,10 +100,12 @@ class Pace:
             trials: Trials of the climb's workload.
         """
         for trial in trials:
+            if trial.status != "ok" or trial.facts is None:
+                continue
             units = sum(units for units, _ in _parts(trial.spec))
-            if trial.status == "ok" and trial.facts is not None and units:
+            if units >= 1:  # an update alone waits for neighbours that compile more
                 self._compile_seconds = max(self._compile_seconds, trial.facts.first_step_seconds / units)
-                self.compiled([trial.spec])
+            self.compiled([trial.spec])
 
     def has_time_for(self, specs: Sequence[TrialSpec], keep: float = 1.0) -> bool:
         """Return whether a sitting would end in time, and leave some for the proof: `keep` sittings like it.
