@@ -193,8 +193,8 @@ def test_a_stretch_of_steps_tells_more_than_blocks() -> None:
     assert energy.source == "counter at a stretch"
     assert energy.power_watts == power_watts(metered()) == 500.0
     assert energy.joules_per_unit == joules_per_unit(metered()) == pytest.approx(500.0 * 0.2 / 256), "of its own steps"
-    older = metered(step_seconds=0.0)
-    assert joules_per_unit(older) == pytest.approx(500.0 * 0.1 / 256)
+    unknown = metered(step_seconds=0.0)
+    assert joules_per_unit(unknown) == pytest.approx(500.0 * 0.1 / 256)
     assert energy.low == pytest.approx(energy.joules_per_unit * (1 - 0.0155))
     assert energy.high == pytest.approx(energy.joules_per_unit * (1 + 0.0155))
 

@@ -102,7 +102,7 @@ class Metered(Document):
         joules: What the counter went up by from its first tick to its last.
         seconds: The time between the two, by the host's clock.
         num_ticks: Ticks, the first not counted; the fewest of any GPU's.
-        step_seconds: Seconds a step of the stretch; 0 in older records.
+        step_seconds: Seconds a step of the stretch; 0 where that is not known.
         late_seconds: How late the first and the last tick were seen at the most, of any GPU.
         missing: Why joules are 0; empty where they are not.
     """

@@ -10,7 +10,7 @@ from castwise.record import Block, Facts, Trial
 from castwise.workloads import Unit
 
 # What a step takes longer at a stretch than in blocks is told from here. Source: H200s far from their power limit took
-# 0.2 to 0.6 % less (docs/method.md): there are no pauses in a stretch.
+# 0.2 to 0.4 % less (docs/method.md): there are no pauses in a stretch.
 _STRETCH_EXCESS = 0.005
 
 
