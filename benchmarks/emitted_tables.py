@@ -51,7 +51,8 @@ def _line(loop: dict[str, Any]) -> str:
     told = alike or alone
     assert told is not None
     cells = [what, named, f"{format_rate(speed.value)} {unit}/s", *_cells(alike), *_cells(alone)]
-    return f"| {' | '.join([*cells, str(told.n), _said(told)])} |"
+    failure = f"; then {markdown_text(loop['failure'][:200])}" if loop.get("failure") else ""
+    return f"| {' | '.join([*cells, str(told.n), _said(told) + failure])} |"
 
 
 def _ratio(turns: Sequence[dict[str, Any]], side: str) -> Estimate | None:

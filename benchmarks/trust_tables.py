@@ -181,7 +181,7 @@ def stretches(trials: Iterable[Trial]) -> str:
             low = max(each for each in _POWERS if each <= drawn)
             found[low].append((trial, trial.metered.step_seconds / seconds - 1))
     highs = [*(f"{high:.0%}" for high in _POWERS[1:]), ""]
-    lines = ["| power over the board's limit | processes | median | middle half | most |", "|---|---:|---:|---:|---:|"]
+    lines = ["| power, of the board's limit | processes | median | middle half | most |", "|---|---:|---:|---:|---:|"]
     for (low, own), high in zip(found.items(), highs, strict=True):
         named = f"{low:.0%} and more" if not high else f"{low:.0%} to {high}" if low else f"under {high}"
         if len(own) > 1:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 
@@ -47,8 +47,12 @@ def output_of(text: str, folder: Path, *options: str) -> str:
         host.stdin.write(json.dumps(request) + "\n")
         host.stdin.flush()
         code = host.stdout.readline().strip()
+        if not code:
+            raise RuntimeError(f"the host of scripts died: {err.read_text()}")
     except BaseException:  # pytest's time limit for one: the next script has another host
-        os.killpg(host.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(host.pid, signal.SIGKILL)
+        host.wait()
         _host.cache_clear()
         raise
     assert code == "0", (code, err.read_text())

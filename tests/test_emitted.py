@@ -127,6 +127,11 @@ def test_a_failure_is_a_line(tmp_path: Path) -> None:
     assert lines[-1].endswith("| train.py: broken |")
 
 
+def test_a_failure_after_the_first_round_is_said_beside_what_was_measured(tmp_path: Path) -> None:
+    path = record(tmp_path / "2026-11-23-h200.json", [(100.0, 99.0)], failure="train.py: broken")
+    assert emitted_table(path).splitlines()[-1].endswith("| 1 | open; then train.py: broken |")
+
+
 def test_a_run_is_kept_round_by_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sides(spec: TrialSpec, *_: object) -> dict[str, Any]:
         def fail() -> float:

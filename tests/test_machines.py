@@ -61,7 +61,8 @@ def test_a_process_gives_a_value() -> None:
 
 
 def test_seeds_of_a_whole_run_are_values_too_and_whole_runs_go_before_short_ones() -> None:
-    seeds = [fake_run(fake_training(seed=seed)) for seed in range(3)]
+    limits = [Protocol(timeout_seconds=seconds) for seconds in (60.0, 600.0, 600.0)]
+    seeds = [fake_run(fake_training(seed=seed, protocol=limit)) for seed, limit in enumerate(limits)]
     short = fake_run(fake_training(recipe={"stop_after": 1}))
     machine = only(short, *seeds)
     (entry,) = machine.entries.values()

@@ -64,7 +64,12 @@ def test_a_climb_that_goes_on_knows_what_was_compiled(pace: Pace) -> None:
     crashed = fake_trial(loop("compile", "channels-last")).model_copy(update={"status": "crashed"})
     both = loop("compiled-update", "compile")
     update = trial(loop("compiled-update"), 90.0)
-    pace.recall([trial(loop(), 90.0), update, trial(loop("compile"), 3.0), trial(both, 15.0), crashed])
+    others = [
+        trial(spec.model_copy(update=update), 200.0)
+        for spec in (both, loop("compile", "channels-last"))
+        for update in ({"workload": "resnet101"}, {"world_size": 2, "parallelism": "ddp"})
+    ]
+    pace.recall([trial(loop(), 90.0), update, trial(loop("compile"), 3.0), trial(both, 15.0), crashed, *others], loop())
     assert pace._compile_seconds == 10.0, "15 s by one and a half"
     assert pace.has_time_for([both] * 2, keep=0.5), "4 s and 6, and half of it for the proof"
     assert not pace.has_time_for([loop("compile", "channels-last")] * 2), "24 s: what crashed left nothing"

@@ -36,3 +36,12 @@ def test_the_time_limit_sets_nothing_apart() -> None:
     assert shared_but(short) == shared_but(long)
     (_, faster) = compare([short, fake_trial(fake_spec("tf32", protocol=long.spec.protocol), step_seconds=(0.05,))])
     assert faster.speedup is not None
+
+
+def test_a_time_limit_is_no_reason_why_two_cannot_be_compared() -> None:
+    short, long = (Protocol(timeout_seconds=seconds) for seconds in (5.0, 900.0))
+    plain = fake_trial(fake_spec(protocol=short))
+    (_, other) = compare([plain, fake_trial(fake_spec("tf32", protocol=long, batch_size=64))])
+    assert other.verdict is not None
+    assert "batch size" in other.verdict.reason
+    assert "protocol" not in other.verdict.reason

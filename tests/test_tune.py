@@ -240,14 +240,17 @@ def test_all_is_on_record_and_the_same_command_measures_nothing_again(tmp_path: 
     assert len(third.measured) == len(first.measured)
 
 
-def test_it_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut = engine(faults={"#30": Fault("interrupt", "run_block")})
     with pytest.raises(KeyboardInterrupt):
         climb(cut, results=tmp_path)
     kept = load_folder(tmp_path)[0]
     assert kept
     rest, whole = engine(), engine()
+    recalled: list[int] = []
+    monkeypatch.setattr(Pace, "recall", lambda _, trials, start: recalled.append(len(trials)))
     winner = climb(rest, results=tmp_path).winner
+    assert recalled == [len(kept)], "what those compiled is on disk"
     assert climb(whole).winner == winner
     assert len(rest.measured) < len(whole.measured)
 

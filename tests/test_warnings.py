@@ -130,6 +130,13 @@ def test_steps_that_a_limit_slows_down_as_they_go_on_are_told(seconds: float, sa
     assert said in warning.seen
 
 
+def test_a_stretch_within_what_blocks_spread_by_is_not_laid_to_the_limit() -> None:
+    trial = fake_trial(step_seconds=(0.1, 0.102, 0.104, 0.106) * 2)
+    reading = fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0)
+    warning = only(trial.model_copy(update={"readings": (reading,) * 8, "metered": Metered(step_seconds=0.105)}))
+    assert "steps that ran on and on" not in warning.seen
+
+
 @pytest.mark.parametrize(
     ("reason", "cause"),
     [

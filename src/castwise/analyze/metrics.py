@@ -45,13 +45,14 @@ def step_seconds(trial: Trial) -> float | None:
 def stretch_excess(trial: Trial) -> float | None:
     """Return how much longer a step took where steps ran on and on than in the timed blocks, as a share of these.
 
-    Blocks have pauses between them, and other cells' blocks. None where it was not measured, or is too little to tell.
+    Blocks have pauses between them, and other cells' blocks. None where it was not measured, or is too little to tell:
+    no more than the blocks spread by.
     """
     seconds = step_seconds(trial)
     if trial.metered is None or not trial.metered.step_seconds or not seconds:
         return None
     excess = trial.metered.step_seconds / seconds - 1
-    return excess if excess >= _STRETCH_EXCESS else None
+    return excess if excess >= max(_STRETCH_EXCESS, spread(trial) or 0.0) else None
 
 
 def cold_start_seconds(trial: Trial) -> float | None:

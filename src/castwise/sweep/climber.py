@@ -56,7 +56,7 @@ class Climb(Known):
     def run(self) -> Climbed:
         """Climb until nothing left pays, or the time is up; then look for what is within the memory limit."""
         self._pace = Pace(self.budget_seconds)
-        self._pace.recall([trial for trial in self.known if trial.spec.workload == self.start.workload])
+        self._pace.recall(self.known, self.start)
         self._probe(self.start)
         self._pace.short = is_short(self._of(self.start))
         ending: Ending = "failed"

@@ -20,8 +20,8 @@ _FEW_KERNELS = ("mlp", "mnist_cnn", "rnn_lm")
 _SEARCH_SECONDS, _SHORT_SEARCH_SECONDS = 5.0, 0.5
 # What each technique takes, in times that.
 _COMPILES = {"compile": 1.0, "compile-max-autotune": 4.0, "compiled-update": 0.5}
-# What a later process takes of it for what an earlier one compiled: Inductor keeps that on disk. Source: the same host:
-# first steps took 0.10 to 0.13 of what they had taken of seven convolutional networks, 0.18 to 0.29 of four small ones.
+# What a later process takes of it for what an earlier one compiled: Inductor keeps that on disk. Source: the same host;
+# later first steps took 0.07 to 0.21 of the first in seven convolutional networks, 0.17 to 0.37 in three small ones.
 _AGAIN = 0.2
 # What else makes of a step, and of an update, another one to compile.
 _PADS = frozenset(row.name for row in TECHNIQUES if row.name.startswith("pad-"))
@@ -93,14 +93,15 @@ class Pace:
         """Take note of loops whose processes ended well: what they compiled is on disk."""
         self._compiled |= {key for spec in specs for _, key in _parts(spec)}
 
-    def recall(self, trials: Sequence[Trial]) -> None:
+    def recall(self, trials: Sequence[Trial], start: TrialSpec) -> None:
         """Take note of what loops on record compiled, and how long their first steps took for it.
 
         Args:
-            trials: Trials of the climb's workload.
+            trials: Trials, of any workload; those of the same model on as many GPUs count.
+            start: The climb's plain loop.
         """
         for trial in trials:
-            if trial.status != "ok" or trial.facts is None:
+            if trial.status != "ok" or trial.facts is None or _model_of(trial.spec) != _model_of(start):
                 continue
             units = sum(units for units, _ in _parts(trial.spec))
             if units >= 1:  # an update alone waits for neighbours that compile more
@@ -172,6 +173,11 @@ def _parts(spec: TrialSpec) -> list[_Part]:
             others = tuple(other for other in spec.techniques if other in which)
             found.append((_COMPILES[name], (name, spec.precision, spec.batch_size, others)))
     return found
+
+
+def _model_of(spec: TrialSpec) -> tuple[object, ...]:
+    """Return what else makes of a step another one to compile, and is the same all through a climb."""
+    return spec.workload, spec.recorded.own, spec.world_size, spec.parallelism
 
 
 def _searches(specs: Sequence[TrialSpec]) -> int:
