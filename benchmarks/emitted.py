@@ -5,7 +5,7 @@
 NAME is a climb under benchmarks/records/climbs/ (without one: all); its fastest loop is measured, as the climb did, in
 one process alone; its script is run in another, as it stands, and in a third, told to warm up and to time as many steps
 as the first did. They take turns; which begins changes from round to round. Where a loop's next round would not end
-within S seconds, by its longest so far, none begins.
+within S seconds, by its longest so far, none begins. The GPU's clock and power are watched from outside, of all alike.
 """
 
 import argparse
@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clocks import watched
 from stored import RECORDS, load
 
-from castwise.analyze.metrics import throughput
+from castwise.analyze.metrics import throughput, units_per_step
 from castwise.errors import CastwiseError
 from castwise.plan import TrialSpec
 from castwise.record import Trial
@@ -33,23 +34,40 @@ from castwise.sweep.runner import Silent, Sweep
 
 # The sides. A script as it stands times three seconds, a rung less than one: a board at its power limit may slow down.
 RUNG, SCRIPT, ALIKE = "rung", "script", "script, as many steps"
-Sides = Mapping[str, Callable[[], float]]
 _FOREVER = 1800.0  # seconds that a process may take
 
 
 @dataclass(frozen=True)
-class Turn:
+class Speed:
+    """How fast one process was, and what its GPU did.
+
+    Attributes:
+        per_second: Units a second.
+        at_a_stretch: Units a second of the steps that castwise runs on and on after its blocks; None of a script's.
+        clock_hertz: The middle SM clock of the time in which most power was drawn; None without a GPU.
+        power_watts: The middle power of that time.
+    """
+
+    per_second: float
+    at_a_stretch: float | None = None
+    clock_hertz: float | None = None
+    power_watts: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn(Speed):
     """One process of one side.
 
     Attributes:
         side: `RUNG`, `SCRIPT` or `ALIKE`.
-        per_second: Units a second.
         seconds: Wall time of the process.
     """
 
     side: str
-    per_second: float
     seconds: float
+
+
+Sides = Mapping[str, Callable[[], Speed]]
 
 
 def fastest_of(name: str) -> TrialSpec:
@@ -79,8 +97,8 @@ class Rung:
         self._spec, self._bench = spec, bench
         self._trial: Trial | None = None
 
-    def measure(self) -> float:
-        """Return the units a second of one process.
+    def measure(self) -> Speed:
+        """Return how fast one process was.
 
         Raises:
             RuntimeError: The trial did not end well.
@@ -90,7 +108,9 @@ class Rung:
         if trial.status != "ok" or speed is None:
             raise RuntimeError(f"{self._spec.label}: {trial.status}: {trial.message}")
         self._trial = trial
-        return speed
+        if trial.metered is None or not trial.metered.step_seconds or trial.facts is None:
+            return Speed(speed)
+        return Speed(speed, units_per_step(trial.spec, trial.facts) / trial.metered.step_seconds)
 
     @property
     def options(self) -> list[str]:
@@ -105,8 +125,8 @@ class Rung:
         return ["--warm-up", str(self._trial.facts.warm_up_steps), "--steps", str(steps)]
 
 
-def run_script(file: Path, options: Sequence[str] = ()) -> float:
-    """Return the units a second that a script prints.
+def run_script(file: Path, options: Sequence[str] = ()) -> Speed:
+    """Return how fast a script says it is.
 
     Raises:
         RuntimeError: It failed.
@@ -115,7 +135,7 @@ def run_script(file: Path, options: Sequence[str] = ()) -> float:
     done = subprocess.run(command, capture_output=True, text=True, cwd=file.parent, timeout=_FOREVER, check=False)
     if done.returncode:
         raise RuntimeError(f"{file}: {done.stderr[-2000:]}")
-    return float(done.stdout.splitlines()[-1].split()[0])
+    return Speed(float(done.stdout.splitlines()[-1].split()[0]))
 
 
 def take_turns(sides: Sides, rounds: int, deadline: float, keep: Callable[[list[Turn]], None]) -> list[Turn]:
@@ -136,7 +156,7 @@ def take_turns(sides: Sides, rounds: int, deadline: float, keep: Callable[[list[
         for side in sorted(sides, reverse=bool(number % 2)):
             started = time.perf_counter()
             speed = sides[side]()
-            turns.append(Turn(side, speed, time.perf_counter() - started))
+            turns.append(Turn(side=side, seconds=time.perf_counter() - started, **asdict(speed)))
         longest = max(longest, time.perf_counter() - began)
         keep(turns)
     return turns
@@ -155,11 +175,20 @@ def compare(spec: TrialSpec, bench: Bench, folder: Path, options: Sequence[str] 
     file = folder / "train.py"
     file.write_text(script_of(spec))
     rung = Rung(spec, bench)
-    return {
+    sides: Sides = {
         RUNG: rung.measure,
         SCRIPT: lambda: run_script(file, options),
         ALIKE: lambda: run_script(file, rung.options),
     }
+
+    def watching(measure: Callable[[], Speed]) -> Callable[[], Speed]:
+        def measured() -> Speed:
+            speed, busy = watched(bench.environment.gpu_uuid, measure)
+            return speed if busy is None else replace(speed, clock_hertz=busy.clock_hertz, power_watts=busy.power_watts)
+
+        return measured
+
+    return {name: watching(measure) for name, measure in sides.items()}
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """The table of emitted scripts beside the loops that were measured."""
 
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,41 @@ def emitted_table(*paths: Path) -> str:
         "|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     lines += [_line(loop) for loop in loops if loop["turns"] or loop.get("failure")]
-    return "\n".join([*lines, ""])
+    notes = [note for loop in loops for note in _notes(loop["name"], loop["turns"])]
+    return "\n".join([*lines, *(["", *notes] if notes else []), ""])
+
+
+def _notes(name: str, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield what stands beside a script that does not keep up: castwise's steps at a stretch, and the GPU's clock."""
+    ratio = _ratio(turns, SCRIPT)
+    if ratio is None or _said(ratio) != "no":
+        return
+    at_a_stretch = _ratio(turns, SCRIPT, "at_a_stretch")
+    if at_a_stretch is not None:
+        interval = " [{}, {}]".format(*_cells(at_a_stretch)[1].split(" … ")) if at_a_stretch.n > 1 else ""
+        yield (
+            f"- {name}, script as it stands over the steps that castwise runs on and on after its blocks: "
+            f"{at_a_stretch.value:.3f}{interval}"
+        )
+    clocks = {side: _clock(turns, side) for side in (RUNG, ALIKE, SCRIPT)}
+    said = [f"{side} {clock}" for side, clock in clocks.items() if clock]
+    if said:
+        yield f"- {name}, SM clock and power where most is drawn: {'; '.join(said)}"
+
+
+def _clock(turns: Sequence[dict[str, Any]], side: str) -> str:
+    told = [
+        (turn["clock_hertz"], turn["power_watts"])
+        for turn in turns
+        if turn["side"] == side and turn.get("clock_hertz") is not None
+    ]
+    if not told:
+        return ""
+    clocks, powers = zip(*told, strict=True)
+    low, high = min(clocks) / 1e6, max(clocks) / 1e6
+    return (
+        f"{statistics.median(clocks) / 1e6:,.0f} MHz ({low:,.0f} to {high:,.0f}) at {statistics.median(powers):.0f} W"
+    )
 
 
 def _line(loop: dict[str, Any]) -> str:
@@ -55,10 +90,12 @@ def _line(loop: dict[str, Any]) -> str:
     return f"| {' | '.join([*cells, str(told.n), _said(told) + failure])} |"
 
 
-def _ratio(turns: Sequence[dict[str, Any]], side: str) -> Estimate | None:
-    """Return a side's speed over castwise's, round by round; None where it was not measured."""
-    speeds = _speeds(turns, side)
-    return estimate([script / rung for script, rung in zip(speeds, _speeds(turns, RUNG), strict=bool(speeds))])
+def _ratio(turns: Sequence[dict[str, Any]], side: str, of: str = "per_second") -> Estimate | None:
+    """Return a side's speed over castwise's, round by round; None where one was not measured."""
+    speeds, rungs = _speeds(turns, side), _speeds(turns, RUNG, of)
+    if not speeds or not rungs:
+        return None
+    return estimate([script / rung for script, rung in zip(speeds, rungs, strict=True)])
 
 
 def _cells(ratio: Estimate | None) -> tuple[str, str]:
@@ -67,8 +104,8 @@ def _cells(ratio: Estimate | None) -> tuple[str, str]:
     return f"{ratio.value:.3f}", f"{ratio.low:.3f} … {ratio.high:.3f}" if ratio.n > 1 else "–"
 
 
-def _speeds(turns: Sequence[dict[str, Any]], side: str) -> list[float]:
-    return [turn["per_second"] for turn in turns if turn["side"] == side]
+def _speeds(turns: Sequence[dict[str, Any]], side: str, name: str = "per_second") -> list[float]:
+    return [turn[name] for turn in turns if turn["side"] == side and turn.get(name) is not None]
 
 
 def _said(ratio: Estimate) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import emitted
 import pytest
-from emitted import ALIKE, RUNG, SCRIPT, Rung, Turn, compare, fastest_of, take_turns
+from emitted import ALIKE, RUNG, SCRIPT, Rung, Speed, Turn, compare, fastest_of, take_turns
 from emitted_tables import emitted_table
 
 from castwise.plan import Protocol, TrialSpec
@@ -23,7 +23,7 @@ def test_the_sides_take_turns_and_change_who_begins() -> None:
     order: list[str] = []
 
     def side(name: str, speed: float) -> Any:
-        return lambda: order.append(name) or speed
+        return lambda: order.append(name) or Speed(speed)
 
     kept: list[int] = []
     turns = take_turns(
@@ -38,9 +38,9 @@ def test_no_round_begins_that_would_end_late(monkeypatch: pytest.MonkeyPatch) ->
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
-    def slow() -> float:
+    def slow() -> Speed:
         now[0] += 4.0
-        return 1.0
+        return Speed(1.0)
 
     assert len(take_turns({RUNG: slow, SCRIPT: slow}, 9, 20.0, ignore)) == 4
 
@@ -78,7 +78,7 @@ def test_a_script_is_told_to_run_as_many_steps_as_the_loop_did() -> None:
     rung = Rung(spec, bench)
     with pytest.raises(LookupError, match="not measured yet"):
         _ = rung.options
-    assert rung.measure() > 0
+    assert rung.measure().per_second > 0
     _, warm_up, steps, timed = rung.options
     assert int(warm_up) >= 2
     assert (steps, timed) == ("--steps", "3"), "a block is one step"
@@ -122,6 +122,22 @@ def test_runs_on_several_gpus_are_one_table(tmp_path: Path) -> None:
     assert lines[-1] == lines[-2]
 
 
+def test_beside_a_script_that_does_not_keep_up_stand_the_stretch_and_the_clock(tmp_path: Path) -> None:
+    path = record(tmp_path / "2026-11-23-h200.json", [(100.0, 90.0, 100.0), (100.0, 90.2, 100.0)])
+    document = json.loads(path.read_text())
+    told = {RUNG: (90.0, 1.5e9, 650.0), SCRIPT: (None, 1.35e9, 690.0), ALIKE: (None, None, None)}
+    for turn in document["loops"][0]["turns"]:
+        turn |= dict(zip(("at_a_stretch", "clock_hertz", "power_watts"), told[turn["side"]], strict=True))
+    path.write_text(json.dumps(document))
+    stretch, clock = emitted_table(path).splitlines()[-2:]
+    assert ": 1.001 [" in stretch
+    assert clock.endswith("rung 1,500 MHz (1,500 to 1,500) at 650 W; script 1,350 MHz (1,350 to 1,350) at 690 W")
+    for turn in document["loops"][0]["turns"]:
+        turn["per_second"] = 100.0
+    path.write_text(json.dumps(document))
+    assert emitted_table(path).splitlines()[-1].endswith("| yes |"), "one that keeps up needs no notes"
+
+
 def test_a_failure_is_a_line(tmp_path: Path) -> None:
     lines = emitted_table(record(tmp_path / "2026-11-23-h200.json", [], failure="train.py: broken")).splitlines()
     assert lines[-1].endswith("| train.py: broken |")
@@ -134,10 +150,10 @@ def test_a_failure_after_the_first_round_is_said_beside_what_was_measured(tmp_pa
 
 def test_a_run_is_kept_round_by_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sides(spec: TrialSpec, *_: object) -> dict[str, Any]:
-        def fail() -> float:
+        def fail() -> Speed:
             raise RuntimeError("(made up)")
 
-        fine = {RUNG: lambda: 5.0, SCRIPT: lambda: 5.0}
+        fine = {RUNG: lambda: Speed(5.0), SCRIPT: lambda: Speed(5.0)}
         return fine if spec.workload == "lstm-lm" else {RUNG: fail, SCRIPT: fail}
 
     out = tmp_path / "2026-11-23-x.json"

@@ -181,10 +181,10 @@ class Telemetry:
 
     def _samplers(
         self, gpus: Gpus, what: Callable[[Monitor], Callable[[], Sample]], period_seconds: float
-    ) -> dict[str, "_Sampler"]:
-        return {device: _Sampler(what(monitor), period_seconds) for device, monitor in self._opened(gpus).items()}
+    ) -> dict[str, "Sampler"]:
+        return {device: Sampler(what(monitor), period_seconds) for device, monitor in self._opened(gpus).items()}
 
-    def _begin(self, gpus: Gpus, samplers: Mapping[str, "_Sampler"]) -> None:
+    def _begin(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> None:
         """Let all take their first samples."""
         for sampler in samplers.values():
             sampler.start()
@@ -192,7 +192,7 @@ class Telemetry:
         for device, sampler in samplers.items():
             self._heed(gpus[device], sampler.has_begun.wait(max(0.0, deadline - time.monotonic())), sampler)
 
-    def _end(self, gpus: Gpus, samplers: Mapping[str, "_Sampler"]) -> dict[str, "_Sampler"]:
+    def _end(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> dict[str, "Sampler"]:
         """Let all take their last samples, and return those that have read their GPUs from first to last."""
         started = {device: sampler for device, sampler in samplers.items() if sampler.ident is not None}
         for sampler in started.values():
@@ -230,7 +230,7 @@ class _Task(threading.Thread):
             self.failure = str(error) or type(error).__name__
 
 
-class _Sampler(_Task):
+class Sampler(_Task):
     """Reads a GPU at once, then once a period, and a last time when it is told to end.
 
     Attributes:
