@@ -21,6 +21,7 @@ import emitted_tables
 import exchange_tables
 import fit_tables
 import own_tables
+import pauses_tables
 import side_by_side_tables
 import trust_tables
 from goal_rows import ROWS
@@ -262,6 +263,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "side_by_side": lambda name: side_by_side_tables.side_by_side_table(load(RECORDS / "side_by_side" / name)),
     "emitted": lambda names: emitted_tables.emitted_table(
         *(RECORDS / "emitted" / f"{name}.json" for name in names.split())
+    ),
+    "pauses": lambda names: pauses_tables.pauses_table(
+        *(RECORDS / "pauses" / f"{name}.json" for name in names.split())
     ),
     "exchange": lambda name: exchange_tables.exchange_table(RECORDS / "exchange" / f"{name}.json"),
     "round_cost": round_cost,
