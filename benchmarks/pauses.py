@@ -5,7 +5,8 @@
 NAME is a climb under benchmarks/records/climbs/ (without one: wrn-28-10); its fastest loop is set up in this process.
 Each round goes through all patterns in an order of its own: steps at a stretch; blocks with pauses of several lengths
 between them; blocks as castwise times them, whose pauses are its telemetry's; and such blocks behind steps that are
-not timed. Of each pattern S seconds pass before S seconds count.
+not timed. Of each pattern S seconds pass before S seconds count. At a round's end the GPU rests, and then steps run for
+some seconds, of which each half counts for itself: how long a speed behind a rest lasts.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from castwise.sweep.telemetry import Telemetry
 AT_A_STRETCH, AS_CASTWISE = "at a stretch", "blocks as castwise times them"
 _PAUSES = (0.0, 0.003, 0.01, 0.03, 0.1)
 _LEADS = (0.02, 0.05, 0.1)
+_REST_SECONDS, _PART_SECONDS, _NUM_PARTS = 2.0, 0.5, 10
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,20 @@ def measure(pattern: str, timed: Timed, seconds: float) -> Turn:
     return Turn(pattern, statistics.median(block.seconds / block.num_steps for block in blocks), idle)
 
 
+def after_a_rest(cell: SteadyCell) -> list[Turn]:
+    """Return what steps take from a rest on, part by part of the time."""
+    time.sleep(_REST_SECONDS)
+    parts = [cell.run_stretch(_PART_SECONDS) for _ in range(_NUM_PARTS)]
+    return [
+        Turn(
+            f"{number * _PART_SECONDS:.1f} to {(number + 1) * _PART_SECONDS:.1f} s after a rest of {_REST_SECONDS:g} s",
+            part.seconds / part.num_steps,
+            0.0,
+        )
+        for number, part in enumerate(parts)
+    ]
+
+
 def turns_of(spec: TrialSpec, bench: Bench, rounds: int, seconds: float) -> list[Turn]:
     """Return what all patterns gave of a loop, round by round."""
     spec = spec.model_copy(update={"device": bench.device})
@@ -131,6 +147,7 @@ def turns_of(spec: TrialSpec, bench: Bench, rounds: int, seconds: float) -> list
                 if busy is not None:
                     turn = replace(turn, clock_hertz=busy.clock_hertz, power_watts=busy.power_watts)
                 turns.append(turn)
+            turns += after_a_rest(cell)
         return turns
     finally:
         cell.finish()

@@ -36,20 +36,22 @@ def _lines(name: str, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
     for turn in turns:
         by_pattern.setdefault(turn["pattern"], []).append(turn)
     stretch = by_pattern.pop(AT_A_STRETCH)
-    for pattern, own in {AT_A_STRETCH: stretch, **dict(sorted(by_pattern.items(), key=_idle))}.items():
+    for pattern, own in {
+        AT_A_STRETCH: stretch,
+        **dict(sorted(by_pattern.items(), key=lambda item: _idle(item[1]))),
+    }.items():
         pairs = zip(own, stretch, strict=True)
         ratio = estimate([turn["step_seconds"] / other["step_seconds"] for turn, other in pairs])
         assert ratio is not None
         over = "1" if own is stretch else f"{ratio.value:.4f}"
         interval = f"{ratio.low:.4f} … {ratio.high:.4f}" if own is not stretch and ratio.n > 1 else "–"
-        idle = statistics.median(turn["idle_share"] for turn in own)
         step = statistics.median(turn["step_seconds"] for turn in own)
-        cells = [name, pattern, f"{idle:.1%}", format_seconds(step), over, interval]
+        cells = [name, pattern, f"{_idle(own):.1%}", format_seconds(step), over, interval]
         yield f"| {' | '.join([*cells, *_drawn(own)])} |"
 
 
-def _idle(item: tuple[str, list[dict[str, Any]]]) -> float:
-    return statistics.median(turn["idle_share"] for turn in item[1])
+def _idle(turns: Sequence[dict[str, Any]]) -> float:
+    return statistics.median(turn["idle_share"] for turn in turns)
 
 
 def _drawn(turns: Sequence[dict[str, Any]]) -> tuple[str, str]:

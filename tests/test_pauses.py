@@ -20,8 +20,15 @@ def small() -> TrialSpec:
     )
 
 
-def test_every_round_goes_through_all_patterns() -> None:
+def test_every_round_goes_through_all_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "_REST_SECONDS", 0.2)
+    monkeypatch.setattr(pauses, "_PART_SECONDS", 0.2)
+    monkeypatch.setattr(pauses, "_NUM_PARTS", 2)
     turns = turns_of(small(), find_bench("cpu", None), rounds=2, seconds=0.02)
+    assert [turn.pattern for turn in turns if "rest" in turn.pattern][:2] == [
+        "0.0 to 0.2 s after a rest of 0.2 s",
+        "0.2 to 0.4 s after a rest of 0.2 s",
+    ]
     first, second = turns[: len(turns) // 2], turns[len(turns) // 2 :]
     assert {turn.pattern for turn in first} == {turn.pattern for turn in second}
     assert len({turn.pattern for turn in first}) == len(first)
