@@ -2,7 +2,8 @@
 
     python benchmarks/pauses.py --out FILE [--rounds N] [--seconds S] [NAME ...]
 
-NAME is a climb under benchmarks/records/climbs/ (without one: wrn-28-10); its fastest loop is set up in this process.
+NAME is a climb under benchmarks/records/climbs/ (without one: wrn-28-10); its fastest loop is set up in this process,
+as NAME:PRECISION in another precision: whether the one that is faster in blocks is so at a stretch.
 Each round goes through all patterns in an order of its own: steps at a stretch; blocks with pauses of several lengths
 between them; blocks as castwise times them, whose pauses are its telemetry's; and such blocks behind steps that are
 not timed. Of each pattern S seconds pass before S seconds count. At a round's end the GPU rests, and then steps run for
@@ -25,6 +26,7 @@ from emitted import fastest_of
 
 from castwise.measure.steady import SteadyCell
 from castwise.plan import TrialSpec
+from castwise.precisions import find_precision
 from castwise.record import Block
 from castwise.sweep.bench import Bench, find_bench
 from castwise.sweep.telemetry import Telemetry
@@ -153,6 +155,14 @@ def turns_of(spec: TrialSpec, bench: Bench, rounds: int, seconds: float) -> list
         cell.finish()
 
 
+def loop_of(name: str) -> TrialSpec:
+    """Return the loop that is named `NAME` or `NAME:PRECISION`."""
+    climb, _, precision = name.partition(":")
+    spec = fastest_of(climb)
+    scale = {"loss_scale": find_precision(precision).loss_scale} if precision else {}
+    return spec.model_copy(update={"precision": precision or spec.precision, **scale})
+
+
 def main() -> int:
     """Measure the loops that are named and write what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,7 +174,7 @@ def main() -> int:
     bench = find_bench(None, None)
     loops: list[dict[str, Any]] = []
     for name in arguments.names:
-        spec = fastest_of(name)
+        spec = loop_of(name)
         turns = turns_of(spec, bench, arguments.rounds, arguments.seconds)
         loops.append({"name": name, "spec": spec.model_dump(mode="json"), "turns": [asdict(turn) for turn in turns]})
         document = {"environment": bench.environment.model_dump(mode="json"), "loops": loops}

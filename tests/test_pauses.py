@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pauses
 import pytest
-from pauses import AS_CASTWISE, AT_A_STRETCH, Turn, measure, turns_of
+from emitted import fastest_of
+from pauses import AS_CASTWISE, AT_A_STRETCH, Turn, loop_of, measure, turns_of
 from pauses_tables import pauses_table
 
 from castwise.plan import Protocol, TrialSpec
@@ -36,6 +37,12 @@ def test_every_round_goes_through_all_patterns(monkeypatch: pytest.MonkeyPatch) 
     assert all(turn.step_seconds > 0 for turn in turns)
     paused = next(turn for turn in turns if turn.pattern == "blocks, 100 ms between them")
     assert paused.idle_share > 0.5
+
+
+def test_a_loop_has_its_climb_s_precision_or_another() -> None:
+    spec, other = loop_of("wrn-28-10"), loop_of("wrn-28-10:bf16-mixed")
+    assert spec == fastest_of("wrn-28-10")
+    assert (other.precision, other.loss_scale, other.techniques) == ("bf16-mixed", "none", spec.techniques)
 
 
 def test_what_passes_before_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
