@@ -25,7 +25,7 @@ from stored import RECORDS, load
 
 from castwise.analyze.metrics import throughput, units_per_step
 from castwise.errors import CastwiseError
-from castwise.plan import TrialSpec
+from castwise.plan import CUDA_ROUND, TrialSpec
 from castwise.record import Trial
 from castwise.report.script.emit import script_of
 from castwise.sweep.bench import Bench, find_bench
@@ -71,7 +71,7 @@ Sides = Mapping[str, Callable[[], Speed]]
 
 
 def fastest_of(name: str) -> TrialSpec:
-    """Return the fastest loop of a climb on record, as it was measured but for its time limit.
+    """Return the fastest loop of a climb on record, as it is measured today, and without its time limit.
 
     Args:
         name: The climb's.
@@ -85,7 +85,8 @@ def fastest_of(name: str) -> TrialSpec:
             wanted["techniques"],
             wanted["batch_size"],
         ):
-            protocol = spec.protocol.model_copy(update={"timeout_seconds": _FOREVER})
+            update = {"timeout_seconds": _FOREVER, "lead_seconds": CUDA_ROUND.lead_seconds}
+            protocol = spec.protocol.model_copy(update=update)
             return spec.model_copy(update={"repeat": 0, "protocol": protocol})
     sys.exit(f"records/tune/{name} has no trial of its fastest loop")
 
@@ -121,7 +122,7 @@ class Rung:
         """
         if self._trial is None or self._trial.facts is None:
             raise LookupError(f"{self._spec.label}: not measured yet")
-        steps = sum(block.num_steps for block in self._trial.ranks[0].blocks)
+        steps = sum(block.all_steps for block in self._trial.ranks[0].blocks)
         return ["--warm-up", str(self._trial.facts.warm_up_steps), "--steps", str(steps)]
 
 

@@ -5,9 +5,9 @@
 NAME is a climb under benchmarks/records/climbs/ (without one: wrn-28-10); its fastest loop is set up in this process,
 as NAME:PRECISION in another precision: whether the one that is faster in blocks is so at a stretch.
 Each round goes through all patterns in an order of its own: steps at a stretch; blocks with pauses of several lengths
-between them; blocks as castwise times them, whose pauses are its telemetry's; and such blocks behind steps that are
-not timed. Of each pattern S seconds pass before S seconds count. At a round's end the GPU rests, and then steps run for
-some seconds, of which each half counts for itself: how long a speed behind a rest lasts.
+between them; blocks as castwise times them; blocks with telemetry's pauses between them; and such blocks behind steps
+that are not timed. Of each pattern S seconds pass before S seconds count. At a round's end the GPU rests, and then
+steps run for some seconds, of which each half counts for itself: how long a speed behind a rest lasts.
 """
 
 import argparse
@@ -32,8 +32,9 @@ from castwise.sweep.bench import Bench, find_bench
 from castwise.sweep.telemetry import Telemetry
 
 AT_A_STRETCH, AS_CASTWISE = "at a stretch", "blocks as castwise times them"
+RESTED = "blocks behind telemetry's looks, without steps that lead to them"
 _PAUSES = (0.0, 0.003, 0.01, 0.03, 0.1)
-_LEADS = (0.02, 0.05, 0.1)
+_BEFORE = (0.02, 0.05, 0.1)
 _REST_SECONDS, _PART_SECONDS, _NUM_PARTS = 2.0, 0.5, 10
 
 
@@ -77,19 +78,26 @@ def patterns_of(cell: SteadyCell, gpus: Mapping[str, str], seconds: float) -> di
 
         return timed
 
-    def as_castwise(lead: float) -> Timed:
+    def rested(before: float) -> Timed:
         def timed() -> tuple[Block, float]:
             with telemetry.watch(gpus):
-                before = cell.run_stretch(lead).seconds if lead else 0.0
-                return cell.run_block(), before
+                seconds = cell.run_stretch(before).seconds if before else 0.0
+                return cell.run_block(), seconds
 
         return timed
+
+    def as_castwise() -> tuple[Block, float]:
+        with telemetry.watch(gpus):
+            block = cell.run_block()
+            cell.lead()
+        return block, block.lead_steps * block.seconds / block.num_steps
 
     return {
         AT_A_STRETCH: lambda: (cell.run_stretch(seconds), 0.0),
         **{f"blocks, {1e3 * pause:.0f} ms between them": after(pause) for pause in _PAUSES},
-        AS_CASTWISE: as_castwise(0.0),
-        **{f"{AS_CASTWISE}, each behind {1e3 * lead:.0f} ms of steps": as_castwise(lead) for lead in _LEADS},
+        AS_CASTWISE: as_castwise,
+        RESTED: rested(0.0),
+        **{f"{RESTED}, each behind {1e3 * before:.0f} ms of steps": rested(before) for before in _BEFORE},
     }
 
 

@@ -277,6 +277,7 @@ class FakeSession:
         self._engine = engine
         self._spec: TrialSpec | None = None
         self._blocks: list[Block] = []
+        self._leads = False
         self._epochs: list[Epoch] = []
         self.checkpoint: Path | None = None
 
@@ -328,8 +329,17 @@ class FakeSession:
         self._enter("warm_up", after="set_up")
         return fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1)
 
+    def lead(self) -> None:
+        assert self.calls[-1] in ("warm_up", "run_block"), f"lead after {self.calls[-1]}"
+        self._enter("lead", after="run_block" if self._blocks else "warm_up")
+        assert self.spec.protocol.lead_seconds
+        assert not self._leads, "one block has one lead"
+        self._leads = True
+
     def run_block(self, length: int = 1) -> Block:
         self._enter("run_block", after="warm_up")
+        assert self._leads or not self.spec.protocol.lead_seconds, "steps lead to each block"
+        self._leads = False
         index, step = len(self._blocks), step_seconds(self.spec) / self._engine.gain(self.spec)
         num_steps = length * max(1, round(self.spec.protocol.block_seconds / step))
         noise = 1 + (37 * index % 11 - 5) / 1000
@@ -459,7 +469,7 @@ class FakeSession:
 
     def _enter(self, phase: str, after: str) -> None:
         assert not self.closed, f"{phase} after close"
-        before = next((call for call in reversed(self.calls) if call != "run_stretch"), "")
+        before = next((call for call in reversed(self.calls) if call not in ("lead", "run_stretch")), "")
         assert before in (after, phase if phase in _REPEATED else after), f"{phase} after {before or 'nothing'}"
         self.calls.append(phase)
         fault = self._fault()

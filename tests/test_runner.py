@@ -235,7 +235,7 @@ def judged(*losses: float, loss_scale: str = "dynamic", scale: float | None = No
 def test_a_last_loss_that_is_no_number_is_a_divergence(loss: float) -> None:
     trial = judged(1.0, loss)
     assert trial.status == "diverged"
-    assert trial.message == f"the loss was {loss} after 20 timed steps; times were taken on such numbers"
+    assert trial.message == f"the loss was {loss} 20 steps after warm-up; times were taken on such numbers"
 
 
 def test_a_loss_that_recovered_is_none() -> None:
@@ -354,4 +354,16 @@ def test_an_optimizer_that_never_ran_is_no_result() -> None:
     blocks = tuple(Block(seconds=1, num_steps=10, loss=1.0, loss_scale=1e-30, skipped_steps=10) for _ in range(3))
     trial = judge(fake_trial(step_seconds=()).model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
     assert trial.status == "diverged"
-    assert trial.message == "loss scaling skipped every one of 30 timed steps: the optimizer never ran"
+    assert trial.message == "loss scaling skipped every one of 30 steps after warm-up: the optimizer never ran"
+
+
+def test_steps_lead_to_each_block_of_a_trial_alone() -> None:
+    engine = FakeEngine()
+    protocol = Protocol(num_blocks=3, lead_seconds=0.02)
+    (trial,) = sweep(engine).run([fake_spec(protocol=protocol)])
+    assert len(trial.ranks[0].blocks) == 3
+    calls = engine.sessions[0].calls
+    first = calls.index("lead")
+    assert calls[first - 1] == "warm_up"
+    assert calls[first : first + 6] == ["lead", "run_block"] * 3
+    assert "lead" not in calls[first + 6 :], "none for a block that never comes"

@@ -244,3 +244,58 @@ def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
     assert first.status == "ok"
     assert second.status == "diverged"
     assert len(second.ranks[0].epochs) == 1
+
+
+class Noted(FakeSession):
+    """Notes what all sessions were asked for, in order."""
+
+    def lead(self) -> None:
+        self.note("lead")
+        super().lead()
+
+    def run_block(self, length: int = 1) -> Block:
+        self.note("block")
+        return super().run_block(length)
+
+    def note(self, what: str) -> None:
+        assert isinstance(self._engine, Leading)
+        self._engine.order.append(f"{what} {self.spec.precision}")
+
+
+class Leading(Engine):
+    """An engine of a GPU, whose blocks steps lead to."""
+
+    session = Noted
+
+    def __init__(self, **changes: Fault) -> None:
+        super().__init__(faults=changes)
+        self.order: list[str] = []
+
+    def sit(self) -> Sat:
+        protocol = Protocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
+        specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
+        return sit(Sweep(self, None, self.environment, Silent()), specs)
+
+
+def test_steps_lead_to_each_block() -> None:
+    engine = Leading()
+    sat = engine.sit()
+    assert [trial.status for trial in sat.trials] == ["ok"] * 3
+    leads, blocks = engine.order[::2], engine.order[1::2]
+    assert len(blocks) == 12
+    assert [each.replace("lead", "block") for each in leads] == blocks, "its own lead comes before each"
+
+
+def test_a_neighbour_that_fails_costs_the_next_block_no_lead() -> None:
+    engine = Leading(tf32=Fault("crash", "run_block", block=1))
+    sat = engine.sit()
+    assert [trial.status for trial in sat.trials] == ["ok", "crashed", "ok"]
+    assert [len(trial.ranks[0].blocks) for trial in sat.trials] == [4, 1, 4]
+
+
+def test_a_lead_that_fails_is_its_own_cell_s_failure() -> None:
+    engine = Leading(tf32=Fault("oom", "lead"))
+    sat = engine.sit()
+    assert [trial.spec.precision for trial in sat.trials] == ["fp32", "fp16-true"]
+    assert [trial.status for trial in sat.trials] == ["ok", "ok"]
+    assert [spec.precision for spec in sat.postponed] == ["tf32"]

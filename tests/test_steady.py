@@ -50,14 +50,17 @@ class ScriptedClock:
         now: The scripted time.
         steps: Steps run so far.
         windows: Steps in each stretch that was timed.
+        rested: Whether all that came before was done when each of them began.
     """
 
     step_seconds: Iterator[float]
     now: float = 0.0
     steps: int = 0
     windows: list[int] = field(default_factory=list)
+    rested: list[bool] = field(default_factory=list)
 
-    def time(self, work: Callable[[], None]) -> float:
+    def time(self, work: Callable[[], None], *, rested: bool = True) -> float:
+        self.rested.append(rested)
         before = self.steps
         work()
         self.windows.append(self.steps - before)
@@ -228,6 +231,33 @@ def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: 
     assert block.seconds == pytest.approx(step_seconds * num_steps)
 
 
+@pytest.mark.parametrize(
+    ("lead_seconds", "step_seconds", "lead_steps"),
+    [(0.0, 0.01, 0), (0.02, 0.001, 20), (0.02, 0.009, 2), (0.02, 0.15, 1), (0.02, 0.25, 0)],
+)
+def test_steps_lead_to_a_block(script: Script, lead_seconds: float, step_seconds: float, lead_steps: int) -> None:
+    script.loss_of_step = float
+    protocol = Protocol(block_seconds=0.2, lead_seconds=lead_seconds)
+    cell = script.make_cell(spec_of(protocol=protocol), itertools.repeat(step_seconds))
+    warm = cell.warm_up()
+    assert all(script.clock.rested)
+    before = script.clock.steps
+    cell.lead()
+    assert script.clock.steps == before + lead_steps
+    blocks = [cell.run_block()]
+    cell.lead()
+    blocks.append(cell.run_block(2))
+    assert script.clock.rested[-2:] == [lead_steps == 0] * 2
+    assert [block.lead_steps for block in blocks] == [lead_steps] * 2
+    assert script.clock.windows[-1] == blocks[1].num_steps
+    assert blocks[1].seconds == pytest.approx(step_seconds * blocks[1].num_steps), "its own steps' time"
+    assert blocks[1].loss == script.clock.steps == warm.warm_up_steps + sum(block.all_steps for block in blocks)
+    assert script.batches == [index % 32 for index in range(len(script.batches))]
+    cell.run_block()
+    assert script.clock.rested[-1], "nothing led to it"
+    assert cell.finish().blocks[-1].lead_steps == 0
+
+
 def test_batches_are_taken_in_turn_over_warm_up_and_blocks(script: Script) -> None:
     cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.15)), itertools.repeat(0.05))
     cell.warm_up()
@@ -346,7 +376,8 @@ def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.Monke
 class FixedStopwatch:
     """Says the same of every stretch, so that every cell runs the same steps."""
 
-    def time(self, work: Callable[[], None]) -> float:
+    def time(self, work: Callable[[], None], *, rested: bool = True) -> float:
+        del rested
         work()
         return 0.1
 
@@ -425,6 +456,29 @@ def test_the_host_s_stopwatch_times_the_work(monkeypatch: pytest.MonkeyPatch) ->
         seconds = HostStopwatch().time(lambda: events.append("work"))
     assert seconds == 2.5
     assert events == ["tick", "work", "tick"]
+
+
+@pytest.mark.parametrize("rested", [True, False])
+def test_on_a_gpu_the_time_begins_when_all_that_came_before_is_done(
+    rested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            events.append("event")
+
+        def elapsed_time(self, other: object) -> float:
+            return 1500.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: events.append("synchronize"))
+    seconds = CudaStopwatch(torch.device("cuda:0")).time(lambda: events.append("work"), rested=rested)
+    assert seconds == 1.5
+    assert events == [*(["synchronize"] if rested else []), "event", "work", "event", "synchronize"]
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", HostStopwatch), ("cuda:0", CudaStopwatch)])

@@ -94,7 +94,8 @@ def failing(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-def test_a_trial_from_its_first_command_to_its_last(talk: Conversation) -> None:
+def test_a_trial_from_its_first_command_to_its_last(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SteadyCell, "_lead_of", lambda *_: 3)
     opened = talk.ask({"command": "open", "device": "cpu", "commit": "0123456789ab"})
     assert opened["event"] == "opened"
     assert Environment.model_validate(opened["environment"]).torch == torch.__version__
@@ -104,12 +105,14 @@ def test_a_trial_from_its_first_command_to_its_last(talk: Conversation) -> None:
     assert Facts.model_validate(warm["facts"]).param_dtypes == {"float32": 1_199_882}
     blocks = []
     for _ in range(2):
+        assert talk.ask({"command": "lead"}) == {"event": "leading"}
         answer = talk.ask({"command": "run_block"})
         assert answer["event"] == "block"
         blocks.append(Block.model_validate(answer["block"]))
     finished = talk.ask({"command": "finish"})
     assert finished["event"] == "finished"
     assert RankSamples.model_validate(finished["samples"]).blocks == tuple(blocks)
+    assert [block.lead_steps for block in blocks] == [3, 3]
     assert talk.is_over
 
 
@@ -247,6 +250,7 @@ def test_a_check_of_models_that_are_there(talk: Conversation) -> None:
         b'{"command": "open"}',
         b'{"command": "set_up", "spec": {}, "data_dir": null}',
         b'{"command": "warm_up"}',
+        b'{"command": "lead"}',
         b'{"command": "run_block"}',
         b'{"command": "finish"}',
         b'{"command": "fetch", "data_set": "no such set", "data_dir": "."}',

@@ -36,6 +36,8 @@ class Protocol(Document):
             told what they take.
         warm_up_seconds: When warm-up, which begins after the first step, ends even if the step time has not settled.
         block_seconds: The length aimed at for one timed block; a block is one step at the least.
+        lead_seconds: The length aimed at for the steps that lead to a block, and are not timed: one launch at the
+            least, but none where that takes longer than a block. 0: none; so it is in records of before.
         num_blocks: Timed blocks in a trial.
         max_seconds: When a trial stops timing even with fewer blocks (never under `min_blocks`).
         min_blocks: The fewest blocks a trial may end with.
@@ -47,6 +49,7 @@ class Protocol(Document):
     warm_up_steps: int = Field(default=5, ge=1)
     warm_up_seconds: float = Field(default=10.0, gt=0)
     block_seconds: float = Field(default=0.2, gt=0)
+    lead_seconds: float = Field(default=0.0, ge=0)
     num_blocks: int = Field(default=20, ge=1)
     max_seconds: float = Field(default=60.0, gt=0)
     min_blocks: int = Field(default=3, ge=1)
@@ -62,14 +65,24 @@ class Protocol(Document):
 
 # A CPU's steps take long and spread widely: fewer, longer blocks, and an end well inside two minutes for four trials.
 CPU_PROTOCOL = Protocol(warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0)
-CUDA_PROTOCOL = Protocol()
+# Blocks on a GPU begin in the midst of steps: behind a pause its clock is another, and the first launch takes its time.
+# As long as two looks of the telemetry's and the commands between, three times over.
+_CUDA_LEAD_SECONDS = 0.02
+CUDA_PROTOCOL = Protocol(lead_seconds=_CUDA_LEAD_SECONDS)
 # Where somebody waits for it: four trials of less than a second.
 CPU_SHORT = Protocol(warm_up_steps=2, warm_up_seconds=0.2, block_seconds=0.05, num_blocks=8, max_seconds=0.5)
 # In rounds a process is one of several, and ends as soon as its step time is known.
 CPU_ROUND = Protocol(
     warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0
 )
-CUDA_ROUND = Protocol(warm_up_steps=4, block_seconds=0.1, num_blocks=12, min_blocks=4, max_seconds=20.0)
+CUDA_ROUND = Protocol(
+    warm_up_steps=4,
+    block_seconds=0.1,
+    lead_seconds=_CUDA_LEAD_SECONDS,
+    num_blocks=12,
+    min_blocks=4,
+    max_seconds=20.0,
+)
 # A batch that fits is tried by a few steps, most of them near the device's limit, where one may take seconds. The
 # optimizer's state is there from the first step's end on: from the second, memory is that of any later one.
 FIT = Protocol(

@@ -21,7 +21,8 @@ from castwise.workloads import Unit
 # RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
 # RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. OwnModel.place came later: in records
 # of before, OwnModel.path is absolute, and is read as if it were not. Environment.gpu_uuids, Reading.num_gpus and
-# Metered.num_gpus came later, with defaults: readings of before are of a trial's first GPU alone.
+# Metered.num_gpus came later, with defaults: readings of before are of a trial's first GPU alone. Protocol.lead_seconds
+# and Block.lead_steps came later, with defaults: blocks of before began behind a pause.
 SCHEMA_VERSION = 1
 
 # A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
@@ -172,16 +173,23 @@ class Block(Document):
     Attributes:
         seconds: Time of the block, by CUDA events on a GPU, by the host's clock on a CPU.
         num_steps: Steps in it.
+        lead_steps: Steps that ran right before it, which are not timed; 0 in older records.
         loss: The loss of its last step.
         loss_scale: The loss scale after its last step; None without scaling.
-        skipped_steps: Steps of the block that loss scaling skipped.
+        skipped_steps: Steps of the block, and of those before it, that loss scaling skipped.
     """
 
     seconds: _Seconds = Field(gt=0)
     num_steps: int = Field(ge=1)
+    lead_steps: int = Field(default=0, ge=0)
     loss: float
     loss_scale: float | None = None
     skipped_steps: int = 0
+
+    @property
+    def all_steps(self) -> int:
+        """Return its steps and those before it."""
+        return self.lead_steps + self.num_steps
 
 
 class Epoch(Document):

@@ -103,11 +103,11 @@ def final_loss(trial: Trial) -> tuple[float, int] | None:
     blocks = _blocks(trial)
     if not blocks or trial.facts is None:
         return None
-    return blocks[-1].loss, trial.facts.warm_up_steps + sum(block.num_steps for block in blocks)
+    return blocks[-1].loss, trial.facts.warm_up_steps + sum(block.all_steps for block in blocks)
 
 
 def skipped_steps(trial: Trial) -> int:
-    """Return the timed steps that loss scaling skipped, over all processes."""
+    """Return the steps after warm-up that loss scaling skipped, over all processes."""
     return sum(block.skipped_steps for rank in trial.ranks for block in rank.blocks)
 
 

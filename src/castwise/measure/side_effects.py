@@ -42,7 +42,7 @@ class Watch:
 
     def saw(self, block: Block) -> None:
         """Take note of a timed block."""
-        self._num_steps += block.num_steps if self._held else 0
+        self._num_steps += block.all_steps if self._held else 0
         self._held.append(self._memory.held())
 
     def notes(self) -> tuple[str, ...]:

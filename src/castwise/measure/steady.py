@@ -20,7 +20,7 @@ from castwise.measure.parallel import Peers, devices_of
 from castwise.measure.side_effects import Watch
 from castwise.measure.stopwatch import stopwatch_of
 from castwise.measure.workloads.task import Batch
-from castwise.plan import TrialSpec
+from castwise.plan import Protocol, TrialSpec
 from castwise.record import Block, Facts, RankSamples
 from castwise.techniques import compiles, times_kernels
 from castwise.workloads import find_workload
@@ -68,6 +68,7 @@ class SteadyCell:
         self._blocks: list[Block] = []
         self._next_batch = 0
         self._steps_per_block = 1
+        self._steps_to_lead = self._led = 0  # how many steps lead to a block; and how many just did
         self._warm_up_peak: int | None = None
         self._windows: list[float] = []
         self._reserved: list[int] = []
@@ -130,6 +131,7 @@ class SteadyCell:
                 break
             self._run_window(num_steps)
         self._steps_per_block = self._peers.agree(self._whole_launches(protocol.block_seconds / self._windows[-1]))
+        self._steps_to_lead = self._peers.agree(self._lead_of(protocol))
         graph = self._step.graph
         self._warm_up_peak = self._step.peak_allocated_ever(self._memory.peak_allocated())
         self._memory.restart()
@@ -151,6 +153,16 @@ class SteadyCell:
         at_once = self._step.steps_per_launch
         return max(1, round(steps / at_once)) * at_once
 
+    def _lead_of(self, protocol: Protocol) -> int:
+        """Return how many steps run before each block."""
+        step_seconds = self._windows[-1]
+        is_too_long = self._step.steps_per_launch * step_seconds > protocol.block_seconds
+        return (
+            0
+            if is_too_long or not protocol.lead_seconds
+            else self._whole_launches(protocol.lead_seconds / step_seconds)
+        )
+
     def _has_all_memory(self) -> bool:
         """Return whether the steps so far held all that later ones do, where the trial is about memory.
 
@@ -167,14 +179,25 @@ class SteadyCell:
         self._windows.append(seconds / steps)
         self._reserved.append(self._memory.reserved())
 
+    def lead(self) -> None:
+        """Launch the steps that lead to the next block, and do not wait for them.
+
+        What is done meanwhile is no rest of the device's, behind which its clock is another than in the midst of steps.
+        """
+        if self._steps_to_lead:
+            self._steps_into([], self._steps_to_lead)()
+            self._led += self._steps_to_lead
+
     def run_block(self, length: int = 1) -> Block:
-        """Time one block of steps, so many times as long as usual."""
-        num_steps = length * self._steps_per_block
-        seconds, loss = self._time_steps(num_steps)
+        """Time one block of steps, so many times as long as usual; right behind those that lead to it, if any do."""
+        num_steps, led = length * self._steps_per_block, self._led
+        self._led = 0
+        seconds, loss = self._time_steps(num_steps, rested=not led)
         skipped = self._step.scaling.skipped_steps
         block = Block(
             seconds=seconds,
             num_steps=num_steps,
+            lead_steps=led,
             loss=loss.item(),
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=skipped - self._skipped_before,
@@ -210,10 +233,10 @@ class SteadyCell:
         self._stack.close()
         return samples
 
-    def _time_steps(self, count: int) -> tuple[float, Tensor]:
+    def _time_steps(self, count: int, *, rested: bool = True) -> tuple[float, Tensor]:
         losses: list[Tensor] = []
         self._peers.barrier()  # what one rank waits for another at the start is not the steps' time
-        seconds = self._stopwatch.time(self._steps_into(losses, count))
+        seconds = self._stopwatch.time(self._steps_into(losses, count), rested=rested)
         self._memory.check()
         return seconds, losses[-1]
 

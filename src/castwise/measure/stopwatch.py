@@ -12,11 +12,17 @@ class CudaStopwatch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def time(self, work: Callable[[], None]) -> float:
-        """Run the work and return its seconds on the device, from its first launch to its last kernel's end."""
+    def time(self, work: Callable[[], None], *, rested: bool = True) -> float:
+        """Run the work and return its seconds on the device, from its first launch to its last kernel's end.
+
+        Args:
+            work: What is timed.
+            rested: Whether the device is to have done all that was launched before; else the time begins when it has.
+        """
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize(self._device)
+        if rested:
+            torch.cuda.synchronize(self._device)
         start.record()
         work()
         end.record()
@@ -28,8 +34,9 @@ class CudaStopwatch:
 class HostStopwatch:
     """The host's monotonic clock."""
 
-    def time(self, work: Callable[[], None]) -> float:
-        """Run the work and return its seconds."""
+    def time(self, work: Callable[[], None], *, rested: bool = True) -> float:
+        """Run the work and return its seconds; a host has always done what came before."""
+        del rested
         start = time.perf_counter()
         work()
         return time.perf_counter() - start

@@ -1,11 +1,11 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
-Commands: {"command": "open" | "check" | "look_at" | "fetch" | "find_weights" | "set_up" | "warm_up" | "run_block" |
-          "run_stretch" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous where there
-          are several.
+Commands: {"command": "open" | "check" | "look_at" | "fetch" | "find_weights" | "set_up" | "warm_up" | "lead" |
+          "run_block" | "run_stretch" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous
+          where there are several.
 Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
-          {"event": "opened" | "checked" | "looked_at" | "fetched" | "weights" | "ready" | "warm" | "block" |
-          "resumed" | "epoch" | "finished" | "failed", ...}.
+          {"event": "opened" | "checked" | "looked_at" | "fetched" | "weights" | "ready" | "warm" | "leading" |
+          "block" | "resumed" | "epoch" | "finished" | "failed", ...}.
 """
 
 import json
@@ -90,6 +90,7 @@ class _Worker:
             "find_weights": self._find_weights,
             "set_up": self._set_up,
             "warm_up": self._warm_up,
+            "lead": self._lead,
             "run_block": self._run_block,
             "run_stretch": self._run_stretch,
             "resume": self._resume,
@@ -174,6 +175,10 @@ class _Worker:
     def _warm_up(self, command: dict[str, Any]) -> dict[str, Any]:
         facts = self._running_cell().warm_up(command.get("step_seconds"))
         return {"event": "warm", "facts": facts.model_dump(mode="json")}
+
+    def _lead(self, _: dict[str, Any]) -> dict[str, Any]:
+        self._running_cell().lead()
+        return {"event": "leading"}
 
     def _run_block(self, command: dict[str, Any]) -> dict[str, Any]:
         block = self._running_cell().run_block(command.get("length", 1))

@@ -53,7 +53,7 @@ def num_steps(trial: Trial | None) -> int | None:
     """Return the steps that a trial has trained, warm-up and timed ones."""
     if trial is None or trial.facts is None or not trial.ranks:
         return None
-    return trial.facts.warm_up_steps + sum(block.num_steps for block in trial.ranks[0].blocks)
+    return trial.facts.warm_up_steps + sum(block.all_steps for block in trial.ranks[0].blocks)
 
 
 def baseline_of(fit: Fit, fits: Sequence[Fit]) -> Fit | None:

@@ -85,6 +85,10 @@ class Conversation(ABC):
         """Run until the step time has settled."""
         return self._ask_for(Facts, "facts", {"command": "warm_up", "step_seconds": step_seconds})[0]
 
+    def lead(self) -> None:
+        """Launch the steps that lead to the next block."""
+        self._ask({"command": "lead"})
+
     def run_block(self, length: int = 1) -> Block:
         """Time one block of steps, so many times as long as usual."""
         return self._ask_for(Block, "block", {"command": "run_block", "length": length})[0]

@@ -76,6 +76,9 @@ class Session(Protocol):
             step_seconds: What earlier processes of the same cell took for a step; None where there were none.
         """
 
+    def lead(self) -> None:
+        """Launch the steps that lead to the next block, and do not wait for them."""
+
     def run_block(self, length: int = 1) -> Block:
         """Time one block of steps, so many times as long as usual."""
 

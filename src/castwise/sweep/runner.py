@@ -201,8 +201,12 @@ class Sweep:
                 break
             share = max(len(blocks) / protocol.num_blocks, min(1.0, timed / protocol.max_seconds))
             self.listener.phase("timing", 0.3 + 0.7 * share)
+            if protocol.lead_seconds and not blocks:
+                session.lead()
             with self.telemetry.watch(attempt.gpus) as watch:
                 blocks.append(session.run_block())
+                if protocol.lead_seconds and len(blocks) < protocol.num_blocks:
+                    session.lead()  # before the last look at the GPU, which takes milliseconds
             attempt.readings.append(watch.reading)
             timed += blocks[-1].seconds
 
@@ -300,13 +304,13 @@ def judge(trial: Trial) -> Trial:
         message = epochs[-1].diverged
         return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
     last = blocks[-1]
-    steps = sum(block.num_steps for block in blocks)
+    steps = sum(block.all_steps for block in blocks)
     if math.isfinite(last.loss):
         if sum(block.skipped_steps for block in blocks) < steps:
             return trial
-        message = f"loss scaling skipped every one of {steps} timed steps: the optimizer never ran"
+        message = f"loss scaling skipped every one of {steps} steps after warm-up: the optimizer never ran"
         return trial.model_copy(update={"status": "diverged", "message": message})
-    message = f"the loss was {last.loss} after {steps} timed steps; times were taken on such numbers"
+    message = f"the loss was {last.loss} {steps} steps after warm-up; times were taken on such numbers"
     if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
         message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
     return trial.model_copy(update={"status": "diverged", "message": message})
