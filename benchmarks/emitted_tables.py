@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,17 @@ def emitted_table(*paths: Path) -> str:
     """Return a line a loop: its speed, and that of its script over it.
 
     Args:
-        paths: Records of `emitted.py`, such as those of a host's GPUs, whose names begin with their dates.
+        paths: Records of `emitted.py`, such as those of a host's GPUs, whose names begin with their dates. Of a loop
+            that several have, the last one's stands.
     """
-    documents = [json.loads(path.read_text()) for path in paths]
-    places = [place_of(each["environment"], path.name[:10]) for each, path in zip(documents, paths, strict=True)]
-    loops = [loop for document in documents for loop in document["loops"]]
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for path in paths:
+        document = json.loads(path.read_text())
+        place = place_of(document["environment"], path.name[:10])
+        found |= {loop["name"]: (place, loop) for loop in document["loops"]}
+    loops = [loop for _, loop in found.values()]
     lines = [
-        *dict.fromkeys(places),
+        *_places(found),
         "",
         "| what | loop | castwise | script, as many steps | 95 % interval | script as it stands | 95 % interval "
         "| processes a side | within 2 % |",
@@ -38,6 +42,16 @@ def emitted_table(*paths: Path) -> str:
     lines += [_line(loop) for loop in loops if loop["turns"] or loop.get("failure")]
     notes = [note for loop in loops for note in _notes(loop["name"], loop["turns"])]
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
+
+
+def _places(found: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """Yield where loops were measured, with their names where that is not one place, a paragraph each."""
+    places: dict[str, list[str]] = {}
+    for name, (place, _) in found.items():
+        places.setdefault(place, []).append(name)
+    for number, (place, names) in enumerate(places.items()):
+        yield from [""] if number else []
+        yield f"{place} ({', '.join(names)})" if len(places) > 1 else place
 
 
 def _notes(name: str, turns: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -6,57 +6,67 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pauses import AT_A_STRETCH
+from pauses import AT_A_STRETCH, RESTED
 from stored import place_of
 
 from castwise.analyze.estimates import estimate
 from castwise.report.units import format_seconds
 
+Turns = Sequence[dict[str, Any]]
+
 
 def pauses_table(*paths: Path) -> str:
-    """Return a line a loop and pattern: its step time over that at a stretch.
+    """Return a line a pattern: of each loop its step time over that at a stretch, and the clock.
 
     Args:
-        paths: Records of `pauses.py`, such as those of a host's GPUs, whose names begin with their dates.
+        paths: Records of `pauses.py` with the same patterns, whose names begin with their dates.
     """
     documents = [json.loads(path.read_text()) for path in paths]
     places = [place_of(each["environment"], path.name[:10]) for each, path in zip(documents, paths, strict=True)]
+    loops = {loop["name"]: _by_pattern(loop["turns"]) for document in documents for loop in document["loops"]}
+    heads = [head for name in loops for head in (f"{name.replace(':', ', ')}: step over a stretch's", "SM clock")]
+    stretches = [turns[AT_A_STRETCH] for turns in loops.values()]
+    steps = [format_seconds(statistics.median(turn["step_seconds"] for turn in turns)) for turns in stretches]
+    first = [cell for step, turns in zip(steps, stretches, strict=True) for cell in (f"1 ({step})", _clock(turns))]
     lines = [
         *dict.fromkeys(places),
         "",
-        "| loop of the climb of | steps run | idle | step | over a stretch's | 95 % interval | SM clock | power |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        f"| steps run | idle | {' | '.join(heads)} |",
+        f"|---|---:|{'---:|' * len(heads)}",
+        f"| {AT_A_STRETCH} | – | {' | '.join(first)} |",
+        *_lines(list(loops.values())),
     ]
-    loops = [loop for document in documents for loop in document["loops"]]
-    return "\n".join([*lines, *(line for loop in loops for line in _lines(loop["name"], loop["turns"])), ""])
+    return "\n".join([*lines, ""])
 
 
-def _lines(name: str, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
-    by_pattern: dict[str, list[dict[str, Any]]] = {}
+def _by_pattern(turns: Turns) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
     for turn in turns:
-        by_pattern.setdefault(turn["pattern"], []).append(turn)
-    stretch = by_pattern.pop(AT_A_STRETCH)
-    for pattern, own in {
-        AT_A_STRETCH: stretch,
-        **dict(sorted(by_pattern.items(), key=lambda item: _idle(item[1]))),
-    }.items():
-        pairs = zip(own, stretch, strict=True)
-        ratio = estimate([turn["step_seconds"] / other["step_seconds"] for turn, other in pairs])
-        assert ratio is not None
-        over = "1" if own is stretch else f"{ratio.value:.4f}"
-        interval = f"{ratio.low:.4f} … {ratio.high:.4f}" if own is not stretch and ratio.n > 1 else "–"
-        step = statistics.median(turn["step_seconds"] for turn in own)
-        cells = [name, pattern, f"{_idle(own):.1%}", format_seconds(step), over, interval]
-        yield f"| {' | '.join([*cells, *_drawn(own)])} |"
+        found.setdefault(turn["pattern"], []).append(turn)
+    return found
 
 
-def _idle(turns: Sequence[dict[str, Any]]) -> float:
+def _lines(loops: Sequence[dict[str, list[dict[str, Any]]]]) -> Iterator[str]:
+    """Yield a line for every pattern but the stretch: after a rest, then those with pauses, the longest last."""
+    idle = {name: statistics.fmean(_idle(turns[name]) for turns in loops) for name in loops[0]}
+    del idle[AT_A_STRETCH]
+    for name in sorted(idle, key=lambda each: idle[each]):
+        cells = [cell for turns in loops for cell in (_ratio(turns[name], turns[AT_A_STRETCH]), _clock(turns[name]))]
+        said = name.replace(RESTED, "blocks with telemetry's looks between them")
+        yield f"| {said} | {f'{idle[name]:.1%}' if idle[name] else '–'} | {' | '.join(cells)} |"
+
+
+def _ratio(turns: Turns, stretch: Turns) -> str:
+    pairs = zip(turns, stretch, strict=True)
+    found = estimate([turn["step_seconds"] / other["step_seconds"] for turn, other in pairs])
+    assert found is not None
+    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.n > 1 else "")
+
+
+def _idle(turns: Turns) -> float:
     return statistics.median(turn["idle_share"] for turn in turns)
 
 
-def _drawn(turns: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    told = [turn for turn in turns if turn["clock_hertz"] is not None]
-    if not told:
-        return "–", "–"
-    clock, power = (statistics.median(turn[key] for turn in told) for key in ("clock_hertz", "power_watts"))
-    return f"{clock / 1e6:,.0f} MHz", f"{power:.0f} W"
+def _clock(turns: Turns) -> str:
+    told = [turn["clock_hertz"] for turn in turns if turn["clock_hertz"] is not None]
+    return f"{statistics.median(told) / 1e6:,.0f} MHz" if told else "–"

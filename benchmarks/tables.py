@@ -276,9 +276,6 @@ TABLES: dict[str, Callable[[str], str]] = {
     "stretches": lambda names: trust_tables.stretches(
         trial for name in names.split() for trial in load(RECORDS / name)
     ),
-    "between_blocks": lambda names: trust_tables.between_blocks(
-        trial for name in names.split() for trial in load(RECORDS / name)
-    ),
     "invocations": lambda name: trust_tables.invocations(sorted((RECORDS / "rounds" / name).iterdir())),
     "dropout_statistics": lambda name: dropout_tables.dropout_table(RECORDS / "dropout_statistics" / f"{name}.json"),
     "suite": suite,

@@ -22,7 +22,6 @@ from castwise.techniques import GRAPHS
 _VERDICTS = ("same", "inconclusive", "faster", "slower")
 # Mean power of a stretch of steps over the board's limit: the lower ends of the rows of `stretches`.
 _POWERS = (0.0, 0.8, 0.9, 0.98)
-_FEWEST_HELD = 8  # blocks, to tell whether they get slower
 
 
 def same_or_slower(paths: Iterable[Path]) -> str:
@@ -192,47 +191,6 @@ def stretches(trials: Iterable[Trial]) -> str:
             lines.append(f"| {named} | {len(own)} | {' | '.join(cells)} |")
     counted = [trial for own in found.values() for trial, _ in own]
     return "\n".join([f"On {measured_on(counted)}", "", *lines]) + "\n"
-
-
-def between_blocks(trials: Iterable[Trial]) -> str:
-    """Return how much longer steps took at a stretch than in blocks, of loops alone that the power limit slowed down.
-
-    Args:
-        trials: Trials; those count whose steps are CUDA graphs, with eight blocks or more that took no turns with
-            others', half of which, at the least, the power limit held down.
-    """
-    lines = [
-        "| loop | length of a block | blocks | their second half over the first | at a stretch | of a block, that is |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    found = [trial for trial in trials if trial.sitting is None and _is_held_down(trial)]
-    length = {id(trial): statistics.median(block.seconds for block in trial.ranks[0].blocks) for trial in found}
-    for trial in sorted(found, key=lambda each: length[id(each)]):
-        times, seconds = metrics.step_times(trial), metrics.step_seconds(trial)
-        assert trial.metered is not None
-        assert seconds is not None
-        excess, middle = trial.metered.step_seconds / seconds - 1, len(times) // 2
-        drift = statistics.median(times[middle:]) / statistics.median(times[:middle]) - 1
-        cells = (
-            _name_of(trial),
-            f"{1e3 * length[id(trial)]:.0f} ms",
-            str(len(times)),
-            f"{drift:+.2%}",
-            f"{excess:+.2%}",
-            f"{1e3 * excess * length[id(trial)]:.1f} ms",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([f"On {measured_on(found)}", "", *lines]) + "\n"
-
-
-def _is_held_down(trial: Trial) -> bool:
-    """Return whether the power limit, and no host, set the speed of a trial's blocks, and its stretch was timed."""
-    if _drawn(trial) is None or trial.metered is None or not trial.metered.step_seconds:
-        return False
-    if len(trial.readings) < _FEWEST_HELD:
-        return False
-    held = sum("sw_power_cap" in (reading.throttle_reasons or ()) for reading in trial.readings)
-    return 2 * held >= len(trial.readings)
 
 
 def _drawn(trial: Trial) -> float | None:

@@ -116,10 +116,22 @@ def test_the_table_says_whether_a_script_keeps_up(tmp_path: Path, speeds: list[t
 
 def test_runs_on_several_gpus_are_one_table(tmp_path: Path) -> None:
     speeds: list[tuple[float, ...]] = [(100.0, 100.0)] * 2
-    one, other = (record(tmp_path / f"2026-11-23-{name}.json", speeds) for name in "ab")
-    lines = emitted_table(one, other).splitlines()
-    assert len(lines) == 6
-    assert lines[-1] == lines[-2]
+    one, other = (record(tmp_path / f"2026-11-23-{name}.json", speeds, name=name) for name in ("wrn", "lstm"))
+    where, _, _, _, *rows = emitted_table(one, other).splitlines()
+    assert where.endswith("castwise at abc")
+    assert [row.split(",")[0] for row in rows] == ["| wrn", "| lstm"]
+
+
+def test_of_a_loop_that_was_measured_again_the_last_stands(tmp_path: Path) -> None:
+    (early, late, other) = (
+        record(tmp_path / f"2026-11-{day}-x.json", [(speed, speed)] * 2, name=name)
+        for day, name, speed in ((21, "wrn", 50.0), (23, "wrn", 100.0), (22, "lstm", 70.0))
+    )
+    first, _, second, *_, wrn, lstm = emitted_table(early, late, other).splitlines()
+    assert ("2026-11-23" in first, first.endswith("(wrn)")) == (True, True)
+    assert ("2026-11-22" in second, second.endswith("(lstm)")) == (True, True)
+    assert "| 100.0 tokens/s |" in wrn
+    assert "| 70.0 tokens/s |" in lstm
 
 
 def test_beside_a_script_that_does_not_keep_up_stand_the_stretch_and_the_clock(tmp_path: Path) -> None:

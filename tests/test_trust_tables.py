@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trust_tables
 from fake_engine import fake_spec, fake_trial
-from fake_gpu import fake_gpu_facts, fake_reading
+from fake_gpu import fake_gpu_facts
 
 from castwise.analyze.estimates import noise_of
 from castwise.record import Trial
@@ -58,31 +58,4 @@ def test_how_much_longer_steps_take_at_a_stretch_by_the_power_they_draw() -> Non
     assert rows == [
         "| under 80% | 3 | -0.20% | -0.25% … -0.15% | -0.10% |",
         "| 98% and more | 3 | +2.00% | +1.50% … +2.50% | +3.00% |",
-    ]
-
-
-def alone(excess: float, block_seconds: float, held: int = 8, **changes: object) -> Trial:
-    """Return a loop alone: four blocks, four that take a hundredth longer, and so many of them held down."""
-    trial = stretch(excess, 690.0, **changes)
-    blocks = tuple(
-        block.model_copy(update={"seconds": block_seconds * late, "num_steps": 10})
-        for late in (1.0, 1.01)
-        for block in trial.ranks[0].blocks
-    )
-    readings = tuple(fake_reading(throttle_reasons=("sw_power_cap",) if at < held else ()) for at in range(8))
-    assert trial.metered is not None
-    metered = trial.metered.model_copy(update={"step_seconds": block_seconds / 10 * 1.005 * (1 + excess)})
-    ranks = (trial.ranks[0].model_copy(update={"blocks": blocks}),)
-    return trial.model_copy(update={"ranks": ranks, "readings": readings, "metered": metered})
-
-
-def test_what_passes_between_blocks_is_told_of_loops_alone_that_the_limit_held_down() -> None:
-    told = [alone(0.01, 0.2), alone(0.02, 0.1)]
-    beside = alone(0.5, 0.3).model_copy(update={"sitting": "abc"})
-    others = [beside, alone(0.5, 0.3, held=3), alone(0.5, 0.3, techniques=()), stretch(0.5, 690.0)]
-    where, _, _, _, *rows = trust_tables.between_blocks([*told, *others]).splitlines()
-    assert where.startswith("On Fake GPU")
-    assert [row.split(" | ", 1)[1] for row in rows] == [
-        "100 ms | 8 | +1.00% | +2.00% | 2.0 ms |",
-        "201 ms | 8 | +1.00% | +1.00% | 2.0 ms |",
     ]
