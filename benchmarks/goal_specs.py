@@ -9,7 +9,7 @@ from goal_rows import GoalRow, HandLoop, OurLoop
 from castwise.choice import Choice
 from castwise.data_sets import find_data_set, verify
 from castwise.errors import MissingDataError
-from castwise.plan import Protocol, TrialSpec, stand_in
+from castwise.plan import CUDA_PROTOCOL, Protocol, TrialSpec, stand_in
 from castwise.precisions import find_precision
 from castwise.recipe import Recipe
 from castwise.suite import find_suite, specs_of
@@ -142,6 +142,7 @@ def _protocol(row: GoalRow, setting: Setting, timeout_seconds: float) -> Protoco
     own = {"block_seconds": row.block_seconds, "max_seconds": setting.seconds, "timeout_seconds": timeout_seconds}
     if setting.is_tiny:
         return Protocol(warm_up_steps=2, warm_up_seconds=_TINY_WARM_UP_SECONDS, num_blocks=3, **own)
+    own["lead_seconds"] = CUDA_PROTOCOL.lead_seconds  # the loops by hand have no pauses between blocks, either
     return Protocol(num_blocks=max(_NUM_BLOCKS, round(setting.seconds / row.block_seconds)), **own)
 
 

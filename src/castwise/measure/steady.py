@@ -154,14 +154,12 @@ class SteadyCell:
         return max(1, round(steps / at_once)) * at_once
 
     def _lead_of(self, protocol: Protocol) -> int:
-        """Return how many steps run before each block."""
+        """Return how many steps lead to each block."""
         step_seconds = self._windows[-1]
         is_too_long = self._step.steps_per_launch * step_seconds > protocol.block_seconds
-        return (
-            0
-            if is_too_long or not protocol.lead_seconds
-            else self._whole_launches(protocol.lead_seconds / step_seconds)
-        )
+        if is_too_long or not protocol.lead_seconds:
+            return 0
+        return self._whole_launches(protocol.lead_seconds / step_seconds)
 
     def _has_all_memory(self) -> bool:
         """Return whether the steps so far held all that later ones do, where the trial is about memory.
