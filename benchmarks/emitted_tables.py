@@ -107,7 +107,7 @@ def _line(loop: dict[str, Any]) -> str:
 def _ratio(turns: Sequence[dict[str, Any]], side: str, of: str = "per_second") -> Estimate | None:
     """Return a side's speed over castwise's, round by round; None where one was not measured."""
     speeds, rungs = _speeds(turns, side), _speeds(turns, RUNG, of)
-    if not speeds or not rungs:
+    if not speeds or len(speeds) != len(rungs):
         return None
     return estimate([script / rung for script, rung in zip(speeds, rungs, strict=True)])
 

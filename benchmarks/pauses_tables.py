@@ -1,6 +1,7 @@
 """The table of how fast a loop's steps are in blocks with pauses between them, beside steps at a stretch."""
 
 import json
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ from stored import place_of
 from castwise.analyze.estimates import estimate
 from castwise.report.units import format_seconds
 
+_AFTER_REST = re.compile(r"(\d+)\.(\d) to .* after a rest of (.*)")
+_BEHIND = re.compile(r"each behind (\d+) ms")
+_SECONDS_SHOWN, _SHOWN_FROM = 3, 100
 Turns = Sequence[dict[str, Any]]
 
 
@@ -52,8 +56,23 @@ def _lines(loops: Sequence[dict[str, list[dict[str, Any]]]]) -> Iterator[str]:
     del idle[AT_A_STRETCH]
     for name in sorted(idle, key=lambda each: idle[each]):
         cells = [cell for turns in loops for cell in (_ratio(turns[name], turns[AT_A_STRETCH]), _clock(turns[name]))]
-        said = name.replace(RESTED, "blocks with telemetry's looks between them")
-        yield f"| {said} | {f'{idle[name]:.1%}' if idle[name] else '–'} | {' | '.join(cells)} |"
+        if _is_shown(name):
+            yield f"| {_said(name)} | {f'{idle[name]:.1%}' if idle[name] else '–'} | {' | '.join(cells)} |"
+
+
+def _is_shown(name: str) -> bool:
+    """Return whether a pattern has a line: of those that run whole launches as others do, not all."""
+    after, rest = _AFTER_REST.match(name), _BEHIND.search(name)
+    return (after is None or int(after[1]) < _SECONDS_SHOWN) and (rest is None or int(rest[1]) >= _SHOWN_FROM)
+
+
+def _said(name: str) -> str:
+    after = _AFTER_REST.match(name)
+    if after is not None:
+        return f"half a second, the {2 * int(after[1]) + int(after[2] == '5') + 1}. after a rest of {after[3]}"
+    return name.replace(RESTED, "blocks with telemetry's looks between them").replace(
+        " ms of steps", " ms of steps or more"
+    )
 
 
 def _ratio(turns: Turns, stretch: Turns) -> str:

@@ -339,7 +339,7 @@ class FakeSession:
     def run_block(self, length: int = 1) -> Block:
         self._enter("run_block", after="warm_up")
         assert self._leads or not self.spec.protocol.lead_seconds, "steps lead to each block"
-        self._leads = False
+        led, self._leads = int(self._leads), False
         index, step = len(self._blocks), step_seconds(self.spec) / self._engine.gain(self.spec)
         num_steps = length * max(1, round(self.spec.protocol.block_seconds / step))
         noise = 1 + (37 * index % 11 - 5) / 1000
@@ -349,6 +349,7 @@ class FakeSession:
         block = Block(
             seconds=num_steps * step * noise,
             num_steps=num_steps,
+            lead_steps=led,
             loss=float(fault.kind) if fault is not None and broken else 2.3 * 0.9**index,
             loss_scale=65536.0 if dynamic else None,
             skipped_steps=int(dynamic and index == 0),

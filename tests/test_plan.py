@@ -9,6 +9,7 @@ from castwise.own_models import OwnModel
 from castwise.plan import (
     CPU_PROTOCOL,
     CUDA_PROTOCOL,
+    CUDA_ROUND,
     Axes,
     Plan,
     Protocol,
@@ -49,6 +50,11 @@ OTHER_VALUES: dict[str, object] = {
 
 def plan(device: str = "cuda:0", **axes: tuple[str, ...] | tuple[int, ...] | None) -> tuple[TrialSpec, ...]:
     return build_plan(Axes(**{"workloads": ("resnet50",), **axes}), device=device).specs  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("protocol", [CUDA_PROTOCOL, CUDA_ROUND])
+def test_steps_lead_to_blocks_on_a_gpu(protocol: Protocol) -> None:
+    assert 0.02 <= protocol.lead_seconds < protocol.block_seconds
 
 
 def test_without_axes_a_plan_has_every_precision_once_at_the_workloads_own_batch() -> None:

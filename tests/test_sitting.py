@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training, step_seconds
+from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec, fake_training, step_seconds
+from fake_gpu import UUID, FakeMonitor, fake_sample
 
 from castwise.analyze.metrics import turn_times
 from castwise.plan import Protocol, TrialSpec
@@ -14,6 +15,7 @@ from castwise.record import Block, Environment, Facts, RankSamples
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.sitting import MovingIn, Sat, sit
+from castwise.sweep.telemetry import Telemetry
 from castwise.sweep.turns import Earlier
 
 LONG_SECONDS = 20.0
@@ -263,27 +265,30 @@ class Noted(FakeSession):
 
 
 class Leading(Engine):
-    """An engine of a GPU, whose blocks steps lead to."""
+    """An engine of a GPU, whose blocks steps lead to, and whose samples are noted, too."""
 
     session = Noted
 
     def __init__(self, **changes: Fault) -> None:
-        super().__init__(faults=changes)
+        super().__init__(faults=changes, environment=fake_environment(gpu_uuid=UUID))
         self.order: list[str] = []
 
     def sit(self) -> Sat:
         protocol = Protocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
         specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
-        return sit(Sweep(self, None, self.environment, Silent()), specs)
+        monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
+        telemetry = Telemetry(lambda _: monitor, 30.0, 30.0)
+        return sit(Sweep(self, None, self.environment, Silent(), telemetry=telemetry), specs)
 
 
-def test_steps_lead_to_each_block() -> None:
+def test_steps_lead_to_each_block_and_its_looks_see_no_neighbour() -> None:
     engine = Leading()
     sat = engine.sit()
     assert [trial.status for trial in sat.trials] == ["ok"] * 3
-    leads, blocks = engine.order[::2], engine.order[1::2]
-    assert len(blocks) == 12
-    assert [each.replace("lead", "block") for each in leads] == blocks, "its own lead comes before each"
+    order = engine.order[: 4 * 12]
+    turns = [order[at : at + 4] for at in range(0, len(order), 4)]
+    assert all(turn == [f"lead {name}", "look", f"block {name}", "look"] for turn in turns for name in [turn[0][5:]])
+    assert all(block.lead_steps == 1 for trial in sat.trials for block in trial.ranks[0].blocks)
 
 
 def test_a_neighbour_that_fails_costs_the_next_block_no_lead() -> None:

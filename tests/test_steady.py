@@ -233,7 +233,7 @@ def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: 
 
 @pytest.mark.parametrize(
     ("lead_seconds", "step_seconds", "lead_steps"),
-    [(0.0, 0.01, 0), (0.02, 0.001, 20), (0.02, 0.009, 2), (0.02, 0.15, 1), (0.02, 0.25, 0)],
+    [(0.0, 0.01, 0), (0.02, 0.001, 20), (0.02, 0.009, 3), (0.02, 0.15, 1), (0.02, 0.9, 1), (0.02, 1.1, 0)],
 )
 def test_steps_lead_to_a_block(script: Script, lead_seconds: float, step_seconds: float, lead_steps: int) -> None:
     script.loss_of_step = float

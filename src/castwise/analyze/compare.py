@@ -43,7 +43,7 @@ class Row:
         memory_estimate: The same with its interval.
         final_loss: The last timed step's loss.
         final_step: The number of that step, warm-up counted.
-        skipped_steps: Timed steps that loss scaling skipped.
+        skipped_steps: Steps after warm-up that loss scaling skipped.
     """
 
     trial: Trial

@@ -45,7 +45,7 @@ def step_seconds(trial: Trial) -> float | None:
 def stretch_excess(trial: Trial) -> float | None:
     """Return how much longer a step took where steps ran on and on than in the timed blocks, as a share of these.
 
-    Blocks have pauses between them, and other cells' blocks. None where it was not measured, or is too little to tell:
+    Between blocks may be pauses, and other cells' blocks. None where it was not measured, or is too little to tell:
     no more than the blocks spread by.
     """
     seconds = step_seconds(trial)

@@ -37,6 +37,9 @@ _KNOWN_WINDOW_SECONDS = _WINDOW_SECONDS / 2
 # Apex's dynamic scale starts at 2^32 and halves with every skipped step.
 _STEPS_TAKEN, _MOST_SKIPPED = 2, 40
 _ROUNDING = 0.01  # of a launch
+# Steps that take longer are not worth running for the sake of the pause before a block, which was seen to be worth 3 ms
+# of one at the most. Source: benchmarks/records/pauses, of an H200 at its power limit.
+_LONGEST_LEAD_SECONDS = 1.0
 
 
 class SteadyCell:
@@ -155,11 +158,11 @@ class SteadyCell:
 
     def _lead_of(self, protocol: Protocol) -> int:
         """Return how many steps lead to each block."""
-        step_seconds = self._windows[-1]
-        is_too_long = self._step.steps_per_launch * step_seconds > protocol.block_seconds
-        if is_too_long or not protocol.lead_seconds:
+        at_once = self._step.steps_per_launch
+        launch_seconds = at_once * self._windows[-1]
+        if not protocol.lead_seconds or launch_seconds > _LONGEST_LEAD_SECONDS:
             return 0
-        return self._whole_launches(protocol.lead_seconds / step_seconds)
+        return at_once * math.ceil(protocol.lead_seconds / launch_seconds - _ROUNDING)
 
     def _has_all_memory(self) -> bool:
         """Return whether the steps so far held all that later ones do, where the trial is about memory.

@@ -80,7 +80,7 @@ def make_reading(
 
 def _of_one(samples: Sequence[Sample], processes: Processes, seconds: float) -> Reading:
     """Return one GPU's reading, without what is the host's, and without why its processes are not known."""
-    # The first and the last are taken while the GPU pauses: clocks and power are those of the others if there are any.
+    # The first and the last are taken outside of the block: clocks and power are those of the others if there are any.
     inner = samples[1:-1] or samples
     clocks = _given(sample.sm_clock_hertz for sample in inner)
     missing, energy = _reasons(samples), _energy(samples)

@@ -196,19 +196,28 @@ class Sweep:
 
     def _time_blocks(self, session: Session, attempt: "Attempt") -> None:
         protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
-        while len(blocks) < protocol.num_blocks:
-            if timed > protocol.max_seconds and len(blocks) >= protocol.min_blocks:
-                break
+
+        def goes_on() -> bool:
+            is_late = timed > protocol.max_seconds and len(blocks) >= protocol.min_blocks
+            return len(blocks) < protocol.num_blocks and not is_late
+
+        def lead() -> None:
+            if protocol.lead_seconds:
+                session.lead()
+
+        lead()
+        while goes_on():
             share = max(len(blocks) / protocol.num_blocks, min(1.0, timed / protocol.max_seconds))
             self.listener.phase("timing", 0.3 + 0.7 * share)
-            if protocol.lead_seconds and not blocks:
-                session.lead()
-            with self.telemetry.watch(attempt.gpus) as watch:
-                blocks.append(session.run_block())
-                if protocol.lead_seconds and len(blocks) < protocol.num_blocks:
-                    session.lead()  # before the last look at the GPU, which takes milliseconds
-            attempt.readings.append(watch.reading)
-            timed += blocks[-1].seconds
+            try:
+                with self.telemetry.watch(attempt.gpus) as watch:
+                    blocks.append(session.run_block())
+                    timed += blocks[-1].seconds
+                    if goes_on():
+                        lead()  # before the last look at the GPU, which takes milliseconds
+            finally:
+                if len(blocks) > len(attempt.readings):
+                    attempt.readings.append(watch.reading)
 
     def measure_energy(self, session: Session, attempt: "Attempt", seconds: float) -> None:
         """Let a trial's steps run at a stretch, after its last block, and note what they took; nothing on a CPU."""

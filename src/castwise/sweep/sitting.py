@@ -77,20 +77,14 @@ class _Resident:
         """Run until the step time has settled."""
         self._try(self._warm_up)
 
-    def lead(self) -> None:
-        """Launch the steps that lead to the next block, if any do."""
-        if self.spec.recipe is None and self.spec.protocol.lead_seconds:
-            self._try(self.session.lead)
-
-    def take_turn(self, *, may_be_long: bool = False, following: "_Resident | None" = None) -> None:
+    def take_turn(self, *, may_be_long: bool = False) -> None:
         """Time one block, or of a training run an epoch.
 
         Args:
             may_be_long: Whether the block may be longer than usual, if that spares turns.
-            following: Whose turn is the next: steps lead to its block while the last look at the GPU is taken.
         """
         recipe, length = self.spec.recipe, self.turns.length if may_be_long else 1
-        self._try((lambda: self._time_block(length, following)) if recipe is None else lambda: self._train(recipe))
+        self._try((lambda: self._time_block(length)) if recipe is None else lambda: self._train(recipe))
 
     @property
     def is_new(self) -> bool:
@@ -131,11 +125,11 @@ class _Resident:
         for _ in range(0 if recipe is None else recipe.skip_epochs):  # the first step is in the first
             self._train(recipe)
 
-    def _time_block(self, length: int, following: "_Resident | None") -> None:
+    def _time_block(self, length: int) -> None:
+        if self.spec.protocol.lead_seconds:  # behind the last look at the one before: what it sees is that one's
+            self.session.lead()
         with self._sweep.telemetry.watch(self.attempt.gpus) as watch:
             block = self.session.run_block(length)
-            if following is not None:
-                following.lead()
         self.attempt.blocks.append(block)
         self.attempt.readings.append(watch.reading)
         self.turns.take(block.seconds, block.num_steps, length)
@@ -270,11 +264,8 @@ def _take_turns(sweep: Sweep, residents: list[_Resident], number: int) -> None:
         sweep.listener.phase(f"round {number}: turn {turn}", 0.4 + 0.6 * min(1.0, turn / most))
         # Longer turns of the others spare those of a baseline that needs few itself.
         may_be_long = all(resident.turns.is_quiet for resident in order if resident.is_baseline)
-        order[0].lead()
-        for resident, following in zip(order, [*order[1:], None], strict=True):
-            resident.take_turn(may_be_long=may_be_long, following=following)
-            if following is not None and not resident.is_well:
-                following.lead()
+        for resident in order:
+            resident.take_turn(may_be_long=may_be_long)
 
 
 def _next_turn(residents: list[_Resident]) -> list[_Resident]:

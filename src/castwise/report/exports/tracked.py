@@ -123,7 +123,8 @@ def _of_blocks(trial: Trial) -> dict[str, list[Point]]:
     found |= {name: [] for name in _watched(None)}
     step, seconds = 0, 0.0
     for index, block in enumerate(blocks):
-        step, seconds = step + block.all_steps, seconds + block.seconds
+        # What led to the block was not timed: its steps took as long as the block's.
+        step, seconds = step + block.all_steps, seconds + block.seconds * block.all_steps / block.num_steps
         found["step_seconds"].append(Point(step, seconds, block.seconds / block.num_steps))
         found["loss"].append(Point(step, seconds, block.loss))
         reading = trial.readings[index] if index < len(trial.readings) else None

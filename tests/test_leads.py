@@ -1,0 +1,63 @@
+"""Steps that lead to a block, which are not timed, count wherever a trial's steps do."""
+
+import math
+
+from fake_engine import fake_trial
+
+from castwise.analyze.metrics import final_loss, step_seconds
+from castwise.measure.side_effects import Watch
+from castwise.record import Block, Trial
+from castwise.report.exports.tracked import _series
+from castwise.report.fit_columns import num_steps
+from castwise.sweep.runner import judge
+
+
+def led(*losses: float, skipped: int = 0) -> Trial:
+    """Return a trial with a block of 10 steps, a tenth of a second each, behind 5, for each loss."""
+    blocks = tuple(
+        Block(seconds=1.0, num_steps=10, lead_steps=5, loss=loss, loss_scale=2.0, skipped_steps=skipped)
+        for loss in losses
+    )
+    trial = fake_trial()
+    return trial.model_copy(update={"ranks": (trial.ranks[0].model_copy(update={"blocks": blocks}),)})
+
+
+def test_they_are_trained_and_not_timed() -> None:
+    trial = led(3.0, 2.0)
+    assert trial.facts is not None
+    assert step_seconds(trial) == 0.1
+    assert final_loss(trial) == (2.0, trial.facts.warm_up_steps + 30)
+    assert num_steps(trial) == trial.facts.warm_up_steps + 30
+
+
+def test_a_series_has_them_on_both_axes() -> None:
+    points = _series(led(3.0, 2.0))["loss"]
+    assert [(point.step, point.seconds) for point in points] == [(15, 1.5), (30, 3.0)]
+
+
+def test_they_count_in_what_is_said_of_a_divergence() -> None:
+    assert "30 steps after warm-up" in judge(led(3.0, math.nan)).message
+    assert "every one of 30 steps" in judge(led(3.0, 2.0, skipped=15)).message
+    assert judge(led(3.0, 2.0, skipped=14)).status == "ok"
+
+
+class Growing:
+    """Memory that grows by 1,500 kB between looks."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def held(self) -> int:
+        self.bytes += 1_500_000
+        return self.bytes
+
+
+def test_what_is_kept_of_each_step_is_told_by_all_steps() -> None:
+    notes = []
+    for lead_steps, steps in ((5, 10), (0, 15)):
+        watch = Watch(Growing())  # type: ignore[arg-type]
+        watch.start()
+        for _ in range(8):
+            watch.saw(Block(seconds=1.0, num_steps=steps, lead_steps=lead_steps, loss=1.0))
+        notes.append(watch.notes())
+    assert notes[0] == notes[1] != ()
