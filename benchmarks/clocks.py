@@ -2,18 +2,22 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from castwise.gpu import GpuUnreadableError, Sample
 from castwise.monitors import open_monitor
 from castwise.sweep.telemetry import Sampler
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _PERIOD_SECONDS = 0.05
 _BUSY = 0.9  # of the most power that was seen
 _IDLE = "gpu_idle"
 
 _T = TypeVar("_T")
+_Timed = TypeVar("_Timed", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,17 @@ def watched(uuid: str | None, action: Callable[[], _T]) -> tuple[_T, Busy | None
         sampler.join()
         monitor.close()
     return done, busy_of(sampler.samples)
+
+
+def with_clock(uuid: str | None, measure: Callable[[], _Timed]) -> _Timed:
+    """Measure something, and return what comes of it with the clock and power that the GPU had; as it is without one.
+
+    Args:
+        uuid: The GPU's; None without one.
+        measure: Returns a dataclass with `clock_hertz` and `power_watts`.
+    """
+    timed, busy = watched(uuid, measure)
+    return timed if busy is None else replace(timed, clock_hertz=busy.clock_hertz, power_watts=busy.power_watts)
 
 
 def busy_of(samples: Sequence[Sample]) -> Busy | None:

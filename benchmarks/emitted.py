@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clocks import watched
+from clocks import with_clock
 from stored import RECORDS, load
 
 from castwise.analyze.metrics import throughput, units_per_step
@@ -181,15 +182,7 @@ def compare(spec: TrialSpec, bench: Bench, folder: Path, options: Sequence[str] 
         SCRIPT: lambda: run_script(file, options),
         ALIKE: lambda: run_script(file, rung.options),
     }
-
-    def watching(measure: Callable[[], Speed]) -> Callable[[], Speed]:
-        def measured() -> Speed:
-            speed, busy = watched(bench.environment.gpu_uuid, measure)
-            return speed if busy is None else replace(speed, clock_hertz=busy.clock_hertz, power_watts=busy.power_watts)
-
-        return measured
-
-    return {name: watching(measure) for name, measure in sides.items()}
+    return {name: partial(with_clock, bench.environment.gpu_uuid, measure) for name, measure in sides.items()}
 
 
 def main() -> int:

@@ -2,12 +2,12 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from emitted import ALIKE, RUNG, SCRIPT
-from stored import place_of
+from stored import by_place, place_of, ratio_with_interval
 
 from castwise.analyze.estimates import Estimate, estimate
 from castwise.plan import TrialSpec
@@ -26,14 +26,14 @@ def emitted_table(*paths: Path) -> str:
         paths: Records of `emitted.py`, such as those of a host's GPUs, whose names begin with their dates. Of a loop
             that several have, the last one's stands.
     """
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for path in paths:
         document = json.loads(path.read_text())
-        place = place_of(document["environment"], path.name[:10])
-        found |= {loop["name"]: (place, loop) for loop in document["loops"]}
-    loops = [loop for _, loop in found.values()]
+        where = place_of(document["environment"], path.name[:10])
+        found |= {loop["name"]: loop | {"where": where} for loop in document["loops"]}
+    loops = list(found.values())
     lines = [
-        *_places(found),
+        "\n\n".join(where for where, _ in by_place(loops)),
         "",
         "| what | loop | castwise | script, as many steps | 95 % interval | script as it stands | 95 % interval "
         "| processes a side | within 2 % |",
@@ -44,16 +44,6 @@ def emitted_table(*paths: Path) -> str:
     return "\n".join([*lines, *(["", *notes] if notes else []), ""])
 
 
-def _places(found: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[str]:
-    """Yield where loops were measured, with their names where that is not one place, a paragraph each."""
-    places: dict[str, list[str]] = {}
-    for name, (place, _) in found.items():
-        places.setdefault(place, []).append(name)
-    for number, (place, names) in enumerate(places.items()):
-        yield from [""] if number else []
-        yield f"{place} ({', '.join(names)})" if len(places) > 1 else place
-
-
 def _notes(name: str, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield what stands beside a script that does not keep up: castwise's steps at a stretch, and the GPU's clock."""
     ratio = _ratio(turns, SCRIPT)
@@ -61,10 +51,9 @@ def _notes(name: str, turns: Sequence[dict[str, Any]]) -> Iterator[str]:
         return
     at_a_stretch = _ratio(turns, SCRIPT, "at_a_stretch")
     if at_a_stretch is not None:
-        interval = " [{}, {}]".format(*_cells(at_a_stretch)[1].split(" … ")) if at_a_stretch.n > 1 else ""
         yield (
             f"- {name}, script as it stands over the steps that castwise runs on and on after its blocks: "
-            f"{at_a_stretch.value:.3f}{interval}"
+            f"{ratio_with_interval(at_a_stretch)}"
         )
     clocks = {side: _clock(turns, side) for side in (RUNG, ALIKE, SCRIPT)}
     said = [f"{side} {clock}" for side, clock in clocks.items() if clock]

@@ -142,8 +142,11 @@ def _protocol(row: GoalRow, setting: Setting, timeout_seconds: float) -> Protoco
     own = {"block_seconds": row.block_seconds, "max_seconds": setting.seconds, "timeout_seconds": timeout_seconds}
     if setting.is_tiny:
         return Protocol(warm_up_steps=2, warm_up_seconds=_TINY_WARM_UP_SECONDS, num_blocks=3, **own)
-    own["lead_seconds"] = CUDA_PROTOCOL.lead_seconds  # the loops by hand have no pauses between blocks, either
-    return Protocol(num_blocks=max(_NUM_BLOCKS, round(setting.seconds / row.block_seconds)), **own)
+    return Protocol(
+        num_blocks=max(_NUM_BLOCKS, round(setting.seconds / row.block_seconds)),
+        lead_seconds=CUDA_PROTOCOL.lead_seconds,  # the loops by hand have no pauses between blocks, either
+        **own,
+    )
 
 
 def _as_far_as_possible(spec: TrialSpec) -> TrialSpec:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from goal_summary import HAND, OURS, Side, format_value, is_reached, ratio_of, side_of, what_of
-from stored import NOT_MEASURED, place_of
+from stored import NOT_MEASURED, by_place, place_of
 
 from castwise.report.units import format_percent, format_rate, format_seconds
 
@@ -111,23 +111,12 @@ def steps_from(rows: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping
     """
     found = [measured[row["name"]] for row in rows if row["name"] in measured]
     told = [row for row in found if step_seconds(row, side_of(row, OURS)) is not None]
-    return [part for where, _ in _by_place(told) for part in (f"castwise's step: {where}", "")]
+    return [part for where, _ in by_place(told) for part in (f"castwise's step: {where}", "")]
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each place and time of measurement, with the ceilings measured there."""
-    return [part for where, own in _by_place(rows) for part in (f"{where}{_ceilings(own[0]['ceilings'])}", "")]
-
-
-def _by_place(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return rows by where and when they were measured, which names them where there are several such."""
-    by_place: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_place.setdefault(row["where"], []).append(row)
-    return [
-        (where if len(by_place) == 1 else f"{where} ({', '.join(row['name'] for row in own)})", own)
-        for where, own in by_place.items()
-    ]
+    return [part for where, own in by_place(rows) for part in (f"{where}{_ceilings(own[0]['ceilings'])}", "")]
 
 
 def _ceilings(ceilings: Mapping[str, float] | None) -> str:

@@ -18,11 +18,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clocks import watched
+from clocks import with_clock
 from emitted import fastest_of
 
 from castwise.measure.steady import SteadyCell
@@ -152,12 +153,8 @@ def turns_of(spec: TrialSpec, bench: Bench, rounds: int, seconds: float) -> list
         for number in range(rounds):
             random.Random(number).shuffle(order)
             for name in order:
-                turn, busy = watched(
-                    bench.environment.gpu_uuid, lambda name=name: measure(name, patterns[name], seconds)
-                )
-                if busy is not None:
-                    turn = replace(turn, clock_hertz=busy.clock_hertz, power_watts=busy.power_watts)
-                turns.append(turn)
+                timed = partial(measure, name, patterns[name], seconds)
+                turns.append(with_clock(bench.environment.gpu_uuid, timed))
             turns += after_a_rest(cell)
         return turns
     finally:

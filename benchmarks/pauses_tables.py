@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pauses import AT_A_STRETCH, RESTED
-from stored import place_of
+from stored import place_of, ratio_with_interval
 
 from castwise.analyze.estimates import estimate
 from castwise.report.units import format_seconds
@@ -79,7 +79,7 @@ def _ratio(turns: Turns, stretch: Turns) -> str:
     pairs = zip(turns, stretch, strict=True)
     found = estimate([turn["step_seconds"] / other["step_seconds"] for turn, other in pairs])
     assert found is not None
-    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.n > 1 else "")
+    return ratio_with_interval(found)
 
 
 def _idle(turns: Turns) -> float:

@@ -1,10 +1,11 @@
 """The trials under benchmarks/records/, and what every table of them says."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from castwise.analyze.estimates import Estimate
 from castwise.record import Trial
 from castwise.sweep.store import load_folder
 
@@ -32,6 +33,26 @@ def place_of(environment: Mapping[str, Any], date: str) -> str:
         f"{environment['gpu'] or environment['cpu']}, torch {environment['torch']}, "
         f"driver {environment['driver'] or '–'}, {date}, castwise at {environment['commit']}"
     )
+
+
+def by_place(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Return rows by where and when they were measured, which names them where there are several such.
+
+    Args:
+        rows: With their names, and as "where" what `place_of` says.
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["where"], []).append(row)
+    return [
+        (where if len(found) == 1 else f"{where} ({', '.join(row['name'] for row in own)})", own)
+        for where, own in found.items()
+    ]
+
+
+def ratio_with_interval(found: Estimate) -> str:
+    """Return a ratio to three places, with its interval where there are several values: `0.997 [0.992, 1.003]`."""
+    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.n > 1 else "")
 
 
 def where_of(trial: Trial) -> str:

@@ -61,7 +61,7 @@ FIRST_STEP_SECONDS = 0.5
 # Made up: what of the loader's time is left with techniques of data.
 _LOADING = {"resident-data": 0.0, "loader-workers": 0.25}
 
-_REPEATED = ("run_block", "run_epoch")
+_REPEATED = ("lead", "run_block", "run_epoch")
 PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
 
 # What a fault of this kind makes of a trial, what it says, and the phase it strikes in unless told otherwise.
@@ -81,7 +81,7 @@ class Fault:
     Attributes:
         kind: oom, crash, timeout, unsupported or refused; nan or inf (the loss); interrupt (as Ctrl-C would); hang.
         phase: One of PHASES; empty takes the kind's own.
-        block: The timed block in which it strikes, where the phase is run_block.
+        block: The timed block in which it strikes, where the phase is run_block, or before which, where it is lead.
     """
 
     kind: str

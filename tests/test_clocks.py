@@ -1,10 +1,11 @@
 """The GPU's clock and power while something ran, watched from outside."""
 
 import time
+from dataclasses import dataclass
 
 import clocks
 import pytest
-from clocks import Busy, busy_of, watched
+from clocks import Busy, busy_of, watched, with_clock
 
 from castwise.gpu import GpuUnreadableError, Sample
 
@@ -34,6 +35,14 @@ def test_without_a_gpu_only_the_action_is_done(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(clocks, "open_monitor", unreadable)
     assert watched(None, lambda: 5) == (5, None)
     assert watched("GPU-0", lambda: 5) == (5, None)
+    assert with_clock(None, lambda: Timed(5.0)) == Timed(5.0)
+
+
+@dataclass(frozen=True)
+class Timed:
+    seconds: float
+    clock_hertz: float | None = None
+    power_watts: float | None = None
 
 
 class Board:
@@ -61,3 +70,8 @@ def test_it_is_watched_until_it_ends_whether_well_or_not(monkeypatch: pytest.Mon
     with pytest.raises(ZeroDivisionError):
         watched("GPU-0", lambda: 1 / 0)
     assert all(board.is_closed for board in boards)
+
+
+def test_what_was_timed_has_the_clock_and_power_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "open_monitor", lambda _: Board())
+    assert with_clock("GPU-0", lambda: Timed(5.0)) == Timed(5.0, 1500e6, 690.0)

@@ -2,8 +2,8 @@ import math
 from pathlib import Path
 
 import pytest
-from fake_engine import PHASES, FakeEngine, FakeSession, Fault, fake_environment, fake_spec, fake_trial, step_seconds
-from fake_gpu import UUID, FakeMonitor, fake_sample
+from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial, step_seconds
+from noting import NotingEngine
 
 from castwise.analyze.metrics import final_loss
 from castwise.errors import EngineError, StoreError
@@ -14,7 +14,6 @@ from castwise.record import Block, RankSamples, Trial
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Listener, Silent, Sweep, judge, why_lacking
 from castwise.sweep.store import Store, load_folder
-from castwise.sweep.telemetry import Telemetry
 
 SPECS = tuple(fake_spec(row.name) for row in PRECISIONS)
 OTHERS = tuple(spec for spec in SPECS if spec.precision != "bf16-mixed")
@@ -360,62 +359,31 @@ def test_an_optimizer_that_never_ran_is_no_result() -> None:
     assert trial.message == "loss scaling skipped every one of 30 steps after warm-up: the optimizer never ran"
 
 
-class Noting(FakeEngine):
-    """An engine whose sessions' leads and blocks are noted, and looks at the GPU, in order."""
-
-    def __init__(self, broken_lead: int = -1) -> None:
-        super().__init__(environment=fake_environment(gpu_uuid=UUID))
-        self.order: list[str] = []
-        self.broken_lead = broken_lead
-
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
-        self.sessions.append(NotedSession(self))
-        return self.sessions[-1]
-
-    def run(self, **changes: float) -> Trial:
-        monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
-        telemetry = Telemetry(lambda _: monitor, 30.0, 30.0)
-        protocol = Protocol(lead_seconds=0.02, **{"num_blocks": 3, **changes})
-        sweep = Sweep(self, None, self.environment, Silent(), telemetry=telemetry)
-        (trial,) = sweep.run([fake_spec(protocol=protocol)])
-        return trial
-
-
-class NotedSession(FakeSession):
-    """A session of such an engine."""
-
-    def lead(self) -> None:
-        assert isinstance(self._engine, Noting)
-        if self._engine.order.count("lead") == self._engine.broken_lead:
-            raise TrialFailedError("crashed", "no (fake)")
-        self._engine.order.append("lead")
-        super().lead()
-
-    def run_block(self, length: int = 1) -> Block:
-        assert isinstance(self._engine, Noting)
-        self._engine.order.append("block")
-        return super().run_block(length)
+def run_led(engine: NotingEngine, **changes: float) -> Trial:
+    (trial,) = engine.sweep().run([fake_spec(protocol=Protocol(lead_seconds=0.02, **{"num_blocks": 3, **changes}))])
+    return trial
 
 
 def test_steps_lead_to_each_block_of_a_trial_alone_while_the_gpu_is_looked_at() -> None:
-    engine = Noting()
-    trial = engine.run()
+    engine = NotingEngine()
+    trial = run_led(engine)
     blocks = trial.ranks[0].blocks
     assert [block.lead_steps for block in blocks] == [1, 1, 1]
-    order = engine.order[engine.order.index("lead") :]
+    order = [each.split()[0] for each in engine.order]
+    order = order[order.index("lead") :]
     assert order[: 3 * 4] == ["lead", "look", "block", *(["lead", "look", "look", "block"] * 2), "look"]
     assert trial.facts is not None
     assert final_loss(trial) == (blocks[-1].loss, trial.facts.warm_up_steps + sum(b.num_steps + 1 for b in blocks))
 
 
 def test_nothing_leads_to_a_block_that_never_comes() -> None:
-    engine = Noting()
-    trial = engine.run(num_blocks=20, min_blocks=2, max_seconds=0.01)
+    engine = NotingEngine()
+    trial = run_led(engine, num_blocks=20, min_blocks=2, max_seconds=0.01)
     assert len(trial.ranks[0].blocks) == 2
-    assert engine.order.count("lead") == 2
+    assert engine.order.count("lead fp32") == 2
 
 
 def test_a_lead_that_fails_leaves_each_block_its_reading() -> None:
-    trial = Noting(broken_lead=2).run()
-    assert (trial.status, trial.message) == ("crashed", "no (fake)")
+    trial = run_led(NotingEngine(fp32=Fault("crash", "lead", block=2)))
+    assert (trial.status, trial.message.split(":")[0]) == ("crashed", "RuntimeError")
     assert len(trial.ranks[0].blocks) == len(trial.readings) == 2

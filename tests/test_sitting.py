@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec, fake_training, step_seconds
-from fake_gpu import UUID, FakeMonitor, fake_sample
+from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training, step_seconds
+from noting import NotingEngine
 
 from castwise.analyze.metrics import turn_times
 from castwise.plan import Protocol, TrialSpec
@@ -15,7 +15,6 @@ from castwise.record import Block, Environment, Facts, RankSamples
 from castwise.sweep.engine import TrialFailedError
 from castwise.sweep.runner import Silent, Sweep
 from castwise.sweep.sitting import MovingIn, Sat, sit
-from castwise.sweep.telemetry import Telemetry
 from castwise.sweep.turns import Earlier
 
 LONG_SECONDS = 20.0
@@ -248,42 +247,14 @@ def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
     assert len(second.ranks[0].epochs) == 1
 
 
-class Noted(FakeSession):
-    """Notes what all sessions were asked for, in order."""
-
-    def lead(self) -> None:
-        self.note("lead")
-        super().lead()
-
-    def run_block(self, length: int = 1) -> Block:
-        self.note("block")
-        return super().run_block(length)
-
-    def note(self, what: str) -> None:
-        assert isinstance(self._engine, Leading)
-        self._engine.order.append(f"{what} {self.spec.precision}")
-
-
-class Leading(Engine):
-    """An engine of a GPU, whose blocks steps lead to, and whose samples are noted, too."""
-
-    session = Noted
-
-    def __init__(self, **changes: Fault) -> None:
-        super().__init__(faults=changes, environment=fake_environment(gpu_uuid=UUID))
-        self.order: list[str] = []
-
-    def sit(self) -> Sat:
-        protocol = Protocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
-        specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
-        monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
-        telemetry = Telemetry(lambda _: monitor, 30.0, 30.0)
-        return sit(Sweep(self, None, self.environment, Silent(), telemetry=telemetry), specs)
+def sit_led(engine: NotingEngine) -> Sat:
+    protocol = Protocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
+    return sit(engine.sweep(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")])
 
 
 def test_steps_lead_to_each_block_and_its_looks_see_no_neighbour() -> None:
-    engine = Leading()
-    sat = engine.sit()
+    engine = NotingEngine()
+    sat = sit_led(engine)
     assert [trial.status for trial in sat.trials] == ["ok"] * 3
     order = engine.order[: 4 * 12]
     turns = [order[at : at + 4] for at in range(0, len(order), 4)]
@@ -292,15 +263,15 @@ def test_steps_lead_to_each_block_and_its_looks_see_no_neighbour() -> None:
 
 
 def test_a_neighbour_that_fails_costs_the_next_block_no_lead() -> None:
-    engine = Leading(tf32=Fault("crash", "run_block", block=1))
-    sat = engine.sit()
+    engine = NotingEngine(tf32=Fault("crash", "run_block", block=1))
+    sat = sit_led(engine)
     assert [trial.status for trial in sat.trials] == ["ok", "crashed", "ok"]
     assert [len(trial.ranks[0].blocks) for trial in sat.trials] == [4, 1, 4]
 
 
 def test_a_lead_that_fails_is_its_own_cell_s_failure() -> None:
-    engine = Leading(tf32=Fault("oom", "lead"))
-    sat = engine.sit()
+    engine = NotingEngine(tf32=Fault("oom", "lead"))
+    sat = sit_led(engine)
     assert [trial.spec.precision for trial in sat.trials] == ["fp32", "fp16-true"]
     assert [trial.status for trial in sat.trials] == ["ok", "ok"]
     assert [spec.precision for spec in sat.postponed] == ["tf32"]

@@ -201,11 +201,7 @@ class Sweep:
             is_late = timed > protocol.max_seconds and len(blocks) >= protocol.min_blocks
             return len(blocks) < protocol.num_blocks and not is_late
 
-        def lead() -> None:
-            if protocol.lead_seconds:
-                session.lead()
-
-        lead()
+        lead(session, protocol)
         while goes_on():
             share = max(len(blocks) / protocol.num_blocks, min(1.0, timed / protocol.max_seconds))
             self.listener.phase("timing", 0.3 + 0.7 * share)
@@ -214,7 +210,7 @@ class Sweep:
                     blocks.append(session.run_block())
                     timed += blocks[-1].seconds
                     if goes_on():
-                        lead()  # before the last look at the GPU, which takes milliseconds
+                        lead(session, protocol)  # before the last look at the GPU, which takes milliseconds
             finally:
                 if len(blocks) > len(attempt.readings):
                     attempt.readings.append(watch.reading)
@@ -228,6 +224,12 @@ class Sweep:
             stretch = session.run_stretch(seconds)
         step_seconds = stretch.seconds / stretch.num_steps
         attempt.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
+
+
+def lead(session: Session, protocol: Protocol) -> None:
+    """Launch the steps that lead to a trial's next block, if any do."""
+    if protocol.lead_seconds:
+        session.lead()
 
 
 class Attempt:

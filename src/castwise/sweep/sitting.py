@@ -16,7 +16,7 @@ from castwise.precisions import BASELINE
 from castwise.recipe import Recipe
 from castwise.record import Trial
 from castwise.sweep.engine import Session, TrialFailedError
-from castwise.sweep.runner import Attempt, Sweep
+from castwise.sweep.runner import Attempt, Sweep, lead
 from castwise.sweep.turns import Earlier, Turns
 
 # Five ticks of an H200's energy counter, of each cell.
@@ -126,8 +126,7 @@ class _Resident:
             self._train(recipe)
 
     def _time_block(self, length: int) -> None:
-        if self.spec.protocol.lead_seconds:  # behind the last look at the one before: what it sees is that one's
-            self.session.lead()
+        lead(self.session, self.spec.protocol)  # behind the last look at the one before: what it sees is that one's
         with self._sweep.telemetry.watch(self.attempt.gpus) as watch:
             block = self.session.run_block(length)
         self.attempt.blocks.append(block)

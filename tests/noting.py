@@ -1,0 +1,43 @@
+"""A fake engine that notes what its sessions were asked for around blocks, and looks at the GPU, in order."""
+
+from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
+from fake_gpu import UUID, FakeMonitor, fake_sample
+
+from castwise.record import Block
+from castwise.sweep.runner import Silent, Sweep
+from castwise.sweep.telemetry import Telemetry
+
+
+class NotingEngine(FakeEngine):
+    """Starts sessions that note.
+
+    Attributes:
+        order: `look`, and `lead` and `block` with the precision of whom they were asked of.
+    """
+
+    def __init__(self, **faults: Fault) -> None:
+        super().__init__(faults=faults, environment=fake_environment(gpu_uuid=UUID))
+        self.order: list[str] = []
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        self.sessions.append(_NotingSession(self))
+        return self.sessions[-1]
+
+    def sweep(self) -> Sweep:
+        """Return a sweep whose looks at the GPU are noted."""
+        monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
+        return Sweep(self, None, self.environment, Silent(), telemetry=Telemetry(lambda _: monitor, 30.0, 30.0))
+
+
+class _NotingSession(FakeSession):
+    def lead(self) -> None:
+        self._note("lead")
+        super().lead()
+
+    def run_block(self, length: int = 1) -> Block:
+        self._note("block")
+        return super().run_block(length)
+
+    def _note(self, what: str) -> None:
+        assert isinstance(self._engine, NotingEngine)
+        self._engine.order.append(f"{what} {self.spec.precision}")
