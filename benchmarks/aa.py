@@ -22,17 +22,17 @@ from pathlib import Path
 
 import slowed
 
-from castwise.analyze.estimates import Estimate, estimate, judge, noise_of, paired_ratio
-from castwise.analyze.metrics import step_seconds, step_times
-from castwise.plan import CUDA_ROUND, TrialSpec
-from castwise.precisions import find_precision
-from castwise.record import Trial
-from castwise.sweep.bench import Bench, find_bench
-from castwise.sweep.engine import Session
-from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.rounds import Rule, earlier_of
-from castwise.sweep.runner import Silent, Sweep
-from castwise.sweep.sitting import sit
+from castwise.analysis.statistics import Estimate, estimate, judge, noise_of, paired_ratio
+from castwise.analysis.steady_metrics import step_seconds, step_times
+from castwise.orchestrator.interleaved import sit
+from castwise.orchestrator.machine import Bench, find_bench
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.rounds import Rule, earlier_of
+from castwise.orchestrator.session import Session
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Trial
+from castwise.registry.precisions import find_precision
+from castwise.spec.plan import CUDA_ROUND, TrialSpec
 
 CELLS = ("mnist-cnn:fp16-mixed:512", "resnet50:fp16-mixed:128")
 SLOWDOWNS = (0.0, 0.01, 0.02)

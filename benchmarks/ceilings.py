@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from castwise.measure.precision import numeric_state
-from castwise.measure.stopwatch import stopwatch_of
-from castwise.precisions import find_precision
+from castwise.registry.precisions import find_precision
+from castwise.worker.precision import numeric_state
+from castwise.worker.timing import stopwatch_of
 
 # By castwise's name of the format: the dtype of the factors, and the precision whose float32 switches it takes.
 _FORMATS = {

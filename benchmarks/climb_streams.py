@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.errors import UsageError
-from castwise.quantities import parse_duration
+from castwise.spec.quantities import parse_duration
 
 _SPARE_SECONDS = 90.0  # of a climb whose last trial ends behind its budget
 

@@ -9,21 +9,21 @@ from typing import Any
 from climbs import Account
 from stored import IMAGES, NOT_MEASURED, where_of
 
-from castwise.analyze import metrics
-from castwise.analyze.climb import Ending, by_units, said_of
-from castwise.analyze.estimates import Estimate
-from castwise.analyze.moves import Move, move_between
-from castwise.analyze.speedups import speedup_estimate
-from castwise.plan import SYNTHETIC, TrialSpec
-from castwise.record import Trial
-from castwise.report.grid import markdown_grid, markdown_text
-from castwise.report.saying import took_words
-from castwise.report.tried import LIMITED, Line, each_once
-from castwise.report.tuning import COLUMNS, why_of
-from castwise.report.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
-from castwise.report.where import measured_on
-from castwise.sweep.pace import BUDGET_SECONDS, SHORT_BUDGET_SECONDS
-from castwise.techniques import join, parse_techniques
+from castwise.analysis import steady_metrics
+from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.statistics import Estimate
+from castwise.records.schema import Trial
+from castwise.registry.techniques import join, parse_techniques
+from castwise.render.console import took_words
+from castwise.render.provenance import measured_on
+from castwise.render.table import markdown_grid, markdown_text
+from castwise.render.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+from castwise.spec.plan import SYNTHETIC, TrialSpec
+from castwise.tune.candidates import Ending, by_units, said_of
+from castwise.tune.changes import Move, move_between
+from castwise.tune.render import COLUMNS, why_of
+from castwise.tune.rows import LIMITED, Line, each_once
+from castwise.tune.time_budget import BUDGET_SECONDS, SHORT_BUDGET_SECONDS
 
 Climb = tuple[str, Account, Sequence[Trial]]  # the folder's name, the account, the trials
 _ENDINGS: dict[Ending, str] = {"nothing left": "nothing left", "budget": "budget", "failed": "no plain loop"}
@@ -51,7 +51,7 @@ def summary(climbs: Sequence[Climb], document: str) -> str:
     ]
     for name, account, trials in climbs:
         first, last = account["rows"][0], fastest_row(account)
-        unit = metrics.unit_of(trials[0])
+        unit = steady_metrics.unit_of(trials[0])
         cells = (
             f"[{name}]({document}#{_anchor(name)}), batch {trials[0].spec.batch_size}",
             f"{format_rate(first['throughput_per_second'])} {unit}/s",
@@ -78,7 +78,7 @@ def ladders(climbs: Sequence[Climb]) -> str:
 
 def ladder(account: Account, trials: Sequence[Trial]) -> str:
     """Return what was tried, rung by rung, and what it came to, as `castwise tune` prints it."""
-    unit = metrics.unit_of(trials[0])
+    unit = steady_metrics.unit_of(trials[0])
     lines = _over_rungs([_line(row, trials[0].spec, unit) for row in account["rows"]], trials)
     tried = [line for line in lines if line.outcome != "unsupported"]
     refused = [why_of(line) for line in lines if line.outcome == "unsupported"]
@@ -91,7 +91,7 @@ def ladder(account: Account, trials: Sequence[Trial]) -> str:
 def in_a_sentence(name: str, account: Account, trials: Sequence[Trial]) -> str:
     """Return what a climb came to in a sentence, with where and when."""
     first, last = account["rows"][0], fastest_row(account)
-    unit, spec = metrics.unit_of(trials[0]), trials[0].spec
+    unit, spec = steady_metrics.unit_of(trials[0]), trials[0].spec
     took = took_words(len(trials), account.get("num_recorded", 0), account["seconds"])
     command = f"castwise tune {name}{_limit(account)}{_budget(account)}"
     return (

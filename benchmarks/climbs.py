@@ -22,17 +22,17 @@ from typing import Any
 
 from stored import RECORDS, load
 
-from castwise.analyze.climb import NUMERICS, Climbed, Ladder, allowed_techniques
-from castwise.plan import Plan, TrialSpec
-from castwise.precisions import place_of
-from castwise.quantities import parse_memory
-from castwise.record import Trial
-from castwise.report.tuning import json_tuning
-from castwise.sweep.climber import Climb
-from castwise.sweep.engine import Session
-from castwise.sweep.job import Job
-from castwise.sweep.runner import Silent, Sweep
-from castwise.techniques import find_technique
+from castwise.orchestrator.job import Job
+from castwise.orchestrator.session import Session
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Trial
+from castwise.registry.precisions import place_of
+from castwise.registry.techniques import find_technique
+from castwise.spec.plan import Plan, TrialSpec
+from castwise.spec.quantities import parse_memory
+from castwise.tune.candidates import NUMERICS, Climbed, Ladder, allowed_techniques
+from castwise.tune.render import json_tuning
+from castwise.tune.search import Climb
 
 Account = dict[str, Any]
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from castwise.gpu import GpuUnreadableError, Sample
-from castwise.monitors import open_monitor
-from castwise.sweep.telemetry import Sampler
+from castwise.telemetry.gpu import GpuUnreadableError, Sample
+from castwise.telemetry.monitors import open_monitor
+from castwise.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

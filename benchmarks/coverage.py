@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from castwise.analyze.estimates import (
+from castwise.analysis.statistics import (
     FEWEST_BLOCKS,
     Estimate,
     apart,
@@ -27,9 +27,9 @@ from castwise.analyze.estimates import (
     paired_ratio,
     pseudomedian,
 )
-from castwise.plan import CUDA_ROUND
-from castwise.sweep.rounds import Rule
-from castwise.sweep.turns import Earlier, Turns
+from castwise.orchestrator.block_schedule import Earlier, Turns
+from castwise.orchestrator.rounds import Rule
+from castwise.spec.plan import CUDA_ROUND
 
 TURNS = CUDA_ROUND.num_blocks
 _BLOCKS = 3 * TURNS  # more than any process takes
@@ -124,7 +124,7 @@ def draw(
 
 
 def _earlier_of(known: Sequence[Process]) -> Earlier | None:
-    """Return what processes showed, as `castwise.sweep.rounds.earlier_of` does of trials."""
+    """Return what processes showed, as `castwise.orchestrator.rounds.earlier_of` does of trials."""
     told = [process for process in known if len(process.seconds) >= FEWEST_BLOCKS]
     if not told:
         return None

@@ -24,16 +24,16 @@ import torch
 from stored import load
 from torch import nn
 
-from castwise.data_sets import default_data_dir
-from castwise.measure.data.on_device import Augmentation, DeviceImages, Epochs
-from castwise.measure.data.resident import load_images
-from castwise.measure.workloads import build_task
-from castwise.measure.workloads.task import Batch
-from castwise.plan import TrialSpec
-from castwise.record import Trial
-from castwise.sweep.bench import find_bench
-from castwise.sweep.store import name_of, stem_of
-from castwise.workloads import find_workload
+from castwise.orchestrator.machine import find_bench
+from castwise.records.schema import Trial
+from castwise.records.store import name_of, stem_of
+from castwise.registry.datasets import default_data_dir
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.worker.data.gpu_augmentation import Augmentation, DeviceImages, Epochs
+from castwise.worker.data.preloaded import load_images
+from castwise.worker.models import build_task
+from castwise.worker.models.task import Batch
 
 _NUM_BATCHES = 40
 _BATCH_SIZE = 256

@@ -8,7 +8,7 @@ from typing import Any
 
 from stored import NOT_MEASURED, place_of
 
-from castwise.techniques import join
+from castwise.registry.techniques import join
 
 _COLUMNS = {
     "training loss, last epoch": "training_loss",

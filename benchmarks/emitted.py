@@ -24,14 +24,14 @@ from typing import Any
 from clocks import with_clock
 from stored import RECORDS, load
 
-from castwise.analyze.metrics import throughput, units_per_step
+from castwise.analysis.steady_metrics import throughput, units_per_step
 from castwise.errors import CastwiseError
-from castwise.plan import CUDA_ROUND, TrialSpec
-from castwise.record import Trial
-from castwise.report.script.emit import script_of
-from castwise.sweep.bench import Bench, find_bench
-from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.runner import Silent, Sweep
+from castwise.orchestrator.machine import Bench, find_bench
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Trial
+from castwise.render.emit.script import script_of
+from castwise.spec.plan import CUDA_ROUND, TrialSpec
 
 # The sides. A script as it stands times three seconds, a rung less than one: a board at its power limit may slow down.
 RUNG, SCRIPT, ALIKE = "rung", "script", "script, as many steps"

@@ -9,12 +9,12 @@ from typing import Any
 from emitted import ALIKE, RUNG, SCRIPT
 from stored import by_place, place_of, ratio_with_interval
 
-from castwise.analyze.estimates import Estimate, estimate
-from castwise.plan import TrialSpec
-from castwise.report.grid import markdown_text
-from castwise.report.units import format_rate
-from castwise.techniques import join
-from castwise.workloads import find_workload
+from castwise.analysis.statistics import Estimate, estimate
+from castwise.registry.techniques import join
+from castwise.registry.workloads import find_workload
+from castwise.render.table import markdown_text
+from castwise.render.units import format_rate
+from castwise.spec.plan import TrialSpec
 
 _GOAL = 0.02  # how far from its rung's a script's speed may be
 

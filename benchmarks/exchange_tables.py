@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stored import place_of
 
-from castwise.report.units import format_seconds
+from castwise.render.units import format_seconds
 
 
 def exchange_table(path: Path) -> str:

@@ -26,17 +26,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from castwise.measure.environment import read_environment
-from castwise.measure.means import CollectiveMean, SymmetricMean
-from castwise.measure.parallel import Peers, join_peers
-from castwise.measure.precision import convert_weights
-from castwise.measure.stopwatch import stopwatch_of
-from castwise.measure.techniques.coalesced import CoalescedReduce
-from castwise.measure.workloads import build_task
-from castwise.plan import TrialSpec, device_of_rank
-from castwise.precisions import find_precision
-from castwise.sweep.bench import find_commit
-from castwise.workloads import find_workload
+from castwise.orchestrator.machine import find_commit
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec, device_of_rank
+from castwise.worker.distributed import Peers, join_peers
+from castwise.worker.environment import read_environment
+from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
+from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
+from castwise.worker.models import build_task
+from castwise.worker.precision import convert_weights
+from castwise.worker.timing import stopwatch_of
 
 _IN_A_GRAPH, _REPLAYS = 20, 15
 Work = Callable[[], object]

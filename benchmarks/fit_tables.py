@@ -6,10 +6,7 @@ from pathlib import Path
 
 from stored import IMAGES, NOT_MEASURED, load, where_of
 
-from castwise.analyze.fit import Fit, fits_of
-from castwise.precisions import PRECISIONS, why_unsupported
-from castwise.published import LargestBatch, largest_batches
-from castwise.report.fit_columns import (
+from castwise.max_batch.columns import (
     account_name,
     accounts_of,
     baseline_of,
@@ -18,10 +15,13 @@ from castwise.report.fit_columns import (
     shown_summary,
     titles_of,
 )
-from castwise.report.fit_lines import conclusions, remarks
-from castwise.report.fitting import headline
-from castwise.report.grid import markdown_grid, markdown_text
-from castwise.report.units import format_bytes, format_duration, format_percent, format_ratio
+from castwise.max_batch.render import headline
+from castwise.max_batch.result import Fit, fits_of
+from castwise.max_batch.sentences import conclusions, remarks
+from castwise.registry.precisions import PRECISIONS, why_unsupported
+from castwise.registry.published import LargestBatch, largest_batches
+from castwise.render.table import markdown_grid, markdown_text
+from castwise.render.units import format_bytes, format_duration, format_percent, format_ratio
 
 # The workloads of the sources that filled their GPU's memory.
 _SOURCED = ("dpn92", *(f"fastai-resnet{depth}" for depth in (18, 34, 50, 101, 152)))

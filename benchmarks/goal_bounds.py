@@ -7,10 +7,10 @@ from typing import Any
 from goal_rows import GoalRow
 from least_time import Ceilings, Work, least_time
 
-from castwise.devices import find_device, peak
-from castwise.precisions import find_precision
-from castwise.recipe import Recipe
-from castwise.workloads import Workload, find_workload
+from castwise.registry.gpus import find_device, peak
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import Workload, find_workload
+from castwise.spec.recipe import Recipe
 
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 

@@ -23,12 +23,12 @@ from hand_loops import Batch, Step, make_step
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from castwise.measure.precision import numeric_state
-from castwise.measure.stopwatch import stopwatch_of
-from castwise.measure.workloads import build_task
-from castwise.precisions import find_precision
-from castwise.recipe import Recipe
-from castwise.workloads import OptimizerSpec, Workload, find_workload
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import OptimizerSpec, Workload, find_workload
+from castwise.spec.recipe import Recipe
+from castwise.worker.models import build_task
+from castwise.worker.precision import numeric_state
+from castwise.worker.timing import stopwatch_of
 
 _FIRST_STEPS = 4  # libraries are loaded, algorithms searched, code compiled
 _FEWEST_BLOCKS = 3

@@ -10,12 +10,12 @@ from hand_loops import Batch, Step, autocast_of, make_step
 from suite_loops import make_scheduler, scheduled
 from torch import Tensor, nn
 
-from castwise.data_sets import STAND_IN
-from castwise.measure.data.resident import load_images
-from castwise.measure.data.transforms import STATISTICS
-from castwise.measure.workloads import build_task
-from castwise.recipe import Recipe
-from castwise.workloads import OptimizerSpec
+from castwise.registry.datasets import STAND_IN
+from castwise.registry.workloads import OptimizerSpec
+from castwise.spec.recipe import Recipe
+from castwise.worker.data.preloaded import load_images
+from castwise.worker.data.transforms import STATISTICS
+from castwise.worker.models import build_task
 
 if TYPE_CHECKING:
     from goal_hand import HandTask

@@ -6,15 +6,15 @@ from typing import Any
 
 from goal_rows import GoalRow, HandLoop, OurLoop
 
-from castwise.choice import Choice
-from castwise.data_sets import find_data_set, verify
 from castwise.errors import MissingDataError
-from castwise.plan import CUDA_PROTOCOL, Protocol, TrialSpec, stand_in
-from castwise.precisions import find_precision
-from castwise.recipe import Recipe
-from castwise.suite import find_suite, specs_of
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import COMPILING, for_one_gpu, parse_techniques
+from castwise.registry.datasets import find_data_set, verify
+from castwise.registry.precisions import find_precision
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import find_suite, specs_of
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import COMPILING, for_one_gpu, parse_techniques
+from castwise.spec.plan import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec, stand_in
+from castwise.spec.recipe import Recipe
 
 _NUM_BLOCKS = 20
 _WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05
@@ -138,11 +138,11 @@ def our_spec(row: GoalRow, loop: OurLoop, setting: Setting, world_size: int, tim
     return _as_far_as_possible(spec) if setting.is_tiny and setting.device == "cpu" else spec
 
 
-def _protocol(row: GoalRow, setting: Setting, timeout_seconds: float) -> Protocol:
+def _protocol(row: GoalRow, setting: Setting, timeout_seconds: float) -> MeasurementProtocol:
     own = {"block_seconds": row.block_seconds, "max_seconds": setting.seconds, "timeout_seconds": timeout_seconds}
     if setting.is_tiny:
-        return Protocol(warm_up_steps=2, warm_up_seconds=_TINY_WARM_UP_SECONDS, num_blocks=3, **own)
-    return Protocol(
+        return MeasurementProtocol(warm_up_steps=2, warm_up_seconds=_TINY_WARM_UP_SECONDS, num_blocks=3, **own)
+    return MeasurementProtocol(
         num_blocks=max(_NUM_BLOCKS, round(setting.seconds / row.block_seconds)),
         lead_seconds=CUDA_PROTOCOL.lead_seconds,  # the loops by hand have no pauses between blocks, either
         **own,

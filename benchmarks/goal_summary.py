@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from castwise.analyze.estimates import pseudomedian
-from castwise.report.units import format_rate, format_seconds
+from castwise.analysis.statistics import pseudomedian
+from castwise.render.units import format_rate, format_seconds
 
 HAND, OURS = "hand", "castwise"
 

@@ -8,7 +8,7 @@ from typing import Any
 from goal_summary import HAND, OURS, Side, format_value, is_reached, ratio_of, side_of, what_of
 from stored import NOT_MEASURED, by_place, place_of
 
-from castwise.report.units import format_percent, format_rate, format_seconds
+from castwise.render.units import format_percent, format_rate, format_seconds
 
 
 def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:

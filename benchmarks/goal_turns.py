@@ -16,12 +16,12 @@ from goal_rows import GoalRow, HandLoop, OurLoop
 from goal_specs import Setting, hand_task, our_spec
 from goal_summary import HAND, OURS, Turn, middle_of_blocks, turn_of_run
 
-from castwise.analyze.metrics import step_times
-from castwise.analyze.runs import epochs_of
-from castwise.record import Trial
-from castwise.sweep.bench import Bench
-from castwise.sweep.job import Going, assemble
-from castwise.sweep.store import Store
+from castwise.analysis.steady_metrics import step_times
+from castwise.analysis.training_metrics import epochs_of
+from castwise.orchestrator.job import Going, assemble
+from castwise.orchestrator.machine import Bench
+from castwise.records.schema import Trial
+from castwise.records.store import Store
 
 HERE = Path(__file__).resolve().parent
 _LAST_LINES = 12

@@ -21,11 +21,11 @@ from goal_specs import Setting, data_set_of, run_recipe, steps_per_epoch, tiny
 from goal_summary import HAND, OURS, Turn, line_of, side_of
 from goal_turns import HERE, ChildFailedError, Referee, run_child
 
-from castwise.data_sets import default_data_dir
-from castwise.report.units import format_seconds
-from castwise.sweep.bench import find_bench
-from castwise.sweep.store import Store
-from castwise.workloads import find_workload
+from castwise.orchestrator.machine import find_bench
+from castwise.records.store import Store
+from castwise.registry.datasets import default_data_dir
+from castwise.registry.workloads import find_workload
+from castwise.render.units import format_seconds
 
 _TINY_SECONDS = 0.05
 _CEILINGS_SECONDS = 180.0

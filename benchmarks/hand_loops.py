@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from castwise.measure.workloads import build_task
-from castwise.workloads import Workload
+from castwise.registry.workloads import Workload
+from castwise.worker.models import build_task
 
 Loop = Callable[[int], None]
 Batch = tuple[Tensor, ...]

@@ -26,10 +26,10 @@ def train_one(workload: str, precision: str, batch_size: int, device_name: str, 
     import torch
     from hand_loops import make_step
 
-    from castwise.measure.precision import numeric_state
-    from castwise.measure.workloads import build_task
-    from castwise.precisions import find_precision
-    from castwise.workloads import find_workload
+    from castwise.registry.precisions import find_precision
+    from castwise.registry.workloads import find_workload
+    from castwise.worker.models import build_task
+    from castwise.worker.precision import numeric_state
 
     row, device = find_workload(workload), torch.device(device_name)
     torch.backends.cudnn.benchmark = tuned
@@ -60,9 +60,9 @@ def train_one(workload: str, precision: str, batch_size: int, device_name: str, 
 
 def _environment(device: str) -> dict[str, Any]:
     """Return what the machine is; imported here, since what a run by hand imports is timed."""
-    from castwise.data_sets import default_data_dir
-    from castwise.sweep.bench import find_commit, find_device
-    from castwise.sweep.launcher import ForkserverEngine
+    from castwise.orchestrator.machine import find_commit, find_device
+    from castwise.orchestrator.processes import ForkserverEngine
+    from castwise.registry.datasets import default_data_dir
 
     return find_device(ForkserverEngine(default_data_dir(), find_commit()), device).model_dump(mode="json")
 

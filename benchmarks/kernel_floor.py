@@ -32,10 +32,10 @@ from stored import RECORDS
 from work_counter import count_step
 
 from castwise.errors import CastwiseError, UsageError
-from castwise.measure.precision import numeric_state
-from castwise.precisions import find_precision
-from castwise.sweep.bench import find_bench
-from castwise.workloads import find_workload
+from castwise.orchestrator.machine import find_bench
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import find_workload
+from castwise.worker.precision import numeric_state
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
 _SECONDS = 0.1  # of the replays of a product in one way, at the most

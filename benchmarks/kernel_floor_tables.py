@@ -9,7 +9,7 @@ from goal_tables import goal_seconds, step_seconds, steps_from
 from kernel_products import PARTS
 from stored import place_of
 
-from castwise.report.units import format_percent, format_rate, format_seconds
+from castwise.render.units import format_percent, format_rate, format_seconds
 
 TRAFFIC = "its bytes"  # what a product takes where its bytes alone count, at the bandwidth of a copy
 _MOST_SHOWN = 10

@@ -15,7 +15,7 @@ import torch
 from kernel_products import FORWARD, OF_INPUT, OF_WEIGHT, Product, Shape
 from torch import Tensor
 
-from castwise.measure.stopwatch import stopwatch_of
+from castwise.worker.timing import stopwatch_of
 
 CHANNELS_LAST, CONTIGUOUS, MATMUL = "channels-last", "contiguous", "matrix product"
 ROTATED_BYTES = 200 * 10**6  # four times the H200's L2 cache

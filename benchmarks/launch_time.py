@@ -19,8 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import castwise
-from castwise.plan import TrialSpec
-from castwise.sweep.launcher import ForkserverEngine
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.spec.plan import TrialSpec
 
 _PATIENCE_SECONDS = 120.0
 _SETTLE_SECONDS = 3.0  # what a kill may take to be felt by all
@@ -39,7 +39,7 @@ time.sleep(600)
 # castwise's side of the same: ranks that have met, and one that hangs.
 _PARENT = """
 import os, pathlib, signal
-from castwise.sweep.launcher import ForkserverEngine
+from castwise.orchestrator.processes import ForkserverEngine
 from benchmark_launch import SPEC
 session = ForkserverEngine().start(600.0, SPEC.world_size)
 session.open("cpu")
@@ -109,9 +109,8 @@ def _survivors_of_torchrun(ranks: int) -> int:
 def _survivors_of_castwise(spec: TrialSpec) -> int:
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
-        literal = (
-            f"from castwise.plan import TrialSpec\nSPEC = TrialSpec.model_validate_json({spec.model_dump_json()!r})\n"
-        )
+        load = "from castwise.spec.plan import TrialSpec"
+        literal = f"{load}\nSPEC = TrialSpec.model_validate_json({spec.model_dump_json()!r})\n"
         (where / "benchmark_launch.py").write_text(literal)
         return _survivors(_run(where, [sys.executable, "-c", _PARENT]), where, spec.world_size)
 

@@ -18,13 +18,13 @@ import torch
 from hand_loops import Loop, hand_loop
 from scipy.stats import ttest_ind
 
-from castwise.measure.environment import read_environment
-from castwise.measure.precision import numeric_state
-from castwise.measure.steady import SteadyCell
-from castwise.plan import Axes, Protocol, TrialSpec, build_plan
-from castwise.precisions import find_precision
-from castwise.sweep.bench import find_commit
-from castwise.workloads import find_workload
+from castwise.orchestrator.machine import find_commit
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import Axes, MeasurementProtocol, TrialSpec, build_plan
+from castwise.worker.environment import read_environment
+from castwise.worker.precision import numeric_state
+from castwise.worker.steady_run import SteadyCell
 
 CELLS = (
     "resnet50:fp32",
@@ -33,7 +33,7 @@ CELLS = (
     "mnist-cnn:fp16-mixed",
     "mnist-cnn:bf16-mixed",
 )
-_PROTOCOL = Protocol(block_seconds=0.05, warm_up_seconds=1.5, num_blocks=1000)
+_PROTOCOL = MeasurementProtocol(block_seconds=0.05, warm_up_seconds=1.5, num_blocks=1000)
 # Where the host cannot keep the GPU busy, models differ by per cents: it takes more of them to see half of one.
 _MODELS_A_SIDE = {"mnist-cnn": 16, "lstm-lm": 16}
 _FEW_MODELS = 4

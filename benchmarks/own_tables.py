@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from stored import NOT_MEASURED
 
-from castwise.analyze.compare import compare
-from castwise.record import Trial
-from castwise.report.tables import markdown_table
+from castwise.analysis.result_table import compare
+from castwise.records.schema import Trial
+from castwise.render.run_report import markdown_table
 
 
 def models(trials: Sequence[Trial]) -> str:

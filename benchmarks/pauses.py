@@ -26,12 +26,12 @@ from typing import Any
 from clocks import with_clock
 from emitted import fastest_of
 
-from castwise.measure.steady import SteadyCell
-from castwise.plan import TrialSpec
-from castwise.precisions import find_precision
-from castwise.record import Block
-from castwise.sweep.bench import Bench, find_bench
-from castwise.sweep.telemetry import Telemetry
+from castwise.orchestrator.machine import Bench, find_bench
+from castwise.records.schema import Block
+from castwise.registry.precisions import find_precision
+from castwise.spec.plan import TrialSpec
+from castwise.telemetry.sampler import Telemetry
+from castwise.worker.steady_run import SteadyCell
 
 AT_A_STRETCH, AS_CASTWISE = "at a stretch", "blocks as castwise times them"
 RESTED = "blocks behind telemetry's looks, without steps that lead to them"

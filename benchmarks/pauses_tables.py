@@ -10,8 +10,8 @@ from typing import Any
 from pauses import AT_A_STRETCH, RESTED
 from stored import place_of, ratio_with_interval
 
-from castwise.analyze.estimates import estimate
-from castwise.report.units import format_seconds
+from castwise.analysis.statistics import estimate
+from castwise.render.units import format_seconds
 
 _AFTER_REST = re.compile(r"(\d+)\.(\d) to .* after a rest of (.*)")
 _BEHIND = re.compile(r"each behind (\d+) ms")

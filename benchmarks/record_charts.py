@@ -10,14 +10,14 @@ from fit_tables import is_shared, measured_fits
 from fit_tables import picture_of as curve_of
 from stored import RECORDS, load
 
-from castwise.analyze import metrics
-from castwise.analyze.collection import collect
-from castwise.report.charts.batch import batch
+from castwise.analysis import steady_metrics
+from castwise.render.table import Grid
+from castwise.report.charts.batch_curve import batch
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.images import Picture
+from castwise.report.charts.static_images import Picture
 from castwise.report.charts.waterfall import Link, drawn
-from castwise.report.grid import Grid
-from castwise.report.tried import LIMITED
+from castwise.report.collection import collect
+from castwise.tune.rows import LIMITED
 
 
 def pictures() -> Iterator[Picture]:
@@ -49,7 +49,7 @@ def climb_chart(climb: Climb) -> Chart | None:
         *(_link(row, plain * row["total_speedup"]) for row in rungs[:-1]),
         _link(rungs[-1], rungs[-1]["throughput_per_second"]),
     ]
-    unit, precision = metrics.unit_of(trials[0]), account["fastest"]["precision"]
+    unit, precision = steady_metrics.unit_of(trials[0]), account["fastest"]["precision"]
     title = (
         f"{name}, batch {trials[0].spec.batch_size}, on {trials[0].environment.device_name}: what each change bought"
     )

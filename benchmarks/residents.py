@@ -18,11 +18,11 @@ from pathlib import Path
 
 from trust_tables import lengthening
 
-from castwise.analyze.estimates import noise_of, pseudomedian
-from castwise.plan import CUDA_ROUND, TrialSpec
-from castwise.precisions import find_precision
-from castwise.sweep.bench import Bench, find_bench
-from castwise.sweep.engine import Session
+from castwise.analysis.statistics import noise_of, pseudomedian
+from castwise.orchestrator.machine import Bench, find_bench
+from castwise.orchestrator.session import Session
+from castwise.registry.precisions import find_precision
+from castwise.spec.plan import CUDA_ROUND, TrialSpec
 
 CELLS = ("resnet50:fp16-mixed:256", "resnet50:bf16-mixed:256", "mnist-cnn:fp16-mixed:512")
 WAYS = ("beside waiting processes", "in turns with them", "alone again")

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from castwise.record import Trial
-from castwise.sweep.store import load_folder
+from castwise.records.schema import Trial
+from castwise.records.store import load_folder
 
 _PARTS = ("ready", "set up", "warm-up", "turns", "timed", "energy", "rest", "all")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 from record_charts import pictures
 
-from castwise.analyze.compare import MARGIN
-from castwise.report.charts.images import write_pictures
-from castwise.reporting import Asked, find, write_report
-from castwise.versus import compare, write_compared
+from castwise.analysis.result_table import MARGIN
+from castwise.cli.compare_actions import compare, write_compared
+from castwise.cli.report_actions import Asked, find, write_report
+from castwise.report.charts.static_images import write_pictures
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records"

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from stored import place_of
 
-from castwise.analyze import metrics
-from castwise.record import Trial
-from castwise.report.units import format_seconds
+from castwise.analysis import steady_metrics
+from castwise.records.schema import Trial
+from castwise.render.units import format_seconds
 
 
 def side_by_side_table(trials: Sequence[Trial]) -> str:
@@ -16,7 +16,7 @@ def side_by_side_table(trials: Sequence[Trial]) -> str:
     Args:
         trials: Those of one cell, one a GPU, measured at once; all ended well.
     """
-    steps = [metrics.step_seconds(trial) or math.inf for trial in trials]
+    steps = [steady_metrics.step_seconds(trial) or math.inf for trial in trials]
     lines = [
         place_of(trials[0].environment.model_dump(), trials[0].started_at[:10]),
         "",

@@ -3,15 +3,15 @@
 import time
 from multiprocessing.connection import Connection
 
-from castwise.sweep import door
+from castwise.worker import entry
 
 
 def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
-    door.settle(log_path)
+    entry.settle(log_path)
     import torch
 
-    from castwise.measure import worker
-    from castwise.measure.steady import SteadyCell
+    from castwise.worker import server
+    from castwise.worker.steady_run import SteadyCell
 
     class Slower(SteadyCell):
         def warm_up(self, step_seconds=None):  # type: ignore[no-untyped-def]
@@ -34,8 +34,8 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
             self._step._run = slower
             return facts
 
-    worker.SteadyCell = Slower  # type: ignore[misc]
-    worker.serve(connection)
+    server.SteadyCell = Slower  # type: ignore[misc]
+    server.serve(connection)
 
 
 def _steps_in(seconds: float, step_seconds: float) -> int:

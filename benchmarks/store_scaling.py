@@ -12,12 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from castwise.analyze.compare import compare
-from castwise.analyze.recommend import recommend
-from castwise.garbage import without_collector
-from castwise.record import Trial
-from castwise.report.tables import to_markdown
-from castwise.sweep.store import Store, load_folder
+from castwise.analysis.advice import recommend
+from castwise.analysis.result_table import compare
+from castwise.records.collector import without_collector
+from castwise.records.schema import Trial
+from castwise.records.store import Store, load_folder
+from castwise.render.run_report import to_markdown
 
 RECORDS = Path(__file__).resolve().parent / "records" / "trials"
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from castwise.analyze.estimates import Estimate
-from castwise.record import Trial
-from castwise.sweep.store import load_folder
+from castwise.analysis.statistics import Estimate
+from castwise.records.schema import Trial
+from castwise.records.store import load_folder
 
 RECORDS = Path(__file__).resolve().parent / "records"
 IMAGES = RECORDS.parent.parent / "docs" / "images"

@@ -18,21 +18,21 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from castwise.analyze.runs import split
-from castwise.choice import Choice
-from castwise.data_sets import default_data_dir
-from castwise.measure.data.feeds import make_feeds
-from castwise.measure.parallel import Peers
-from castwise.measure.precision import numeric_state
-from castwise.measure.workloads import build_task
-from castwise.plan import TrialSpec
-from castwise.precisions import find_precision
-from castwise.recipe import Recipe
-from castwise.suite import find_suite, specs_of
-from castwise.sweep.bench import find_bench
-from castwise.sweep.job import Going, assemble
-from castwise.sweep.store import Store
-from castwise.workloads import Workload, find_workload
+from castwise.analysis.training_metrics import split
+from castwise.orchestrator.job import Going, assemble
+from castwise.orchestrator.machine import find_bench
+from castwise.records.store import Store
+from castwise.registry.datasets import default_data_dir
+from castwise.registry.precisions import find_precision
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import find_suite, specs_of
+from castwise.registry.workloads import Workload, find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.spec.recipe import Recipe
+from castwise.worker.data.epoch_iterators import make_feeds
+from castwise.worker.distributed import Peers
+from castwise.worker.models import build_task
+from castwise.worker.precision import numeric_state
 
 _Batch = TypeVar("_Batch")
 

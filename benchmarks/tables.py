@@ -30,18 +30,18 @@ from kernel_floor_tables import kernel_floor_table
 from round_cost import sittings_of, table_of
 from stored import NOT_MEASURED, RECORDS, load, place_of
 
-from castwise.analyze.compare import Row, compare
-from castwise.analyze.recommend import recommend
-from castwise.analyze.suite_result import SuiteResult
-from castwise.plan import TrialSpec
-from castwise.record import Trial
-from castwise.report.listings import NUMERICS
-from castwise.report.suites import markdown_suite
-from castwise.report.tables import markdown_table
-from castwise.report.units import format_rate, format_seconds
-from castwise.suite import LIMIT_STEPS, Suite, find_suite, specs_of
-from castwise.techniques import TECHNIQUES, needs_of
-from castwise.workloads import find_workload
+from castwise.analysis.advice import recommend
+from castwise.analysis.result_table import Row, compare
+from castwise.cli.listings import NUMERICS
+from castwise.records.schema import Trial
+from castwise.registry.suites import LIMIT_STEPS, Suite, find_suite, specs_of
+from castwise.registry.techniques import TECHNIQUES, needs_of
+from castwise.registry.workloads import find_workload
+from castwise.render.run_report import markdown_table
+from castwise.render.units import format_rate, format_seconds
+from castwise.spec.plan import TrialSpec
+from castwise.suites.render import markdown_suite
+from castwise.suites.result import SuiteResult
 
 HERE = Path(__file__).resolve().parent
 DOCUMENTS = (HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md")))

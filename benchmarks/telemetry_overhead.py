@@ -16,17 +16,17 @@ from pathlib import Path
 
 from scipy.stats import ttest_1samp
 
-from castwise.data_sets import default_data_dir
-from castwise.plan import Axes, Protocol, TrialSpec, build_plan
-from castwise.record import Environment
-from castwise.sweep.bench import find_commit, find_device
-from castwise.sweep.engine import Engine, Session
-from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.telemetry import Telemetry
+from castwise.orchestrator.machine import find_commit, find_device
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.session import Engine, Session
+from castwise.records.schema import Environment
+from castwise.registry.datasets import default_data_dir
+from castwise.spec.plan import Axes, MeasurementProtocol, TrialSpec, build_plan
+from castwise.telemetry.sampler import Telemetry
 
 CELLS = ("resnet50:fp16-mixed", "mnist-cnn:fp32", "mnist-cnn:bf16-mixed", "lstm-lm:fp32")
 # Long blocks, so that each watched one has several samples in it: 5 at 10 Hz, and those before and after.
-_PROTOCOL = Protocol(block_seconds=0.5, warm_up_seconds=2.0, num_blocks=1000)
+_PROTOCOL = MeasurementProtocol(block_seconds=0.5, warm_up_seconds=2.0, num_blocks=1000)
 _TIMEOUT_SECONDS = 600.0
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from scipy.stats import ttest_1samp
 from stored import NOT_MEASURED, load, place_of
 
-from castwise.analyze import metrics
-from castwise.analyze.compare import Row, compare
-from castwise.analyze.energy import power_watts
-from castwise.analyze.estimates import TOLERANCE, blocks_wanted, noise_of
-from castwise.analyze.speedups import processes_apart
-from castwise.record import Trial
-from castwise.report.where import measured_on
-from castwise.techniques import GRAPHS
+from castwise.analysis import steady_metrics
+from castwise.analysis.energy import power_watts
+from castwise.analysis.result_table import Row, compare
+from castwise.analysis.speedup import processes_apart
+from castwise.analysis.statistics import TOLERANCE, blocks_wanted, noise_of
+from castwise.records.schema import Trial
+from castwise.registry.techniques import GRAPHS
+from castwise.render.provenance import measured_on
 
 _VERDICTS = ("same", "inconclusive", "faster", "slower")
 # Mean power of a stretch of steps over the board's limit: the lower ends of the rows of `stretches`.
@@ -152,9 +152,9 @@ def processes(folders: Sequence[Path]) -> str:
     for trial in trials:
         cells.setdefault(trial.spec.cell, []).append(trial)
     for own in cells.values():
-        spread = statistics.median(found for trial in own if (found := metrics.spread(trial)) is not None)
+        spread = statistics.median(found for trial in own if (found := steady_metrics.spread(trial)) is not None)
         error, apart = statistics.median(standard_error(trial) for trial in own), processes_apart(own)
-        blocks = [len(metrics.step_times(trial)) for trial in own]
+        blocks = [len(steady_metrics.step_times(trial)) for trial in own]
         shown = (
             _name_of(own[0]),
             str(len(own)),
@@ -176,7 +176,7 @@ def stretches(trials: Iterable[Trial]) -> str:
     """
     found: dict[float, list[tuple[Trial, float]]] = {low: [] for low in _POWERS}
     for trial in trials:
-        drawn, seconds = _drawn(trial), metrics.step_seconds(trial)
+        drawn, seconds = _drawn(trial), steady_metrics.step_seconds(trial)
         if drawn is not None and seconds and trial.metered is not None and trial.metered.step_seconds:
             low = max(each for each in _POWERS if each <= drawn)
             found[low].append((trial, trial.metered.step_seconds / seconds - 1))
@@ -205,7 +205,7 @@ def _drawn(trial: Trial) -> float | None:
 
 def standard_error(trial: Trial) -> float:
     """Return how well a process's step time is known by its blocks alone, as a share of it."""
-    times = metrics.step_times(trial)
+    times = steady_metrics.step_times(trial)
     # As many blocks as are wanted give the tolerance, and a quarter as many twice that.
     return TOLERANCE * math.sqrt(blocks_wanted(noise_of(times)) / len(times))
 

@@ -25,10 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from castwise.measure.workloads import build_task
-from castwise.measure.workloads.task import Task
-from castwise.recipe import Recipe
-from castwise.workloads import Workload
+from castwise.registry.workloads import Workload
+from castwise.spec.recipe import Recipe
+from castwise.worker.models import build_task
+from castwise.worker.models.task import Task
 
 _META = torch.device("meta")
 _STATES = {"Adam": 2, "AdamW": 2, "Adadelta": 2}  # SGD has one with momentum

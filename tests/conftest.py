@@ -16,9 +16,9 @@ from fake_engine import FakeEngine
 from hypothesis import settings
 from programs import Program
 
-from castwise import cli, commands
-from castwise.data_sets import DATA_VARIABLE
-from castwise.sweep import bench
+from castwise.cli import actions, app
+from castwise.orchestrator import machine
+from castwise.registry.datasets import DATA_VARIABLE
 
 # The benchmarks' modules, behind all others: one of them is called as a well-known package is.
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -82,12 +82,12 @@ class CommandLine:
     def __call__(self, *arguments: str | Path, engine: FakeEngine | None = None) -> Outcome:
         """Run `castwise ARGUMENTS`."""
         engine = engine or FakeEngine()
-        self.monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
-        self.monkeypatch.setattr(commands, "ForkserverEngine", lambda data_dir, commit: engine)
+        self.monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
+        self.monkeypatch.setattr(actions, "ForkserverEngine", lambda data_dir, commit: engine)
         self.monkeypatch.setattr(sys, "argv", ["castwise", *map(str, arguments)])
         self.capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            app.main()
         out, err = self.capsys.readouterr()
         assert engine.num_open == 0, "a session was left open"
         assert isinstance(stop.value.code, int)
@@ -112,7 +112,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERMINAL_WIDTH", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "no-data"))
-    monkeypatch.setenv(bench.COMMIT_VARIABLE, "0123456789ab")
+    monkeypatch.setenv(machine.COMMIT_VARIABLE, "0123456789ab")
     return CommandLine(monkeypatch, capsys, tmp_path / "results")
 
 

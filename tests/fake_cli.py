@@ -21,7 +21,7 @@ class _NoTorch(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if fullname.partition(".")[0] in MEASURE_ONLY:
-            raise ImportError(f"{fullname} was imported outside measure/")
+            raise ImportError(f"{fullname} was imported outside worker/")
         if fullname.partition(".")[0] in MISSING:
             raise ModuleNotFoundError(f"No module named '{fullname}'", name=fullname)
         return None
@@ -31,15 +31,15 @@ def main() -> None:
     sys.meta_path.insert(0, _NoTorch())
     from fake_engine import FakeEngine, announce_on, parse_faults
 
-    from castwise import commands
-    from castwise.cli import main as castwise_main
-    from castwise.sweep import bench
+    from castwise.cli import actions
+    from castwise.cli.app import main as castwise_main
+    from castwise.orchestrator import machine
 
     descriptor = os.environ.get("CASTWISE_FAKE_READY_FD")
     engine = FakeEngine(faults=parse_faults(os.environ.get("CASTWISE_FAKE_FAULTS", "")))
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
-    bench.ForkserverEngine = commands.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
+    machine.ForkserverEngine = actions.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
     try:
         castwise_main()
     finally:

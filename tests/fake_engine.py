@@ -14,15 +14,15 @@ from pathlib import Path
 
 from programs import PATIENCE_SECONDS
 
-from castwise.memory_parts import MemoryParts, Shortfall
-from castwise.own_models import OwnModel, OwnWorkload
-from castwise.plan import TrialSpec
-from castwise.precisions import find_precision
-from castwise.recipe import Recipe
-from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
-from castwise.sweep.engine import Tell, TrialFailedError
-from castwise.sweep.leaving import THREAD_NAME
-from castwise.watched import GpuFacts, Reading
+from castwise.orchestrator.closing import THREAD_NAME
+from castwise.orchestrator.session import Tell, TrialFailedError
+from castwise.records.memory import MemoryParts, Shortfall
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
+from castwise.records.telemetry import GpuFacts, Reading
+from castwise.registry.precisions import find_precision
+from castwise.spec.plan import TrialSpec
+from castwise.spec.recipe import Recipe
+from castwise.spec.user_model import OwnModel, OwnWorkload
 
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"

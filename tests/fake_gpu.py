@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from castwise.gpu import Sample
-from castwise.watched import GpuFacts, Reading
+from castwise.records.telemetry import GpuFacts, Reading
+from castwise.telemetry.gpu import Sample
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 SECOND_UUID = "GPU-fedcba98-7654-3210-fedc-ba9876543210"

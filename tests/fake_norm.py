@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from castwise.measure.techniques import batch_norm
+from castwise.worker.kernels.batch_norm import module
 
 
 class Fork(torch.autograd.Function):
@@ -61,20 +61,20 @@ def let_torch_compute(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
         if residual is not None and carrier is not None:
             assert not residual.requires_grad
             residual = Carried.apply(residual, carrier)
-        before = batch_norm.Before(shift, odds / 65536 if seed is not None else 0.0, seed, layer, addend)
+        before = module.Before(shift, odds / 65536 if seed is not None else 0.0, seed, layer, addend)
         normalised = before.compute(images)
         is_written = addend is not None or seed is not None
         known = normalised if is_written else images
         variance, mean = torch.var_mean(known, (0, 2, 3))
         value = nn.functional.batch_norm(normalised, None, None, weight, bias, True, 0.0, epsilon)
-        value = batch_norm.After(residual, activation=activation).compute(value)
+        value = module.After(residual, activation=activation).compute(value)
         out, own = Fork.apply(value) if is_forked else (value, value.new_empty(0))
         return out, own, normalised if is_written else images.new_empty(0), mean.detach(), variance.detach(), None
 
     kernels = ModuleType("kernels")
     kernels.batch_norm = compute  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "castwise.measure.techniques.batch_norm_ops", kernels)
-    monkeypatch.setattr(batch_norm, "_is_for_kernels", are_alike)
+    monkeypatch.setitem(sys.modules, "castwise.worker.kernels.batch_norm.ops", kernels)
+    monkeypatch.setattr(module, "_is_for_kernels", are_alike)
     return asked
 
 

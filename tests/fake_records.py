@@ -17,10 +17,10 @@ from fake_engine import (
 )
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.plan import Protocol
-from castwise.record import RankSamples, Trial
-from castwise.sweep.fit import FitRequest, prepare_fit
-from castwise.sweep.store import Store
+from castwise.max_batch.search import FitRequest, prepare_fit
+from castwise.records.schema import RankSamples, Trial
+from castwise.records.store import Store
+from castwise.spec.plan import MeasurementProtocol
 
 # Ends every element that text may stand in, and then asks for a script in each way that browsers know.
 HOSTILE = (
@@ -31,7 +31,7 @@ HOSTILE = (
 
 def steady(precision: str = "fp32", repeat: int = 0, factor: float = 1.0, **changes: object) -> Trial:
     """Return a trial of a round, with readings; rounds differ by a thousandth or so."""
-    spec = fake_spec(precision, repeat=repeat, protocol=Protocol(num_blocks=8), **changes)
+    spec = fake_spec(precision, repeat=repeat, protocol=MeasurementProtocol(num_blocks=8), **changes)
     step = 0.1 * STEP_TIME[precision] * factor * spec.batch_size / 256
     times = tuple(step * (1 + (13 * turn + 7 * repeat + 5 * repeat * len(precision)) % 11 / 4000) for turn in range(8))
     readings = tuple(
@@ -61,7 +61,7 @@ def every_kind() -> list[Trial]:
     rounds = [steady(precision, repeat) for repeat in range(3) for precision in STEP_TIME]
     batches = [steady(precision, batch_size=batch) for batch in (32, 64, 512) for precision in ("fp32", "bf16-mixed")]
     too_large = fake_trial(
-        fake_spec("fp32", batch_size=4096, protocol=Protocol(num_blocks=8)),
+        fake_spec("fp32", batch_size=4096, protocol=MeasurementProtocol(num_blocks=8)),
         status="oom",
         message="CUDA out of memory (fake)",
         step_seconds=(),

@@ -1,6 +1,6 @@
 """Trial processes that misbehave: targets for `ForkserverEngine`, all but one without torch.
 
-Each speaks the protocol of `measure/worker.py` up to the point where it goes wrong. A `functools.partial` over the
+Each speaks the protocol of `worker/server.py` up to the point where it goes wrong. A `functools.partial` over the
 leading parameters is a target.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed
-from castwise.sweep import door
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
+from castwise.worker import entry
 
 ENVIRONMENT = Environment(castwise="0", python="3", torch="2", host="h", system="s", cpu="Fake CPU", num_threads=1)
 FACTS = Facts(num_parameters=1, units_per_sample=1, param_dtypes={"float32": 1}, optimizer="SGD()", fp32_precision={})
@@ -82,7 +82,7 @@ def sleep_at(command: str, connection: Connection, log_path: str) -> None:
 
 def ignore_everything(connection: Connection, log_path: str) -> None:
     """Read nothing, answer nothing, and survive every signal that can be survived."""
-    door.settle(log_path)
+    entry.settle(log_path)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(_FOR_EVER_SECONDS)
@@ -230,7 +230,7 @@ def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) ->
 
     `die` of a signal, `raise` (an error is told, and the others tell of a lost connection), `hang`.
     """
-    door.settle(log_path)
+    entry.settle(log_path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(EOFError, OSError):
         while (command := json.loads(connection.recv_bytes()))["command"] != "warm_up":
@@ -253,7 +253,7 @@ def _failed(status: str, message: str, usage: bool = False) -> bytes:
 
 def _serve(connection: Connection, log_path: str, fault_at: str | None, fault: Callable[[], object]) -> None:
     """Answer commands until "finish" or the end of the pipe; at one of them, the fault comes first."""
-    door.settle(log_path)
+    entry.settle(log_path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     command = ""
     with contextlib.suppress(EOFError, OSError):

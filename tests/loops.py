@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from castwise.measure import cell as cells
-from castwise.measure.cell import Cell
-from castwise.measure.data.shares import own_batches
-from castwise.measure.parallel import Peers
-from castwise.measure.workloads.task import Batch
-from castwise.plan import TrialSpec
-from castwise.precisions import find_precision
-from castwise.workloads import Workload, find_workload
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import Workload, find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.worker import build as cells
+from castwise.worker.build import Cell
+from castwise.worker.data.sharding import own_batches
+from castwise.worker.distributed import Peers
+from castwise.worker.models.task import Batch
 
 # The smallest of each kind of model: convolutions and batch norm under SGD with momentum and clipped gradients, and a
 # recurrent network that carries its state.

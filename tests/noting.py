@@ -3,9 +3,9 @@
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
 from fake_gpu import UUID, FakeMonitor, fake_sample
 
-from castwise.record import Block
-from castwise.sweep.runner import Silent, Sweep
-from castwise.sweep.telemetry import Telemetry
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Block
+from castwise.telemetry.sampler import Telemetry
 
 
 class NotingEngine(FakeEngine):

@@ -8,13 +8,13 @@ from small_step import CPU, cross_entropy, make_net, make_task
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, lr_scheduler
 
-from castwise.measure.techniques.loop import loop_of
-from castwise.measure.training_step import TrainingStep
-from castwise.measure.workloads.contract import Contract
-from castwise.measure.workloads.own_loop import make_loop
-from castwise.measure.workloads.own_loss import make_compute_loss
-from castwise.precisions import find_precision
-from castwise.workloads import OptimizerSpec
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import OptimizerSpec
+from castwise.worker.step import TrainingStep
+from castwise.worker.techniques.config import loop_of
+from castwise.worker.user_model.contract import Contract
+from castwise.worker.user_model.loss import make_compute_loss
+from castwise.worker.user_model.optimizer import make_loop
 
 UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
 STEPS = 20

@@ -23,10 +23,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import faulty_worker
-from castwise.plan import Protocol, TrialSpec
-from castwise.sweep import conversation, door, launcher
-from castwise.sweep.engine import TrialFailedError
-launcher._PRELOAD = []
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.orchestrator import processes, rpc
+from castwise.worker import entry
+from castwise.orchestrator.session import TrialFailedError
+processes._PRELOAD = []
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu")
 """
 

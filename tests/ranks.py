@@ -8,10 +8,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from castwise.lifetime import die_with_parent
-from castwise.measure.parallel import Peers, join_peers
-from castwise.plan import Protocol, TrialSpec, device_of_rank
-from castwise.sweep.launcher import _PRELOAD
+from castwise.orchestrator.processes import _PRELOAD
+from castwise.spec.plan import MeasurementProtocol, TrialSpec, device_of_rank
+from castwise.worker.distributed import Peers, join_peers
+from castwise.worker.lifetime import die_with_parent
 
 PATIENCE_SECONDS = 120.0
 Work = Callable[[Peers, Path], Any]
@@ -48,7 +48,7 @@ def answers_of(work: Work, spec: TrialSpec, folder: Path) -> list[Any]:
 
 def _be_rank(work: Work, spec: TrialSpec, rank: int, folder: Path, connection: Connection) -> None:
     die_with_parent(os.getppid())
-    own = {"device": device_of_rank(spec.device, rank), "protocol": Protocol()}
+    own = {"device": device_of_rank(spec.device, rank), "protocol": MeasurementProtocol()}
     peers = join_peers(spec.model_copy(update=own), rank, (folder / "rendezvous").as_uri())
     shown = work(peers, folder)
     peers.leave()  # before the answer: what hangs here must not pass

@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from fake_engine import fake_spec
 
-from castwise.measure.cell import build_cell
-from castwise.measure.parallel import Peers
-from castwise.plan import TrialSpec
-from castwise.workloads import find_workload
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.worker.build import build_cell
+from castwise.worker.distributed import Peers
 
 STEPS = 3
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from castwise.measure.techniques.loop import PLAIN, Loop
-from castwise.measure.training_step import TrainingStep
-from castwise.measure.workloads.task import Batch, Task
-from castwise.measure.workloads.zoo import image_task
-from castwise.precisions import Precision
-from castwise.workloads import OptimizerSpec
+from castwise.registry.precisions import Precision
+from castwise.registry.workloads import OptimizerSpec
+from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.torchvision_timm import image_task
+from castwise.worker.step import TrainingStep
+from castwise.worker.techniques.config import PLAIN, Loop
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from castwise.amd import AmdMonitor
-from castwise.gpu import GpuUnreadableError
-from castwise.monitors import open_monitor
+from castwise.telemetry.amdsmi import AmdMonitor
+from castwise.telemetry.gpu import GpuUnreadableError
+from castwise.telemetry.monitors import open_monitor
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 

@@ -4,10 +4,10 @@ import pytest
 from fake_engine import fake_epoch, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import steady
 
-from castwise.analyze.answers import answers_of, in_one_sentence
-from castwise.analyze.collection import collect
-from castwise.record import Epoch, Trial
-from castwise.suite import LIMIT_STEPS
+from castwise.records.schema import Epoch, Trial
+from castwise.registry.suites import LIMIT_STEPS
+from castwise.report.collection import collect
+from castwise.report.conclusions import answers_of, in_one_sentence
 
 
 def sentence(*trials: Trial) -> str:

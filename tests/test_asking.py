@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, fake_spec, fake_trial
 
-from castwise.plan import TrialSpec
-from castwise.record import Trial
-from castwise.sweep.asking import Asking
-from castwise.sweep.job import Going
-from castwise.sweep.runner import Silent, Sweep
-from castwise.sweep.store import Store
+from castwise.orchestrator.cached_measure import Asking
+from castwise.orchestrator.job import Going
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Trial
+from castwise.records.store import Store
+from castwise.spec.plan import TrialSpec
 
 SMALL, LARGE = fake_spec(batch_size=8), fake_spec(batch_size=32)
 

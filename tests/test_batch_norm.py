@@ -10,18 +10,18 @@ from interpreted import run_interpreted
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.measure.techniques.batch_norm import KernelBatchNorm, move_statistics
-from castwise.measure.techniques.batch_norm_fusion import use_batch_norm_kernel
-from castwise.measure.workloads import build_task
-from castwise.technique_rules import why_unsupported
-from castwise.workloads import find_workload
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.workloads import find_workload
+from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
+from castwise.worker.kernels.batch_norm.module import KernelBatchNorm, move_statistics
+from castwise.worker.models import build_task
 
 # The expected values are float64's.
 BESIDE_TORCH = """
     import itertools
     import torch
     from torch.nn import functional as F
-    from castwise.measure.techniques import batch_norm_ops as ops
+    from castwise.worker.techniques import batch_norm_ops as ops
 
     torch.manual_seed(0)
     same = lambda kernel: kernel

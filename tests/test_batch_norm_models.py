@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from castwise.errors import UsageError
-from castwise.measure.techniques import batch_norm
-from castwise.measure.techniques.batch_norm_fusion import use_batch_norm_kernel
+from castwise.worker.kernels.batch_norm import module
+from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
 
 Forward = Callable[..., Any]
 
@@ -192,12 +192,12 @@ def activated(kind: type[nn.Module] | None, **options: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("kind", "options", "asked"),
     [
-        (nn.ReLU, {}, batch_norm.RELU),
-        (nn.SiLU, {"inplace": False}, batch_norm.SILU),
-        (nn.Hardswish, {}, batch_norm.HARDSWISH),
-        (nn.LeakyReLU, {}, batch_norm.NO_ACTIVATION),
-        (None, {}, batch_norm.NO_ACTIVATION),
-        (nn.SiLU, {"drop_layer": nn.Dropout}, batch_norm.NO_ACTIVATION),
+        (nn.ReLU, {}, module.RELU),
+        (nn.SiLU, {"inplace": False}, module.SILU),
+        (nn.Hardswish, {}, module.HARDSWISH),
+        (nn.LeakyReLU, {}, module.NO_ACTIVATION),
+        (None, {}, module.NO_ACTIVATION),
+        (nn.SiLU, {"drop_layer": nn.Dropout}, module.NO_ACTIVATION),
     ],
 )
 def test_a_norm_of_timm_s_is_a_norm_and_its_activation(
@@ -233,7 +233,7 @@ def test_a_norm_of_timm_s_that_was_pickled_computes_as_its_class_does(told: list
 
 def test_what_hands_on_what_it_gets_parts_no_norm_from_its_activation(told: list[Asked]) -> None:
     stays(nn.Sequential(nn.BatchNorm2d(8), nn.Identity(), nn.ReLU(), nn.Identity()))
-    assert told == [Asked(activation=batch_norm.RELU)]
+    assert told == [Asked(activation=module.RELU)]
 
 
 # Models that cannot be traced whole
@@ -255,7 +255,7 @@ class Segmenter(nn.Module):
 
 def test_the_parts_that_can_be_traced_use_the_kernels(told: list[Asked]) -> None:
     changed = stays(Segmenter())
-    behind_a_convolution, alone = Asked(shifts=True, activation=batch_norm.RELU), Asked(activation=batch_norm.RELU)
+    behind_a_convolution, alone = Asked(shifts=True, activation=module.RELU), Asked(activation=module.RELU)
     assert told == [behind_a_convolution, alone, alone]
     assert type(changed.norm) is nn.BatchNorm2d, "nothing is beside it that the trace saw"
 
@@ -627,7 +627,7 @@ def test_kernels_are_for_images_that_they_can_count(
 ) -> None:
     with FakeTensorMode():
         weight, images = torch.empty(8, device="cuda"), on_gpu(*shape, **changes)
-        assert batch_norm._is_for_kernels(weight, images, None) is fits
-        assert not batch_norm._is_for_kernels(weight, images, 5)  # type: ignore[arg-type]
-        assert not batch_norm._is_for_kernels(weight, images, images.half())
-        assert not batch_norm._is_for_kernels(torch.empty(8), images)
+        assert module._is_for_kernels(weight, images, None) is fits
+        assert not module._is_for_kernels(weight, images, 5)  # type: ignore[arg-type]
+        assert not module._is_for_kernels(weight, images, images.half())
+        assert not module._is_for_kernels(torch.empty(8), images)

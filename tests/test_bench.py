@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, Fault, fake_environment
 
-from castwise.data_sets import MNIST
 from castwise.errors import DataError, EngineError, MissingDataError, UsageError
-from castwise.sweep import bench as bench_module
-from castwise.sweep.bench import check_device_name, find_bench, find_commit, find_device, provide
+from castwise.orchestrator import machine as bench_module
+from castwise.orchestrator.machine import check_device_name, find_bench, find_commit, find_device, provide
+from castwise.registry.datasets import MNIST
 
 
 def test_a_device_that_is_not_there_is_the_users_error() -> None:

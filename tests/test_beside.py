@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from fake_engine import fake_epoch, fake_run, fake_training, fake_trial
 
-from castwise.analyze import runs
-from castwise.analyze.beside import Beside, published_pairs, set_beside
-from castwise.choice import Choice
-from castwise.record import Trial
-from castwise.suite import Published, Suite, find_suite, parse_suite, specs_of
+from castwise.analysis import training_metrics
+from castwise.records.schema import Trial
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import Published, Suite, find_suite, parse_suite, specs_of
+from castwise.suites.compare_published import Beside, published_pairs, set_beside
 
 MINE = """\
 name = "mine"
@@ -50,7 +50,7 @@ def time_of(trials: list[Trial], precision: str, batch: int, workload: str | Non
         if (trial.spec.precision, trial.spec.batch_size) == (precision, batch)
         and workload in (None, trial.spec.workload)
     ]
-    split = runs.split(trial)
+    split = training_metrics.split(trial)
     assert split is not None
     return split.total
 
@@ -88,8 +88,8 @@ def test_where_the_source_s_float32_did_not_fit_it_is_paired_with_the_largest_th
     times = {(spec.precision, spec.batch_size, spec.loss_scale): t for t in trials for spec in (t.spec,)}
     fast = times["fp16-master", 512, "128"]
     assert row.published_speedup == pytest.approx(204 / 140)
-    assert row.speedup == runs.speedup(times["fp32", 256, "none"], fast)
-    assert row.equal_batch_speedup == runs.speedup(times["fp32", 512, "none"], fast)
+    assert row.speedup == training_metrics.speedup(times["fp32", 256, "none"], fast)
+    assert row.equal_batch_speedup == training_metrics.speedup(times["fp32", 512, "none"], fast)
     pairs = published_pairs(suite, trials)
     assert pairs[fast.spec.key] == row.speedup
     assert fast.spec.key in pairs
@@ -137,7 +137,7 @@ def test_pairs_are_of_the_same_gpus() -> None:
             if (other.spec.precision, other.spec.batch_size) == ("fp32", 96)
             and (other.spec.world_size, other.spec.parallelism) == (trial.spec.world_size, trial.spec.parallelism)
         ]
-        assert pairs[key] == runs.speedup(slow, trial)
+        assert pairs[key] == training_metrics.speedup(slow, trial)
 
 
 def test_a_suite_without_published_numbers_has_no_pairs_where_batches_are_equal() -> None:

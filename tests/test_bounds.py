@@ -5,9 +5,9 @@ import math
 import pytest
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analyze.bounds import Evidence, Power, _is_in_doubt, power_of, words_of
-from castwise.analyze.estimates import Estimate
-from castwise.watched import GpuFacts, Metered, Reading
+from castwise.analysis.statistics import Estimate
+from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.tune.bottleneck import Evidence, Power, _is_in_doubt, power_of, words_of
 
 
 def of(value: float | None) -> Estimate | None:

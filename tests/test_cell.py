@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from castwise.measure import cell as cell_module
-from castwise.measure.cell import build_cell
-from castwise.measure.parallel import Peers
-from castwise.measure.precision import read_fp32_precision
-from castwise.plan import TrialSpec
-from castwise.recipe import Optimizer, Recipe
+from castwise.spec.plan import TrialSpec
+from castwise.spec.recipe import Optimizer, Recipe
+from castwise.worker import build as cell_module
+from castwise.worker.build import build_cell
+from castwise.worker.distributed import Peers
+from castwise.worker.precision import read_fp32_precision
 
 
 def spec(precision: str = "fp32", recipe: Recipe | None = None, **changes: Any) -> TrialSpec:

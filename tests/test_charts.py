@@ -9,16 +9,16 @@ import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
 
-from castwise.analyze.collection import collect
-from castwise.record import Trial
+from castwise.records.schema import Trial
+from castwise.render.table import Grid, csv_grid
+from castwise.render.theme import LOOKS, THEMES
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
-from castwise.report.charts.drawing import MOST_BARS, MOST_LINES, inert, thinned
-from castwise.report.charts.fit import fitted, fitted_to_phone
+from castwise.report.charts.layout_fit import fitted, fitted_to_phone
+from castwise.report.charts.plotly_parts import MOST_BARS, MOST_LINES, inert, thinned
 from castwise.report.charts.registry import OVERVIEW_CHARTS, TOPIC_CHARTS, charts_of, overview_charts
 from castwise.report.charts.waterfall import Link
 from castwise.report.charts.waterfall import drawn as drawn_links
-from castwise.report.grid import Grid, csv_grid
-from castwise.report.palette import LOOKS, THEMES
+from castwise.report.collection import collect
 
 
 def file_of(trial: Trial) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from castwise.measure import checkpoint as checkpoints
-from castwise.measure.data import resident
-from castwise.measure.training import TrainingRun
-from castwise.plan import TrialSpec
-from castwise.recipe import Loader, Recipe
+from castwise.spec.plan import TrialSpec
+from castwise.spec.recipe import Loader, Recipe
+from castwise.worker import checkpoint as checkpoints
+from castwise.worker.data import preloaded
+from castwise.worker.training_run import TrainingRun
 
 CPU = torch.device("cpu")
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -104,7 +104,7 @@ def test_random_numbers_go_on_where_they_were() -> None:
 
 def a_run(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> TrainingRun:
     """Return a run of three short epochs on a handful of random images."""
-    monkeypatch.setitem(resident._NUM_IMAGES, "mnist", (40, 20))
+    monkeypatch.setitem(preloaded._NUM_IMAGES, "mnist", (40, 20))
     recipe = Recipe(epochs=3, transform="mnist", loader=Loader(num_workers=0))
     spec = TrialSpec(
         workload="mnist-cnn",

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from castwise.data_sets import CIFAR10, CIFAR100, DataFile, DataSet, default_data_dir, find_layout, verify
 from castwise.errors import DataError, MissingDataError
-from castwise.measure.data import cifar, fetch
-from castwise.measure.data.cifar import load_cifar10, load_cifar100, parse_binary, parse_python, unpickle
+from castwise.registry.datasets import CIFAR10, CIFAR100, DataFile, DataSet, default_data_dir, find_layout, verify
+from castwise.worker.data import cifar, fetch
+from castwise.worker.data.cifar import load_cifar10, load_cifar100, parse_binary, parse_python, unpickle
 
 PIXELS = 3 * 32 * 32
 Load = Callable[[Path, str], tuple[torch.Tensor, torch.Tensor]]

@@ -12,11 +12,12 @@ from conftest import CommandLine
 from fake_engine import FakeEngine, fake_environment
 
 import castwise
-from castwise import cli, cli_options
-from castwise.devices import DEVICES
-from castwise.precisions import PRECISIONS
-from castwise.techniques import SETS, TECHNIQUES
-from castwise.workloads import WORKLOADS
+from castwise.cli import app
+from castwise.cli import options as options_module
+from castwise.registry.gpus import DEVICES
+from castwise.registry.precisions import PRECISIONS
+from castwise.registry.techniques import SETS, TECHNIQUES
+from castwise.registry.workloads import WORKLOADS
 
 ALL = [row.name for row in PRECISIONS]
 FAKE_CLI = Path(__file__).with_name("fake_cli.py")
@@ -345,7 +346,7 @@ def test_without_torch_measuring_is_one_line_and_exit_code_1(
     for arguments in (["run", "resnet50", "--results", str(tmp_path)], ["doctor"]):
         monkeypatch.setattr(sys, "argv", ["castwise", *arguments])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            app.main()
         out, err = capsys.readouterr()
         assert (stop.value.code, out) == (1, "")
         assert err.splitlines() == [
@@ -393,10 +394,10 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
 
 
 def test_names_are_completed_behind_the_last_comma() -> None:
-    assert cli_options.complete_precisions("fp16-m") == ["fp16-mixed", "fp16-master"]
-    assert cli_options.complete_precisions("fp32,bf16-t") == ["fp32,bf16-true"]
-    assert cli_options.complete_workloads("resnet1") == ["resnet18", "resnet101", "resnet152"]
-    assert cli_options.complete_workloads("xyz") == []
+    assert options_module.complete_precisions("fp16-m") == ["fp16-mixed", "fp16-master"]
+    assert options_module.complete_precisions("fp32,bf16-t") == ["fp32,bf16-true"]
+    assert options_module.complete_workloads("resnet1") == ["resnet18", "resnet101", "resnet152"]
+    assert options_module.complete_workloads("xyz") == []
 
 
 def test_the_examples_of_the_help_are_understood(
@@ -404,7 +405,7 @@ def test_the_examples_of_the_help_are_understood(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train_me.py").touch()
-    examples = [line.split("castwise ", 1)[1] for line in cli._RUN_EXAMPLES.splitlines() if "castwise " in line]
+    examples = [line.split("castwise ", 1)[1] for line in app._RUN_EXAMPLES.splitlines() if "castwise " in line]
     assert len(examples) >= 4
     for example in examples:
         arguments = re.split(r"\s{3,}", example)[0].split()

@@ -2,10 +2,10 @@
 
 from fake_engine import fake_spec
 
-from castwise.analyze.climb import Attempt, Ladder, Outcome, allowed_techniques
-from castwise.analyze.estimates import Estimate
-from castwise.analyze.moves import Move, is_within
-from castwise.plan import TrialSpec
+from castwise.analysis.statistics import Estimate
+from castwise.spec.plan import TrialSpec
+from castwise.tune.candidates import Attempt, Ladder, Outcome, allowed_techniques
+from castwise.tune.changes import Move, is_within
 
 LADDER = Ladder(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))
 

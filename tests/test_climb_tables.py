@@ -12,8 +12,8 @@ from stored import NOT_MEASURED
 from test_climbs import GIB, climb
 from test_tune import on_doubtful_loop
 
-from castwise.report.tried import lines_of
-from castwise.report.tuning import conclusions
+from castwise.tune.render import conclusions
+from castwise.tune.rows import lines_of
 
 
 def measured(**request: object) -> Climb:

@@ -9,13 +9,13 @@ import pytest
 from climbs import OtherClimbError, account_of, replay, without_trials
 from fake_engine import FakeEngine
 
-from castwise.analyze.climb import Climbed
-from castwise.plan import TrialSpec
-from castwise.record import Trial
-from castwise.report.tried import lines_of
-from castwise.report.tuning import json_tuning
-from castwise.sweep.runner import Silent
-from castwise.sweep.tune import TuneRequest, prepare_tuning
+from castwise.orchestrator.trial import Silent
+from castwise.records.schema import Trial
+from castwise.spec.plan import TrialSpec
+from castwise.tune.candidates import Climbed
+from castwise.tune.render import json_tuning
+from castwise.tune.request import TuneRequest, prepare_tuning
+from castwise.tune.rows import lines_of
 
 GAINS = {"channels-last": 1.4, "cudnn-search": 1.1, "fused-optimizer": 1.03, "compile": 1.2, "cuda-graph": 1.05}
 GIB = 2.0**30

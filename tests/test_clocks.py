@@ -7,7 +7,7 @@ import clocks
 import pytest
 from clocks import Busy, busy_of, watched, with_clock
 
-from castwise.gpu import GpuUnreadableError, Sample
+from castwise.telemetry.gpu import GpuUnreadableError, Sample
 
 
 def sample(watts: float | None, megahertz: float, *reasons: str) -> Sample:

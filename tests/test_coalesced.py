@@ -17,21 +17,21 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from castwise.errors import UsageError
-from castwise.measure import cell as cells
-from castwise.measure.cell import build_cell
-from castwise.measure.data import resident
-from castwise.measure.parallel import Peers, spread
-from castwise.measure.techniques.coalesced import CoalescedReduce
-from castwise.measure.techniques.graph import StepGraph
-from castwise.measure.techniques.loop import loop_of
-from castwise.measure.training import TrainingRun
-from castwise.measure.training_step import TrainingStep
-from castwise.measure.workloads.task import OwnLoop
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import find_precision
-from castwise.recipe import Loader, Recipe
-from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.runner import Silent, Sweep
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.registry.precisions import find_precision
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Loader, Recipe
+from castwise.worker import build as cells
+from castwise.worker.build import build_cell
+from castwise.worker.data import preloaded
+from castwise.worker.distributed import Peers, spread
+from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
+from castwise.worker.models.task import OwnLoop
+from castwise.worker.step import TrainingStep
+from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.cuda_graph import StepGraph
+from castwise.worker.training_run import TrainingRun
 
 REDUCE = "coalesced-reduce"
 NUM_STEPS, SPOILT = 20, 7
@@ -137,7 +137,7 @@ def odd_gradients(peers: Peers) -> list[Tensor]:
 def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
     """Return the losses of a run's epochs and of their validation, in evaluation mode on the same data in all ranks."""
     cells.find_workload = small  # type: ignore[attr-defined]
-    resident._NUM_IMAGES["cifar10"] = (64, 8)
+    preloaded._NUM_IMAGES["cifar10"] = (64, 8)
     recipe = Recipe(
         epochs=2,
         max_steps=9,  # more than there are; random labels are no divergence then
@@ -409,7 +409,9 @@ def test_a_step_that_is_a_graph_lets_go_of_it_at_its_cell_s_end() -> None:
 
 
 def test_a_trial_of_two_gloo_ranks() -> None:
-    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=3, max_seconds=1.0)
+    protocol = MeasurementProtocol(
+        warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=3, max_seconds=1.0
+    )
     fields = {"workload": "mnist-cnn", "batch_size": 8, "protocol": protocol, "techniques": (REDUCE,)}
     spec = SPEC.model_copy(update=fields)
     (trial,) = Sweep(ForkserverEngine(), None, fake_environment(None), Silent()).run([spec])

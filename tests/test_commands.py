@@ -13,13 +13,13 @@ from conftest import CommandLine, Outcome
 from fake_engine import FAKE_DIGEST, PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial
 from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
 
-from castwise.commands import INTERRUPTED, exit_code
-from castwise.gpu import GpuUnreadableError
-from castwise.precisions import PRECISIONS
-from castwise.record import Status
-from castwise.report import diagnosis
-from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.store import load_folder
+from castwise.cli import doctor
+from castwise.cli.actions import INTERRUPTED, exit_code
+from castwise.orchestrator.session import TrialFailedError
+from castwise.records.schema import Status
+from castwise.records.store import load_folder
+from castwise.registry.precisions import PRECISIONS
+from castwise.telemetry.gpu import GpuUnreadableError
 
 ALL = [row.name for row in PRECISIONS]
 FAKE_CLI = Path(__file__).with_name("fake_cli.py")
@@ -236,7 +236,7 @@ def test_doctor_shows_every_gpu_and_a_cpu_where_there_is_none(command: CommandLi
 
 def test_doctor_shows_what_the_driver_says(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeMonitor()
-    monkeypatch.setattr(diagnosis, "open_monitor", lambda uuid: monitor)
+    monkeypatch.setattr(doctor, "open_monitor", lambda uuid: monitor)
     done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert {"power limit 700 W", "highest clock 1980 MHz", "persistence on"} <= set(lines)
@@ -248,7 +248,7 @@ def test_doctor_says_why_the_driver_says_nothing(command: CommandLine, monkeypat
     def refuse(uuid: str) -> FakeMonitor:
         raise GpuUnreadableError("no NVML (fake)")
 
-    monkeypatch.setattr(diagnosis, "open_monitor", refuse)
+    monkeypatch.setattr(doctor, "open_monitor", refuse)
     done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
     assert "not available: no NVML (fake)" in done.out
     assert done.code == 0
@@ -258,7 +258,7 @@ def test_doctor_says_which_facts_are_hidden(command: CommandLine, monkeypatch: p
     hidden = fake_gpu_facts(power_limit_watts=None, persistence_mode=False, missing={"power_limit_watts": "denied"})
     monitor = FakeMonitor()
     monkeypatch.setattr(monitor, "facts", lambda: hidden)
-    monkeypatch.setattr(diagnosis, "open_monitor", lambda uuid: monitor)
+    monkeypatch.setattr(doctor, "open_monitor", lambda uuid: monitor)
     done = command("doctor", engine=FakeEngine(environment=fake_environment(gpu_uuid=UUID)))
     assert "not available: denied" in done.out
     assert "off (nvidia-smi -pm 1)" in done.out

@@ -3,11 +3,11 @@ import math
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
-from castwise.analyze.compare import compare, group_of
-from castwise.own_models import OwnModel
-from castwise.plan import Protocol, TrialSpec
-from castwise.recipe import Recipe
-from castwise.record import Trial
+from castwise.analysis.result_table import compare, group_of
+from castwise.records.schema import Trial
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Recipe
+from castwise.spec.user_model import OwnModel
 
 # Fields whose difference does not keep two trials from being set side by side.
 COMPARED = {"precision", "loss_scale", "repeat"}
@@ -26,7 +26,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "weights": {"weights": "resnet18.pth"},
     "own": {"own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")},
     "memory_limit_bytes": {"memory_limit_bytes": 2**30},
-    "protocol": {"protocol": Protocol(num_blocks=21)},
+    "protocol": {"protocol": MeasurementProtocol(num_blocks=21)},
     "seed": {"seed": 1},
     "repeat": {"repeat": 1},
 }

@@ -15,9 +15,9 @@ from torch import nn
 
 import castwise
 from castwise.errors import UsageError
-from castwise.own_models import OwnModel
-from castwise.sweep import bench
-from castwise.sweep.engine import TrialFailedError
+from castwise.orchestrator import machine
+from castwise.orchestrator.session import TrialFailedError
+from castwise.spec.user_model import OwnModel
 
 MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 
@@ -25,7 +25,7 @@ MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine()
-    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
     return engine
 
 
@@ -68,7 +68,7 @@ def test_in_a_notebook_it_is_shown_once_by_jupyter(
 
 def test_rounds_give_intervals_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(exclusive=False)
-    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
     found = castwise.compare(MODEL, BATCH, precision="fp32,tf32", rounds=3, progress=False)
     assert len(found.trials) == 6
     row = found.rows[1]
@@ -123,7 +123,7 @@ def test_a_name_is_measured_as_it_is(engine: FakeEngine) -> None:
 
 def test_on_a_cpu_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(environment=fake_environment(None))
-    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
     castwise.compare(MODEL, BATCH, progress=False)
     assert [spec.precision for spec in engine.measured] == ["fp32", "bf16-mixed", "fp16-mixed", "bf16-true"]
     assert all(spec.protocol.max_seconds <= 1 for spec in engine.measured)
@@ -134,7 +134,7 @@ def test_on_a_cpu_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_wrong_with_the_users_code_is_raised_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = TrialFailedError("crashed", "ZeroDivisionError: division by zero (x.py:2, in build)", "Traceback …", True)
     engine = FakeEngine(own=broken)
-    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
     with pytest.raises(UsageError, match="ZeroDivisionError") as refusal:
         castwise.compare(MODEL, BATCH, progress=False)
     assert refusal.value.details == "Traceback …"
@@ -143,7 +143,7 @@ def test_what_is_wrong_with_the_users_code_is_raised_with_its_traceback(monkeypa
 
 def test_a_crash_of_one_precision_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine(faults={"bf16-mixed": Fault("crash")})
-    monkeypatch.setattr(bench, "ForkserverEngine", lambda data_dir, commit: engine)
+    monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
     found = castwise.compare(MODEL, BATCH, progress=False, precision="fp32,bf16-mixed,fp16-mixed")
     assert [trial.status for trial in found.trials] == ["ok", "crashed", "ok"]
 

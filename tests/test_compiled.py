@@ -7,9 +7,9 @@ from small_step import SmallNet, cross_entropy, make_batch, make_net
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.measure.techniques import compiled
-from castwise.measure.techniques.compiled import CompiledLoss, check_compiler
-from castwise.measure.workloads.task import Batch
+from castwise.worker.models.task import Batch
+from castwise.worker.techniques import compile as compile_technique
+from castwise.worker.techniques.compile import CompiledLoss, check_compiler
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -42,16 +42,16 @@ def test_only_batches_of_the_first_one_s_shape_are_compiled(monkeypatch: pytest.
 
 
 def test_a_machine_without_a_compiler_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compile_technique.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(UsageError, match=r"looked for g\+\+, clang\+\+, c\+\+\. Install one, or name it by CXX"):
         check_compiler(CPU)
-    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    monkeypatch.setattr(compile_technique, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs Triton"):
         check_compiler(CUDA)
 
 
 def test_a_compiler_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: "/opt/c++" if name == "my-c++" else None)
+    monkeypatch.setattr(compile_technique.shutil, "which", lambda name: "/opt/c++" if name == "my-c++" else None)
     monkeypatch.setenv("CXX", "my-c++")
     check_compiler(CPU)

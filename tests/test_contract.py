@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from castwise.comparison import compare
+from castwise.api import compare
 from castwise.errors import UsageError
-from castwise.measure.workloads.contract import NAMES, Contract, call_without_arguments, read_contract
+from castwise.worker.user_model.contract import NAMES, Contract, call_without_arguments, read_contract
 
 MODEL = nn.Linear(2, 2)
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from small_step import SmallNet, cross_entropy, make_batch, make_net, make_step, make_task
 
-from castwise.data_sets import DATA_SETS, find_data_set
-from castwise.devices import DEVICES, PEAK_DTYPES, Device, peak
 from castwise.errors import UsageError
-from castwise.loss_scales import parse_loss_scale
-from castwise.measure.precision import _switch, numeric_state, read_fp32_precision, torch_dtype
-from castwise.measure.training_step import describe_optimizer
-from castwise.measure.workloads import _BUILDERS
-from castwise.plan import SYNTHETIC
-from castwise.precisions import BASELINE, PRECISIONS, Precision, find_precision
-from castwise.workloads import WORKLOADS, OptimizerSpec, Workload, find_workload
+from castwise.registry.datasets import DATA_SETS, find_data_set
+from castwise.registry.gpus import DEVICES, PEAK_DTYPES, Device, peak
+from castwise.registry.precisions import BASELINE, PRECISIONS, Precision, find_precision
+from castwise.registry.workloads import WORKLOADS, OptimizerSpec, Workload, find_workload
+from castwise.spec.loss_scale import parse_loss_scale
+from castwise.spec.plan import SYNTHETIC
+from castwise.worker.models import _BUILDERS
+from castwise.worker.precision import _switch, numeric_state, read_fp32_precision, torch_dtype
+from castwise.worker.step import describe_optimizer
 
 every_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
 every_workload = pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)

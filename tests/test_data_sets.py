@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from castwise.data_sets import (
+from castwise.errors import DataError, MissingDataError
+from castwise.registry.datasets import (
     DATA_VARIABLE,
     MNIST,
     DataFile,
@@ -22,10 +23,9 @@ from castwise.data_sets import (
     read_verified,
     verify,
 )
-from castwise.errors import DataError, MissingDataError
-from castwise.measure.data import mnist
-from castwise.measure.data.mnist import load_mnist
-from castwise.measure.data.resident import resident_batches
+from castwise.worker.data import mnist
+from castwise.worker.data.mnist import load_mnist
+from castwise.worker.data.preloaded import resident_batches
 
 CPU = torch.device("cpu")
 NUM_TRAIN, NUM_TEST = 50, 20

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer
 
-from castwise.loss_scales import DYNAMIC_SCALES, DynamicScale
-from castwise.measure.device_scaling import DeviceScaling
-from castwise.measure.loss_scaling import DynamicScaling
+from castwise.spec.loss_scale import DYNAMIC_SCALES, DynamicScale
+from castwise.worker.device_loss_scaling import DeviceScaling
+from castwise.worker.loss_scaling import DynamicScaling
 
 CPU = torch.device("cpu")
 INF, NAN = float("inf"), float("nan")

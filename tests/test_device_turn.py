@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from castwise.measure import device_turn as turns
-from castwise.measure.device_turn import DeviceTurn, device_turn
+from castwise.worker import device_lock as turns
+from castwise.worker.device_lock import DeviceTurn, device_turn
 
 
 def hold(connection: Connection, alone: bool) -> None:

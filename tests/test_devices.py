@@ -5,8 +5,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from castwise.devices import DEVICES, Device, find_device, peak
-from castwise.precisions import PRECISIONS
+from castwise.registry.gpus import DEVICES, Device, find_device, peak
+from castwise.registry.precisions import PRECISIONS
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 NAMES = [name for row in DEVICES for name in row.names]

@@ -5,10 +5,10 @@ import statistics
 import pytest
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analyze.compare import compare
-from castwise.analyze.metrics import spread
-from castwise.record import Trial
-from castwise.report.columns import remarks
+from castwise.analysis.result_table import compare
+from castwise.analysis.steady_metrics import spread
+from castwise.records.schema import Trial
+from castwise.render.steady_columns import remarks
 from castwise.report.disagreements import disagreements
 
 QUIET = (0.1,) * 8

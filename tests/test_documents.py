@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer
 
-from castwise.cli import app
-from castwise.precisions import PRECISIONS
+from castwise.cli.app import app
+from castwise.registry.precisions import PRECISIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

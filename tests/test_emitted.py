@@ -11,8 +11,8 @@ import pytest
 from emitted import ALIKE, RUNG, SCRIPT, Rung, Speed, Turn, compare, fastest_of, take_turns
 from emitted_tables import emitted_table
 
-from castwise.plan import Protocol, TrialSpec
-from castwise.sweep.bench import find_bench
+from castwise.orchestrator.machine import find_bench
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
 
 def ignore(turns: list[Turn]) -> None:
@@ -54,7 +54,7 @@ def test_the_fastest_loop_of_every_climb_is_on_record(path: Path) -> None:
 
 
 def test_both_sides_measure_the_same_loop(tmp_path: Path) -> None:
-    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.01, num_blocks=2, min_blocks=1)
+    protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.01, num_blocks=2, min_blocks=1)
     spec = TrialSpec(
         workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cuda:0", protocol=protocol
     )
@@ -69,7 +69,7 @@ def test_both_sides_measure_the_same_loop(tmp_path: Path) -> None:
 
 def test_a_script_is_told_to_run_as_many_steps_as_the_loop_did() -> None:
     bench = find_bench("cpu", None)
-    protocol = Protocol(
+    protocol = MeasurementProtocol(
         warm_up_steps=2, warm_up_seconds=0.001, block_seconds=1e-9, num_blocks=3, min_blocks=3, max_seconds=9.0
     )
     spec = TrialSpec(

@@ -5,11 +5,11 @@ import scipy.stats
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.analyze.energy import BlockEnergy, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
+from castwise.analysis.energy import BlockEnergy, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
 from castwise.errors import UsageError
-from castwise.prices import Prices
-from castwise.record import Epoch, RankSamples, Trial
-from castwise.watched import Metered, Reading
+from castwise.records.schema import Epoch, RankSamples, Trial
+from castwise.records.telemetry import Metered, Reading
+from castwise.spec.prices import Prices
 
 
 def watched(*readings: Reading, units_per_sample: int = 1, **changes: object) -> Trial:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import castwise
-from castwise.measure import environment
-from castwise.measure.environment import read_environment
-from castwise.measure.precision import read_fp32_precision
-from castwise.precisions import KNOWN_CPU_FEATURES
-from castwise.record import Environment
+from castwise.records.schema import Environment
+from castwise.registry.precisions import KNOWN_CPU_FEATURES
+from castwise.worker import environment
+from castwise.worker.environment import read_environment
+from castwise.worker.precision import read_fp32_precision
 
 CPU = torch.device("cpu")
 

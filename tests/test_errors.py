@@ -62,13 +62,15 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_public_names_are_the_same_objects_as_their_modules() -> None:
-    from castwise import errors, plan, record
-    from castwise.sweep import job
+    from castwise import errors
+    from castwise.orchestrator import job
+    from castwise.records import schema
+    from castwise.spec import plan
 
     assert castwise.run is job.run
     assert castwise.TrialSpec is plan.TrialSpec
-    assert castwise.Trial is record.Trial
-    assert castwise.Environment is record.Environment
+    assert castwise.Trial is schema.Trial
+    assert castwise.Environment is schema.Environment
     public_errors = [name for name in castwise.__all__ if name.endswith("Error")]
     assert sorted(public_errors) == ["CastwiseError", "DataError", "EngineError", "StoreError", "UsageError"]
     for name in public_errors:

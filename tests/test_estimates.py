@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from castwise.analyze.estimates import (
+from castwise.analysis.statistics import (
     Estimate,
     blocks_wanted,
     estimate,

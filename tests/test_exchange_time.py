@@ -11,8 +11,8 @@ import torch
 from exchange_tables import exchange_table
 from exchange_time import make_reduce, parts_of
 
-from castwise.measure.parallel import Peers
-from castwise.plan import TrialSpec
+from castwise.spec.plan import TrialSpec
+from castwise.worker.distributed import Peers
 
 CPU = torch.device("cpu")
 

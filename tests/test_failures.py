@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from castwise.errors import CastwiseError, EngineError, MissingDataError, UsageError
-from castwise.measure.failures import classify
-from castwise.record import Status
+from castwise.records.schema import Status
+from castwise.worker.classify_error import classify
 
 CUDA_OOM = "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has a total capacity of 79.11 GiB"
 

@@ -10,14 +10,14 @@ from small_step import CPU, make_step, stepped_tensors
 from torch import nn
 from torchvision import models
 
-from castwise.measure.precision import MasterWeights, convert_weights
-from castwise.measure.steady import SteadyCell
-from castwise.measure.workloads import build_task
-from castwise.measure.workloads.fastai_resnet import AdaptiveConcatPool2d, group_of, make_model
-from castwise.measure.workloads.task import Batch, Task
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import find_precision
-from castwise.workloads import WORKLOADS, find_workload
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import WORKLOADS, find_workload
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.worker.models import build_task
+from castwise.worker.models.fastai_resnet import AdaptiveConcatPool2d, group_of, make_model
+from castwise.worker.models.task import Batch, Task
+from castwise.worker.precision import MasterWeights, convert_weights
+from castwise.worker.steady_run import SteadyCell
 
 ROWS = [row for row in WORKLOADS if row.family == "fastai_resnet"]
 # torchvision's published parameters (Weights.meta["num_params"]), and channels in front of its classifier.
@@ -175,8 +175,10 @@ def test_a_steady_trial_runs(
 ) -> None:
     task = make_task()
     task.make_batches = lambda count, batch_size, *_: [make_batch(batch_size, 32)] * count
-    monkeypatch.setattr("castwise.measure.cell.build_task", lambda *_, **__: task)
-    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.01, num_blocks=1, min_blocks=1)
+    monkeypatch.setattr("castwise.worker.build.build_task", lambda *_, **__: task)
+    protocol = MeasurementProtocol(
+        warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.01, num_blocks=1, min_blocks=1
+    )
     cell = SteadyCell(
         TrialSpec(
             workload="fastai-resnet18",

@@ -7,16 +7,16 @@ import pytest
 import torch
 from test_cifar import binary_file, draw, put
 
-from castwise.data_sets import CIFAR100, STAND_IN
-from castwise.measure.data import cifar, resident
-from castwise.measure.data.feeds import Feeds, make_feeds
-from castwise.measure.data.resident import IMAGE_SETS, random_images
-from castwise.measure.data.transforms import find_transform
-from castwise.measure.parallel import Peers
-from castwise.measure.workloads import build_task
-from castwise.plan import TrialSpec
-from castwise.recipe import Loader, Recipe
-from castwise.workloads import find_workload
+from castwise.registry.datasets import CIFAR100, STAND_IN
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.spec.recipe import Loader, Recipe
+from castwise.worker.data import cifar, preloaded
+from castwise.worker.data.epoch_iterators import Feeds, make_feeds
+from castwise.worker.data.preloaded import IMAGE_SETS, random_images
+from castwise.worker.data.transforms import find_transform
+from castwise.worker.distributed import Peers
+from castwise.worker.models import build_task
 
 PLAIN = Loader(num_workers=0, drop_last=True)
 
@@ -105,7 +105,7 @@ def test_a_stand_in_is_as_large_as_the_real_set(
 
 
 def test_a_stand_in_is_the_same_every_time_and_its_splits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(resident._NUM_IMAGES, "cifar100", (40, 40))
+    monkeypatch.setitem(preloaded._NUM_IMAGES, "cifar100", (40, 40))
     images, labels = random_images("cifar100", "train")
     again, same_labels = random_images("cifar100", "train")
     other, _ = random_images("cifar100", "test")
@@ -115,7 +115,7 @@ def test_a_stand_in_is_the_same_every_time_and_its_splits_differ(monkeypatch: py
 
 
 def test_a_stand_in_is_pooled_and_transformed_as_the_real_set_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(resident._NUM_IMAGES, "cifar100", (50, 10))
+    monkeypatch.setitem(preloaded._NUM_IMAGES, "cifar100", (50, 10))
     feeds = feeds_of("fastai-resnet18", "synthetic:cifar100", None, transform="fastai-224", pooled_split=True)
     assert feeds.training.num_batches == 12
     assert feeds.validation is not None
@@ -144,7 +144,7 @@ def test_synthetic_samples_have_the_workload_s_classes() -> None:
 
 
 def test_resident_data_has_the_same_samples_and_the_same_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(resident._NUM_IMAGES, "mnist", (50, 10))
+    monkeypatch.setitem(preloaded._NUM_IMAGES, "mnist", (50, 10))
     loaded = feeds_of("mnist-cnn", "synthetic:mnist", None, loader=Loader(num_workers=0))
     on_device = feeds_of("mnist-cnn", "synthetic:mnist", None, ("resident-data",), loader=Loader(num_workers=0))
     assert on_device.training.num_batches == loaded.training.num_batches == 13

@@ -19,13 +19,13 @@ from fake_engine import (
     fake_trial,
 )
 
-from castwise.analyze.fit import START, Fit, fits_of, held_bytes, is_fit
-from castwise.analyze.memory_account import BEYOND_THE_PEAK
-from castwise.plan import FIT
-from castwise.published import largest_batches
-from castwise.report.fit_columns import accounts_of, parts_columns
-from castwise.sweep.fit import FitRequest, prepare_fit
-from castwise.sweep.store import load_folder
+from castwise.max_batch.columns import accounts_of, parts_columns
+from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
+from castwise.max_batch.result import START, Fit, fits_of, held_bytes, is_fit
+from castwise.max_batch.search import FitRequest, prepare_fit
+from castwise.records.store import load_folder
+from castwise.registry.published import largest_batches
+from castwise.spec.plan import FIT
 
 GIB = 2**30
 

@@ -17,8 +17,8 @@ from fit_tables import (
 from stored import NOT_MEASURED
 from test_fit import fit
 
-from castwise.analyze.fit import Fit, fits_of
-from castwise.watched import Reading
+from castwise.max_batch.result import Fit, fits_of
+from castwise.records.telemetry import Reading
 
 GIB = 2**30
 

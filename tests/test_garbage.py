@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from castwise.garbage import without_collector
+from castwise.records.collector import without_collector
 
 
 def test_the_collector_rests_and_works_again() -> None:

@@ -16,9 +16,9 @@ from goal_hand_run import _Graphed, _Images
 from hand_loops import make_step
 from torch import nn
 
-from castwise.choice import Choice
-from castwise.measure.data import resident
-from castwise.suite import find_suite, specs_of
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import find_suite, specs_of
+from castwise.worker.data import preloaded
 
 CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ def task(**changes: Any) -> HandTask:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "_NUM_IMAGES", dict.fromkeys(resident._NUM_IMAGES, (22, 8)))
+    monkeypatch.setattr(preloaded, "_NUM_IMAGES", dict.fromkeys(preloaded._NUM_IMAGES, (22, 8)))
 
 
 @pytest.mark.usefixtures("quick")
@@ -119,7 +119,7 @@ def test_a_run_with_validation_on_cropped_images() -> None:
 @pytest.mark.usefixtures("quick")
 def test_crops_are_parts_of_the_padded_images_mirrored_or_not() -> None:
     images = _Images(task(data_set="synthetic:cifar10", tuned=False), "train", CPU)
-    pixels, labels = resident.random_images("cifar10", "train")
+    pixels, labels = preloaded.random_images("cifar10", "train")
     mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in goal_hand_run.STATISTICS["cifar10"])
     padded = nn.functional.pad(pixels, (4,) * 4)
     (batch,) = list(images.batches(22, drop_last=True))

@@ -6,8 +6,8 @@ import pytest
 from goal_rows import ROWS, GoalRow, find_rows, with_max_autotune
 from goal_specs import Setting, hand_task, our_spec, run_recipe, steps_per_epoch, tiny
 
-from castwise.plan import TrialSpec
-from castwise.technique_rules import why_unsupported
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.spec.plan import TrialSpec
 
 CUDA = Setting("cuda:0", Path("nowhere"))
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -10,7 +10,7 @@ from goal_tables import NOT_MEASURED, goals_table, least_time_table, measured_ro
 from test_goal_summary import row, turn
 from work_counter import count_work
 
-from castwise.workloads import find_workload
+from castwise.registry.workloads import find_workload
 
 ROOT = Path(__file__).resolve().parent.parent
 COUNTED = json.loads((ROOT / "benchmarks" / "records" / "least_time" / "nvidia-h200.json").read_text())

@@ -10,7 +10,7 @@ from goal_specs import Setting
 from goal_summary import HAND, OURS, Turn
 from goal_turns import ChildFailedError, Referee, run_child
 
-from castwise.sweep.bench import find_bench
+from castwise.orchestrator.machine import find_bench
 
 ROW = GoalRow(
     name="small",

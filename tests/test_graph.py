@@ -10,8 +10,8 @@ from fake_graphs import FakeCaptures
 from loops import WORDS, cell_of, spec_of
 from torch import Tensor
 
-from castwise.measure.techniques.graph import StepGraph
-from castwise.measure.workloads.task import Batch
+from castwise.worker.models.task import Batch
+from castwise.worker.techniques.cuda_graph import StepGraph
 
 CPU = torch.device("cpu")
 WARM_UP = 3

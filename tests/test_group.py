@@ -15,12 +15,12 @@ import pytest
 from faulty_worker import ANSWERS, BLOCK, ENVIRONMENT, FACTS
 from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
-from castwise.plan import TrialSpec
-from castwise.record import Epoch, RankSamples
-from castwise.sweep import group
-from castwise.sweep.engine import ProcessGoneError, Tell, TrialFailedError
-from castwise.sweep.group import GroupSession
-from castwise.sweep.launcher import ForkserverEngine, Target
+from castwise.orchestrator import ddp_processes
+from castwise.orchestrator.ddp_processes import GroupSession
+from castwise.orchestrator.processes import ForkserverEngine, Target
+from castwise.orchestrator.session import ProcessGoneError, Tell, TrialFailedError
+from castwise.records.schema import Epoch, RankSamples
+from castwise.spec.plan import TrialSpec
 
 SPEC = TrialSpec(
     workload="mnist-cnn",
@@ -156,7 +156,7 @@ def test_progress_of_any_rank_is_a_sign_of_life_and_rank_0_s_is_told() -> None:
 
 def test_a_sign_of_life_puts_the_deadline_off(monkeypatch: pytest.MonkeyPatch) -> None:
     made, now = Ranks(timeout_seconds=10.0), [0.0]
-    monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(ddp_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
     waits: list[float] = []
     epoch = {"event": "epoch", "epoch": json.loads(EPOCH.model_dump_json())}
 
@@ -167,7 +167,7 @@ def test_a_sign_of_life_puts_the_deadline_off(monkeypatch: pytest.MonkeyPatch) -
         made.members[(0, 1, 1)[len(waits) - 1]].come((epoch, PROGRESS, epoch)[len(waits) - 1])
         return [end for end in ends if end.poll()]
 
-    monkeypatch.setattr(group, "wait", wait)
+    monkeypatch.setattr(ddp_processes, "wait", wait)
     for member in made.members:
         member.events["run_epoch"] = []
     assert made.session.run_epoch() == EPOCH
@@ -279,14 +279,14 @@ def test_ranks_that_hang(logs: Path) -> None:
 
 
 HANGING = """\
-from castwise.sweep.runner import Silent, Sweep
+from castwise.orchestrator.trial import Silent, Sweep
 
 class Speaking(Silent):
     def phase(self, name, done):
         print(name, flush=True)
 
 SPEC = SPEC.model_copy(update={"world_size": 2, "parallelism": "ddp"})
-engine = launcher.ForkserverEngine(target=partial(faulty_worker.err_in_rank, 1, "hang"))
+engine = processes.ForkserverEngine(target=partial(faulty_worker.err_in_rank, 1, "hang"))
 Sweep(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
 """
 
@@ -305,13 +305,13 @@ def test_no_rank_outlives_the_program(number: signal.Signals, to_group: bool, pr
 # Two ranks that have met through gloo; one is stopped, so that the other waits for it in a collective for ever.
 MET = """\
 import os, signal, sys
-from castwise.plan import Protocol, TrialSpec
-from castwise.sweep import launcher
-protocol = Protocol(warm_up_seconds=1000.0, warm_up_steps=10**9)
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.orchestrator import processes
+protocol = MeasurementProtocol(warm_up_seconds=1000.0, warm_up_steps=10**9)
 SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=2, device="cpu",
                  world_size=2, parallelism="ddp", protocol=protocol)
-launcher._PRELOAD = ["castwise.measure.worker"]
-session = launcher.ForkserverEngine().start(1000.0, 2)
+processes._PRELOAD = ["castwise.worker.server"]
+session = processes.ForkserverEngine().start(1000.0, 2)
 session.open("cpu")
 session.set_up(SPEC)
 os.kill(session._members[1]._process.pid, signal.SIGSTOP)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from castwise import host
-from castwise.host import HostSample, is_descendant, pressure, read_host, steal
+from castwise.telemetry import host
+from castwise.telemetry.host import HostSample, is_descendant, pressure, read_host, steal
 
 PRESSURE = "some avg10=0.00 avg60=1.20 avg300=0.50 total=2500000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n"
 STAT = "cpu  10 20 30 40 50 60 70 80 5 5\ncpu0 1 2 3 4 5 6 7 8 0 0\n"

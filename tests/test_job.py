@@ -7,17 +7,17 @@ import pytest
 from fake_engine import FAKE_CPU, FakeEngine, Fault, fake_environment
 
 import castwise
-from castwise import data_sets
-from castwise.data_sets import MNIST
 from castwise.errors import DataError, StoreError, UsageError
-from castwise.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes
-from castwise.precisions import PRECISIONS
-from castwise.record import Trial
-from castwise.sweep import bench as bench_module
-from castwise.sweep.job import Job, Request, _rule, prepare
-from castwise.sweep.rounds import Rule
-from castwise.sweep.runner import Silent
-from castwise.sweep.store import Store, load_folder
+from castwise.orchestrator import machine as bench_module
+from castwise.orchestrator.job import Job, Request, _rule, prepare
+from castwise.orchestrator.rounds import Rule
+from castwise.orchestrator.trial import Silent
+from castwise.records.schema import Trial
+from castwise.records.store import Store, load_folder
+from castwise.registry import datasets
+from castwise.registry.datasets import MNIST
+from castwise.registry.precisions import PRECISIONS
+from castwise.spec.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -28,7 +28,7 @@ Prepare = Callable[..., Job]
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     """Return a function that prepares a job in this test's folders, on a fake engine."""
     monkeypatch.setenv(bench_module.COMMIT_VARIABLE, "0123456789ab")
-    monkeypatch.setenv(data_sets.DATA_VARIABLE, str(tmp_path / "no-data"))
+    monkeypatch.setenv(datasets.DATA_VARIABLE, str(tmp_path / "no-data"))
 
     def make(engine: FakeEngine | None = None, **request: Any) -> Job:
         axes = {name: request.pop(name) for name in list(request) if name in Axes.__dataclass_fields__}

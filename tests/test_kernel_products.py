@@ -9,7 +9,7 @@ from kernel_products import FORWARD, OF_INPUT, OF_WEIGHT, Product, Window
 from torch import nn
 from work_counter import count_step, record_step
 
-from castwise.workloads import find_workload
+from castwise.registry.workloads import find_workload
 
 BATCH = 4
 POINT = Window((1, 1), (0, 0), (1, 1), 1)

@@ -20,16 +20,19 @@ from faulty_worker import ANSWERS, BLOCK, ENVIRONMENT, FACTS
 from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
 from castwise.errors import EngineError
-from castwise.plan import Protocol, TrialSpec
-from castwise.record import RankSamples
-from castwise.sweep import conversation, door, launcher
-from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.launcher import ForkserverEngine, ProcessSession, Target
-from castwise.sweep.leaving import Leaving
+from castwise.orchestrator import processes, rpc
+from castwise.orchestrator.closing import Leaving
+from castwise.orchestrator.processes import ForkserverEngine, ProcessSession, Target
+from castwise.orchestrator.session import TrialFailedError
+from castwise.records.schema import RankSamples
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.worker import entry
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked up in /proc")
 
-TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0)
+TINY = MeasurementProtocol(
+    warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0
+)
 SPEC = TrialSpec(
     workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=8, device="cpu", protocol=TINY, seed=1
 )
@@ -99,7 +102,7 @@ def test_a_real_trial(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_real_refusal_is_the_user_s_mistake(start: Start) -> None:
-    session = start(door.enter)
+    session = start(entry.enter)
     session.open("cpu")
     with pytest.raises(TrialFailedError, match=r"No torchvision model named 'resnet999'") as caught:
         session.check(["torchvision:resnet999"])
@@ -108,7 +111,7 @@ def test_a_real_refusal_is_the_user_s_mistake(start: Start) -> None:
 
 
 def test_a_device_that_is_not_there(start: Start) -> None:
-    session = start(door.enter)
+    session = start(entry.enter)
     with pytest.raises(TrialFailedError) as caught:
         session.open("cuda:99")
     if caught.value.refused:
@@ -179,7 +182,7 @@ def test_how_a_process_can_fail(
     target: Target, status: str, message: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if target is faulty_worker.hang_up:
-        monkeypatch.setattr(launcher, "_EXIT_SECONDS", 0.2)
+        monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
     failure = failure_of(start(target))
     assert (failure.status, failure.message) == (status, message)
 
@@ -220,8 +223,8 @@ def test_an_answer_that_is_another_s(answer: dict[str, object], start: Start, mo
     ],
 )
 def test_garbage_on_the_pipe(content: bytes, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_EXIT_SECONDS", 0.2)
-    monkeypatch.setattr(launcher, "_STALL_SECONDS", 1)
+    monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "_STALL_SECONDS", 1)
     failure = failure_of(start(partial(faulty_worker.send_raw, content)))
     assert (failure.status, failure.message) == (
         "crashed",
@@ -267,14 +270,14 @@ def test_progress_comes_before_the_answer_and_in_order(start: Start) -> None:
 
 def test_every_sign_of_life_resets_the_deadline(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
-    real = launcher.wait
+    real = processes.wait
 
     def wait_for(ends: Any, timeout: float) -> Any:
         limits.append(timeout)
         return real(ends, timeout=timeout)
 
     session = in_epoch(start(partial(faulty_worker.tell, [progress(0.5)] * 4, 0.02, False)))
-    monkeypatch.setattr(launcher, "wait", wait_for)
+    monkeypatch.setattr(processes, "wait", wait_for)
     assert session.run_epoch() == faulty_worker.EPOCH
     assert limits == [session._timeout_seconds] * 5, "each event has the whole limit again"
 
@@ -311,7 +314,7 @@ def test_weights_are_files_by_model(start: Start, tmp_path: Path) -> None:
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "_OPEN_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(rpc, "_OPEN_TIMEOUT_SECONDS", 0.2)
     failure = failure_of(start(faulty_worker.ignore_everything))
     assert (failure.status, failure.message) == ("timeout", "'open' took longer than 0.2 s")
 
@@ -327,7 +330,7 @@ def test_the_other_phases_have_the_protocol_s_limit(logs: Path) -> None:
 
 
 def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
     session = start(faulty_worker.stay_after_failing)
     failure = failure_of(session)
     assert (failure.status, failure.message) == ("crashed", "RuntimeError: it broke")
@@ -407,10 +410,10 @@ def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(launcher, "wait", interrupt)
+        patch.setattr(processes, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.set_up(SPEC)
-    monkeypatch.setattr(launcher, "_EXIT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(processes, "_EXIT_SECONDS", PATIENCE_SECONDS)
     started = time.monotonic()
     session.close()
     assert time.monotonic() - started < PATIENCE_SECONDS / 2, "a busy process was waited for"
@@ -464,7 +467,7 @@ def test_no_room_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 ONE_TRIAL = """\
 print("top")
-session = launcher.ForkserverEngine(target=faulty_worker.TARGET).start(60.0)
+session = processes.ForkserverEngine(target=faulty_worker.TARGET).start(60.0)
 print(session.open("cpu").cpu)
 session.set_up(SPEC)
 session.close()
@@ -499,9 +502,9 @@ import castwise
 print(trial.status, "torch" in sys.modules, flush=True)
 sys.stdin.readline()
 
-from castwise.plan import Axes
-from castwise.sweep.job import Request, prepare
-from castwise.sweep.runner import Silent
+from castwise.spec.plan import Axes
+from castwise.orchestrator.job import Request, prepare
+from castwise.orchestrator.trial import Silent
 
 class Speaking(Silent):
     def phase(self, name, done):
@@ -533,13 +536,13 @@ def test_a_real_sweep_without_a_guard_and_its_sudden_end(program: Program) -> No
 
 
 HANGING = """\
-from castwise.sweep.runner import Silent, Sweep
+from castwise.orchestrator.trial import Silent, Sweep
 
 class Speaking(Silent):
     def phase(self, name, done):
         print(name, flush=True)
 
-engine = launcher.ForkserverEngine(target=partial(faulty_worker.sleep_at, "run_block"))
+engine = processes.ForkserverEngine(target=partial(faulty_worker.sleep_at, "run_block"))
 Sweep(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
 """
 
@@ -573,7 +576,7 @@ def test_ctrl_c_while_the_server_imports(program: Program) -> None:
     (program.folder / "slow_import.py").write_text(
         "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('go on'):\n    time.sleep(0.02)\n"
     )
-    process = program.start_script(LIGHT + "launcher._PRELOAD = ['slow_import']\n" + HANGING)
+    process = program.start_script(LIGHT + "processes._PRELOAD = ['slow_import']\n" + HANGING)
     wait_until((program.folder / "importing").exists, "the import")
     os.killpg(process.pid, signal.SIGINT)
     process.wait(timeout=PATIENCE_SECONDS)
@@ -589,11 +592,11 @@ def test_ctrl_c_while_the_server_imports(program: Program) -> None:
 def test_a_server_that_dies_of_its_imports(program: Program) -> None:
     (program.folder / "broken_import.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
     code = (
-        "launcher._PRELOAD = ['broken_import']\n"
+        "processes._PRELOAD = ['broken_import']\n"
         "from castwise.errors import EngineError\n"
         "for _ in range(2):\n"
         "    try:\n"
-        "        launcher.ForkserverEngine().start(60.0)\n"
+        "        processes.ForkserverEngine().start(60.0)\n"
         "    except EngineError as error:\n"
         "        print(error)\n"
     )

@@ -4,12 +4,12 @@ import math
 
 from fake_engine import fake_trial
 
-from castwise.analyze.metrics import final_loss, step_seconds
-from castwise.measure.side_effects import Watch
-from castwise.record import Block, Trial
-from castwise.report.exports.tracked import _series
-from castwise.report.fit_columns import num_steps
-from castwise.sweep.runner import judge
+from castwise.analysis.steady_metrics import final_loss, step_seconds
+from castwise.max_batch.columns import num_steps
+from castwise.orchestrator.trial import judge
+from castwise.records.schema import Block, Trial
+from castwise.report.export.tracker_runs import _series
+from castwise.worker.user_model.side_effects import Watch
 
 
 def led(*losses: float, skipped: int = 0) -> Trial:

@@ -4,7 +4,7 @@ import threading
 
 from fake_engine import FakeEngine, FakeSession
 
-from castwise.sweep.leaving import Leaving
+from castwise.orchestrator.closing import Leaving
 
 
 class Held(FakeSession):

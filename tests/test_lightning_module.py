@@ -9,12 +9,12 @@ from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from castwise.errors import UsageError
-from castwise.measure.precision import convert_weights
-from castwise.measure.workloads.contract import Contract
-from castwise.measure.workloads.lightning_module import StepModule, adapt, is_lightning_module
-from castwise.measure.workloads.own_loop import make_loop
-from castwise.measure.workloads.own_loss import make_compute_loss
-from castwise.precisions import find_precision
+from castwise.registry.precisions import find_precision
+from castwise.worker.precision import convert_weights
+from castwise.worker.user_model.contract import Contract
+from castwise.worker.user_model.lightning import StepModule, adapt, is_lightning_module
+from castwise.worker.user_model.loss import make_compute_loss
+from castwise.worker.user_model.optimizer import make_loop
 
 BATCH = (torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
 

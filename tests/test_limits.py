@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
-from castwise.memory_parts import MemoryParts
-from castwise.plan import TrialSpec
-from castwise.record import RankSamples, Trial
-from castwise.sweep.limits import MOST_TRIALS, Grid, find_limit
+from castwise.max_batch.bisect import MOST_TRIALS, Grid, find_limit
+from castwise.records.memory import MemoryParts
+from castwise.records.schema import RankSamples, Trial
+from castwise.spec.plan import TrialSpec
 
 GIB = 2**30
 MEMORY = 80 * GIB

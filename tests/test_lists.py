@@ -4,12 +4,12 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 from fake_records import steady
 
-from castwise.analyze.answers import answers_of
-from castwise.analyze.collection import collect
-from castwise.record import Trial
-from castwise.report.html import page
-from castwise.report.html.frame import Source
-from castwise.report.html.lists import answer_grid, summary, warnings
+from castwise.records.schema import Trial
+from castwise.report.collection import collect
+from castwise.report.conclusions import answers_of
+from castwise.report.html import report_page
+from castwise.report.html.page_frame import Source
+from castwise.report.html.sections import answer_grid, summary, warnings
 
 
 def settings(*trials: Trial) -> list[str]:
@@ -40,7 +40,7 @@ def test_a_few_of_many_devices_and_of_many_cells_are_named() -> None:
 
 
 def test_a_few_of_the_comparisons_without_charts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_MOST_TOPICS", 1)
-    made = page.render(collect(steady(workload=f"model-{n}") for n in range(11)), Source(lambda _: "f.json"))
+    monkeypatch.setattr(report_page, "_MOST_TOPICS", 1)
+    made = report_page.render(collect(steady(workload=f"model-{n}") for n in range(11)), Source(lambda _: "f.json"))
     assert "10 more comparisons have no charts on this page" in made
     assert "model-1, model-2, model-3, model-4, model-5, model-6, model-7, model-8 and 2 more." in made

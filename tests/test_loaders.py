@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from castwise.measure.data.loaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
-from castwise.measure.data.transforms import find_transform
-from castwise.recipe import Loader
+from castwise.spec.recipe import Loader
+from castwise.worker.data.dataloaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
+from castwise.worker.data.transforms import find_transform
 
 
 def draw(num_images: int, channels: int = 3, side: int = 32) -> tuple[Tensor, Tensor]:
@@ -111,8 +111,8 @@ LOAD_FOR_EVER = """
 import os, sys, time
 import torch
 from torch.utils.data import Dataset
-from castwise.measure.data.loaders import make_loader
-from castwise.recipe import Loader
+from castwise.worker.data.dataloaders import make_loader
+from castwise.spec.recipe import Loader
 
 class EndlessSamples(Dataset):
     def __len__(self):

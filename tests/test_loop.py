@@ -10,14 +10,14 @@ from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.measure.device_scaling import DeviceScaling
-from castwise.measure.loss_scaling import DynamicScaling
-from castwise.measure.techniques.loop import _SETTINGS, PLAIN, loop_of
-from castwise.measure.techniques.matmul_stem import MatmulConv, use_matmul_stem
-from castwise.measure.techniques.space_to_depth import use_space_to_depth
-from castwise.recipe import Loader, Recipe
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import COMPILING, GRAPHS, TECHNIQUES, join
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import COMPILING, GRAPHS, TECHNIQUES, join
+from castwise.spec.recipe import Loader, Recipe
+from castwise.worker.device_loss_scaling import DeviceScaling
+from castwise.worker.loss_scaling import DynamicScaling
+from castwise.worker.techniques.config import _SETTINGS, PLAIN, loop_of
+from castwise.worker.techniques.matmul_stem import MatmulConv, use_matmul_stem
+from castwise.worker.techniques.space_to_depth import use_space_to_depth
 
 # What a loss may differ by after 20 steps, relative, in roundings of the format: a loss is a mean of many numbers, and
 # float32 training amplifies what a sum in another order begins. The losses themselves fall by 3 to 16 % in these steps.
@@ -136,7 +136,7 @@ def test_padded_words_have_no_probability_and_are_never_trained() -> None:
 
 def test_what_cannot_be_padded_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3))
-    from castwise.measure.techniques.models import pad_decoder, widen_first_convolution
+    from castwise.worker.techniques.model_changes import pad_decoder, widen_first_convolution
 
     with pytest.raises(UsageError, match="finds images of 8 channels already"):
         widen_first_convolution(model, 8)
@@ -162,8 +162,8 @@ def test_a_recipe_is_carried_out_as_the_loop_wants_it() -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN_TANH"])
 def test_padded_units_stay_0_and_compute_what_the_narrow_model_does(kind: str) -> None:
-    from castwise.measure.techniques.models import pad_hidden
-    from castwise.measure.workloads.rnn_lm import LanguageModel
+    from castwise.worker.models.rnn_lm import LanguageModel
+    from castwise.worker.techniques.model_changes import pad_hidden
 
     torch.manual_seed(0)
     narrow = LanguageModel(kind, width=12, dropout=0.0)

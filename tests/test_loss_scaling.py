@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from castwise.errors import UsageError
-from castwise.loss_scales import DYNAMIC_SCALES, DynamicScale, parse_loss_scale
-from castwise.measure import loss_scaling
-from castwise.measure.loss_scaling import DynamicScaling, NoScaling, StaticScaling, make_loss_scaling
-from castwise.precisions import PRECISIONS, Precision
+from castwise.registry.precisions import PRECISIONS, Precision
+from castwise.spec.loss_scale import DYNAMIC_SCALES, DynamicScale, parse_loss_scale
+from castwise.worker import loss_scaling
+from castwise.worker.loss_scaling import DynamicScaling, NoScaling, StaticScaling, make_loss_scaling
 
 DYNAMIC, APEX = DYNAMIC_SCALES
 INF, NAN = float("inf"), float("nan")

@@ -3,10 +3,10 @@
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import other_machine, steady
 
-from castwise.analyze.machines import Entry, Machine, Origin, measured_machines, published_machine
-from castwise.plan import Protocol, TrialSpec
-from castwise.published import find_published
-from castwise.record import Trial
+from castwise.records.schema import Trial
+from castwise.registry.published import find_published
+from castwise.report.machines import Entry, Machine, Origin, measured_machines, published_machine
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
 
 def only(*trials: Trial) -> Machine:
@@ -36,7 +36,10 @@ def test_one_name_for_the_same_machine_twice_gets_a_number() -> None:
 
 def test_what_a_cell_asks_is_the_same_whichever_device_answers_and_however_long() -> None:
     plain = Entry(fake_spec(), "ok")
-    assert Entry(fake_spec(device="cuda:1", protocol=Protocol(num_blocks=3), repeat=4), "ok").question == plain.question
+    assert (
+        Entry(fake_spec(device="cuda:1", protocol=MeasurementProtocol(num_blocks=3), repeat=4), "ok").question
+        == plain.question
+    )
     for changes in ({"batch_size": 8}, {"seed": 1}, {"world_size": 2, "parallelism": "ddp"}, {"loss_scale": "8.0"}):
         assert Entry(fake_spec(**changes), "ok").question != plain.question
     whole, cut = fake_training(), fake_training(recipe={"max_steps": 3, "stop_after": 1})
@@ -61,7 +64,7 @@ def test_a_process_gives_a_value() -> None:
 
 
 def test_seeds_of_a_whole_run_are_values_too_and_whole_runs_go_before_short_ones() -> None:
-    limits = [Protocol(timeout_seconds=seconds) for seconds in (60.0, 600.0, 600.0)]
+    limits = [MeasurementProtocol(timeout_seconds=seconds) for seconds in (60.0, 600.0, 600.0)]
     seeds = [fake_run(fake_training(seed=seed, protocol=limit)) for seed, limit in enumerate(limits)]
     short = fake_run(fake_training(recipe={"stop_after": 1}))
     machine = only(short, *seeds)

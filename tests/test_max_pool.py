@@ -7,13 +7,13 @@ from loops import spec_of
 from torch import nn
 
 from castwise.errors import UsageError
-from castwise.measure.techniques import max_pool
-from castwise.measure.techniques.max_pool import KernelMaxPool, use_max_pool_kernel
-from castwise.technique_rules import why_unsupported
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.worker.kernels.max_pool import module as module_module
+from castwise.worker.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
 
 BESIDE_TORCH = """
     import torch
-    from castwise.measure.techniques import max_pool_kernels as kernels
+    from castwise.worker.techniques import max_pool_kernels as kernels
 
     torch.manual_seed(0)
     for shape in ((2, 5, 8, 8), (1, 3, 9, 7), (2, 4, 7, 10), (1, 2, 3, 4), (1, 70, 31, 32)):
@@ -52,7 +52,7 @@ def test_poolings_of_the_kind_are_replaced_and_no_others() -> None:
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(max_pool, "find_spec", lambda _: None)
+    monkeypatch.setattr(module_module, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="needs Triton"):
         use_max_pool_kernel(nn.Sequential(nn.MaxPool2d(3, 2)))
 

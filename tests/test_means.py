@@ -8,10 +8,10 @@ import torch
 from interpreted import run_interpreted
 from small_step import make_net, make_step, make_task
 
-from castwise.measure import means
-from castwise.measure.means import Allocated, CollectiveMean, Groups, lying_as, mean_over
-from castwise.measure.parallel import Peers
-from castwise.precisions import find_precision
+from castwise.registry.precisions import find_precision
+from castwise.worker.distributed import Peers
+from castwise.worker.kernels.allreduce import reducer
+from castwise.worker.kernels.allreduce.reducer import Allocated, CollectiveMean, Groups, lying_as, mean_over
 
 GROUPS = [[torch.zeros(5, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16)], [torch.zeros(3)]]
 
@@ -78,9 +78,9 @@ def test_ranks_on_a_cpu_take_collectives() -> None:
 def test_all_ranks_share_memory_or_none_does(
     monkeypatch: pytest.MonkeyPatch, kind: type, allocated: Allocated | None, answers: tuple[bool, ...], is_shared: bool
 ) -> None:
-    monkeypatch.setattr(means, "can_share", lambda *_: True)
-    monkeypatch.setattr(means, "allocate", lambda *_: allocated)
-    monkeypatch.setattr(means, "SymmetricMean", kind)
+    monkeypatch.setattr(reducer, "can_share", lambda *_: True)
+    monkeypatch.setattr(reducer, "allocate", lambda *_: allocated)
+    monkeypatch.setattr(reducer, "SymmetricMean", kind)
     others = Others(*answers)
     mean = mean_over(others, GROUPS)
     assert isinstance(mean, Shared if is_shared else CollectiveMean)
@@ -112,13 +112,13 @@ def test_memory_is_shared_by_gpus_that_reach_each_other(
     monkeypatch: pytest.MonkeyPatch, tensor: OnGpu, reached: bool, expected: bool
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(means, "makes_kernels", lambda: True)
-    monkeypatch.setattr(means, "reaches", lambda own, other: (own, other) == (0, 1) and reached)
+    monkeypatch.setattr(reducer, "makes_kernels", lambda: True)
+    monkeypatch.setattr(reducer, "reaches", lambda own, other: (own, other) == (0, 1) and reached)
     groups: Groups = [[tensor]]  # type: ignore[list-item]
-    assert means.can_share(Others(1), groups) is expected
-    assert not means.can_share(Others(0), groups), "both say they are one and the same"
-    monkeypatch.setattr(means, "makes_kernels", lambda: False)
-    assert not means.can_share(Others(1), groups)
+    assert reducer.can_share(Others(1), groups) is expected
+    assert not reducer.can_share(Others(0), groups), "both say they are one and the same"
+    monkeypatch.setattr(reducer, "makes_kernels", lambda: False)
+    assert not reducer.can_share(Others(1), groups)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_gpu_that_reaches_another_without_atomic_operations_does_not_do(
 
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: access and (own, other) == (0, 1))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
-    assert means.reaches(0, 1) is expected
+    assert reducer.reaches(0, 1) is expected
 
 
 def test_without_a_driver_no_gpu_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,14 +148,14 @@ def test_without_a_driver_no_gpu_is_reached(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
     monkeypatch.setattr(ctypes, "CDLL", no_driver)
-    assert not means.reaches(0, 1)
+    assert not reducer.reaches(0, 1)
 
 
 def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    assert means.makes_kernels()
+    assert reducer.makes_kernels()
     monkeypatch.setenv("CC", "/no/compiler")
-    assert not means.makes_kernels()
+    assert not reducer.makes_kernels()
 
 
 def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:
@@ -194,7 +194,7 @@ def test_shares_of_all_ranks_make_the_mean_rounded_once() -> None:
     done = run_interpreted(
         """
         import torch
-        from castwise.measure.mean_groups import SharedGroup
+        from castwise.worker.kernels.allreduce.buckets import SharedGroup
 
         shapes = ((64, 3, 3, 3), (5000,), (), (0,), (128, 64, 1, 1), (4096,)) + ((9,),) * 70
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from castwise.measure import memory
-from castwise.measure.memory import CpuMemory, CudaMemory, memory_of
+from castwise.worker import memory
+from castwise.worker.memory import CpuMemory, CudaMemory, memory_of
 
 MIB = 2**20
 

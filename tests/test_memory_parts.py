@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from castwise.analyze.fit import fits_of
-from castwise.measure import memory_parts
-from castwise.measure.failures import shortfall_of
-from castwise.measure.memory import CpuMemory, MemoryLimitError
-from castwise.measure.steady import SteadyCell
-from castwise.memory_parts import MemoryParts
-from castwise.own_models import OwnModel
-from castwise.plan import FIT, TrialSpec
-from castwise.precisions import find_precision
-from castwise.techniques import TECHNIQUES
+from castwise.max_batch.result import fits_of
+from castwise.records.memory import MemoryParts
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import TECHNIQUES
+from castwise.spec.plan import FIT, TrialSpec
+from castwise.spec.user_model import OwnModel
+from castwise.worker import memory_breakdown
+from castwise.worker.classify_error import shortfall_of
+from castwise.worker.memory import CpuMemory, MemoryLimitError
+from castwise.worker.steady_run import SteadyCell
 
 BATCH, WIDTH, HIDDEN = 256, 32, 128
 WEIGHTS = 4 * (WIDTH * HIDDEN + HIDDEN + HIDDEN * HIDDEN + HIDDEN + HIDDEN + 1)
@@ -135,7 +135,7 @@ def test_a_small_tensor_that_does_not_fit_needs_the_segment_it_would_lie_in() ->
 def test_what_no_dispatch_mode_sees_is_not_taken_apart() -> None:
     for row in TECHNIQUES:
         hides = "compile" in row.name or "graph" in row.name
-        assert (row.name in memory_parts._HIDING) == hides
+        assert (row.name in memory_breakdown._HIDING) == hides
 
 
 @contextmanager

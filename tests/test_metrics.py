@@ -5,8 +5,8 @@ from fake_engine import fake_facts, fake_spec, fake_trial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from castwise.analyze import metrics
-from castwise.record import Block, RankSamples, Trial
+from castwise.analysis import steady_metrics
+from castwise.records.schema import Block, RankSamples, Trial
 
 NOTHING = fake_trial(status="oom", step_seconds=())
 
@@ -19,13 +19,13 @@ def with_blocks(*blocks: tuple[float, int]) -> Trial:
 
 
 def test_step_time_is_the_median_over_blocks_of_seconds_per_step() -> None:
-    assert metrics.step_seconds(with_blocks((1.0, 10), (4.0, 20), (0.9, 3))) == pytest.approx(0.2)
-    assert metrics.step_seconds(with_blocks((1.0, 10), (4.0, 20))) == pytest.approx(0.15)
+    assert steady_metrics.step_seconds(with_blocks((1.0, 10), (4.0, 20), (0.9, 3))) == pytest.approx(0.2)
+    assert steady_metrics.step_seconds(with_blocks((1.0, 10), (4.0, 20))) == pytest.approx(0.15)
 
 
 def test_throughput_is_units_of_a_step_over_the_median_step_time() -> None:
     trial = fake_trial(fake_spec(batch_size=64), step_seconds=(0.5, 0.5, 0.5))
-    assert metrics.throughput(trial) == pytest.approx(128)
+    assert steady_metrics.throughput(trial) == pytest.approx(128)
 
 
 def test_throughput_counts_a_samples_units_and_every_process() -> None:
@@ -34,12 +34,12 @@ def test_throughput_counts_a_samples_units_and_every_process() -> None:
         step_seconds=(0.1,),
         facts=fake_facts(units_per_sample=35),
     )
-    assert metrics.throughput(trial) == pytest.approx(20 * 35 * 2 / 0.1)
+    assert steady_metrics.throughput(trial) == pytest.approx(20 * 35 * 2 / 0.1)
 
 
 def test_one_disturbed_block_does_not_move_throughput() -> None:
     calm, disturbed = fake_trial(step_seconds=(0.1,) * 9), fake_trial(step_seconds=(0.1,) * 8 + (60.0,))
-    assert metrics.throughput(disturbed) == metrics.throughput(calm)
+    assert steady_metrics.throughput(disturbed) == steady_metrics.throughput(calm)
 
 
 def pseudomedian_by_hand(values: list[float]) -> float:
@@ -51,7 +51,7 @@ def pseudomedian_by_hand(values: list[float]) -> float:
 @given(times)
 def test_throughput_times_step_time_is_the_batch(seconds: list[float]) -> None:
     trial = fake_trial(step_seconds=tuple(seconds))
-    throughput, step = metrics.throughput(trial), metrics.step_seconds(trial)
+    throughput, step = steady_metrics.throughput(trial), steady_metrics.step_seconds(trial)
     assert throughput is not None
     assert step is not None
     assert step == pytest.approx(pseudomedian_by_hand(seconds))
@@ -62,19 +62,19 @@ def test_throughput_times_step_time_is_the_batch(seconds: list[float]) -> None:
 
 def test_spread_is_the_interquartile_range_over_the_median() -> None:
     # Quartiles of 1, 2, 3, 4, 5 by linear interpolation are 2, 3, 4.
-    assert metrics.spread(fake_trial(step_seconds=(5.0, 1.0, 4.0, 2.0, 3.0))) == pytest.approx(2 / 3)
-    assert metrics.spread(fake_trial(step_seconds=(0.1,) * 4)) == pytest.approx(0)
+    assert steady_metrics.spread(fake_trial(step_seconds=(5.0, 1.0, 4.0, 2.0, 3.0))) == pytest.approx(2 / 3)
+    assert steady_metrics.spread(fake_trial(step_seconds=(0.1,) * 4)) == pytest.approx(0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_spread_of_fewer_than_four_blocks_is_unknown(count: int) -> None:
-    assert metrics.spread(fake_trial(step_seconds=(0.1,) * count)) is None
+    assert steady_metrics.spread(fake_trial(step_seconds=(0.1,) * count)) is None
 
 
 @given(times.filter(lambda seconds: len(seconds) >= 4), st.floats(min_value=0.01, max_value=100))
 def test_spread_does_not_depend_on_the_unit_of_time(seconds: list[float], factor: float) -> None:
-    spread = metrics.spread(fake_trial(step_seconds=tuple(seconds)))
-    scaled = metrics.spread(fake_trial(step_seconds=tuple(factor * second for second in seconds)))
+    spread = steady_metrics.spread(fake_trial(step_seconds=tuple(seconds)))
+    scaled = steady_metrics.spread(fake_trial(step_seconds=tuple(factor * second for second in seconds)))
     assert spread is not None
     assert spread >= 0
     assert scaled == pytest.approx(spread, rel=1e-6, abs=1e-9)
@@ -85,7 +85,7 @@ def test_final_loss_stands_beside_the_step_it_was_taken_at() -> None:
         blocks=(Block(seconds=1, num_steps=10, loss=2.0), Block(seconds=1, num_steps=7, loss=1.5)),
     )
     trial = fake_trial(facts=fake_facts(warm_up_steps=5)).model_copy(update={"ranks": (samples,)})
-    assert metrics.final_loss(trial) == (1.5, 5 + 10 + 7)
+    assert steady_metrics.final_loss(trial) == (1.5, 5 + 10 + 7)
 
 
 def test_skipped_steps_and_peaks_are_taken_over_all_processes() -> None:
@@ -98,31 +98,31 @@ def test_skipped_steps_and_peaks_are_taken_over_all_processes() -> None:
         for skipped, allocated, reserved in ((1, 100, None), (2, 300, 400), (0, None, None))
     )
     trial = fake_trial().model_copy(update={"ranks": ranks})
-    assert metrics.skipped_steps(trial) == 3
-    assert metrics.peak_allocated_bytes(trial) == 300
-    assert metrics.peak_reserved_bytes(trial) == 400
+    assert steady_metrics.skipped_steps(trial) == 3
+    assert steady_metrics.peak_allocated_bytes(trial) == 300
+    assert steady_metrics.peak_reserved_bytes(trial) == 400
 
 
 @pytest.mark.parametrize(
     "metric",
     [
-        metrics.step_seconds,
-        metrics.throughput,
-        metrics.spread,
-        metrics.final_loss,
-        metrics.peak_allocated_bytes,
-        metrics.peak_reserved_bytes,
+        steady_metrics.step_seconds,
+        steady_metrics.throughput,
+        steady_metrics.spread,
+        steady_metrics.final_loss,
+        steady_metrics.peak_allocated_bytes,
+        steady_metrics.peak_reserved_bytes,
     ],
     ids=lambda metric: metric.__name__,
 )
 def test_where_nothing_was_timed_a_figure_is_unknown_not_zero(metric: object) -> None:
     assert metric(NOTHING) is None  # type: ignore[operator]
-    assert metrics.skipped_steps(NOTHING) == 0
+    assert steady_metrics.skipped_steps(NOTHING) == 0
 
 
 def test_a_turn_is_as_long_as_its_steps_are_many() -> None:
     trial = fake_trial(step_seconds=(0.1, 0.1, 0.1))
     blocks = tuple(Block(seconds=0.1 * count, num_steps=count, loss=1.0) for count in (2, 6, 2))
     trial = trial.model_copy(update={"ranks": (RankSamples(blocks=blocks),)})
-    assert metrics.turn_lengths(trial) == [1.0, 3.0, 1.0]
-    assert metrics.turn_times(trial) == pytest.approx([0.1] * 3)
+    assert steady_metrics.turn_lengths(trial) == [1.0, 3.0, 1.0]
+    assert steady_metrics.turn_times(trial) == pytest.approx([0.1] * 3)

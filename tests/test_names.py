@@ -2,7 +2,7 @@
 
 import pytest
 
-from castwise.names import KEPT, free_name, slug
+from castwise.records.filenames import KEPT, free_name, slug
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from castwise.measure.nests import map_tensors, tensors_of
+from castwise.worker.pytree import map_tensors, tensors_of
 
 Pair = namedtuple("Pair", ["first", "second"])
 ONE, TWO = torch.ones(2), torch.full((3,), 2)

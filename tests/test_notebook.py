@@ -2,10 +2,10 @@ from html.parser import HTMLParser
 
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analyze.compare import compare
-from castwise.analyze.recommend import recommend
-from castwise.report.columns import shown_columns
-from castwise.report.notebook import to_html
+from castwise.analysis.advice import recommend
+from castwise.analysis.result_table import compare
+from castwise.render.notebook import to_html
+from castwise.render.steady_columns import shown_columns
 
 
 class Tables(HTMLParser):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from castwise.gpu import GpuUnreadableError
-from castwise.monitors import open_monitor
-from castwise.nvml import (
+from castwise.telemetry.gpu import GpuUnreadableError
+from castwise.telemetry.monitors import open_monitor
+from castwise.telemetry.nvml import (
     GpuMonitor,
     GpuProcess,
     NvmlUnavailableError,

@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from castwise.data_sets import CIFAR10, CIFAR100, MNIST
 from castwise.errors import UsageError
-from castwise.measure.data.on_device import (
+from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST
+from castwise.registry.technique_constraints import _ON_DEVICE_TRANSFORMS
+from castwise.worker.data.gpu_augmentation import (
     AUGMENTATIONS,
     Augmentation,
     DeviceImages,
@@ -18,10 +19,9 @@ from castwise.measure.data.on_device import (
     Epochs,
     find_augmentation,
 )
-from castwise.measure.data.transforms import STATISTICS, TRANSFORMS
-from castwise.measure.parallel import Peers
-from castwise.measure.workloads.task import Batch
-from castwise.technique_rules import _ON_DEVICE_TRANSFORMS
+from castwise.worker.data.transforms import STATISTICS, TRANSFORMS
+from castwise.worker.distributed import Peers
+from castwise.worker.models.task import Batch
 
 CPU = torch.device("cpu")
 PLAIN = Augmentation()

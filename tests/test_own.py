@@ -16,18 +16,18 @@ import torch
 from torch import nn
 
 from castwise.errors import UsageError
-from castwise.measure.cell import Cell, build_cell
-from castwise.measure.data.shares import own_batches
-from castwise.measure.parallel import Peers
-from castwise.measure.precision import read_fp32_precision
-from castwise.measure.steady import SteadyCell
-from castwise.measure.workloads.own import build_own, look_at
-from castwise.own_models import OwnModel, locate, pickle_reference
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import PRECISIONS, find_precision
-from castwise.technique_rules import resolve, why_unsupported
-from castwise.techniques import TECHNIQUES
-from castwise.workloads import find_workload
+from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.technique_constraints import resolve, why_unsupported
+from castwise.registry.techniques import TECHNIQUES
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.user_model import OwnModel, locate, pickle_reference
+from castwise.worker.build import Cell, build_cell
+from castwise.worker.data.sharding import own_batches
+from castwise.worker.distributed import Peers
+from castwise.worker.precision import read_fp32_precision
+from castwise.worker.steady_run import SteadyCell
+from castwise.worker.user_model.load import build_own, look_at
 
 HEAD = "import torch\nfrom torch import nn\n"
 GOOD = HEAD + "def build():\n    return nn.Linear(3, 2), torch.ones(6, 3)\n"
@@ -261,7 +261,7 @@ def build():
 def test_what_a_model_does_in_its_steps_is_in_the_record(
     line: str, words: str | None, write: Callable[..., str]
 ) -> None:
-    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.001, num_blocks=6)
+    protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.001, num_blocks=6)
     spec = spec_of(write(MISBEHAVING.format(line=line))).model_copy(update={"protocol": protocol})
     before = read_fp32_precision()
     cell = SteadyCell(spec, None)

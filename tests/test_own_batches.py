@@ -5,8 +5,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from castwise.errors import UsageError
-from castwise.measure.nests import tensors_of
-from castwise.measure.workloads.own_batches import BatchMaker
+from castwise.worker.pytree import tensors_of
+from castwise.worker.user_model.batches import BatchMaker
 
 CPU = torch.device("cpu")
 

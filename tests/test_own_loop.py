@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 from castwise.errors import UsageError
-from castwise.measure.precision import numeric_state
-from castwise.measure.training_step import TrainingStep, describe
-from castwise.measure.workloads.contract import Contract
-from castwise.measure.workloads.own_loop import check_optimizer, make_loop
-from castwise.measure.workloads.task import OwnLoop
-from castwise.precisions import PRECISIONS, find_precision
-from castwise.workloads import OptimizerSpec
+from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.workloads import OptimizerSpec
+from castwise.worker.models.task import OwnLoop
+from castwise.worker.precision import numeric_state
+from castwise.worker.step import TrainingStep, describe
+from castwise.worker.user_model.contract import Contract
+from castwise.worker.user_model.optimizer import check_optimizer, make_loop
 
 UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
 every_cpu_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)

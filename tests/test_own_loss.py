@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.measure.workloads.contract import Contract
-from castwise.measure.workloads.own_loss import loss_of_output, make_compute_loss
+from castwise.worker.user_model.contract import Contract
+from castwise.worker.user_model.loss import loss_of_output, make_compute_loss
 
 X, Y = torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
 

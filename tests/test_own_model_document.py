@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from castwise import cli
-from castwise.starter import write_starter
+from castwise.cli import app
+from castwise.cli.init_template import write_starter
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "own-model.md").read_text()
@@ -27,7 +27,7 @@ def run(call: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
         precisions = "bf16-mixed" if arguments[-1] in HEAVY else "fp32,bf16-mixed"
         monkeypatch.setattr(sys, "argv", [program, *arguments, *QUICK, "--precision", precisions])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            app.main()
         assert stop.value.code == 0, capsys.readouterr().err
     return capsys.readouterr().out
 

@@ -5,11 +5,11 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 
 from castwise.errors import UsageError
-from castwise.own_models import OwnKind, OwnModel, OwnWorkload, is_own, locate, pickle_reference, shown_name
-from castwise.plan import Axes, build_plan
-from castwise.record import Trial
-from castwise.sweep.standing import is_of
-from castwise.workloads import find_workload
+from castwise.orchestrator.reuse import is_of
+from castwise.records.schema import Trial
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import Axes, build_plan
+from castwise.spec.user_model import OwnKind, OwnModel, OwnWorkload, is_own, locate, pickle_reference, shown_name
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from fake_engine import fake_spec, fake_trial
 from own_tables import models
 from stored import NOT_MEASURED
 
-from castwise.record import Trial
+from castwise.records.schema import Trial
 
 
 def trial(model: str, precision: str, seconds: float) -> Trial:

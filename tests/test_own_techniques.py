@@ -14,14 +14,14 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from castwise.errors import TechniqueError
-from castwise.measure.nests import form_of
-from castwise.measure.techniques import graph
-from castwise.measure.techniques.loop import loop_of
-from castwise.measure.techniques.matmul_stem import use_matmul_stem
-from castwise.measure.techniques.max_pool import KernelMaxPool, use_max_pool_kernel
-from castwise.measure.techniques.optimizers import set_as_wanted
-from castwise.measure.techniques.space_to_depth import use_space_to_depth
-from castwise.measure.techniques.stems import find_stem
+from castwise.worker.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
+from castwise.worker.pytree import form_of
+from castwise.worker.techniques import cuda_graph
+from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.first_conv import find_stem
+from castwise.worker.techniques.matmul_stem import use_matmul_stem
+from castwise.worker.techniques.optimizer_options import set_as_wanted
+from castwise.worker.techniques.space_to_depth import use_space_to_depth
 
 
 def hooked(optimizer: Optimizer) -> Optimizer:
@@ -40,7 +40,7 @@ class Other(Optimizer):
 def captures(monkeypatch: pytest.MonkeyPatch) -> FakeCaptures:
     """What graphs of this test are captured by."""
     made = FakeCaptures()
-    monkeypatch.setattr(graph, "CudaCaptures", lambda device: made)
+    monkeypatch.setattr(cuda_graph, "CudaCaptures", lambda device: made)
     return made
 
 

@@ -3,10 +3,10 @@
 import pytest
 from fake_engine import fake_facts, fake_spec, fake_trial
 
-from castwise.plan import TrialSpec
-from castwise.record import Trial
-from castwise.sweep import pace as paces
-from castwise.sweep.pace import Pace, limit_of
+from castwise.records.schema import Trial
+from castwise.spec.plan import TrialSpec
+from castwise.tune import time_budget as paces
+from castwise.tune.time_budget import Pace, limit_of
 
 
 def loop(*techniques: str, workload: str = "resnet50") -> TrialSpec:

@@ -15,15 +15,15 @@ from fake_engine import STEP_TIME, fake_run, fake_spec, fake_training, fake_tria
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
-from castwise.analyze.collection import collect
-from castwise.analyze.machines import Origin, measured_machines
-from castwise.analyze.versus import compare_machines
-from castwise.record import Trial
+from castwise.records.schema import Trial
+from castwise.render.theme import LOOKS
 from castwise.report.charts.registry import TOPIC_CHARTS
-from castwise.report.html.frame import Source
-from castwise.report.html.page import render
-from castwise.report.html.versus_page import render_comparison
-from castwise.report.palette import LOOKS
+from castwise.report.collection import collect
+from castwise.report.html.compare_page import render_comparison
+from castwise.report.html.page_frame import Source
+from castwise.report.html.report_page import render
+from castwise.report.machine_comparison import compare_machines
+from castwise.report.machines import Origin, measured_machines
 
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 360, "height": 740}

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from castwise.precisions import PRECISIONS
-from castwise.report.palette import FAINT, INK, LOOKS, THEMES, UNKNOWN, Look, ink_on, look_of
+from castwise.registry.precisions import PRECISIONS
+from castwise.render.theme import FAINT, INK, LOOKS, THEMES, UNKNOWN, Look, ink_on, look_of
 
 # What remains of linear RGB for people without one kind of cone.
 # Source: G. Machado, M. Oliveira, L. Fernandes, IEEE TVCG 15 (2009), severity 1.0.

@@ -13,22 +13,24 @@ from ranks import answers_of
 from small_step import MOMENTUM_SGD, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
 
-from castwise.measure import training
-from castwise.measure.data import feeds
-from castwise.measure.data.loaders import SyntheticSamples, make_loader
-from castwise.measure.data.shares import own_batches, own_columns
-from castwise.measure.parallel import Peers, spread
-from castwise.measure.precision import convert_weights
-from castwise.measure.training import TrainingRun
-from castwise.measure.workloads import build_task
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import PRECISIONS, find_precision
-from castwise.recipe import Loader, Optimizer, Recipe
-from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.runner import Silent, Sweep
-from castwise.workloads import find_workload
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Loader, Optimizer, Recipe
+from castwise.worker import training_run
+from castwise.worker.data import epoch_iterators
+from castwise.worker.data.dataloaders import SyntheticSamples, make_loader
+from castwise.worker.data.sharding import own_batches, own_columns
+from castwise.worker.distributed import Peers, spread
+from castwise.worker.models import build_task
+from castwise.worker.precision import convert_weights
+from castwise.worker.training_run import TrainingRun
 
-TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0)
+TINY = MeasurementProtocol(
+    warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1, max_seconds=1.0
+)
 FIELDS = {
     "workload": "mnist-cnn",
     "precision": "fp32",
@@ -108,11 +110,11 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
     results["whole"] = run(training_spec(), peers, epochs=2)
     results["first"] = run(training_spec(), peers, 1, checkpoint)
     results["resumed"] = run(training_spec(), peers, 2, checkpoint)
-    training._AGREE_EVERY = 5
+    training_run._AGREE_EVERY = 5
     hopeless = {"read_loss_every_step": True, "optimizer": Optimizer(name="SGD", arguments={"lr": 1e30})}
     results["hopeless"] = run(training_spec(samples_per_epoch=16 * 60, **hopeless), peers, 1)
     # A run that only one rank finds to have failed.
-    training.why_diverged = lambda losses, steps: f"found by rank {peers.rank}" if peers.rank == 0 else None
+    training_run.why_diverged = lambda losses, steps: f"found by rank {peers.rank}" if peers.rank == 0 else None
     results["diverged"] = run(training_spec(), peers, 1)
     return results
 
@@ -224,7 +226,9 @@ def test_loaders_of_two_ranks_draw_random_numbers_of_their_own() -> None:
 
 
 def test_each_epoch_has_its_own_order_and_always_the_same() -> None:
-    feed = feeds._loaded(make_loader(Numbers(32, 1), Loader(num_workers=0), 4, 0, Rank(0)), torch.device("cpu"))
+    feed = epoch_iterators._loaded(
+        make_loader(Numbers(32, 1), Loader(num_workers=0), 4, 0, Rank(0)), torch.device("cpu")
+    )
     first, second, again = ([labels.tolist() for _, labels in feed.start(epoch)] for epoch in (0, 1, 0))
     assert feed.num_batches == 4
     assert first == again != second

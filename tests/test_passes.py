@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from castwise.measure import passes
-from castwise.measure.passes import Pass, SignsOfLife, Waiting, why_diverged
+from castwise.worker import epoch_stats
+from castwise.worker.epoch_stats import Pass, SignsOfLife, Waiting, why_diverged
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(passes, "time", made)
+    monkeypatch.setattr(epoch_stats, "time", made)
     return made
 
 

@@ -9,13 +9,15 @@ from emitted import fastest_of
 from pauses import AS_CASTWISE, AT_A_STRETCH, Turn, loop_of, measure, turns_of
 from pauses_tables import pauses_table
 
-from castwise.plan import Protocol, TrialSpec
-from castwise.record import Block
-from castwise.sweep.bench import find_bench
+from castwise.orchestrator.machine import find_bench
+from castwise.records.schema import Block
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
 
 def small() -> TrialSpec:
-    protocol = Protocol(warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.002, num_blocks=2, min_blocks=1)
+    protocol = MeasurementProtocol(
+        warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.002, num_blocks=2, min_blocks=1
+    )
     return TrialSpec(
         workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cuda:0", protocol=protocol
     )

@@ -5,14 +5,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from castwise.errors import UsageError
-from castwise.own_models import OwnModel
-from castwise.plan import (
+from castwise.registry.precisions import PRECISIONS
+from castwise.registry.workloads import WORKLOADS
+from castwise.spec.plan import (
     CPU_PROTOCOL,
     CUDA_PROTOCOL,
     CUDA_ROUND,
     Axes,
+    MeasurementProtocol,
     Plan,
-    Protocol,
     TrialSpec,
     build_plan,
     device_of_rank,
@@ -20,9 +21,8 @@ from castwise.plan import (
     stand_in,
     stands_in_for,
 )
-from castwise.precisions import PRECISIONS
-from castwise.recipe import Recipe
-from castwise.workloads import WORKLOADS
+from castwise.spec.recipe import Recipe
+from castwise.spec.user_model import OwnModel
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -42,7 +42,7 @@ OTHER_VALUES: dict[str, object] = {
     "weights": "resnet18.pth",
     "own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
     "memory_limit_bytes": 2**30,
-    "protocol": Protocol(num_blocks=21),
+    "protocol": MeasurementProtocol(num_blocks=21),
     "seed": 1,
     "repeat": 1,
 }
@@ -53,7 +53,7 @@ def plan(device: str = "cuda:0", **axes: tuple[str, ...] | tuple[int, ...] | Non
 
 
 @pytest.mark.parametrize("protocol", [CUDA_PROTOCOL, CUDA_ROUND])
-def test_steps_lead_to_blocks_on_a_gpu(protocol: Protocol) -> None:
+def test_steps_lead_to_blocks_on_a_gpu(protocol: MeasurementProtocol) -> None:
     assert 0.02 <= protocol.lead_seconds < protocol.block_seconds
 
 
@@ -215,7 +215,7 @@ def test_the_key_depends_on_every_field_and_the_cell_on_all_but_the_repeat() -> 
         assert (other.cell == spec.cell) == (name == "repeat"), name
 
 
-@pytest.mark.parametrize("name", list(Protocol.model_fields))
+@pytest.mark.parametrize("name", list(MeasurementProtocol.model_fields))
 def test_the_key_depends_on_every_field_of_the_protocol_but_the_time_limit(name: str) -> None:
     spec = fake_spec()
     value = getattr(spec.protocol, name)
@@ -229,14 +229,14 @@ def test_keys_of_earlier_runs_stay_valid() -> None:
     # A changed key means that no job goes on from its old records: raise SCHEMA_VERSION where it is meant.
     assert fake_spec().key == "c828598414bb"
     assert fake_spec().cell == "c828598414bb"
-    assert fake_spec(repeat=2, protocol=Protocol(num_blocks=7)).key == "6b06cb11f9da"
+    assert fake_spec(repeat=2, protocol=MeasurementProtocol(num_blocks=7)).key == "6b06cb11f9da"
 
 
 def test_a_field_added_later_leaves_old_records_their_keys() -> None:
     class LaterSpec(TrialSpec):
         colour: str = "none"
 
-    old = fake_spec("bf16-mixed", protocol=Protocol(num_blocks=7))
+    old = fake_spec("bf16-mixed", protocol=MeasurementProtocol(num_blocks=7))
     new = LaterSpec.model_validate(old.model_dump())
     assert new.key == old.key
     assert new.cell == old.cell
@@ -258,7 +258,7 @@ def test_a_spec_and_its_key_survive_json(
         seed=seed,
         repeat=repeat,
         workload=workload,
-        protocol=Protocol(block_seconds=block_seconds),
+        protocol=MeasurementProtocol(block_seconds=block_seconds),
     )
     again = TrialSpec.model_validate_json(spec.model_dump_json())
     assert again == spec
@@ -305,7 +305,7 @@ def test_documents_are_frozen_and_take_no_unknown_keys() -> None:
 )
 def test_a_protocol_that_cannot_be_carried_out_is_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
-        Protocol.model_validate(changes)
+        MeasurementProtocol.model_validate(changes)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import torch
 from small_step import SmallNet, compute_dtype, cross_entropy, make_batch, make_net
 from torch import Tensor, nn
 
-from castwise.measure import precision
-from castwise.measure.precision import (
+from castwise.registry.precisions import PRECISIONS, Precision, find_precision
+from castwise.worker import precision
+from castwise.worker.precision import (
     MasterWeights,
     Weights,
     autocast,
@@ -20,7 +21,6 @@ from castwise.measure.precision import (
     read_fp32_precision,
     torch_dtype,
 )
-from castwise.precisions import PRECISIONS, Precision, find_precision
 
 FP32, TF32 = find_precision("fp32"), find_precision("tf32")
 FP16_MASTER, FP16_TRUE = find_precision("fp16-master"), find_precision("fp16-true")

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from programs import PATIENCE_SECONDS
 
-from castwise.sweep.launcher import _PRELOAD
+from castwise.orchestrator.processes import _PRELOAD
 
 
 def tell(connection: Connection) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from castwise.measure import process_state
-from castwise.measure.precision import numeric_state, read_fp32_precision
-from castwise.measure.process_state import changes_while_training, read_process_state, user_code
-from castwise.precisions import find_precision
+from castwise.registry.precisions import find_precision
+from castwise.worker.precision import numeric_state, read_fp32_precision
+from castwise.worker.user_model import global_state
+from castwise.worker.user_model.global_state import changes_while_training, read_process_state, user_code
 
 MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 
@@ -20,7 +20,7 @@ MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 def all_as_it_was() -> Iterator[None]:
     before = read_process_state()
     yield
-    for setting, value in zip(process_state._SETTINGS, before.values, strict=True):
+    for setting, value in zip(global_state._SETTINGS, before.values, strict=True):
         if setting.read() != value:
             setting.write(value)
     assert read_fp32_precision() == before.fp32_precision

@@ -4,9 +4,9 @@ import pytest
 from fake_engine import fake_spec, fake_training, fake_trial
 from rich.console import Console
 
-from castwise.report.progress import LiveProgress
-from castwise.suite import LIMIT_STEPS
-from castwise.sweep.runner import Listener
+from castwise.orchestrator.trial import Listener
+from castwise.registry.suites import LIMIT_STEPS
+from castwise.render.progress import LiveProgress
 
 
 def piped() -> Console:

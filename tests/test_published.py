@@ -3,7 +3,7 @@
 import pytest
 
 from castwise.errors import UsageError
-from castwise.published import find_published
+from castwise.registry.published import find_published
 
 
 @pytest.mark.parametrize(

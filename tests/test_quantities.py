@@ -1,7 +1,7 @@
 import pytest
 
 from castwise.errors import UsageError
-from castwise.quantities import few, format_share, parse_duration, parse_memory, parse_share
+from castwise.spec.quantities import few, format_share, parse_duration, parse_memory, parse_share
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import sys
 import pytest
 from fake_gpu import fake_gpu_facts, fake_reading, fake_sample
 
-from castwise.gpu import Sample
-from castwise.host import HostSample
-from castwise.sweep.readings import Processes, make_reading, metered, note_of, unwatched
-from castwise.watched import Metered, Reading
+from castwise.records.telemetry import Metered, Reading
+from castwise.telemetry.gpu import Sample
+from castwise.telemetry.host import HostSample
+from castwise.telemetry.summarize import Processes, make_reading, metered, note_of, unwatched
 
 QUIET = HostSample(pressure_seconds=None, steal_ticks=None, total_ticks=None, load=None)
 OWN = os.getpid()

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from fake_engine import FAKE_GPU, fake_environment, fake_epoch, fake_run, fake_training, fake_trial
 
-from castwise.analyze import runs
-from castwise.analyze.reasons import Pair, explain
-from castwise.devices import find_device
-from castwise.record import Environment, Trial
-from castwise.workloads import find_workload
+from castwise.analysis import training_metrics
+from castwise.records.schema import Environment, Trial
+from castwise.registry.gpus import find_device
+from castwise.registry.workloads import find_workload
+from castwise.suites.explain import Pair, explain
 
 H200 = fake_environment(gpu="NVIDIA H200", capability=(9, 0))
 P100_HERE = fake_environment(gpu="Tesla P100-PCIE-16GB", capability=(6, 0))
@@ -108,7 +108,11 @@ def test_a_loader_that_sets_the_pace(workers: int, words: str) -> None:
 
 def test_a_gpu_that_idles_and_gains_little() -> None:
     trial = run(samples=10_000, waits=0.07)
-    rate, macs, device = runs.throughput(trial), find_workload("wrn-28-10").macs_per_sample, find_device("NVIDIA H200")
+    rate, macs, device = (
+        training_metrics.throughput(trial),
+        find_workload("wrn-28-10").macs_per_sample,
+        find_device("NVIDIA H200"),
+    )
     assert rate == pytest.approx(1000.0)
     assert macs is not None
     assert device is not None

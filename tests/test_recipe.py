@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from castwise.recipe import Recipe, Schedule
+from castwise.spec.recipe import Recipe, Schedule
 
 ONE_CYCLE = Schedule(kind="one_cycle")
 

@@ -3,10 +3,10 @@ import ast
 import pytest
 from fake_engine import fake_spec, fake_trial
 
-from castwise.analyze.compare import compare
-from castwise.analyze.recommend import SIMPLEST_FIRST, Advice, recommend
-from castwise.precisions import PRECISIONS, Precision, find_precision
-from castwise.record import Status, Trial
+from castwise.analysis.advice import SIMPLEST_FIRST, Advice, recommend
+from castwise.analysis.result_table import compare
+from castwise.records.schema import Status, Trial
+from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 
 each_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
 

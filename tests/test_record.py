@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from castwise.record import SCHEMA_VERSION, Block, Environment, Facts, RankSamples, Trial
-from castwise.watched import Metered
+from castwise.records.schema import SCHEMA_VERSION, Block, Environment, Facts, RankSamples, Trial
+from castwise.records.telemetry import Metered
 
 # What must be equal for figures to be set side by side, each with another value.
 FINGERPRINTED: dict[str, object] = {

@@ -14,7 +14,7 @@ from conftest import CommandLine
 from fake_engine import fake_spec, fake_trial
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady, stored
 
-from castwise.sweep.store import Store
+from castwise.records.store import Store
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from fake_engine import fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 from round_cost import sittings_of, table_of
 
-from castwise.record import Trial
-from castwise.watched import Metered
+from castwise.records.schema import Trial
+from castwise.records.telemetry import Metered
 
 
 def sat(precision: str, sitting: str, second: int, ready: float) -> Trial:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 
-from castwise.analyze.estimates import Estimate, noise_of
-from castwise.analyze.metrics import step_times
-from castwise.analyze.speedups import speedup_estimate
-from castwise.plan import Protocol, TrialSpec
-from castwise.record import Block, Facts, Trial
-from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.rounds import Compared, Rounds, Rule, _times_kernels_untold, earlier_of
-from castwise.sweep.runner import Silent, Sweep
-from castwise.sweep.store import Store, load_folder
+from castwise.analysis.speedup import speedup_estimate
+from castwise.analysis.statistics import Estimate, noise_of
+from castwise.analysis.steady_metrics import step_times
+from castwise.orchestrator.rounds import Compared, Rounds, Rule, _times_kernels_untold, earlier_of
+from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Block, Facts, Trial
+from castwise.records.store import Store, load_folder
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
-PROTOCOL = Protocol(num_blocks=6, min_blocks=4)
+PROTOCOL = MeasurementProtocol(num_blocks=6, min_blocks=4)
 NAMES = ("fp32", "bf16-mixed", "fp16-mixed")
 GIB = 2**30
 
@@ -227,7 +227,7 @@ def test_a_cell_whose_ratio_is_narrow_leaves_the_others_the_time() -> None:
 
 def test_a_budget_ends_it_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 10)
-    monkeypatch.setattr("castwise.sweep.rounds.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("castwise.orchestrator.rounds.time.perf_counter", lambda: float(next(clock)))
     compared = compare(engine(process_noise=0.1), budget_seconds=60)
     assert compared.ending == "budget"
     assert 1 <= len(of(compared, "fp32")) < 5

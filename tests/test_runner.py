@@ -5,15 +5,15 @@ import pytest
 from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, fake_trial, step_seconds
 from noting import NotingEngine
 
-from castwise.analyze.metrics import final_loss
+from castwise.analysis.steady_metrics import final_loss
 from castwise.errors import EngineError, StoreError
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import PRECISIONS
-from castwise.recipe import Recipe
-from castwise.record import Block, RankSamples, Trial
-from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.runner import Listener, Silent, Sweep, judge, why_lacking
-from castwise.sweep.store import Store, load_folder
+from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.trial import Listener, Silent, Sweep, judge, why_lacking
+from castwise.records.schema import Block, RankSamples, Trial
+from castwise.records.store import Store, load_folder
+from castwise.registry.precisions import PRECISIONS
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Recipe
 
 SPECS = tuple(fake_spec(row.name) for row in PRECISIONS)
 OTHERS = tuple(spec for spec in SPECS if spec.precision != "bf16-mixed")
@@ -211,15 +211,17 @@ def test_progress_never_goes_back_nor_beyond_the_end() -> None:
 @pytest.mark.parametrize(
     ("protocol", "num_blocks"),
     [
-        (Protocol(num_blocks=7, block_seconds=0.001, max_seconds=1e6), 7),
+        (MeasurementProtocol(num_blocks=7, block_seconds=0.001, max_seconds=1e6), 7),
         # Steps of 26.6 ms: timing ends after the block in which more than 0.1 s have passed.
-        (Protocol(num_blocks=20, block_seconds=0.001, max_seconds=0.1), 4),
-        (Protocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=3), 3),
-        (Protocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=1), 1),
-        (Protocol(num_blocks=1, min_blocks=1), 1),
+        (MeasurementProtocol(num_blocks=20, block_seconds=0.001, max_seconds=0.1), 4),
+        (MeasurementProtocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=3), 3),
+        (MeasurementProtocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=1), 1),
+        (MeasurementProtocol(num_blocks=1, min_blocks=1), 1),
     ],
 )
-def test_timing_ends_by_blocks_or_by_time_but_not_under_the_fewest(protocol: Protocol, num_blocks: int) -> None:
+def test_timing_ends_by_blocks_or_by_time_but_not_under_the_fewest(
+    protocol: MeasurementProtocol, num_blocks: int
+) -> None:
     spec = fake_spec(protocol=protocol)
     assert step_seconds(spec) == pytest.approx(0.0266)
     (trial,) = sweep(FakeEngine()).run([spec])
@@ -360,7 +362,9 @@ def test_an_optimizer_that_never_ran_is_no_result() -> None:
 
 
 def run_led(engine: NotingEngine, **changes: float) -> Trial:
-    (trial,) = engine.sweep().run([fake_spec(protocol=Protocol(lead_seconds=0.02, **{"num_blocks": 3, **changes}))])
+    (trial,) = engine.sweep().run(
+        [fake_spec(protocol=MeasurementProtocol(lead_seconds=0.02, **{"num_blocks": 3, **changes}))]
+    )
     return trial
 
 

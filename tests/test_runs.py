@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
 
-from castwise.analyze import runs
-from castwise.record import Epoch, RankSamples, Trial
+from castwise.analysis import training_metrics
+from castwise.records.schema import Epoch, RankSamples, Trial
 
 
 def epoch(seconds: float, **changes: Any) -> Epoch:
@@ -43,23 +43,29 @@ WHOLE = (
 
 
 def test_a_whole_run_by_hand() -> None:
-    (figures,) = runs.runs([run("fp32", *WHOLE)])
-    assert figures.split == runs.Split(start=2.0, data=4.0, train=14.0, validation=8.0)
+    (figures,) = training_metrics.runs([run("fp32", *WHOLE)])
+    assert figures.split == training_metrics.Split(start=2.0, data=4.0, train=14.0, validation=8.0)
     assert figures.split.total == 28.0
     assert figures.throughput == pytest.approx(200 / 20)
-    assert runs.data_share(figures.trial) == pytest.approx(4 / 18), "the first step is left out"
+    assert training_metrics.data_share(figures.trial) == pytest.approx(4 / 18), "the first step is left out"
     assert figures.speedup == 1.0
 
 
 def test_the_share_of_the_first_step_by_hand() -> None:
-    assert runs.start_share(run("fp32", *WHOLE), of_throughput=False) == pytest.approx(2 / 28)
-    assert runs.start_share(run("fp32", *WHOLE), of_throughput=True) == pytest.approx(2 / 20), "without validation"
+    assert training_metrics.start_share(run("fp32", *WHOLE), of_throughput=False) == pytest.approx(2 / 28)
+    assert training_metrics.start_share(run("fp32", *WHOLE), of_throughput=True) == pytest.approx(2 / 20), (
+        "without validation"
+    )
     left_out = run("fp32", *WHOLE, recipe={"skip_batches": 2})
-    assert runs.start_share(left_out, of_throughput=True) == 0.0
+    assert training_metrics.start_share(left_out, of_throughput=True) == 0.0
     later = run("fp32", *WHOLE, recipe={"skip_epochs": 1})
-    assert runs.start_share(later, of_throughput=True) == runs.start_share(later, of_throughput=False) == 0.0
+    assert (
+        training_metrics.start_share(later, of_throughput=True)
+        == training_metrics.start_share(later, of_throughput=False)
+        == 0.0
+    )
     failed = fake_trial(fake_training("fp32"), status="crashed", step_seconds=())
-    assert runs.start_share(failed, of_throughput=True) == 0.0
+    assert training_metrics.start_share(failed, of_throughput=True) == 0.0
 
 
 @pytest.mark.parametrize(("reads_loss", "share"), [(False, None), (True, 4 / 18)])
@@ -68,8 +74,8 @@ def test_a_record_that_counts_the_copy_as_waiting_says_so_only_where_nothing_is_
 ) -> None:
     older = [each.model_copy(update={"placing_seconds": None}) for each in WHOLE]
     trial = run("fp32", *older, recipe={"read_loss_every_step": reads_loss})
-    assert runs.data_share(trial) == (None if share is None else pytest.approx(share))
-    split = runs.split(trial)
+    assert training_metrics.data_share(trial) == (None if share is None else pytest.approx(share))
+    split = training_metrics.split(trial)
     assert split is not None
     assert (split.data, split.train) == ((4.0, 14.0) if reads_loss else (0.0, 18.0))
     assert split.total == 28.0
@@ -77,7 +83,7 @@ def test_a_record_that_counts_the_copy_as_waiting_says_so_only_where_nothing_is_
 
 def test_the_speed_up_of_whole_runs_is_that_of_their_wall_times() -> None:
     fast = run("fp16-mixed", epoch(4.0, validation_seconds=4.0), epoch(4.0, validation_seconds=4.0))
-    _, figures = runs.runs([run("fp32", *WHOLE), fast])
+    _, figures = training_metrics.runs([run("fp32", *WHOLE), fast])
     assert figures.speedup == pytest.approx(28 / 16)
     assert figures.throughput == pytest.approx(200 / 8)
 
@@ -87,18 +93,18 @@ def test_of_a_run_cut_short_it_is_that_of_throughputs(which: str) -> None:
     slow = (*WHOLE,) if which == "run" else (epoch(30.0, validation_seconds=4.0),)
     fast = (epoch(4.0), epoch(4.0)) if which == "baseline" else (epoch(6.0, shortened=True, num_samples=60),)
     expected = {"both": 30 / 6, "baseline": 30 / 4, "run": 20 / 6 / 2}[which]
-    _, figures = runs.runs([run("fp32", *slow), run("tf32", *fast)])
+    _, figures = training_metrics.runs([run("fp32", *slow), run("tf32", *fast)])
     assert figures.speedup == pytest.approx(expected)
-    assert [runs.is_whole(run("fp32", *slow)), runs.is_whole(run("tf32", *fast))] == [
+    assert [training_metrics.is_whole(run("fp32", *slow)), training_metrics.is_whole(run("tf32", *fast))] == [
         which == "run",
         which == "baseline",
     ]
 
 
 def test_a_limit_that_cut_nothing_leaves_a_run_whole() -> None:
-    assert runs.is_whole(run("fp32", *WHOLE, recipe={"max_steps": 10_000}))
-    assert not runs.is_whole(run("fp32", *WHOLE, status="crashed"))
-    assert not runs.is_whole(fake_trial())
+    assert training_metrics.is_whole(run("fp32", *WHOLE, recipe={"max_steps": 10_000}))
+    assert not training_metrics.is_whole(run("fp32", *WHOLE, status="crashed"))
+    assert not training_metrics.is_whole(fake_trial())
 
 
 def test_epochs_and_batches_that_the_recipe_skips_do_not_count() -> None:
@@ -107,36 +113,40 @@ def test_epochs_and_batches_that_the_recipe_skips_do_not_count() -> None:
         epoch(20.0, counted_seconds=15.0, counted_samples=80, data_seconds=5.0),
     )
     skipping = run("fp32", *epochs, recipe={"skip_epochs": 1, "skip_batches": 2})
-    assert runs.throughput(skipping) == pytest.approx(80 / 15)
-    assert runs.split(skipping) == runs.Split(start=0.0, data=5.0, train=15.0, validation=0.0)
-    assert runs.data_share(skipping) == pytest.approx(5 / 20)
+    assert training_metrics.throughput(skipping) == pytest.approx(80 / 15)
+    assert training_metrics.split(skipping) == training_metrics.Split(start=0.0, data=5.0, train=15.0, validation=0.0)
+    assert training_metrics.data_share(skipping) == pytest.approx(5 / 20)
 
 
 def test_a_run_that_ended_before_anything_counted_counts_all() -> None:
     in_first_epoch = run("fp32", epoch(10.0, shortened=True), recipe={"epochs": 3, "skip_epochs": 1})
-    assert runs.throughput(in_first_epoch) == pytest.approx(10.0)
+    assert training_metrics.throughput(in_first_epoch) == pytest.approx(10.0)
     in_first_batches = run("fp32", epoch(10.0, counted_samples=0, shortened=True), recipe={"skip_batches": 99})
-    assert runs.throughput(in_first_batches) == pytest.approx(10.0)
+    assert training_metrics.throughput(in_first_batches) == pytest.approx(10.0)
 
 
 def test_units_and_ranks_are_counted() -> None:
     trial = run("fp32", epoch(10.0), epoch(10.0))
     facts, rank = fake_facts(units_per_sample=35), trial.ranks[0]
-    assert runs.throughput(trial.model_copy(update={"facts": facts, "ranks": (rank, rank)})) == pytest.approx(700.0)
+    assert training_metrics.throughput(
+        trial.model_copy(update={"facts": facts, "ranks": (rank, rank)})
+    ) == pytest.approx(700.0)
 
 
 def test_without_epochs_nothing_is_known() -> None:
     failed = fake_trial(fake_training(), status="oom", step_seconds=())
-    (figures,) = runs.runs([failed])
+    (figures,) = training_metrics.runs([failed])
     assert (figures.split, figures.throughput, figures.speedup, figures.accuracy) == (None, None, None, None)
     assert (figures.perplexity, figures.best_accuracy, figures.peak_allocated_bytes) == (None, None, None)
-    assert runs.data_share(failed) is None
-    assert runs.data_share(run("fp32", epoch(1.0, first_step_seconds=1.0))) is None, "nothing but a first step"
+    assert training_metrics.data_share(failed) is None
+    assert training_metrics.data_share(run("fp32", epoch(1.0, first_step_seconds=1.0))) is None, (
+        "nothing but a first step"
+    )
 
 
 def test_the_baseline_has_the_same_batch_seed_and_recipe_but_not_the_same_rates() -> None:
     def speedup(baseline: dict[str, Any], own: dict[str, Any]) -> float | None:
-        figures = runs.runs(
+        figures = training_metrics.runs(
             [run("fp32", epoch(4.0), epoch(4.0), **baseline), run("tf32", epoch(2.0), epoch(2.0), **own)]
         )
         return figures[1].speedup
@@ -154,7 +164,7 @@ def test_the_baseline_has_the_same_batch_seed_and_recipe_but_not_the_same_rates(
 
 def test_another_machine_s_baseline_is_none() -> None:
     there = run("fp32", *WHOLE).model_copy(update={"environment": fake_environment(host="elsewhere")})
-    assert runs.runs([there, run("tf32", *WHOLE)])[1].speedup is None
+    assert training_metrics.runs([there, run("tf32", *WHOLE)])[1].speedup is None
 
 
 def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
@@ -162,21 +172,21 @@ def test_scaling_efficiency_is_over_as_many_single_gpus() -> None:
     spec = fake_training("fp32", world_size=2, parallelism="ddp")
     rank = RankSamples(epochs=(epoch(12.5), epoch(12.5)))
     together = fake_run(spec, *rank.epochs).model_copy(update={"ranks": (rank, rank)})
-    single, double = runs.runs([alone, together])
+    single, double = training_metrics.runs([alone, together])
     assert single.efficiency is None
     assert double.efficiency == pytest.approx(0.8)
     assert double.speedup == 1.0, "its own world's float32 run is itself"
-    assert runs.runs([together])[0].efficiency is None
+    assert training_metrics.runs([together])[0].efficiency is None
     reduced = together.model_copy(update={"spec": spec.model_copy(update={"techniques": ("coalesced-reduce",)})})
-    assert runs.runs([alone, reduced])[1].efficiency == pytest.approx(0.8)
+    assert training_metrics.runs([alone, reduced])[1].efficiency == pytest.approx(0.8)
 
 
 def test_the_best_accuracy_is_that_of_the_lowest_validation_loss() -> None:
-    assert runs.best_accuracy(judged((2.0, 0.5), (1.0, 0.6), (1.5, 0.7))) == 0.6
-    assert runs.best_accuracy(judged((math.nan, 0.9), (3.0, 0.2), (math.inf, 0.8))) == 0.2
-    assert runs.best_accuracy(judged((math.nan, 0.9))) is None
-    assert runs.best_accuracy(judged((0.0, 0.4), (1.0, 0.5))) == 0.4
-    assert runs.best_accuracy(run("fp32", *WHOLE)) is None
+    assert training_metrics.best_accuracy(judged((2.0, 0.5), (1.0, 0.6), (1.5, 0.7))) == 0.6
+    assert training_metrics.best_accuracy(judged((math.nan, 0.9), (3.0, 0.2), (math.inf, 0.8))) == 0.2
+    assert training_metrics.best_accuracy(judged((math.nan, 0.9))) is None
+    assert training_metrics.best_accuracy(judged((0.0, 0.4), (1.0, 0.5))) == 0.4
+    assert training_metrics.best_accuracy(run("fp32", *WHOLE)) is None
 
 
 @pytest.mark.parametrize(
@@ -184,22 +194,22 @@ def test_the_best_accuracy_is_that_of_the_lowest_validation_loss() -> None:
     [(math.log(120.0), None, 120.0), (1e4, None, math.inf), (None, None, None), (1.0, 0.5, None), (0.0, None, 1.0)],
 )
 def test_perplexity(loss: float | None, accuracy: float | None, expected: float | None) -> None:
-    found = runs.perplexity(epoch(1.0, validation_loss=loss, accuracy=accuracy))
+    found = training_metrics.perplexity(epoch(1.0, validation_loss=loss, accuracy=accuracy))
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
 def test_perplexity_of_a_loss_that_is_no_number() -> None:
-    assert math.isnan(runs.perplexity(epoch(1.0, validation_loss=math.nan)) or 0.0)
+    assert math.isnan(training_metrics.perplexity(epoch(1.0, validation_loss=math.nan)) or 0.0)
 
 
 def test_several_seeds_give_the_median_and_the_odd_one_out_is_left_out() -> None:
     def pair(slow: float, fast: float) -> tuple[Trial, Trial]:
         return run("fp32", epoch(slow), epoch(slow)), run("tf32", epoch(fast), epoch(fast))
 
-    assert runs.median_speedup([pair(8, 1), pair(8, 2), pair(8, 4)]) == 4.0
-    assert runs.median_speedup([pair(8, 1), (fake_trial(), fake_trial()), pair(8, 2)]) == 6.0
-    assert runs.median_speedup([]) is None
-    assert runs.median([]) is None
+    assert training_metrics.median_speedup([pair(8, 1), pair(8, 2), pair(8, 4)]) == 4.0
+    assert training_metrics.median_speedup([pair(8, 1), (fake_trial(), fake_trial()), pair(8, 2)]) == 6.0
+    assert training_metrics.median_speedup([]) is None
+    assert training_metrics.median([]) is None
 
 
 def test_memory_is_that_of_the_fullest_rank() -> None:
@@ -208,10 +218,10 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
         RankSamples(epochs=WHOLE, peak_allocated_bytes=size, driver_used_bytes=2 * size, peak_reserved_bytes=None)
         for size in (1, 3, 2)
     )
-    (figures,) = runs.runs([trial.model_copy(update={"ranks": ranks})])
+    (figures,) = training_metrics.runs([trial.model_copy(update={"ranks": ranks})])
     assert (figures.peak_allocated_bytes, figures.driver_used_bytes, figures.peak_reserved_bytes) == (3, 6, None)
 
 
 def test_skipped_steps_add_up() -> None:
     trial = run("fp16-mixed", epoch(1.0, skipped_steps=2), epoch(1.0, skipped_steps=3))
-    assert runs.runs([trial])[0].skipped_steps == 5
+    assert training_metrics.runs([trial])[0].skipped_steps == 5

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from fake_engine import fake_environment, fake_epoch, fake_run, fake_training, fake_trial
 
-from castwise.analyze.beside import set_beside
-from castwise.analyze.same_loader import Fellow, fellow_of
-from castwise.record import Trial
-from castwise.suite import find_suite
+from castwise.records.schema import Trial
+from castwise.registry.suites import find_suite
+from castwise.suites.compare_published import set_beside
+from castwise.suites.same_loader import Fellow, fellow_of
 
 SUITE = find_suite("fastai-cifar100")  # its RTX 2080 Ti took 3.9 times as long for a ResNet-152 as for a ResNet-18
 BATCHES = {"fastai-resnet18": 720, "fastai-resnet34": 496, "fastai-resnet50": 164, "fastai-resnet152": 88}

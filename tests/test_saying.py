@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from castwise.report.saying import say
+from castwise.render.console import say
 
 LINE = "[bold]resnet50[/bold] takes 3 s in 'fp16' " + "and so on " * 10
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from castwise.measure.schedules import Scheduler, make_run_scheduler, make_scheduler
-from castwise.recipe import Recipe, Schedule
+from castwise.spec.recipe import Recipe, Schedule
+from castwise.worker.lr_schedules import Scheduler, make_run_scheduler, make_scheduler
 
 
 def rates(schedule: Schedule, lr: float, steps: int, total_steps: int) -> list[float]:

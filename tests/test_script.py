@@ -9,14 +9,14 @@ import torch
 from scripts import check_whole, measured_loss, output_of, run_script, spec_of
 
 from castwise.errors import UsageError
-from castwise.plan import TrialSpec
-from castwise.precisions import PRECISIONS, find_precision
-from castwise.recipe import Loader, Optimizer, Recipe, Schedule
-from castwise.report.script.emit import script_of
-from castwise.report.script.sources import definitions, plain_definitions
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import TECHNIQUES
-from castwise.workloads import WORKLOADS, find_workload
+from castwise.registry.precisions import PRECISIONS, find_precision
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import TECHNIQUES
+from castwise.registry.workloads import WORKLOADS, find_workload
+from castwise.render.emit.script import script_of
+from castwise.render.emit.source import definitions, plain_definitions
+from castwise.spec.plan import TrialSpec
+from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,17 @@ def test_what_has_no_script_is_refused(spec: TrialSpec, words: str) -> None:
 
 
 def test_definitions_come_with_their_comments_and_decorators() -> None:
-    text = definitions("loss_scales.py", ["DynamicScale"])
+    text = definitions("spec/loss_scale.py", ["DynamicScale"])
     assert text.startswith("@dataclass(frozen=True)\nclass DynamicScale:")
-    assert definitions("measure/techniques/graph.py", ["_WARM_UP_STEPS"]).startswith("# Steps on the capture's stream")
+    assert definitions("worker/techniques/cuda_graph.py", ["_WARM_UP_STEPS"]).startswith(
+        "# Steps on the capture's stream"
+    )
     with pytest.raises(KeyError, match="nothing_such"):
-        definitions("loss_scales.py", ["nothing_such"])
+        definitions("spec/loss_scale.py", ["nothing_such"])
 
 
 def test_what_uses_castwise_is_no_plain_definition() -> None:
-    text = plain_definitions("measure/workloads/mnist_cnn.py")
+    text = plain_definitions("worker/models/mnist_cnn.py")
     assert "class MnistCnn" in text
     assert "def build" not in text
 

@@ -7,12 +7,12 @@ import six_models
 from scripts import check_whole, measured_loss, run_script, spec_of
 
 from castwise.errors import UsageError
-from castwise.own_models import OwnModel
-from castwise.plan import TrialSpec
-from castwise.precisions import PRECISIONS
-from castwise.report.script.emit import check_script, script_of
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import TECHNIQUES
+from castwise.registry.precisions import PRECISIONS
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import TECHNIQUES
+from castwise.render.emit.script import check_script, script_of
+from castwise.spec.plan import TrialSpec
+from castwise.spec.user_model import OwnModel
 
 SIX = Path(six_models.__file__)
 

@@ -4,7 +4,7 @@ from itertools import pairwise, product
 
 import torch
 
-from castwise.measure.data.seeds import seed_of
+from castwise.worker.data.seeding import seed_of
 
 RUNS = (0, 1, 2, 9293, 2**43, 2**43 + 1, 2**63 - 1)  # all that --seed takes
 

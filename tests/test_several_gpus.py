@@ -3,8 +3,8 @@
 import pytest
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.sweep.several_gpus import facts_of, metered_of, reading_of, said_of
-from castwise.watched import GpuFacts, Metered, Reading
+from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.telemetry.aggregate import facts_of, metered_of, reading_of, said_of
 
 HOST_S = {"cpu_pressure", "cpu_steal", "cpu_load"}
 

@@ -2,9 +2,9 @@
 
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 
-from castwise.analyze.compare import compare
-from castwise.analyze.sharing import shared_but
-from castwise.plan import Protocol
+from castwise.analysis.grouping import shared_but
+from castwise.analysis.result_table import compare
+from castwise.spec.plan import MeasurementProtocol
 
 
 def test_trials_that_differ_in_the_named_fields_alone_share_all_else() -> None:
@@ -32,14 +32,16 @@ def test_a_part_of_a_field_may_differ() -> None:
 
 
 def test_the_time_limit_sets_nothing_apart() -> None:
-    short, long = (fake_trial(fake_spec(protocol=Protocol(timeout_seconds=seconds))) for seconds in (5.0, 900.0))
+    short, long = (
+        fake_trial(fake_spec(protocol=MeasurementProtocol(timeout_seconds=seconds))) for seconds in (5.0, 900.0)
+    )
     assert shared_but(short) == shared_but(long)
     (_, faster) = compare([short, fake_trial(fake_spec("tf32", protocol=long.spec.protocol), step_seconds=(0.05,))])
     assert faster.speedup is not None
 
 
 def test_a_time_limit_is_no_reason_why_two_cannot_be_compared() -> None:
-    short, long = (Protocol(timeout_seconds=seconds) for seconds in (5.0, 900.0))
+    short, long = (MeasurementProtocol(timeout_seconds=seconds) for seconds in (5.0, 900.0))
     plain = fake_trial(fake_spec(protocol=short))
     (_, other) = compare([plain, fake_trial(fake_spec("tf32", protocol=long, batch_size=64))])
     assert other.verdict is not None

@@ -3,7 +3,7 @@
 from fake_engine import fake_spec, fake_trial
 from side_by_side_tables import side_by_side_table
 
-from castwise.record import Trial
+from castwise.records.schema import Trial
 
 
 def trial(uuid: str, seconds: float) -> Trial:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from castwise.measure import side_effects
-from castwise.measure.memory import CpuMemory
-from castwise.measure.side_effects import Watch, helpers, note_on_helpers
-from castwise.record import Block
+from castwise.records.schema import Block
+from castwise.worker.memory import CpuMemory
+from castwise.worker.user_model import side_effects
+from castwise.worker.user_model.side_effects import Watch, helpers, note_on_helpers
 
 MIB = 2**20
 
@@ -61,7 +61,7 @@ def test_printing_while_steps_are_timed_is_said() -> None:
 
 def test_printed_bytes_are_those_of_the_log(tmp_path: Path) -> None:
     code = (
-        "from castwise.measure.side_effects import _printed_bytes; before = _printed_bytes(); "
+        "from castwise.worker.user_model.side_effects import _printed_bytes; before = _printed_bytes(); "
         "print('x' * 99); after = _printed_bytes(); import sys; sys.exit(after - before)"
     )
     with (tmp_path / "log").open("w") as log:

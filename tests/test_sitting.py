@@ -9,13 +9,13 @@ import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training, step_seconds
 from noting import NotingEngine
 
-from castwise.analyze.metrics import turn_times
-from castwise.plan import Protocol, TrialSpec
-from castwise.record import Block, Environment, Facts, RankSamples
-from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.runner import Silent, Sweep
-from castwise.sweep.sitting import MovingIn, Sat, sit
-from castwise.sweep.turns import Earlier
+from castwise.analysis.steady_metrics import turn_times
+from castwise.orchestrator.block_schedule import Earlier
+from castwise.orchestrator.interleaved import MovingIn, Sat, sit
+from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Block, Environment, Facts, RankSamples
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
 LONG_SECONDS = 20.0
 
@@ -100,7 +100,7 @@ def sit_unevenly(*, restless_baseline: bool = False) -> Sat:
     engine = Engine(exclusive=False)
     engine.session = Uneven
     engine.restless_baseline = restless_baseline  # type: ignore[attr-defined]
-    protocol = Protocol(num_blocks=20, min_blocks=4)
+    protocol = MeasurementProtocol(num_blocks=20, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
     return sit(Sweep(engine, None, engine.environment, Silent()), specs)
 
@@ -209,7 +209,7 @@ def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns(
             return super().warm_up(step_seconds)
 
     engine.session = Told
-    protocol = Protocol(num_blocks=12, min_blocks=4)
+    protocol = MeasurementProtocol(num_blocks=12, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
     earlier = {specs[0].cell: Earlier(0.0001, 0.3), specs[1].cell: Earlier(0.02, 0.2)}
     sweep = Sweep(engine, None, engine.environment, Silent())
@@ -222,7 +222,7 @@ def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns(
 
 
 def train(engine: FakeEngine, num_turns: int = 4) -> Sat:
-    protocol = Protocol(num_blocks=num_turns, min_blocks=2)
+    protocol = MeasurementProtocol(num_blocks=num_turns, min_blocks=2)
     recipe = {"epochs": 9, "skip_epochs": 1}
     specs = [fake_training(name, recipe, protocol=protocol) for name in ("fp32", "bf16-mixed")]
     return sit(Sweep(engine, None, engine.environment, Silent()), specs)
@@ -248,7 +248,7 @@ def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
 
 
 def sit_led(engine: NotingEngine) -> Sat:
-    protocol = Protocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
+    protocol = MeasurementProtocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
     return sit(engine.sweep(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")])
 
 

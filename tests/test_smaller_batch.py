@@ -5,11 +5,11 @@ import math
 import pytest
 from fake_engine import fake_spec
 
-from castwise.analyze.climb import Attempt
-from castwise.analyze.estimates import Estimate
-from castwise.analyze.moves import Move
-from castwise.analyze.smaller_batch import Held, least_together, next_batch
-from castwise.plan import TrialSpec
+from castwise.analysis.statistics import Estimate
+from castwise.spec.plan import TrialSpec
+from castwise.tune.candidates import Attempt
+from castwise.tune.changes import Move
+from castwise.tune.memory_limit import Held, least_together, next_batch
 
 FIXED, OF_SAMPLE = 100.0, 1.0
 

@@ -9,17 +9,17 @@ from fake_engine import fake_spec, fake_trial
 from small_step import CPU, make_batch, make_net, make_task
 from torch import Tensor, nn
 
-from castwise.analyze.compare import compare
-from castwise.analyze.recommend import recommend
-from castwise.analyze.snippets import _FRAMEWORKS, framework_snippets, pytorch_code
-from castwise.measure.precision import numeric_state
-from castwise.measure.training_step import TrainingStep
-from castwise.measure.workloads.contract import Contract
-from castwise.measure.workloads.own_loop import make_loop
-from castwise.precisions import PRECISIONS, Precision, find_precision
-from castwise.record import Facts
-from castwise.report.snippets import snippet_lines
-from castwise.workloads import OptimizerSpec
+from castwise.analysis.advice import recommend
+from castwise.analysis.code_snippets import _FRAMEWORKS, framework_snippets, pytorch_code
+from castwise.analysis.result_table import compare
+from castwise.records.schema import Facts
+from castwise.registry.precisions import PRECISIONS, Precision, find_precision
+from castwise.registry.workloads import OptimizerSpec
+from castwise.render.snippets import snippet_lines
+from castwise.worker.precision import numeric_state
+from castwise.worker.step import TrainingStep
+from castwise.worker.user_model.contract import Contract
+from castwise.worker.user_model.optimizer import make_loop
 
 LR, NORM = 0.125, 0.0625
 on_cpu = [row for row in PRECISIONS if row.on_cpu and row.name != "fp32"]

@@ -2,7 +2,7 @@
 
 import math
 
-from castwise.report.sparkline import sparkline
+from castwise.render.sparkline import sparkline
 
 
 def test_lowest_and_highest_are_at_the_ends() -> None:

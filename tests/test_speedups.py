@@ -6,13 +6,13 @@ import math
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
-from castwise.analyze.compare import Row, compare
-from castwise.analyze.estimates import LEVEL
-from castwise.analyze.recommend import recommend
-from castwise.analyze.speedups import rate_estimate, speedup_estimate, step_estimate, turns_estimate
-from castwise.record import Status, Trial
-from castwise.report.columns import remarks
-from castwise.report.tables import to_json
+from castwise.analysis.advice import recommend
+from castwise.analysis.result_table import Row, compare
+from castwise.analysis.speedup import rate_estimate, speedup_estimate, step_estimate, turns_estimate
+from castwise.analysis.statistics import LEVEL
+from castwise.records.schema import Status, Trial
+from castwise.render.run_report import to_json
+from castwise.render.steady_columns import remarks
 
 
 def sat(precision: str, sitting: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:

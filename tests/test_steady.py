@@ -13,22 +13,22 @@ from small_step import make_net, make_task
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.measure import cell as cell_module
-from castwise.measure import steady
-from castwise.measure.precision import read_fp32_precision
-from castwise.measure.steady import SteadyCell
-from castwise.measure.stopwatch import CudaStopwatch, HostStopwatch, stopwatch_of
-from castwise.measure.workloads.task import Batch
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import PRECISIONS, Precision
+from castwise.registry.precisions import PRECISIONS, Precision
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.worker import build as cell_module
+from castwise.worker import steady_run
+from castwise.worker.models.task import Batch
+from castwise.worker.precision import read_fp32_precision
+from castwise.worker.steady_run import SteadyCell
+from castwise.worker.timing import CudaStopwatch, HostStopwatch, stopwatch_of
 
-QUICK = Protocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds=0.001, num_blocks=3)
+QUICK = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds=0.001, num_blocks=3)
 
 every_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)
 
 
 def spec_of(
-    precision: str = "fp32", *, protocol: Protocol = QUICK, loss_scale: str = "none", seed: int = 0
+    precision: str = "fp32", *, protocol: MeasurementProtocol = QUICK, loss_scale: str = "none", seed: int = 0
 ) -> TrialSpec:
     return TrialSpec(
         workload="mnist-cnn",
@@ -111,9 +111,9 @@ class Script:
         task = make_task(model, self._compute_loss)
         task.make_batches = lambda count, *_: [(torch.tensor([[float(index)]]),) for index in range(count)]
         self._monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: task)
-        self._monkeypatch.setattr(steady, "stopwatch_of", lambda _: self.clock)
-        self._monkeypatch.setattr(steady, "memory_of", lambda _: self.memory)
-        self._monkeypatch.setattr(steady, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
+        self._monkeypatch.setattr(steady_run, "stopwatch_of", lambda _: self.clock)
+        self._monkeypatch.setattr(steady_run, "memory_of", lambda _: self.memory)
+        self._monkeypatch.setattr(steady_run, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
         return SteadyCell(spec, None)
 
     def _compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -134,7 +134,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 def test_warm_up_ends_when_three_windows_agree(script: Script) -> None:
     """The first window is one step, and never counts; the others last a tenth of a second."""
-    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), [9.0, 0.05, 0.05, 0.0505, 1.0])
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), [9.0, 0.05, 0.05, 0.0505, 1.0])
     facts = cell.warm_up()
     assert script.clock.windows == [1, 1, 2, 2]
     assert facts.settled
@@ -147,32 +147,32 @@ def test_warm_up_ends_when_three_windows_agree(script: Script) -> None:
 def test_warm_up_goes_on_while_windows_differ(script: Script) -> None:
     """By more than 2 %: 0.05 is not 0.0511."""
     seconds = [0.05, 0.05, 0.05, 0.0511, 0.05, 0.05, 0.05, 9.0]
-    facts = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), seconds).warm_up()
+    facts = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), seconds).warm_up()
     assert len(script.clock.windows) == 7
     assert facts.settled
 
 
 def test_the_first_window_is_never_one_of_the_three(script: Script) -> None:
-    facts = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05)).warm_up()
+    facts = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), itertools.repeat(0.05)).warm_up()
     assert len(script.clock.windows) == 4
     assert facts.warm_up_steps == 1 + 2 + 2 + 2
 
 
 def test_warm_up_goes_on_while_the_allocator_grows(script: Script) -> None:
     reserved = [1, 2, 3, 4, 5, 5, 5, 5]
-    script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05), reserved).warm_up()
+    script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), itertools.repeat(0.05), reserved).warm_up()
     assert len(script.clock.windows) == 7
 
 
 def test_warm_up_takes_the_protocol_s_steps_at_the_least(script: Script) -> None:
-    protocol = Protocol(warm_up_steps=12, warm_up_seconds=0.001)
+    protocol = MeasurementProtocol(warm_up_steps=12, warm_up_seconds=0.001)
     facts = script.make_cell(spec_of(protocol=protocol), itertools.repeat(0.05)).warm_up()
     assert facts.warm_up_steps == 1 + 2 * 6  # whole windows
     assert facts.settled
 
 
 def test_warm_up_that_does_not_settle_ends_when_its_time_is_up(script: Script) -> None:
-    protocol = Protocol(warm_up_steps=2, warm_up_seconds=1.0)
+    protocol = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1.0)
     facts = script.make_cell(spec_of(protocol=protocol), itertools.cycle([0.1, 0.2])).warm_up()
     assert not facts.settled
     assert script.clock.windows == [1] * 8
@@ -181,7 +181,7 @@ def test_warm_up_that_does_not_settle_ends_when_its_time_is_up(script: Script) -
 
 def test_steps_that_take_what_earlier_processes_took_have_settled(script: Script) -> None:
     """Two windows of half the length do, and no least number of steps is left to take."""
-    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=9)), [9.0, 0.0247, 0.0253, 1.0])
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=9)), [9.0, 0.0247, 0.0253, 1.0])
     facts = cell.warm_up(0.025)
     assert script.clock.windows == [1, 2, 2]
     assert facts.settled
@@ -190,18 +190,18 @@ def test_steps_that_take_what_earlier_processes_took_have_settled(script: Script
 
 def test_two_windows_in_a_row_must_take_what_earlier_processes_took(script: Script) -> None:
     seconds = [0.025, 0.025, 0.026, 0.025, 0.025, 1.0]
-    assert script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), seconds).warm_up(0.025).settled
+    assert script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), seconds).warm_up(0.025).settled
     assert len(script.clock.windows) == 5
 
 
 def test_steps_that_never_take_what_earlier_processes_took_settle_by_themselves(script: Script) -> None:
-    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05))
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), itertools.repeat(0.05))
     assert cell.warm_up(0.025).settled
     assert script.clock.windows == [1, 2, 2, 2], "by windows of the usual length, but the first"
 
 
 def test_steps_before_a_graph_is_captured_have_not_settled_however_long_they_take(script: Script) -> None:
-    cell = script.make_cell(spec_of(protocol=Protocol(warm_up_steps=9)), itertools.repeat(0.05))
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=9)), itertools.repeat(0.05))
     captures = SimpleNamespace(seconds=0.1, peak_bytes=0, earlier_peak_bytes=0)
     cell._step.graph = SimpleNamespace(captures=captures, flush=lambda: None)  # type: ignore[assignment]
     assert cell.warm_up(0.05).warm_up_steps >= 9
@@ -209,7 +209,9 @@ def test_steps_before_a_graph_is_captured_have_not_settled_however_long_they_tak
 
 def test_steps_as_known_go_on_while_the_allocator_grows(script: Script) -> None:
     reserved = [1, 2, 3, 4, 4, 4]
-    script.make_cell(spec_of(protocol=Protocol(warm_up_steps=1)), itertools.repeat(0.05), reserved).warm_up(0.05)
+    script.make_cell(spec_of(protocol=MeasurementProtocol(warm_up_steps=1)), itertools.repeat(0.05), reserved).warm_up(
+        0.05
+    )
     assert len(script.clock.windows) == 5
 
 
@@ -217,14 +219,14 @@ def test_steps_as_known_go_on_while_the_allocator_grows(script: Script) -> None:
 
 
 def test_a_longer_block_is_so_many_usual_ones(script: Script) -> None:
-    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.2)), itertools.repeat(0.05))
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
     cell.warm_up()
     assert [cell.run_block().num_steps, cell.run_block(3).num_steps] == [4, 12]
 
 
 @pytest.mark.parametrize(("step_seconds", "num_steps"), [(0.01, 20), (0.03, 7), (0.2, 1), (5.0, 1)])
 def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: float, num_steps: int) -> None:
-    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.2)), itertools.repeat(step_seconds))
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(step_seconds))
     cell.warm_up()
     block = cell.run_block()
     assert block.num_steps == script.clock.windows[-1] == num_steps
@@ -237,7 +239,7 @@ def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: 
 )
 def test_steps_lead_to_a_block(script: Script, lead_seconds: float, step_seconds: float, lead_steps: int) -> None:
     script.loss_of_step = float
-    protocol = Protocol(block_seconds=0.2, lead_seconds=lead_seconds)
+    protocol = MeasurementProtocol(block_seconds=0.2, lead_seconds=lead_seconds)
     cell = script.make_cell(spec_of(protocol=protocol), itertools.repeat(step_seconds))
     warm = cell.warm_up()
     assert all(script.clock.rested)
@@ -259,7 +261,7 @@ def test_steps_lead_to_a_block(script: Script, lead_seconds: float, step_seconds
 
 
 def test_batches_are_taken_in_turn_over_warm_up_and_blocks(script: Script) -> None:
-    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.15)), itertools.repeat(0.05))
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.15)), itertools.repeat(0.05))
     cell.warm_up()
     for _ in range(20):
         cell.run_block()
@@ -269,7 +271,7 @@ def test_batches_are_taken_in_turn_over_warm_up_and_blocks(script: Script) -> No
 
 def test_a_block_s_loss_is_its_last_step_s(script: Script) -> None:
     script.loss_of_step = float
-    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.15)), itertools.repeat(0.05))
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.15)), itertools.repeat(0.05))
     cell.warm_up()
     for _ in range(3):
         assert cell.run_block().loss == script.clock.steps
@@ -284,7 +286,7 @@ def test_a_loss_that_is_not_finite_stands_in_its_block(script: Script) -> None:
 
 def test_skipped_steps_are_those_of_the_block(script: Script) -> None:
     script.loss_of_step = lambda step: math.nan if step in (1, 3, 8, 9, 12) else 1.0
-    protocol = Protocol(warm_up_steps=1, block_seconds=0.1)
+    protocol = MeasurementProtocol(warm_up_steps=1, block_seconds=0.1)
     cell = script.make_cell(spec_of(protocol=protocol, loss_scale="dynamic"), itertools.repeat(0.05))
     assert cell.warm_up().warm_up_steps == 7
     blocks = [cell.run_block() for _ in range(3)]
@@ -303,7 +305,7 @@ def test_a_block_has_the_loss_scale(script: Script, loss_scale: str, recorded: f
 
 
 def test_finish_returns_the_blocks_in_order_and_each_stretch_s_memory(script: Script) -> None:
-    protocol = Protocol(warm_up_steps=1, block_seconds=0.05)
+    protocol = MeasurementProtocol(warm_up_steps=1, block_seconds=0.05)
     cell = script.make_cell(spec_of(protocol=protocol), [0.05] * 4 + [0.06, 0.07, 0.08])
     cell.warm_up()
     blocks = [cell.run_block() for _ in range(3)]
@@ -385,7 +387,7 @@ class FixedStopwatch:
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-master"])
 def test_the_same_seed_gives_the_same_losses(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, data and dropout come from the seed alone, whatever was drawn before."""
-    monkeypatch.setattr(steady, "stopwatch_of", lambda _: FixedStopwatch())
+    monkeypatch.setattr(steady_run, "stopwatch_of", lambda _: FixedStopwatch())
     losses = []
     for seed in (0, 0, 1):
         torch.rand(3)
@@ -487,7 +489,7 @@ def test_each_device_has_its_stopwatch(device: str, kind: type) -> None:
 
 
 def test_a_stretch_is_as_long_as_asked_and_not_among_the_samples(script: Script) -> None:
-    cell = script.make_cell(spec_of(protocol=Protocol(block_seconds=0.2)), itertools.repeat(0.05))
+    cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
     cell.warm_up()
     cell.run_block()
     stretch = cell.run_stretch(1.1)

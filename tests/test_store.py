@@ -11,8 +11,8 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.errors import StoreError
-from castwise.record import SCHEMA_VERSION, Trial
-from castwise.sweep.store import Store, load_folder
+from castwise.records.schema import SCHEMA_VERSION, Trial
+from castwise.records.store import Store, load_folder
 
 RECORD = fake_trial().model_dump_json()
 NO_JSON = "not a castwise record: no JSON, or cut off"

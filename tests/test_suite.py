@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from castwise.choice import Choice
 from castwise.errors import UsageError
-from castwise.plan import is_real, stands_in_for
-from castwise.suite import SUITE_NAMES, Suite, find_suite, limit_specs, parse_suite, specs_of
-from castwise.technique_rules import why_unsupported
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import SUITE_NAMES, Suite, find_suite, limit_specs, parse_suite, specs_of
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.spec.plan import is_real, stands_in_for
 
 SMALL = """\
 name = "mine"

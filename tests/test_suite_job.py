@@ -12,17 +12,17 @@ import pytest
 from conftest import CommandLine, Outcome
 from fake_engine import FakeEngine, Fault, fake_environment
 
-from castwise.analyze.suite_result import SuiteResult
-from castwise.choice import Choice
-from castwise.commands import INTERRUPTED
+from castwise.cli.actions import INTERRUPTED
 from castwise.errors import MissingDataError, UsageError
-from castwise.record import Epoch
-from castwise.suite import SUITE_NAMES, find_suite
-from castwise.sweep import bench as bench_module
-from castwise.sweep.bench import Bench
-from castwise.sweep.job import Going
-from castwise.sweep.store import load_folder
-from castwise.sweep.suite_job import SuiteRequest, SuitesRequest, check, prepare_suite
+from castwise.orchestrator import machine as bench_module
+from castwise.orchestrator.job import Going
+from castwise.orchestrator.machine import Bench
+from castwise.records.schema import Epoch
+from castwise.records.store import load_folder
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import SUITE_NAMES, find_suite
+from castwise.suites.result import SuiteResult
+from castwise.suites.run import SuiteRequest, SuitesRequest, check, prepare_suite
 
 MINE = """\
 name = "mine"

@@ -5,7 +5,7 @@ import torch
 from suite_loops import scheduled
 from torch import nn
 
-from castwise.recipe import Recipe, Schedule
+from castwise.spec.recipe import Recipe, Schedule
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ import pytest
 from fake_engine import fake_epoch, fake_run, fake_trial
 from rich.console import Console
 
-from castwise.analyze.suite_result import SuiteResult
-from castwise.choice import Choice
-from castwise.record import RankSamples, Trial
-from castwise.report.beside_columns import BESIDE, LIMITS, shown_beside
-from castwise.report.grid import Column, fitting, markdown_grid, plain, terminal_table
-from castwise.report.run_columns import EXTRA, length_of, run_columns
-from castwise.report.suites import csv_suites, json_suites, markdown_suite, print_suite
-from castwise.suite import SUITE_NAMES, find_suite, limit_specs, specs_of
+from castwise.records.schema import RankSamples, Trial
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import SUITE_NAMES, find_suite, limit_specs, specs_of
+from castwise.render.table import Column, fitting, markdown_grid, plain, terminal_table
+from castwise.render.training_columns import EXTRA, length_of, run_columns
+from castwise.suites.published_columns import BESIDE, LIMITS, shown_beside
+from castwise.suites.render import csv_suites, json_suites, markdown_suite, print_suite
+from castwise.suites.result import SuiteResult
 
 HOSTILE = "a | b [red] [/red] \\ *c* <d>\nnext line"
 WORD = "x" * 12

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
 
-from castwise.analyze.suite_result import SuiteResult, lacks_gpus, notes
-from castwise.choice import Choice
-from castwise.record import Status, Trial
-from castwise.suite import Published, Suite, find_suite, specs_of
+from castwise.records.schema import Status, Trial
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import Published, Suite, find_suite, specs_of
+from castwise.suites.result import SuiteResult, lacks_gpus, notes
 
 
 def result(name: str, *, searches: tuple[tuple[Trial, ...], ...] = (), **choice: Any) -> SuiteResult:

@@ -11,15 +11,15 @@ from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_gpu_facts, fake_reading
 from rich.console import Console
 
-from castwise.analyze.compare import Row, compare
-from castwise.analyze.recommend import recommend
-from castwise.plan import TrialSpec
-from castwise.prices import Prices
-from castwise.record import Trial
-from castwise.report import tables
-from castwise.report.columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
-from castwise.report.costs import cost_lines
-from castwise.report.snippets import snippet_lines
+from castwise.analysis.advice import recommend
+from castwise.analysis.result_table import Row, compare
+from castwise.records.schema import Trial
+from castwise.render import run_report
+from castwise.render.costs import cost_lines
+from castwise.render.snippets import snippet_lines
+from castwise.render.steady_columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
+from castwise.spec.plan import TrialSpec
+from castwise.spec.prices import Prices
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,speedup,"
@@ -48,7 +48,7 @@ JOB = [trial("fp32", 0.3), trial("bf16-mixed", 0.1), failed("fp16-mixed", "oom",
 
 def printed(trials: Sequence[Trial], width: int = 200) -> str:
     rows, stream = compare(trials), io.StringIO()
-    tables.print_table(rows, recommend(rows), Console(file=stream, width=width, highlight=False))
+    run_report.print_table(rows, recommend(rows), Console(file=stream, width=width, highlight=False))
     return stream.getvalue()
 
 
@@ -57,18 +57,18 @@ def as_json(trials: Sequence[Trial]) -> dict[str, list[dict[str, object]]]:
         raise AssertionError(f"{name} is not JSON")
 
     rows = compare(trials)
-    document = json.loads(tables.to_json(rows, recommend(rows)), parse_constant=refuse)
+    document = json.loads(run_report.to_json(rows, recommend(rows)), parse_constant=refuse)
     assert isinstance(document, dict)
     return document
 
 
 def as_csv(trials: Sequence[Trial]) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(tables.to_csv(compare(trials)))))
+    return list(csv.DictReader(io.StringIO(run_report.to_csv(compare(trials)))))
 
 
 def as_markdown(trials: Sequence[Trial]) -> str:
     rows = compare(trials)
-    return tables.to_markdown(rows, recommend(rows))
+    return run_report.to_markdown(rows, recommend(rows))
 
 
 def cells(line: str) -> list[str]:
@@ -191,7 +191,7 @@ def test_the_code_is_never_wrapped_so_that_it_can_be_copied() -> None:
 def test_what_looks_like_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     message = "RuntimeError: [bold]sizes[/bold] [3, 4] :smile:"
     rows = compare([trial("fp32", 0.3), failed("tf32", "crashed", message)])
-    tables.print_table(rows, recommend(rows), tables.result_console())
+    run_report.print_table(rows, recommend(rows), run_report.result_console())
     assert message in capsys.readouterr().out
 
 
@@ -280,7 +280,7 @@ def test_noisy_blocks_are_told_and_whether_warm_up_had_settled(
 
 
 def test_csv_has_a_line_a_trial_with_plain_values() -> None:
-    text = tables.to_csv(compare(JOB))
+    text = run_report.to_csv(compare(JOB))
     assert text.splitlines()[0] == CSV_HEADER
     rows = as_csv(JOB)
     assert [row["precision"] for row in rows] == ["fp32", "bf16-mixed", "fp16-mixed", "fp16-true"]
@@ -373,8 +373,8 @@ def test_several_workloads_are_told_apart_and_advised_each() -> None:
 
 def test_a_piped_table_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert tables.result_console().width >= 160
-    assert tables.result_console(60).width == 60
+    assert run_report.result_console().width >= 160
+    assert run_report.result_console(60).width == 60
 
 
 def watched(precision: str, joules: float, **changes: object) -> Trial:
@@ -435,11 +435,11 @@ def test_a_stand_in_s_epoch_is_as_long_as_the_real_one() -> None:
 
 def test_costs_stand_in_every_format_where_prices_are_given() -> None:
     rows = compare([watched("fp32", 256.0)])
-    assert "a million samples cost" in tables.to_markdown(rows, [], PRICES)
-    (cost,) = json.loads(tables.to_json(rows, [], PRICES))["costs"]
+    assert "a million samples cost" in run_report.to_markdown(rows, [], PRICES)
+    (cost,) = json.loads(run_report.to_json(rows, [], PRICES))["costs"]
     assert set(cost) == {"key", "samples", "seconds", "joules", "energy_cost", "gpu_hour_cost"}
     stream = io.StringIO()
-    tables.print_table(rows, [], Console(file=stream, width=300, highlight=False), PRICES)
+    run_report.print_table(rows, [], Console(file=stream, width=300, highlight=False), PRICES)
     assert "a million samples cost" in stream.getvalue()
 
 

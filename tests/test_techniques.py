@@ -4,16 +4,9 @@ import pytest
 from fake_engine import fake_spec
 
 from castwise.errors import UsageError
-from castwise.plan import Axes, TrialSpec, build_plan
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import (
-    SETS,
-    TECHNIQUES,
-    Technique,
-    find_technique,
-    join,
-    parse_techniques,
-)
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import SETS, TECHNIQUES, Technique, find_technique, join, parse_techniques
+from castwise.spec.plan import Axes, TrialSpec, build_plan
 
 every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 NAMES = [row.name for row in TECHNIQUES]

@@ -10,17 +10,17 @@ import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
 from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
 
-from castwise.analyze.energy import energy_of
-from castwise.analyze.warnings import warnings_of
-from castwise.gpu import GpuUnreadableError, Monitor, Sample
-from castwise.plan import Protocol, TrialSpec
-from castwise.recipe import Recipe
-from castwise.record import Block, Environment, Trial
-from castwise.sweep.engine import TrialFailedError
-from castwise.sweep.runner import Silent, Sweep
-from castwise.sweep.sitting import sit
-from castwise.sweep.telemetry import Telemetry, Watch
-from castwise.sweep.turns import Earlier
+from castwise.analysis.energy import energy_of
+from castwise.analysis.warnings import warnings_of
+from castwise.orchestrator.block_schedule import Earlier
+from castwise.orchestrator.interleaved import sit
+from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Block, Environment, Trial
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Recipe
+from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
+from castwise.telemetry.sampler import Telemetry, Watch
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
 GPUS = {"cuda:0": UUID}
@@ -41,7 +41,7 @@ def run(
     telemetry: Telemetry, fault: Fault | None = None, environment: Environment = ON_GPU, spec: TrialSpec | None = None
 ) -> Trial:
     engine = FakeEngine(environment=environment, faults={} if fault is None else {"fp32": fault})
-    (trial,) = sweep_with(telemetry, engine).run([spec or fake_spec(protocol=Protocol(num_blocks=4))])
+    (trial,) = sweep_with(telemetry, engine).run([spec or fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
     return trial
 
 
@@ -294,7 +294,7 @@ def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
     monitor = FakeMonitor(sample=lambda index: fake_sample(energy_joules=1000.0 + 50.0 * index))
     monkeypatch.setattr(Stretching, "monitor", monitor, raising=False)
     monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
-    specs = [fake_spec(name, protocol=Protocol(num_blocks=4)) for name in ("fp32", "tf32")]
+    specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
     engine = FakeEngine(environment=ON_GPU, exclusive=False)
     sweep = sweep_with(watching(monitor, period_seconds=0.001), engine)
     sat = sit(sweep, specs, number=number, earlier={specs[0].cell: Earlier(0.001, 0.1)})
@@ -306,7 +306,7 @@ def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
 def test_without_a_counter_no_stretch_is_run(environment: Environment) -> None:
     monitor = FakeMonitor(sample=lambda _: fake_sample(energy_joules=None))
     engine = FakeEngine(environment=environment)
-    (trial,) = sweep_with(watching(monitor), engine).run([fake_spec(protocol=Protocol(num_blocks=4))])
+    (trial,) = sweep_with(watching(monitor), engine).run([fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
     assert trial.metered is None
     assert "run_stretch" not in engine.sessions[0].calls
 
@@ -317,7 +317,7 @@ def watching_two(first: FakeMonitor, second: FakeMonitor, **seconds: float) -> T
 
 
 def run_on_two(telemetry: Telemetry, parallelism: str = "ddp", precision: str = "fp32") -> Trial:
-    spec = fake_spec(precision, protocol=Protocol(num_blocks=4), world_size=2, parallelism=parallelism)
+    spec = fake_spec(precision, protocol=MeasurementProtocol(num_blocks=4), world_size=2, parallelism=parallelism)
     return run(telemetry, environment=ON_TWO, spec=spec)
 
 
@@ -344,7 +344,9 @@ def test_of_a_trial_on_the_second_gpu_that_one_is_watched() -> None:
     first, own = FakeMonitor(), FakeMonitor()
     telemetry = watching_two(first, own)
     engine = FakeEngine(environment=second, devices=("cuda:1",))
-    (trial,) = sweep_with(telemetry, engine).run([fake_spec(device="cuda:1", protocol=Protocol(num_blocks=3))])
+    (trial,) = sweep_with(telemetry, engine).run(
+        [fake_spec(device="cuda:1", protocol=MeasurementProtocol(num_blocks=3))]
+    )
     assert (trial.status, first.num_reads) == ("ok", 0)
     assert [reading.num_gpus for reading in trial.readings] == [1, 1, 1]
 
@@ -434,7 +436,7 @@ def test_gpus_whose_uuids_are_not_known_are_said_to_be_missing() -> None:
     trial = run(
         watching(monitor),
         environment=fake_environment(gpu_uuid=UUID, num_gpus=2),
-        spec=fake_spec(protocol=Protocol(num_blocks=3), world_size=2, parallelism="ddp"),
+        spec=fake_spec(protocol=MeasurementProtocol(num_blocks=3), world_size=2, parallelism="ddp"),
     )
     assert [reading.missing["gpu"] for reading in trial.readings] == ["cuda:1: the GPU's UUID is not known"] * 3
 

@@ -10,16 +10,17 @@ import torch
 from fake_graphs import FakeCaptures
 from torch import Tensor
 
-from castwise.measure.data import feeds, resident
-from castwise.measure.data.feeds import Feed, Feeds
-from castwise.measure.data.transforms import STATISTICS
-from castwise.measure.data.wikitext import make_corpus
-from castwise.measure.techniques import graph as graphs
-from castwise.measure.training import TrainingRun
-from castwise.measure.workloads import build_task
-from castwise.plan import TrialSpec
-from castwise.recipe import Loader, Optimizer, Recipe, Schedule
-from castwise.workloads import find_workload
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.worker.data import epoch_iterators as feeds
+from castwise.worker.data import preloaded
+from castwise.worker.data.epoch_iterators import Feed, Feeds
+from castwise.worker.data.transforms import STATISTICS
+from castwise.worker.data.wikitext import make_corpus
+from castwise.worker.models import build_task
+from castwise.worker.techniques import cuda_graph as graphs
+from castwise.worker.training_run import TrainingRun
 
 WORDS = " ".join(f"w{number * number % 11}" for number in range(900))
 
@@ -36,7 +37,7 @@ def digits(_: Path, split: str) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(resident.IMAGE_SETS, "mnist", digits)
+    monkeypatch.setitem(preloaded.IMAGE_SETS, "mnist", digits)
     monkeypatch.setattr(feeds, "load_wikitext2", lambda _: make_corpus(WORDS, WORDS[:900], WORDS[:900]))
 
 
@@ -205,7 +206,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision:
 def test_a_run_with_a_first_cycle_goes_on_at_and_behind_its_boundary(
     done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(resident._NUM_IMAGES, "cifar100", (40, 10))
+    monkeypatch.setitem(preloaded._NUM_IMAGES, "cifar100", (40, 10))
     recipe = Recipe(
         epochs=3,
         max_steps=9,  # more than there are; random labels are no divergence then

@@ -20,12 +20,12 @@ from small_step import (
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.loss_scales import DYNAMIC_SCALES
-from castwise.measure.precision import convert_weights
-from castwise.measure.training_step import TrainingStep, describe_optimizer, make_optimizer
-from castwise.measure.workloads.task import Batch
-from castwise.precisions import PRECISIONS, Precision
-from castwise.workloads import OptimizerSpec
+from castwise.registry.precisions import PRECISIONS, Precision
+from castwise.registry.workloads import OptimizerSpec
+from castwise.spec.loss_scale import DYNAMIC_SCALES
+from castwise.worker.models.task import Batch
+from castwise.worker.precision import convert_weights
+from castwise.worker.step import TrainingStep, describe_optimizer, make_optimizer
 
 # Adam's own epsilon is 0 in float16, and a gradient of 0 then makes a weight not-a-number.
 ADAM = OptimizerSpec("Adam", (("lr", 0.125), ("betas", (0.9, 0.999)), ("eps", 1e-3), ("weight_decay", 0.25)))

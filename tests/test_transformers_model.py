@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from castwise.errors import UsageError
-from castwise.measure.workloads.transformers_model import build
-from castwise.own_models import OwnModel, locate
+from castwise.spec.user_model import OwnModel, locate
+from castwise.worker.user_model.transformers import build
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from castwise.errors import UsageError
-from castwise.measure.data.transforms import TRANSFORMS, TransformPair, find_transform
+from castwise.worker.data.transforms import TRANSFORMS, TransformPair, find_transform
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "fastai-224": (3, 224, 224)}
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

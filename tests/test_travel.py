@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from castwise.errors import StoreError, UsageError
-from castwise.own_models import locate, shown_name
-from castwise.sweep.travel import name_of, send
+from castwise.orchestrator.pickling import name_of, send
+from castwise.spec.user_model import locate, shown_name
 
 
 class Holding(nn.Module):

@@ -8,10 +8,10 @@ import trust_tables
 from fake_engine import fake_spec, fake_trial
 from fake_gpu import fake_gpu_facts
 
-from castwise.analyze.estimates import noise_of
-from castwise.record import Trial
-from castwise.sweep.store import Store
-from castwise.watched import Metered
+from castwise.analysis.statistics import noise_of
+from castwise.records.schema import Trial
+from castwise.records.store import Store
+from castwise.records.telemetry import Metered
 
 BLOCKS = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
 

@@ -11,17 +11,17 @@ import pytest
 from conftest import CommandLine
 from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_seconds
 
-from castwise.analyze.climb import Climbed, Ladder, loop_name
-from castwise.analyze.estimates import Estimate
-from castwise.analyze.moves import Move, may_allow
-from castwise.plan import TrialSpec
-from castwise.report.tried import each_once, lines_of
-from castwise.report.tuning import conclusions, fastest_within
-from castwise.report.tuning import reasons as said_reasons
-from castwise.sweep.pace import Pace
-from castwise.sweep.store import load_folder
-from castwise.sweep.tune import TuneRequest, prepare_tuning
-from castwise.techniques import join
+from castwise.analysis.statistics import Estimate
+from castwise.records.store import load_folder
+from castwise.registry.techniques import join
+from castwise.spec.plan import TrialSpec
+from castwise.tune.candidates import Climbed, Ladder, loop_name
+from castwise.tune.changes import Move, may_allow
+from castwise.tune.render import conclusions, fastest_within
+from castwise.tune.render import reasons as said_reasons
+from castwise.tune.request import TuneRequest, prepare_tuning
+from castwise.tune.rows import each_once, lines_of
+from castwise.tune.time_budget import Pace
 
 Gain = Callable[[TrialSpec], float]
 
@@ -257,7 +257,7 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_budget_ends_it_with_what_was_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 5)
-    monkeypatch.setattr("castwise.sweep.pace.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("castwise.tune.time_budget.time.perf_counter", lambda: float(next(clock)))
     climbed = climb(engine(), budget_seconds=300)
     assert climbed.ending == "budget"
     assert len(climbed.trials) < len(climb(engine(), budget_seconds=1e6).trials)
@@ -270,7 +270,7 @@ def test_what_there_was_no_time_for_is_no_failure_and_is_tried_with_more_time(
     asked = {"precisions": ("fp32", "bf16-mixed"), "results": tmp_path}
     with monkeypatch.context() as patched:
         clock = itertools.count(0, 5)
-        patched.setattr("castwise.sweep.pace.time.perf_counter", lambda: float(next(clock)))
+        patched.setattr("castwise.tune.time_budget.time.perf_counter", lambda: float(next(clock)))
         cut = climb(engine(), budget_seconds=700, **asked)
     assert cut.ending == "budget"
     assert outcomes(cut)["bf16-mixed + channels-last"] == "taken"
@@ -550,7 +550,7 @@ def test_a_limit_that_nothing_meets_ends_with_what_is_needed() -> None:
 
 def test_smaller_batches_wait_for_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 5)
-    monkeypatch.setattr("castwise.sweep.pace.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("castwise.tune.time_budget.time.perf_counter", lambda: float(next(clock)))
     made = engine(graph_pays, fixed_bytes=2**29)
     climbed = shrunk(made, 2 * 2**30, budget_seconds=200)
     assert climbed.ending == "budget"

@@ -6,10 +6,10 @@ import pytest
 from fake_engine import fake_epoch, fake_run, fake_training, recipe_of
 from scipy.stats import ttest_ind, ttest_rel
 
-from castwise.analyze.runs import runs
-from castwise.analyze.tuned import tuned_notes, tuned_pairs
-from castwise.record import Trial
-from castwise.report.tuned_columns import shown_tuned
+from castwise.analysis.training_metrics import runs
+from castwise.records.schema import Trial
+from castwise.suites.tuned_columns import shown_tuned
+from castwise.suites.tuned_vs_published import tuned_notes, tuned_pairs
 
 _RECIPE = {"epochs": 2, "validate_each_epoch": True}
 _LOOP = ("channels-last", "compile")

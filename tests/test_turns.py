@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable
 
-from castwise.plan import Protocol
-from castwise.sweep.turns import Earlier, Turns
+from castwise.orchestrator.block_schedule import Earlier, Turns
+from castwise.spec.plan import MeasurementProtocol
 
-PROTOCOL = Protocol(num_blocks=12, min_blocks=4)
+PROTOCOL = MeasurementProtocol(num_blocks=12, min_blocks=4)
 
 
 def run(turns: Turns, step_seconds: Callable[[], float]) -> list[int]:
@@ -56,12 +56,12 @@ def test_however_quiet_earlier_processes_were_its_own_noise_counts() -> None:
 
 
 def test_time_ends_it_but_not_before_the_fewest_turns() -> None:
-    protocol = Protocol(num_blocks=12, min_blocks=4, max_seconds=0.1)
+    protocol = MeasurementProtocol(num_blocks=12, min_blocks=4, max_seconds=0.1)
     assert len(run(Turns(protocol), noisy(0.02))) == 4
 
 
 def test_few_blocks_still_make_four_turns() -> None:
-    protocol = Protocol(num_blocks=6, min_blocks=3)
+    protocol = MeasurementProtocol(num_blocks=6, min_blocks=3)
     assert run(Turns(protocol, Earlier(noise=0.05, step_seconds=0.1)), noisy(0.05)) == [1, 1, 2, 2]
 
 

@@ -8,13 +8,13 @@ from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.loss_scales import DYNAMIC_SCALES
-from castwise.measure.device_scaling import DeviceScaling
-from castwise.measure.loss_scaling import NoScaling, StaticScaling
-from castwise.measure.precision import convert_weights, make_weights
-from castwise.measure.techniques import update
-from castwise.measure.techniques.update import CompiledUpdate
-from castwise.precisions import find_precision
+from castwise.registry.precisions import find_precision
+from castwise.spec.loss_scale import DYNAMIC_SCALES
+from castwise.worker.device_loss_scaling import DeviceScaling
+from castwise.worker.loss_scaling import NoScaling, StaticScaling
+from castwise.worker.precision import convert_weights, make_weights
+from castwise.worker.techniques import compiled_update
+from castwise.worker.techniques.compiled_update import CompiledUpdate
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
@@ -134,7 +134,7 @@ def test_an_optimizer_of_another_kind_is_refused() -> None:
 
 
 def test_every_optimizer_s_states_are_those_that_torch_keeps() -> None:
-    for kind, (_, names, settings) in update._FUNCTIONS.items():
+    for kind, (_, names, settings) in compiled_update._FUNCTIONS.items():
         weight = nn.Parameter(torch.ones(2))
         arguments = {"momentum": 0.9} if kind is torch.optim.SGD else {}
         optimizer = kind([weight], **arguments)  # type: ignore[call-arg]

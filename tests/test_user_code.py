@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import castwise
-from castwise.measure.user_code import digest, is_users, where
+from castwise.worker.user_model.source import digest, is_users, where
 
 
 @pytest.fixture(autouse=True)

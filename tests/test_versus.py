@@ -6,12 +6,12 @@ import pytest
 from fake_engine import fake_environment, fake_epoch, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import other_machine, steady
 
-from castwise.analyze.estimates import independent_ratio
-from castwise.analyze.machines import Origin, measured_machines, published_machine
-from castwise.analyze.versus import Comparison, Line, compare_machines, headline, tally
-from castwise.published import find_published
-from castwise.record import Trial
-from castwise.report.versus import reason_lines, refusal_line
+from castwise.analysis.statistics import independent_ratio
+from castwise.records.schema import Trial
+from castwise.registry.published import find_published
+from castwise.report.machine_comparison import Comparison, Line, compare_machines, headline, tally
+from castwise.report.machine_report import reason_lines, refusal_line
+from castwise.report.machines import Origin, measured_machines, published_machine
 
 
 def elsewhere(trial: Trial, **changes: object) -> Trial:

@@ -8,9 +8,9 @@ from conftest import CommandLine
 from fake_engine import fake_environment, fake_run, fake_spec, fake_trial
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady, stored
 
-from castwise.own_models import OwnModel
-from castwise.published import find_published
-from castwise.record import Trial
+from castwise.records.schema import Trial
+from castwise.registry.published import find_published
+from castwise.spec.user_model import OwnModel
 
 
 def rounds(factor: float = 1.0, **machine: object) -> list[Trial]:
@@ -231,10 +231,10 @@ def test_hundreds_of_cells_make_a_page(command: CommandLine, tmp_path: Path) -> 
 def test_a_narrow_terminal_says_what_is_left_out(
     command: CommandLine, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from castwise.report import tables
+    from castwise.render import run_report
 
-    wide = tables.result_console
-    monkeypatch.setattr("castwise.versus.result_console", lambda: wide(60))
+    wide = run_report.result_console
+    monkeypatch.setattr("castwise.cli.compare_actions.result_console", lambda: wide(60))
     outcome = command("compare", *sides)
     assert "left out, the terminal is too narrow: speed-up on Fake GPU" in outcome.out
     table = [line for line in outcome.out.splitlines() if line.startswith("resnet50 ")]

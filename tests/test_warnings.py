@@ -6,11 +6,11 @@ import pytest
 from fake_engine import fake_facts, fake_trial
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.analyze.compare import compare
-from castwise.analyze.warnings import TrialWarning, WarningName, warnings_of
-from castwise.record import Trial
-from castwise.report.columns import remarks
-from castwise.watched import Metered, Reading
+from castwise.analysis.result_table import compare
+from castwise.analysis.warnings import TrialWarning, WarningName, warnings_of
+from castwise.records.schema import Trial
+from castwise.records.telemetry import Metered, Reading
+from castwise.render.steady_columns import remarks
 
 NUM_BLOCKS = 8
 STEADY = (0.1,) * NUM_BLOCKS

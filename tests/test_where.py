@@ -2,8 +2,8 @@
 
 from fake_engine import fake_trial
 
-from castwise.record import Trial
-from castwise.report.where import measured_on
+from castwise.records.schema import Trial
+from castwise.render.provenance import measured_on
 
 
 def measured(commit: str | None, date: str, **environment: object) -> Trial:

@@ -6,16 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from castwise.data_sets import WIKITEXT2, default_data_dir, find_file, read_verified, verify
 from castwise.errors import DataError, MissingDataError
-from castwise.measure.data.wikitext import (
-    Corpus,
-    batchify,
-    load_wikitext2,
-    make_corpus,
-    random_corpus,
-    segments,
-)
+from castwise.registry.datasets import WIKITEXT2, default_data_dir, find_file, read_verified, verify
+from castwise.worker.data.wikitext import Corpus, batchify, load_wikitext2, make_corpus, random_corpus, segments
 
 
 def test_words_are_numbered_as_they_come_up_and_lines_end_in_eos() -> None:

@@ -3,8 +3,8 @@
 import pytest
 from work_counter import count_work, units_per_sample
 
-from castwise.suite import find_suite
-from castwise.workloads import find_workload
+from castwise.registry.suites import find_suite
+from castwise.registry.workloads import find_workload
 
 BATCH = 4
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from castwise.errors import MissingDataError, TechniqueError, UsageError
-from castwise.measure import passes, worker
-from castwise.measure.precision import _switch, read_fp32_precision
-from castwise.measure.steady import SteadyCell
-from castwise.measure.training import TrainingRun
-from castwise.plan import Protocol, TrialSpec
-from castwise.recipe import Loader, Recipe
-from castwise.record import Block, Environment, Epoch, Facts, RankSamples, Resumed
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Loader, Recipe
+from castwise.worker import epoch_stats, server
+from castwise.worker.precision import _switch, read_fp32_precision
+from castwise.worker.steady_run import SteadyCell
+from castwise.worker.training_run import TrainingRun
 
 PATIENCE_SECONDS = 60.0
-TINY = Protocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
+TINY = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
 SPEC = TrialSpec(
     workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=TINY, seed=1
 )
@@ -41,7 +41,7 @@ class Conversation:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            worker.serve(connection)
+            server.serve(connection)
         except BaseException as error:  # noqa: BLE001  a thread's exceptions reach nobody by themselves
             self.raised.append(error)
         finally:
@@ -132,14 +132,14 @@ def test_auto_is_the_first_gpu_or_else_the_cpu(
         raise RuntimeError(str(opened))
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    monkeypatch.setattr(worker, "read_environment", name_it)
+    monkeypatch.setattr(server, "read_environment", name_it)
     answer = talk.ask({"command": "open", "device": "auto", "commit": None})
     assert answer["message"] == f"RuntimeError: {device}"
 
 
 def test_a_fetch_ends_the_conversation(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[tuple[str, Path]] = []
-    monkeypatch.setattr(worker, "fetch", lambda name, folder: fetched.append((name, folder)))
+    monkeypatch.setattr(server, "fetch", lambda name, folder: fetched.append((name, folder)))
     assert talk.ask({"command": "fetch", "data_set": "mnist", "data_dir": "/somewhere"}) == {"event": "fetched"}
     assert fetched == [("mnist", Path("/somewhere"))]
     assert talk.is_over
@@ -158,7 +158,7 @@ def test_weights_are_found_by_model_and_a_dead_network_is_asked_once(
         seen.append((model, folder))
         return None if model == "resnet34" else Path(f"/files/{model}.pth")
 
-    monkeypatch.setattr(worker, "find_weights", find)
+    monkeypatch.setattr(server, "find_weights", find)
     answer = talk.ask({"command": "find_weights", "models": ["resnet18", "resnet34", "resnet50"], "where": where})
     last = None if where is None else "/files/resnet50.pth"
     files = {"resnet18": "/files/resnet18.pth", "resnet34": None, "resnet50": last}
@@ -183,7 +183,7 @@ TRAINING = SPEC.model_copy(
 
 
 def test_an_epoch_gives_signs_of_life_before_its_answer(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "_SECONDS_BETWEEN_SIGNS", -1.0)
+    monkeypatch.setattr(epoch_stats, "_SECONDS_BETWEEN_SIGNS", -1.0)
     set_up = {"command": "set_up", "spec": TRAINING.model_dump(mode="json"), "data_dir": None, "checkpoint": None}
     assert talk.ask(set_up) == {"event": "ready"}
     resumed = Resumed.model_validate(talk.ask({"command": "resume"})["resumed"])
@@ -198,7 +198,7 @@ def test_an_epoch_gives_signs_of_life_before_its_answer(talk: Conversation, monk
     assert (epoch.num_steps, epoch.num_samples) == (3, 12)
     assert epoch.first_step_seconds is not None
     assert 0 < epoch.first_step_seconds <= epoch.seconds
-    monkeypatch.setattr(passes, "_SECONDS_BETWEEN_SIGNS", 1e9)
+    monkeypatch.setattr(epoch_stats, "_SECONDS_BETWEEN_SIGNS", 1e9)
     answer = talk.ask({"command": "run_epoch"})
     second = Epoch.model_validate(answer["epoch"])
     assert second.first_step_seconds is None, "it is the run's first step, once"
@@ -296,7 +296,7 @@ def test_what_a_model_raises_is_an_event(  # noqa: PLR0917
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(worker, "SteadyCell", failing(error))
+    monkeypatch.setattr(server, "SteadyCell", failing(error))
     answer = talk.ask(SET_UP)
     assert answer == {"event": "failed", "status": status, "message": message, "usage": usage}
     assert talk.is_over
@@ -311,7 +311,7 @@ def test_a_failure_can_come_in_every_phase(command: str, talk: Conversation, mon
 
 
 def test_an_answer_that_is_not_json_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker._Worker, "_check", lambda self, command: {"event": object()})
+    monkeypatch.setattr(server._Worker, "_check", lambda self, command: {"event": object()})
     talk = Conversation()
     answer = talk.ask({"command": "check", "workloads": []})
     assert talk.is_over
@@ -332,7 +332,7 @@ def test_a_parent_that_leaves_without_reading_is_the_end_too(
         reached.set()
         may_go_on.wait(PATIENCE_SECONDS)
 
-    monkeypatch.setattr(worker, "check_workload", linger)
+    monkeypatch.setattr(server, "check_workload", linger)
     command = json.dumps({"command": "check", "workloads": ["mnist-cnn"]}).encode()
     talk.connection.send_bytes(command)
     talk.connection.send_bytes(command)  # unread when the pipe is closed: a reset instead of an end
@@ -356,7 +356,7 @@ def test_a_spec_that_cannot_be_honoured_is_refused(change: dict[str, Any], words
     fields = {"workload": "mlp-4096", "precision": "fp32", "loss_scale": "none", "batch_size": 1, "device": "cpu"}
     spec = TrialSpec.model_validate(fields | change)
     command = {"command": "set_up", "spec": spec.model_dump(mode="json"), "data_dir": None, "checkpoint": None}
-    answer = json.loads(worker._Worker(lambda event: None).answer(json.dumps(command).encode()))
+    answer = json.loads(server._Worker(lambda event: None).answer(json.dumps(command).encode()))
     assert (answer["event"], answer["status"], answer["usage"]) == ("failed", "unsupported", True)
     assert words in answer["message"]
 

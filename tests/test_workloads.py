@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from castwise.errors import UsageError
-from castwise.measure.data import resident
-from castwise.measure.data.wikitext import make_corpus
-from castwise.measure.precision import convert_weights
-from castwise.measure.workloads import build_task
-from castwise.measure.workloads.rnn_lm import CarriedLoss, LanguageModel
-from castwise.measure.workloads.task import Batch, Task
-from castwise.measure.workloads.wide_resnet import WideResNet
-from castwise.precisions import find_precision
-from castwise.workloads import WORKLOADS, Workload, find_workload
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import WORKLOADS, Workload, find_workload
+from castwise.worker.data import preloaded
+from castwise.worker.data.wikitext import make_corpus
+from castwise.worker.models import build_task
+from castwise.worker.models.rnn_lm import CarriedLoss, LanguageModel
+from castwise.worker.models.task import Batch, Task
+from castwise.worker.models.wide_resnet import WideResNet
+from castwise.worker.precision import convert_weights
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -391,10 +391,10 @@ def test_real_data_takes_the_place_of_the_synthetic(
 ) -> None:
     images = torch.randint(256, (9, *row.input_shape), dtype=torch.uint8)
     labels = torch.arange(9) % 10
-    for name in resident.IMAGE_SETS:
-        monkeypatch.setitem(resident.IMAGE_SETS, name, lambda *_: (images, labels))
+    for name in preloaded.IMAGE_SETS:
+        monkeypatch.setitem(preloaded.IMAGE_SETS, name, lambda *_: (images, labels))
     corpus = make_corpus(" ".join(str(n % 7) for n in range(300)), "0", "0")
-    monkeypatch.setattr(resident, "load_wikitext2", lambda _: corpus)
+    monkeypatch.setattr(preloaded, "load_wikitext2", lambda _: corpus)
     for data_set in row.data_sets:
         task = build_task(row, data_set=data_set, data_dir=tmp_path)
         batches = task.make_batches(1, 2, CPU, torch.Generator().manual_seed(0))
@@ -410,12 +410,12 @@ def test_real_data_takes_the_place_of_the_synthetic(
 
 def test_real_images_are_enlarged_to_the_workload_s_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     images, labels = torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9)
-    monkeypatch.setitem(resident.IMAGE_SETS, "cifar100", lambda *_: (images, labels))
-    make = resident.resident_batches("cifar100", tmp_path, 64)
+    monkeypatch.setitem(preloaded.IMAGE_SETS, "cifar100", lambda *_: (images, labels))
+    make = preloaded.resident_batches("cifar100", tmp_path, 64)
     batches = make(3, 2, CPU, generator())
     assert {tuple(part[0].shape) for part in batches} == {(2, 3, 64, 64)}
     assert len(batches) == 3, "a device could not hold all of them"
-    plain = resident.resident_batches("cifar100", tmp_path, 32)(3, 2, CPU, generator())
+    plain = preloaded.resident_batches("cifar100", tmp_path, 32)(3, 2, CPU, generator())
     assert len(plain) == 4
     for (large, same), (small_, wanted) in zip(batches, plain, strict=False):
         assert torch.equal(same, wanted)

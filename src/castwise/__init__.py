@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from castwise.comparison import Comparison, compare
+    from castwise.api import Comparison, compare
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
-    from castwise.plan import TrialSpec
-    from castwise.record import Environment, Trial
-    from castwise.sweep.job import run
+    from castwise.orchestrator.job import run
+    from castwise.records.schema import Environment, Trial
+    from castwise.spec.plan import TrialSpec
 
 __version__ = "0.1.0"
 
@@ -30,16 +30,16 @@ __all__ = [
 # Where each public name lives. They are imported when first asked for: `castwise --help` needs none of them.
 _HOMES = {
     "CastwiseError": "castwise.errors",
-    "Comparison": "castwise.comparison",
+    "Comparison": "castwise.api",
     "DataError": "castwise.errors",
     "EngineError": "castwise.errors",
-    "Environment": "castwise.record",
+    "Environment": "castwise.records.schema",
     "StoreError": "castwise.errors",
-    "Trial": "castwise.record",
-    "TrialSpec": "castwise.plan",
+    "Trial": "castwise.records.schema",
+    "TrialSpec": "castwise.spec.plan",
     "UsageError": "castwise.errors",
-    "compare": "castwise.comparison",
-    "run": "castwise.sweep.job",
+    "compare": "castwise.api",
+    "run": "castwise.orchestrator.job",
 }
 
 

@@ -1,5 +1,5 @@
 """Run the command line as `python -m castwise`."""
 
-from castwise.cli import main
+from castwise.cli.app import main
 
 main()

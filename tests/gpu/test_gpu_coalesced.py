@@ -8,10 +8,10 @@ from loops import IMAGES, WORDS, cell_of, losses_of, spec_of
 from ranks import answers_of
 from torch import Tensor
 
-from castwise.measure.parallel import Peers
-from castwise.plan import TrialSpec
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import join
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import join
+from castwise.spec.plan import TrialSpec
+from castwise.worker.distributed import Peers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 

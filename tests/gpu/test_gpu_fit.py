@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from castwise.analyze.fit import Fit, available_bytes
-from castwise.analyze.memory_account import TOLERANCE, account_of
-from castwise.analyze.metrics import peak_allocated_bytes, peak_reserved_bytes
-from castwise.plan import TrialSpec
-from castwise.record import Trial
-from castwise.sweep.bench import find_bench
-from castwise.sweep.fit import FitRequest, prepare_fit
-from castwise.sweep.runner import Silent, Sweep
+from castwise.analysis.steady_metrics import peak_allocated_bytes, peak_reserved_bytes
+from castwise.max_batch.memory_breakdown import TOLERANCE, account_of
+from castwise.max_batch.result import Fit, available_bytes
+from castwise.max_batch.search import FitRequest, prepare_fit
+from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Trial
+from castwise.spec.plan import TrialSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

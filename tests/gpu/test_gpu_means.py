@@ -7,8 +7,8 @@ import torch
 from loops import IMAGES, spec_of
 from ranks import answers_of
 
-from castwise.measure.means import SymmetricMean, mean_over
-from castwise.measure.parallel import Peers
+from castwise.worker.distributed import Peers
+from castwise.worker.kernels.allreduce.reducer import SymmetricMean, mean_over
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 

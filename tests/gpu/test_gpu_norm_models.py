@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from castwise.measure.techniques import batch_norm_fusion
-from castwise.measure.techniques.batch_norm import KernelBatchNorm, Normed
-from castwise.measure.techniques.batch_norm_fusion import use_batch_norm_kernel
-from castwise.measure.workloads import build_task
-from castwise.workloads import find_workload
+from castwise.registry.workloads import find_workload
+from castwise.worker.kernels.batch_norm import fusion
+from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
+from castwise.worker.kernels.batch_norm.module import KernelBatchNorm, Normed
+from castwise.worker.models import build_task
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,9 +48,7 @@ def test_a_model_with_dropout_has_torch_s_gradients(
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(
-        batch_norm_fusion, "draw_seed", lambda images: torch.full((1,), 1234567890123, device=images.device)
-    )
+    monkeypatch.setattr(fusion, "draw_seed", lambda images: torch.full((1,), 1234567890123, device=images.device))
     plain = build_task(find_workload("wrn-28-10")).model.to(DEVICE, memory_format=torch.channels_last).train()
     model = copy.deepcopy(plain)
     use_batch_norm_kernel(model)

@@ -10,8 +10,8 @@ from own_steps import as_dict, halving, in_groups, losses_of, step_of, train_on_
 from small_step import make_batch
 
 import castwise
-from castwise.measure.precision import numeric_state
-from castwise.precisions import PRECISIONS, find_precision, why_unsupported
+from castwise.registry.precisions import PRECISIONS, find_precision, why_unsupported
+from castwise.worker.precision import numeric_state
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -5,16 +5,18 @@ import math
 import pytest
 import torch
 
-from castwise.plan import Parallelism, Protocol, TrialSpec
-from castwise.precisions import PRECISIONS, Hardware, find_precision, why_emulated, why_unsupported
-from castwise.recipe import Loader, Recipe
-from castwise.record import RankSamples, Trial
-from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.runner import Silent, Sweep
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import RankSamples, Trial
+from castwise.registry.precisions import PRECISIONS, Hardware, find_precision, why_emulated, why_unsupported
+from castwise.spec.plan import MeasurementProtocol, Parallelism, TrialSpec
+from castwise.spec.recipe import Loader, Recipe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
-SHORT = Protocol(warm_up_steps=2, warm_up_seconds=2.0, block_seconds=0.05, num_blocks=3, timeout_seconds=120.0)
+SHORT = MeasurementProtocol(
+    warm_up_steps=2, warm_up_seconds=2.0, block_seconds=0.05, num_blocks=3, timeout_seconds=120.0
+)
 RESNET18_BYTES = 4 * 11_689_512
 
 

@@ -17,10 +17,10 @@ from small_step import (
 )
 from torch import Tensor, nn
 
-from castwise.measure.precision import numeric_state, read_fp32_precision
-from castwise.measure.steady import SteadyCell
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import PRECISIONS, Hardware, Precision, find_precision, why_emulated, why_unsupported
+from castwise.registry.precisions import PRECISIONS, Hardware, Precision, find_precision, why_emulated, why_unsupported
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.worker.precision import numeric_state, read_fp32_precision
+from castwise.worker.steady_run import SteadyCell
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -189,7 +189,7 @@ def test_a_cell_on_the_gpu(row: Precision) -> None:
         loss_scale=row.loss_scale,
         batch_size=64,
         device="cuda:0",
-        protocol=Protocol(warm_up_steps=2, warm_up_seconds=0.5, block_seconds=0.01),
+        protocol=MeasurementProtocol(warm_up_steps=2, warm_up_seconds=0.5, block_seconds=0.01),
     )
     cell = SteadyCell(spec, None)
     facts = cell.warm_up()

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from castwise.measure.cell import build_cell
-from castwise.measure.data.shares import own_batches
-from castwise.measure.parallel import Peers
-from castwise.plan import TrialSpec
-from castwise.techniques import join
-from castwise.workloads import find_workload
+from castwise.registry.techniques import join
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.worker.build import build_cell
+from castwise.worker.data.sharding import own_batches
+from castwise.worker.distributed import Peers
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,10 +8,10 @@ import pytest
 import six_models
 import torch
 
-from castwise.analyze.metrics import throughput
-from castwise.own_models import locate
-from castwise.report.script.emit import script_of
-from castwise.sweep.job import run
+from castwise.analysis.steady_metrics import throughput
+from castwise.orchestrator.job import run
+from castwise.render.emit.script import script_of
+from castwise.spec.user_model import locate
 
 pytestmark = [
     pytest.mark.gpu,

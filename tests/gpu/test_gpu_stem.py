@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from castwise.measure.cell import build_cell
-from castwise.measure.data.shares import own_batches
-from castwise.measure.parallel import Peers
-from castwise.measure.techniques.batch_norm import RELU, After, Before, KernelBatchNorm
-from castwise.measure.techniques.max_pool import KernelMaxPool
-from castwise.plan import TrialSpec
-from castwise.precisions import find_precision
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import join
-from castwise.workloads import find_workload
+from castwise.registry.precisions import find_precision
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import join
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec
+from castwise.worker.build import build_cell
+from castwise.worker.data.sharding import own_batches
+from castwise.worker.distributed import Peers
+from castwise.worker.kernels.batch_norm.module import RELU, After, Before, KernelBatchNorm
+from castwise.worker.kernels.max_pool.module import KernelMaxPool
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,7 +62,7 @@ def test_the_pooling_kernels_compute_what_torch_s_do(
 )
 @pytest.mark.parametrize(("channels", "side"), [(64, 56), (2048, 7), (24, 31), (160, 32), (5, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_batch_norm_kernels_compute_what_torch_s_do(  # noqa: PLR0915, PLR0917
+def test_the_batch_norm_kernels_compute_what_torch_s_do(  # noqa: PLR0917
     dtype: torch.dtype, channels: int, side: int, before: str, adds: bool, activation: int, compiled: bool
 ) -> None:
     if before == "drop" and channels % 8:

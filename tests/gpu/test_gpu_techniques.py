@@ -9,15 +9,15 @@ import torch
 from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from torch import Tensor
 
-from castwise.measure.precision import autocast, numeric_state
-from castwise.measure.steady import SteadyCell
-from castwise.measure.techniques.space_to_depth import SpaceToDepthConv
-from castwise.measure.training import TrainingRun
-from castwise.plan import Protocol, TrialSpec
-from castwise.precisions import find_precision
-from castwise.recipe import Loader, Optimizer, Recipe, Schedule
-from castwise.technique_rules import why_unsupported
-from castwise.techniques import TECHNIQUES, join
+from castwise.registry.precisions import find_precision
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import TECHNIQUES, join
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.worker.precision import autocast, numeric_state
+from castwise.worker.steady_run import SteadyCell
+from castwise.worker.techniques.space_to_depth import SpaceToDepthConv
+from castwise.worker.training_run import TrainingRun
 
 pytestmark = [
     pytest.mark.gpu,
@@ -190,7 +190,9 @@ def test_a_graph_s_memory_is_seen() -> None:
     for names in ((), ("cuda-graph",)):
         torch.cuda.empty_cache()
         spec = spec_of(IMAGES, "fp32", *names, device=DEVICE).model_copy(update={"batch_size": 256})
-        cell = SteadyCell(spec.model_copy(update={"protocol": Protocol(warm_up_seconds=0.5, block_seconds=0.01)}), None)
+        cell = SteadyCell(
+            spec.model_copy(update={"protocol": MeasurementProtocol(warm_up_seconds=0.5, block_seconds=0.01)}), None
+        )
         cell.warm_up()
         cell.run_block()
         peaks.append(cell.finish().peak_allocated_bytes or 0)
@@ -206,7 +208,7 @@ def test_a_graph_s_steady_cell_is_timed_and_recorded() -> None:
         batch_size=64,
         device=DEVICE,
         techniques=("channels-last", "cudnn-search", "cuda-graph"),
-        protocol=Protocol(warm_up_steps=5, warm_up_seconds=0.5, block_seconds=0.01),
+        protocol=MeasurementProtocol(warm_up_steps=5, warm_up_seconds=0.5, block_seconds=0.01),
     )
     cell = SteadyCell(spec, None)
     facts = cell.warm_up()
@@ -221,7 +223,7 @@ def test_a_graph_s_steady_cell_is_timed_and_recorded() -> None:
 
 
 def run_mnist(techniques: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **recipe: Any) -> Any:
-    from castwise.measure.data import resident
+    from castwise.worker.data import preloaded
 
     def digits(_: Path, split: str) -> tuple[Tensor, Tensor]:
         count = 1000 if split == "train" else 100
@@ -231,7 +233,7 @@ def run_mnist(techniques: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_
             image[0, 2 * label : 2 * label + 3] = 255
         return images, labels
 
-    monkeypatch.setitem(resident.IMAGE_SETS, "mnist", digits)
+    monkeypatch.setitem(preloaded.IMAGE_SETS, "mnist", digits)
     fields: dict[str, Any] = {
         "epochs": 2,
         "transform": "mnist",

@@ -6,18 +6,20 @@ import sys
 import pytest
 import torch
 
-from castwise.analyze.energy import energy_of
-from castwise.analyze.warnings import warnings_of
-from castwise.monitors import open_monitor
-from castwise.plan import Parallelism, Protocol, TrialSpec
-from castwise.record import Trial
-from castwise.sweep.launcher import ForkserverEngine
-from castwise.sweep.runner import Silent, Sweep
+from castwise.analysis.energy import energy_of
+from castwise.analysis.warnings import warnings_of
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.trial import Silent, Sweep
+from castwise.records.schema import Trial
+from castwise.spec.plan import MeasurementProtocol, Parallelism, TrialSpec
+from castwise.telemetry.monitors import open_monitor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
 # A block of half a second holds a tick of the driver's counter, which comes ten times a second.
-BLOCKS = Protocol(warm_up_steps=2, warm_up_seconds=2.0, block_seconds=0.5, num_blocks=3, timeout_seconds=120.0)
+BLOCKS = MeasurementProtocol(
+    warm_up_steps=2, warm_up_seconds=2.0, block_seconds=0.5, num_blocks=3, timeout_seconds=120.0
+)
 
 
 def uuid_of(index: int) -> str:

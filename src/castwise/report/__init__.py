@@ -1,1 +1,1 @@
-"""Conclusions to what people read: terminal, Markdown, CSV, JSON."""
+"""`castwise report`, `compare` and `export`: conclusions from records of any origin."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from castwise.analyze.collection import has_interval
-from castwise.analyze.compare import Row
-from castwise.analyze.metrics import spread
-from castwise.analyze.warnings import NOISE
-from castwise.quantities import few, format_share
-from castwise.report.units import format_ratio
+from castwise.analysis.result_table import Row
+from castwise.analysis.steady_metrics import spread
+from castwise.analysis.warnings import NOISE
+from castwise.render.units import format_ratio
+from castwise.report.collection import has_interval
+from castwise.spec.quantities import few, format_share
 
 
 def disagreements(rows: Sequence[Row]) -> list[str]:

@@ -3,9 +3,9 @@
 import math
 from typing import Literal
 
-from castwise.analyze.collection import has_interval
-from castwise.analyze.estimates import Estimate
-from castwise.report.units import format_ratio
+from castwise.analysis.statistics import Estimate
+from castwise.render.units import format_ratio
+from castwise.report.collection import has_interval
 
 End = Literal["low", "high"]
 ENDS: tuple[End, ...] = ("low", "high")

@@ -2,15 +2,15 @@
 
 from rich.console import Console
 
-from castwise.analyze.answers import answers_of, in_one_sentence
-from castwise.analyze.collection import Collection, Topic
-from castwise.analyze.fit import fits_of
-from castwise.analyze.recommend import recommend
-from castwise.report.fitting import print_fit
-from castwise.report.html.lists import summary
-from castwise.report.saying import say
-from castwise.report.suites import print_runs
-from castwise.report.tables import print_table
+from castwise.analysis.advice import recommend
+from castwise.max_batch.render import print_fit
+from castwise.max_batch.result import fits_of
+from castwise.render.console import say
+from castwise.render.run_report import print_table
+from castwise.report.collection import Collection, Topic
+from castwise.report.conclusions import answers_of, in_one_sentence
+from castwise.report.html.sections import summary
+from castwise.suites.render import print_runs
 
 _ELSEWHERE = "`castwise export` has all"
 

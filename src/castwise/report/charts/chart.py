@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from castwise.analyze.collection import Collection, Topic
-from castwise.analyze.fit import Fit, fits_of
-from castwise.record import Trial
-from castwise.report.grid import Grid
+from castwise.max_batch.result import Fit, fits_of
+from castwise.records.schema import Trial
+from castwise.render.table import Grid
+from castwise.report.collection import Collection, Topic
 
 R = TypeVar("R")
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from castwise.analyze.collection import has_interval
-from castwise.analyze.estimates import Estimate
-from castwise.analyze.versus import Line, Place
-from castwise.precisions import BASELINE
-from castwise.record import Trial
+from castwise.analysis.statistics import Estimate
+from castwise.records.schema import Trial
+from castwise.registry.precisions import BASELINE
+from castwise.render.table import Column, Grid
+from castwise.render.theme import INK, ink_on, look_of
+from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import Chart
-from castwise.report.charts.drawing import (
+from castwise.report.charts.plotly_parts import (
     Document,
     axis,
     beside_bar,
@@ -21,11 +22,10 @@ from castwise.report.charts.drawing import (
     on_lines,
     with_headroom,
 )
-from castwise.report.grid import Column, Grid
+from castwise.report.collection import has_interval
 from castwise.report.intervals import ratio_text
-from castwise.report.palette import INK, ink_on, look_of
-from castwise.report.units import format_rate, format_ratio
-from castwise.report.versus import rate_text, verdict_text
+from castwise.report.machine_comparison import Line, Place
+from castwise.report.machine_report import rate_text, verdict_text
 
 _MOST_LINES = 24  # cells of a chart
 _PATTERNS = ("", ".", "-", "+")  # of the cells of one precision; "/" is of those that did not end well

@@ -1,11 +1,11 @@
 """Memory of a topic's cells, stacked by what holds it."""
 
-from castwise.analyze.collection import Cell
-from castwise.report.charts.cell_columns import bytes_column, cell_grid
+from castwise.render.theme import INK, STACK
+from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import MOST_BARS, Document, axis, hover, layout, on_lines
-from castwise.report.palette import INK, STACK
-from castwise.report.units import format_bytes
+from castwise.report.charts.plotly_parts import MOST_BARS, Document, axis, hover, layout, on_lines
+from castwise.report.charts.tables import bytes_column, cell_grid
+from castwise.report.collection import Cell
 
 _MOST_UPRIGHT = 7  # bars with their names below them, on half a page
 _LONGEST_UPRIGHT = 24  # characters of such a name

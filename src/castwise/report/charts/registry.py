@@ -1,25 +1,35 @@
 """All charts, in the order in which a report shows them: one row each."""
 
-from castwise.report.charts import bars, batch, curves, largest, memory, parts, scaling, turns, waterfall
+from castwise.report.charts import (
+    batch_curve,
+    block_times,
+    max_batch,
+    memory,
+    memory_breakdown,
+    scaling,
+    throughput_speedup,
+    training_curves,
+    waterfall,
+)
 from castwise.report.charts.chart import Chart, ChartKind, OverviewSubject, TopicSubject
 
-OVERVIEW_CHARTS: tuple[ChartKind[OverviewSubject], ...] = (ChartKind("overview", bars.overview),)
+OVERVIEW_CHARTS: tuple[ChartKind[OverviewSubject], ...] = (ChartKind("overview", throughput_speedup.overview),)
 
 TOPIC_CHARTS: tuple[ChartKind[TopicSubject], ...] = (
-    ChartKind("largest", largest.largest),
-    ChartKind("throughput", bars.throughput),
-    ChartKind("speedup", bars.speedup),
+    ChartKind("largest", max_batch.largest),
+    ChartKind("throughput", throughput_speedup.throughput),
+    ChartKind("speedup", throughput_speedup.speedup),
     ChartKind("memory", memory.memory),
-    ChartKind("batch", batch.batch),
-    ChartKind("parts", parts.parts),
+    ChartKind("batch", batch_curve.batch),
+    ChartKind("parts", memory_breakdown.parts),
     ChartKind("waterfall", waterfall.waterfall),
-    ChartKind("loss", curves.loss),
-    ChartKind("accuracy", curves.accuracy),
-    ChartKind("perplexity", curves.perplexity),
-    ChartKind("time", curves.time_split),
+    ChartKind("loss", training_curves.loss),
+    ChartKind("accuracy", training_curves.accuracy),
+    ChartKind("perplexity", training_curves.perplexity),
+    ChartKind("time", training_curves.time_split),
     ChartKind("scaling", scaling.scaling),
-    ChartKind("blocks", turns.blocks),
-    ChartKind("telemetry", turns.telemetry),
+    ChartKind("blocks", block_times.blocks),
+    ChartKind("telemetry", block_times.telemetry),
 )
 
 # What a search for the largest batch is about; bars of each batch that it tried would drown it.

@@ -1,9 +1,9 @@
 """Throughput over the number of GPUs, and how much of the ideal it is."""
 
-from castwise.analyze.collection import Cell, Topic
-from castwise.report.charts.cell_columns import cell_grid, rate_columns, share_column
+from castwise.render.theme import INK
+from castwise.render.units import format_percent, format_rate
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import (
+from castwise.report.charts.plotly_parts import (
     MOST_LINES,
     Document,
     error_bars,
@@ -14,8 +14,8 @@ from castwise.report.charts.drawing import (
     panels,
     variants,
 )
-from castwise.report.palette import INK
-from castwise.report.units import format_percent, format_rate
+from castwise.report.charts.tables import cell_grid, rate_columns, share_column
+from castwise.report.collection import Cell, Topic
 
 
 def scaling(subject: TopicSubject) -> Chart | None:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from castwise.analyze.collection import Cell, Topic
-from castwise.precisions import BASELINE
-from castwise.report.charts.cell_columns import cell_grid, rate_columns, text_column
+from castwise.registry.precisions import BASELINE
+from castwise.render.table import Grid
+from castwise.render.theme import INK, look_of
+from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.drawing import axis, hover, interval_text, layout, on_lines
-from castwise.report.grid import Grid
-from castwise.report.palette import INK, look_of
-from castwise.report.units import format_rate, format_ratio
+from castwise.report.charts.plotly_parts import axis, hover, interval_text, layout, on_lines
+from castwise.report.charts.tables import cell_grid, rate_columns, text_column
+from castwise.report.collection import Cell, Topic
 
 _NAME_WIDTH = 18  # characters of a technique's name below its bar, on a line
 

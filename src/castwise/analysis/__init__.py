@@ -1,0 +1,1 @@
+"""Records to conclusions: pure functions."""

@@ -1,0 +1,102 @@
+"""The speed-up of a cell over its baseline, from all processes of both: paired by turn where they sat together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from castwise.analysis.statistics import (
+    MIN_PROCESSES,
+    Estimate,
+    apart,
+    estimate,
+    independent_ratio,
+    paired_ratio,
+    pseudomedian,
+)
+from castwise.analysis.steady_metrics import turn_times, units_per_step
+from castwise.records.schema import Trial
+from castwise.registry.precisions import BASELINE
+
+_MEASURED = ("ok", "diverged")
+
+
+def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
+    """Return the speed-up of one cell over another, None where either was not measured.
+
+    Each sitting gives one ratio, the pseudomedian over its turns. Where the two never sat together (they do not fit
+    into memory side by side), or but once and more often apart, drift is not cancelled, and the ratio is that of two
+    independent means.
+
+    Args:
+        baselines: The trials of the baseline's cell.
+        trials: The trials of the other.
+    """
+    own, others = ([trial for trial in side if was_timed(trial)] for side in (trials, baselines))
+    by_sitting = {trial.sitting: trial for trial in others if trial.sitting is not None}
+    paired = [
+        ratio
+        for trial in own
+        if trial.sitting in by_sitting
+        and (ratio := paired_ratio(turn_times(by_sitting[trial.sitting]), turn_times(trial))) is not None
+    ]
+    fewest = min(len(own), len(others))
+    if len(paired) >= min(MIN_PROCESSES, fewest) > 0:
+        return estimate(paired)
+    if not fewest:
+        return None
+    return independent_ratio([_middle(trial) for trial in others], [_middle(trial) for trial in own])
+
+
+def turns_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
+    """Return the speed-up within the last sitting that two cells share, with the interval of its turns.
+
+    It rests on one process each, and says nothing of what another would give: processes of one cell differ by
+    more than turns do. None where they share no sitting.
+    """
+    by_sitting = {trial.sitting: trial for trial in baselines if trial.sitting is not None and was_timed(trial)}
+    for trial in reversed([each for each in trials if was_timed(each)]):
+        other = by_sitting.get(trial.sitting or "")
+        if other is None:
+            continue
+        pairs = zip(turn_times(other), turn_times(trial), strict=False)
+        found = estimate([before / after for before, after in pairs])
+        return None if found is None else replace(found, n=1)
+    return None
+
+
+def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of the float32 cell that the others are compared with: the first that ended well."""
+    first = next((t.spec.cell for t in trials if t.spec.precision == BASELINE and t.status == "ok"), None)
+    return [trial for trial in trials if trial.spec.cell == first]
+
+
+def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
+    """Return the seconds a step of one cell from its processes, None where nothing was timed."""
+    return estimate([_middle(trial) for trial in trials if was_timed(trial)])
+
+
+def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | None:
+    """Return the units a second of one cell over its processes, None where nothing was timed.
+
+    Args:
+        trials: The cell's trials.
+        step: Its seconds a step, as `step_estimate` tells them.
+    """
+    facts = next((trial.facts for trial in trials if trial.facts is not None), None)
+    if step is None or facts is None:
+        return None
+    units = units_per_step(trials[0].spec, facts)
+    return Estimate(units / step.value, units / step.high, units / step.low, step.n)
+
+
+def processes_apart(trials: Sequence[Trial]) -> float:
+    """Return by what share the step times of one cell's processes differ, as `apart` tells it."""
+    return apart([_middle(trial) for trial in trials if was_timed(trial)])
+
+
+def was_timed(trial: Trial) -> bool:
+    """Return whether a trial has step times that stand for its cell's."""
+    return trial.status in _MEASURED and bool(turn_times(trial))
+
+
+def _middle(trial: Trial) -> float:
+    return pseudomedian(turn_times(trial))  # only trials that were timed are asked

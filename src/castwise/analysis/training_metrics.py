@@ -1,0 +1,295 @@
+"""Figures of training runs, computed from their raw epochs, and what they are beside float32's."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from castwise.analysis import steady_metrics
+from castwise.analysis.grouping import GPUS, as_on_one_gpu, shared_but
+from castwise.records.schema import Epoch, Trial
+from castwise.registry.precisions import BASELINE
+from castwise.spec.recipe import Loader
+
+# Fields of a spec that a comparison is about.
+PRECISION = ("precision", "loss_scale")
+# What of a recipe moves weights and no clock: fastai's float32 run of ResNet-18 has other rates than its float16 run.
+# A run that ends after fewer whole epochs has the throughput of the longer one.
+NO_TIME: dict[str, Any] = {
+    "stop_after": True,
+    "validate_at_end": True,
+    "group_rates": True,
+    "first_cycle_rates": True,
+    "optimizer": {"arguments": {"lr": True}},
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the wall time of a run's counted epochs went, in seconds; the parts add up to the whole.
+
+    Attributes:
+        start: The first step: libraries are loaded, algorithms searched, code compiled in it.
+        data: Waiting for batches; 0 where the record does not tell it from waiting for the device.
+        train: The steps but the first, batches brought to the device included.
+        validation: The passes over the validation data.
+    """
+
+    start: float
+    data: float
+    train: float
+    validation: float
+
+    @property
+    def total(self) -> float:
+        """Return the whole."""
+        return self.start + self.data + self.train + self.validation
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training trial's figures.
+
+    Attributes:
+        trial: The trial.
+        split: Where its time went; None where no epoch ended.
+        throughput: Units per second of all GPUs while training, waits for data included, the epochs and batches
+            that the recipe does not count left out.
+        speedup: Over float32 at the same batch; see `speedup`. None without such a run.
+        throughput_ratio: Throughput over that run's; None without it.
+        efficiency: Throughput over that of as many single GPUs; None on one GPU or without the single one.
+        accuracy: After the last epoch; None without validation.
+        best_accuracy: After the epoch of the lowest validation loss.
+        perplexity: After the last epoch, of a language model; None for classifiers.
+        skipped_steps: Steps that loss scaling skipped.
+        peak_allocated_bytes: Peak of what tensors held.
+        peak_reserved_bytes: Peak of what the allocator held.
+        driver_used_bytes: In use on the device at the end, by the driver's word.
+    """
+
+    trial: Trial
+    split: Split | None
+    throughput: float | None
+    speedup: float | None
+    throughput_ratio: float | None
+    efficiency: float | None
+    accuracy: float | None
+    best_accuracy: float | None
+    perplexity: float | None
+    skipped_steps: int
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    driver_used_bytes: int | None
+
+
+def runs(trials: Sequence[Trial]) -> list[Run]:
+    """Return the figures of training trials, in order."""
+    baselines: dict[tuple[object, ...], Trial] = {}
+    singles: dict[tuple[object, ...], Trial] = {}
+    for trial in trials:
+        if trial.status == "ok" and trial.spec.precision == BASELINE:
+            baselines.setdefault(same_but(trial, *PRECISION), trial)
+        if trial.status == "ok" and trial.spec.world_size == 1:
+            singles.setdefault(same_but(trial, *GPUS), trial)
+    return [
+        _run(trial, baselines.get(same_but(trial, *PRECISION)), singles.get(same_but(as_on_one_gpu(trial), *GPUS)))
+        for trial in trials
+    ]
+
+
+def same_but(trial: Trial, *fields: str) -> tuple[object, ...]:
+    """Return what runs share whose times can be compared: all but these fields of a spec, learning rates and epochs."""
+    return shared_but(trial, *fields, recipe=NO_TIME)
+
+
+def _run(trial: Trial, baseline: Trial | None, single: Trial | None) -> Run:
+    epochs = epochs_of(trial)
+    last = epochs[-1] if epochs else None
+    return Run(
+        trial=trial,
+        split=split(trial),
+        throughput=throughput(trial),
+        speedup=speedup(baseline, trial),
+        throughput_ratio=_throughput_ratio(baseline, trial),
+        efficiency=_efficiency(trial, single),
+        accuracy=last.accuracy if last else None,
+        best_accuracy=best_accuracy(trial),
+        perplexity=perplexity(last) if last else None,
+        skipped_steps=sum(epoch.skipped_steps for epoch in epochs),
+        peak_allocated_bytes=steady_metrics.peak_allocated_bytes(trial),
+        peak_reserved_bytes=steady_metrics.peak_reserved_bytes(trial),
+        driver_used_bytes=driver_used_bytes(trial),
+    )
+
+
+def epochs_of(trial: Trial) -> tuple[Epoch, ...]:
+    """Return the epochs of a run; processes of one step wait for each other, so the first speaks for all."""
+    return trial.ranks[0].epochs if trial.ranks else ()
+
+
+def split(trial: Trial) -> Split | None:
+    """Return where the time of a run went, None where no epoch ended; epochs that it does not count are left out."""
+    epochs = _counted(epochs_of(trial), trial)
+    if not epochs:
+        return None
+    start = sum(epoch.first_step_seconds or 0.0 for epoch in epochs)
+    data = sum(epoch.data_seconds for epoch in epochs) if _knows_waits(trial, epochs) else 0.0
+    train = sum(epoch.seconds for epoch in epochs) - start - data
+    return Split(start, data, train, sum(epoch.validation_seconds for epoch in epochs))
+
+
+def loader_of(trial: Trial) -> Loader | None:
+    """Return the loader of a run's batches; None where its data lies on the device, and for other trials."""
+    recipe = trial.spec.recipe
+    if recipe is None or recipe.loader.resident or "resident-data" in trial.spec.techniques:
+        return None
+    return recipe.loader
+
+
+def data_share(trial: Trial) -> float | None:
+    """Return the share of the training time that went into waiting for batches, None where that is not known.
+
+    The run's first step is left out of that time.
+    """
+    if not _knows_waits(trial, epochs_of(trial)):
+        return None
+    parts = split(trial)
+    seconds = parts.data + parts.train if parts is not None else 0.0
+    return parts.data / seconds if parts is not None and seconds > 0 else None
+
+
+def _knows_waits(trial: Trial, epochs: Sequence[Epoch]) -> bool:
+    """Return whether a run tells waiting for data from waiting for the device.
+
+    Older records count a batch's copy to the device as waiting for data, and the copy waits for the steps in flight;
+    there are none in flight where the loss is read after each step.
+    """
+    reads_loss = trial.spec.recipe is not None and trial.spec.recipe.read_loss_every_step
+    return reads_loss or all(epoch.placing_seconds is not None for epoch in epochs)
+
+
+def throughput(trial: Trial) -> float | None:
+    """Return units per second of all processes together: samples over elapsed time, never a mean of rates."""
+    if trial.facts is None or not epochs_of(trial) or trial.spec.recipe is None:
+        return None
+    epochs = _counted(epochs_of(trial), trial)
+    of_ranks = [epoch for rank in trial.ranks for epoch in _counted(rank.epochs, trial)]
+    samples, seconds = sum(epoch.counted_samples for epoch in of_ranks), sum(epoch.counted_seconds for epoch in epochs)
+    if not samples:  # cut short before the first batch that counts: then all do
+        samples, seconds = sum(epoch.num_samples for epoch in of_ranks), sum(epoch.seconds for epoch in epochs)
+    return samples * trial.facts.units_per_sample / seconds if seconds > 0 and samples else None
+
+
+def _counted(epochs: tuple[Epoch, ...], trial: Trial) -> tuple[Epoch, ...]:
+    """Return the epochs that the recipe counts: all of them where it has not got as far as the first of those."""
+    skipped = trial.spec.recipe.skip_epochs if trial.spec.recipe is not None else 0
+    return epochs[skipped:] or epochs
+
+
+def is_whole(trial: Trial) -> bool:
+    """Return whether a run ended well and did all that its source's did, whatever it was allowed."""
+    recipe, epochs = trial.spec.recipe, epochs_of(trial)
+    all_done = recipe is not None and len(epochs) == recipe.epochs and not any(epoch.shortened for epoch in epochs)
+    return trial.status == "ok" and all_done
+
+
+def epoch_seconds(trial: Trial) -> float | None:
+    """Return how long an epoch takes once all is compiled, validation included: the median of those after the first.
+
+    None where there is no second one, or one was cut short.
+    """
+    epochs = epochs_of(trial)
+    if any(epoch.shortened for epoch in epochs):
+        return None
+    return median(epoch.seconds + epoch.validation_seconds for epoch in epochs[1:])
+
+
+def start_share(trial: Trial, *, of_throughput: bool) -> float:
+    """Return the share of a run's first step in its time, validation included, or in what its throughput counts."""
+    epochs, parts = _counted(epochs_of(trial), trial), split(trial)
+    if parts is None:
+        return 0.0
+    if not of_throughput:
+        return parts.start / parts.total if parts.total else 0.0
+    if (
+        trial.spec.recipe is not None
+        and trial.spec.recipe.skip_batches
+        and any(each.counted_samples for each in epochs)
+    ):
+        return 0.0  # it is among the batches that are left out
+    seconds = sum(epoch.seconds for epoch in epochs)
+    return parts.start / seconds if seconds else 0.0
+
+
+def length_in_words(trial: Trial) -> str:
+    """Return how long a run was beside what its source's was: "1 of 10 epochs, cut to 30 steps"; empty without one."""
+    recipe, epochs = trial.spec.recipe, epochs_of(trial)
+    if recipe is None:
+        return ""
+    done = f"{len(epochs)}" if len(epochs) == recipe.epochs else f"{len(epochs)} of {recipe.epochs}"
+    words = f"{done} epoch{'s' if recipe.epochs > 1 else ''}"
+    cut = next((epoch.num_steps for epoch in epochs if epoch.shortened), None)
+    return words if cut is None else f"{words}, cut to {cut} step{'s' if cut > 1 else ''}"
+
+
+def speedup(baseline: Trial | None, trial: Trial) -> float | None:
+    """Return how many times as fast a run trains as its baseline, None where that cannot be said.
+
+    Of whole runs it is the ratio of their wall times, validation included, as the sources have it; where one of
+    them was cut short, that of their throughputs.
+    """
+    if baseline is None or not epochs_of(trial):
+        return None
+    theirs, own = split(baseline), split(trial)
+    if is_whole(baseline) and is_whole(trial) and theirs is not None and own is not None:
+        return theirs.total / own.total
+    return _throughput_ratio(baseline, trial)
+
+
+def _throughput_ratio(baseline: Trial | None, trial: Trial) -> float | None:
+    slow, fast = None if baseline is None else throughput(baseline), throughput(trial)
+    return fast / slow if slow and fast else None
+
+
+def median_speedup(pairs: Iterable[tuple[Trial, Trial]]) -> float | None:
+    """Return the median speed-up over repetitions, each a baseline and a run; None where there is none."""
+    return median(value for pair in pairs if (value := speedup(*pair)) is not None)
+
+
+def median(values: Iterable[float]) -> float | None:
+    """Return the median of some numbers, None of none."""
+    listed = list(values)
+    return statistics.median(listed) if listed else None
+
+
+def best_accuracy(trial: Trial) -> float | None:
+    """Return the accuracy after the epoch of the lowest validation loss, as 001 selects it; None without one."""
+    judged = [
+        (epoch.validation_loss, epoch.accuracy)
+        for epoch in epochs_of(trial)
+        if epoch.accuracy is not None and epoch.validation_loss is not None and math.isfinite(epoch.validation_loss)
+    ]
+    return min(judged, key=lambda pair: pair[0])[1] if judged else None
+
+
+def perplexity(epoch: Epoch) -> float | None:
+    """Return a language model's perplexity after an epoch: the exponential of its mean validation loss per word."""
+    if epoch.validation_loss is None or epoch.accuracy is not None:
+        return None
+    try:
+        return math.exp(epoch.validation_loss)
+    except OverflowError:
+        return math.inf
+
+
+def driver_used_bytes(trial: Trial) -> int | None:
+    """Return the most memory in use on any of the devices at the end, by the driver's word."""
+    return steady_metrics.largest(rank.driver_used_bytes for rank in trial.ranks)
+
+
+def _efficiency(trial: Trial, single: Trial | None) -> float | None:
+    if trial.spec.world_size == 1 or single is None:
+        return None
+    together, alone = throughput(trial), throughput(single)
+    return together / (alone * trial.spec.world_size) if together and alone else None

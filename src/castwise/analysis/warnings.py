@@ -1,0 +1,300 @@
+"""What casts doubt on a trial's figures: one closed list, read off the record and nothing else.
+
+Where the record does not have what a warning needs, there is none. A trial with warnings keeps its figures.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from castwise.analysis import steady_metrics
+from castwise.records.schema import Block, Trial
+from castwise.records.telemetry import Reading
+from castwise.spec.quantities import format_share
+
+WarningName = Literal[
+    "throttled",
+    "clock-below-boost",
+    "foreign-process",
+    "noisy",
+    "first-block-slow",
+    "persistence-off",
+    "ecc-errors",
+    "too-few-blocks",
+    "cpu-starved",
+    "thermal-drift",
+]
+
+# The interquartile range of the blocks over their median. A speed-up of 1.05 is what one would take a precision for.
+NOISE = 0.05
+# Boost clocks move in steps of 15 MHz, 1 % of 1.5 GHz, by temperature; three steps and more are not the silicon's play.
+CLOCK_SHORTFALL = 0.05
+# As much as noise: below it the first block does not stand out.
+FIRST_BLOCK_EXCESS = NOISE
+# The fewest values whose range holds the median in 95 % of cases: 1 - 2 (1/2)^6 = 0.97, of five it is 0.94.
+FEWEST_BLOCKS = 6
+# Some task or other waits now and then on any machine; from a fifth of the time on it may well be the training loop.
+PRESSURE = 0.2
+# Where the kernel counts no pressure: more runnable tasks than CPUs by half.
+LOAD = 1.5
+# The share of a CPU that a hypervisor takes away comes straight off the host's speed; as much as noise.
+STEAL = NOISE
+# A GPU warms by this in its first blocks and drops one clock step; less is the sensor's and the room's.
+TEMPERATURE_RISE_CELSIUS = 5.0
+# What warm-up calls settled: step times that agree within 2 % (docs/method.md).
+DRIFT = 0.02
+
+# What holds a clock down against its will; the other reasons are idleness and settings. Source: nvml.h.
+_THROTTLING = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+_THERMAL = ("sw_thermal_slowdown", "hw_thermal_slowdown")
+_SETTINGS = ("applications_clocks_setting", "sync_boost", "display_clock_setting")
+
+
+@dataclass(frozen=True)
+class TrialWarning:
+    """One thing that casts doubt on a trial's figures.
+
+    Attributes:
+        name: Which of the closed list.
+        seen: What was seen.
+        cause: What it most likely comes from.
+        advice: What to try.
+    """
+
+    name: WarningName
+    seen: str
+    cause: str
+    advice: str
+
+
+def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
+    """Return the warnings of a cell's processes, each kind once, as the noisiest of those that it befell has it."""
+    found: dict[WarningName, TrialWarning] = {}
+    if len(trials) > 1:
+        trials = sorted(trials, key=lambda trial: steady_metrics.spread(trial) or 0.0, reverse=True)
+    for trial in trials:
+        for each in warnings_of(trial):
+            found.setdefault(each.name, each)
+    return list(found.values())
+
+
+def warnings_of(trial: Trial) -> list[TrialWarning]:
+    """Return all that casts doubt on a trial's figures, in the list's order."""
+    found = (look(trial) for look in _LOOKS)
+    return [warning for warning in found if warning is not None]
+
+
+def _throttled(trial: Trial) -> TrialWarning | None:
+    counts = Counter(reason for reading in trial.readings for reason in reading.throttle_reasons or ())
+    held = {reason: counts[reason] for reason in _THROTTLING if counts[reason]}
+    if not held:
+        return None
+    told = sum(reading.throttle_reasons is not None for reading in trial.readings)
+    seen = ", ".join(f"{reason} in {count} of {told} blocks{_whose(trial, reason)}" for reason, count in held.items())
+    return TrialWarning("throttled", seen + _at_limit(trial) + _at_a_stretch(trial), *_why_throttled(set(held)))
+
+
+def _why_throttled(held: set[str]) -> tuple[str, str]:
+    if held & set(_THERMAL):
+        return "the GPU is too hot for its clock", "better cooling, or pauses between trials"
+    if "hw_power_brake_slowdown" in held:
+        return "the machine's power supply asked for less", "fewer GPUs at work in this machine, or another supply"
+    if "sw_power_cap" in held:
+        return (
+            "the power limit sets the clock, which is normal for a big GPU under full load",
+            "nothing if the limit is the board's own; else raise it (nvidia-smi -pl)",
+        )
+    return "the hardware halved its clock, for heat or power", "look at nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+
+
+def _at_limit(trial: Trial) -> str:
+    limit = trial.gpu_facts.power_limit_watts if trial.gpu_facts is not None else None
+    powers = [power for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
+    return f", at {statistics.fmean(powers):.0f} of {limit:.0f} W" if limit and powers else ""
+
+
+def _at_a_stretch(trial: Trial) -> str:
+    """Return in words how much longer steps take in a training that lasts; empty where it is not worth a word."""
+    excess = steady_metrics.stretch_excess(trial)
+    return "" if excess is None else f"; steps that ran on and on took {format_share(excess)} longer than in the blocks"
+
+
+def _whose(trial: Trial, name: str) -> str:
+    """Return which of several GPUs something is of, in words; empty where it is of all of them."""
+    seen = [reading.whose.get(name, ()) for reading in trial.readings if _is_seen(reading, name)]
+    if not seen or () in seen:
+        return ""
+    return f" on {', '.join(sorted({device for devices in seen for device in devices}))}"
+
+
+def _is_seen(reading: Reading, name: str) -> bool:
+    return bool(getattr(reading, name, None)) or name in (reading.throttle_reasons or ())
+
+
+def _clock_below_boost(trial: Trial) -> TrialWarning | None:
+    most = trial.gpu_facts.max_sm_clock_hertz if trial.gpu_facts is not None else None
+    clocks = [reading.sm_clock_hertz for reading in trial.readings if reading.sm_clock_hertz is not None]
+    if not most or not clocks or statistics.fmean(clocks) >= (1 - CLOCK_SHORTFALL) * most:
+        return None
+    slowest = ", of the slowest GPU," if any(reading.num_gpus > 1 for reading in trial.readings) else ""
+    seen = f"SM clock {statistics.fmean(clocks) / 1e6:.0f} MHz{slowest} of at most {most / 1e6:.0f} MHz"
+    reasons = {reason for reading in trial.readings for reason in reading.throttle_reasons or ()}
+    for names, cause, advice in (
+        (_THROTTLING, "the throttling above", "see there"),
+        (_SETTINGS, "somebody set the clocks", "nvidia-smi -rgc -rac sets them back"),
+        (("gpu_idle",), "the GPU waits for the host, and saves power", "larger batches, torch.compile or CUDA graphs"),
+    ):
+        if reasons & set(names):
+            return TrialWarning("clock-below-boost", seen, cause, advice)
+    return TrialWarning("clock-below-boost", seen, "the driver gives no reason", "look at nvidia-smi -q -d CLOCK")
+
+
+def _foreign_process(trial: Trial) -> TrialWarning | None:
+    counts = [reading.foreign_processes for reading in trial.readings if reading.foreign_processes is not None]
+    shared = [count for count in counts if count]
+    if not shared:
+        return None
+    several = any(reading.num_gpus > 1 for reading in trial.readings)
+    where = _whose(trial, "foreign_processes") or (" on the GPUs" if several else " on the GPU")
+    return TrialWarning(
+        "foreign-process",
+        f"up to {max(shared)} other process{'es' if max(shared) > 1 else ''}{where} in {len(shared)} of "
+        f"{len(counts)} blocks",
+        "they take time, memory and power from it",
+        "end them (castwise doctor names them), or take another GPU",
+    )
+
+
+def _noisy(trial: Trial) -> TrialWarning | None:
+    spread = steady_metrics.spread(trial)
+    if spread is None or spread <= NOISE:
+        return None
+    settled = "" if trial.facts is None or trial.facts.settled else ", and the step time never settled"
+    return TrialWarning(
+        "noisy",
+        f"blocks spread by {format_share(spread)}{settled}",
+        "either the host sets the pace, or the machine is busy with something else",
+        "a quiet machine, or a larger batch",
+    )
+
+
+def _first_block_slow(trial: Trial) -> TrialWarning | None:
+    first, *others = steady_metrics.step_times(trial) or (0.0,)
+    if len(others) < 2 or first <= max(others):
+        return None
+    middle = statistics.median(others)
+    if first <= (1 + FIRST_BLOCK_EXCESS) * middle:
+        return None
+    return TrialWarning(
+        "first-block-slow",
+        f"the first block took {100 * (first / middle - 1):.0f} % longer a step than the median of the others",
+        "warm-up ended too early: algorithms, memory or clocks were still settling",
+        "measure longer (--seconds); the figure hardly feels one block",
+    )
+
+
+def _persistence_off(trial: Trial) -> TrialWarning | None:
+    if trial.gpu_facts is None or trial.gpu_facts.persistence_mode is not False:
+        return None
+    return TrialWarning(
+        "persistence-off",
+        "persistence mode is off",
+        "the driver unloads between processes: each start takes longer, and clocks start anew",
+        "nvidia-smi -pm 1, or nvidia-persistenced",
+    )
+
+
+def _ecc_errors(trial: Trial) -> TrialWarning | None:
+    before = trial.gpu_facts.ecc_errors if trial.gpu_facts is not None else None
+    counts = [count for count in (before, *(each.ecc_errors for each in trial.readings)) if count is not None]
+    if not counts or max(counts) == 0:
+        return None
+    known = trial.gpu_facts is not None and not {"gpu", "ecc_errors"} & set(trial.gpu_facts.missing)
+    more = max(counts) - (before or 0)
+    during = f", {more} of them in this trial" if before is not None and known and more else ""
+    return TrialWarning(
+        "ecc-errors",
+        f"{max(counts)} uncorrected memory errors since the driver was loaded{during}{_whose(trial, 'ecc_errors')}",
+        "the GPU's memory is failing",
+        "trust no figure; nvidia-smi -q -d ECC,ROW_REMAPPER, then reset or replace the GPU",
+    )
+
+
+def _too_few_blocks(trial: Trial) -> TrialWarning | None:
+    count = len(_blocks(trial))
+    if trial.status != "ok" or trial.sitting or not 0 < count < FEWEST_BLOCKS:
+        return None  # in a sitting the interval comes from several processes, and each ends once it has settled
+    return TrialWarning(
+        "too-few-blocks",
+        f"{count} timed block{'s' if count > 1 else ''}",
+        "the steps are long for the time given",
+        f"a longer --seconds; {FEWEST_BLOCKS} blocks are the fewest that bound a median",
+    )
+
+
+def _cpu_starved(trial: Trial) -> TrialWarning | None:
+    readings = trial.readings
+    pressure = _mean([reading.cpu_pressure for reading in readings])
+    steal, load = _mean([reading.cpu_steal for reading in readings]), _mean([each.cpu_load for each in readings])
+    if pressure is not None and pressure > PRESSURE:
+        seen = f"tasks waited for a CPU {100 * pressure:.0f} % of the time"
+    elif steal is not None and steal > STEAL:
+        seen = f"the hypervisor kept {100 * steal:.0f} % of the CPUs' time"
+    elif pressure is None and load is not None and load > LOAD:
+        seen = f"{load:.1f} runnable tasks a CPU"
+    else:
+        return None
+    return TrialWarning(
+        "cpu-starved", seen, "other work on the machine, or more threads than CPUs", "a quiet machine, or more CPUs"
+    )
+
+
+def _thermal_drift(trial: Trial) -> TrialWarning | None:
+    pairs = list(zip(trial.readings, steady_metrics.step_times(trial), strict=False))
+    if len(pairs) < 2:
+        return None
+    (first, before), (last, after) = pairs[0], pairs[-1]
+    cold, hot = first.max_temperature_celsius, last.max_temperature_celsius
+    if cold is None or hot is None or hot - cold < TEMPERATURE_RISE_CELSIUS:
+        return None
+    slower, drop = after / before - 1, _clock_drop(first, last)
+    if slower < DRIFT and drop < DRIFT:
+        return None
+    return TrialWarning(
+        "thermal-drift",
+        f"from {cold:.0f} to {hot:.0f} °C between first and last block, clock {-100 * drop:+.1f} %, step time "
+        f"{100 * slower:+.1f} %",
+        "the GPU was still warming up",
+        "measure longer, or after another job has warmed it",
+    )
+
+
+def _clock_drop(first: Reading, last: Reading) -> float:
+    if not first.sm_clock_hertz or last.sm_clock_hertz is None:
+        return 0.0
+    return 1 - last.sm_clock_hertz / first.sm_clock_hertz
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    given = [value for value in values if value is not None]
+    return statistics.fmean(given) if given else None
+
+
+def _blocks(trial: Trial) -> tuple[Block, ...]:
+    return trial.ranks[0].blocks if trial.ranks else ()
+
+
+_LOOKS: tuple[Callable[[Trial], TrialWarning | None], ...] = (
+    _throttled,
+    _clock_below_boost,
+    _foreign_process,
+    _noisy,
+    _first_block_slow,
+    _persistence_off,
+    _ecc_errors,
+    _too_few_blocks,
+    _cpu_starved,
+    _thermal_drift,
+)

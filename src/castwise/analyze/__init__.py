@@ -1,1 +1,0 @@
-"""Records to conclusions: pure functions, no torch, no input or output."""

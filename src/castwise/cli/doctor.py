@@ -1,0 +1,112 @@
+"""What a machine is and which precisions it has, as `castwise doctor` prints it."""
+
+from rich.markup import escape
+from rich.table import Table
+
+from castwise.records.schema import Environment
+from castwise.records.telemetry import GpuFacts
+from castwise.registry.gpus import find_device
+from castwise.registry.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
+from castwise.render.units import format_bytes
+from castwise.telemetry.gpu import GpuUnreadableError
+from castwise.telemetry.monitors import open_monitor
+from castwise.telemetry.nvml import NvmlUnavailableError, compute_processes
+
+
+def device_table(environment: Environment) -> Table:
+    """Return device, driver, software and the process's TF32 state, a line each."""
+    table = Table(show_header=False, box=None, pad_edge=False, title="This machine", title_justify="left")
+    for name, value in _facts(environment):
+        table.add_row(name, escape(value))
+    return table
+
+
+def precision_table(environment: Environment) -> Table:
+    """Return each precision with whether the device has it: native, emulated, or impossible and why."""
+    table = Table("precision", "here", "why", box=None, pad_edge=False, title="\nPrecisions", title_justify="left")
+    for row in PRECISIONS:
+        verdict, why = judge(row, environment)
+        style = {"native": "green", "emulated": "yellow", "impossible": "red"}[verdict]
+        table.add_row(row.name, f"[{style}]{verdict}[/]", escape(why))
+    return table
+
+
+def judge(row: Precision, environment: Environment) -> tuple[str, str]:
+    """Return native, emulated or impossible, and the reason."""
+    impossible = why_unsupported(row, environment.hardware)
+    if impossible is not None:
+        return "impossible", impossible
+    emulated = why_emulated(row, environment.hardware)
+    if emulated is not None:
+        return "emulated", f"{emulated}: it runs, without the speed"
+    return "native", row.summary
+
+
+def foreign_processes(environment: Environment) -> list[str]:
+    """Return a line for each process that computes on the GPU now, or one that says why this is unknown."""
+    if environment.gpu_uuid is None:
+        return []
+    try:
+        processes = compute_processes(environment.gpu_uuid)
+    except NvmlUnavailableError as error:
+        return [f"Whether other processes use the GPU is unknown: {error}."]
+    if not processes:
+        return ["No other process computes on this GPU."]
+    return [
+        f"Process {process.pid} ({process.name}) uses this GPU ({format_bytes(process.memory_bytes)}): figures suffer."
+        for process in processes
+    ]
+
+
+def _facts(environment: Environment) -> list[tuple[str, str]]:
+    facts = [("CPU", environment.cpu), ("system", f"{environment.system}, Python {environment.python}")]
+    facts.append(("torch", f"{environment.torch}, torchvision {environment.torchvision or 'not installed'}"))
+    facts.append(("castwise", f"{environment.castwise} ({environment.commit or 'commit unknown'})"))
+    if environment.gpu is None:
+        return [*facts, ("GPU", "none that torch can use")]
+    major, minor = environment.capability or (0, 0)
+    known = find_device(environment.gpu)
+    return [
+        ("GPU", f"{environment.gpu}, {format_bytes(environment.gpu_memory_bytes)}, {environment.num_gpus} in all"),
+        ("capability", f"{major}.{minor}"),
+        ("driver", f"{environment.driver or 'unknown'}, CUDA {environment.cuda}, cuDNN {environment.cudnn}"),
+        ("datasheet", known.source if known else "not known to castwise: no peak to compare with"),
+        ("TF32 by default", _tf32_state(environment.fp32_precision)),
+        *_driver_facts(environment.gpu_uuid),
+        *facts,
+    ]
+
+
+def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
+    """Return power limit, clock, persistence mode and memory errors as the driver has them, or why it has not."""
+    if uuid is None:
+        return []
+    try:
+        monitor = open_monitor(uuid)
+    except GpuUnreadableError as error:
+        return [("telemetry", f"not available: {error}")]
+    try:
+        facts = monitor.facts()
+    finally:
+        monitor.close()
+
+    def told(name: str, text: str) -> str:
+        return f"not available: {facts.missing[name]}" if name in facts.missing else text
+
+    return [
+        ("power limit", told("power_limit_watts", f"{facts.power_limit_watts or 0:.0f} W")),
+        ("highest clock", told("max_sm_clock_hertz", f"{(facts.max_sm_clock_hertz or 0) / 1e6:.0f} MHz")),
+        ("persistence", told("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)")),
+        ("ECC", told("ecc_errors", _ecc_state(facts))),
+    ]
+
+
+def _ecc_state(facts: GpuFacts) -> str:
+    mode = "unknown" if facts.ecc_mode is None else "on" if facts.ecc_mode else "off"
+    return f"{mode}, {facts.ecc_errors or 0} uncorrected errors since the driver was loaded"
+
+
+def _tf32_state(switches: dict[str, str]) -> str:
+    places = {"matmul": "cuda.matmul", "convolution": "cudnn.conv", "RNN": "cudnn.rnn"}
+    states = [f"{name} {'on' if switches.get(path) == 'tf32' else 'off'}" for name, path in places.items()]
+    return ", ".join(states) + " (a trial sets all three itself)"

@@ -1,0 +1,79 @@
+"""What castwise knows by name, as tables."""
+
+from rich.table import Table
+
+from castwise.registry.gpus import DEVICES, PEAK_DTYPES, peak
+from castwise.registry.precisions import PRECISIONS
+from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
+from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
+from castwise.registry.workloads import WORKLOADS
+from castwise.spec.plan import SYNTHETIC
+
+
+def workloads() -> Table:
+    """Return the workloads: name, unit, batch sizes, what it is."""
+    table = Table("workload", "counts", "batch (GPU / CPU)", "real data", "what it is", box=None, pad_edge=False)
+    for row in WORKLOADS:
+        batches = f"{row.batch_size} / {row.cpu_batch_size}"
+        table.add_row(row.name, row.unit, batches, ", ".join(row.data_sets) or "–", row.summary)
+    table.add_row("torchvision:NAME", "images", "64 / 4", "–", "any image classifier of torchvision")
+    table.add_row("timm:NAME", "images", "64 / 4", "–", "any model of timm with a classifier")
+    return table
+
+
+def precisions() -> Table:
+    """Return the precisions: name, aliases, needs, loss scale, what it is."""
+    table = Table("precision", "also", "needs (CUDA)", "on CPU", "loss scale", "what it is", box=None, pad_edge=False)
+    for row in PRECISIONS:
+        needs = "any" if row.capability == (0, 0) else f"≥ {row.capability[0]}.{row.capability[1]}"
+        needs += ", else emulated" if row.emulated_below else ""
+        also = ", ".join(alias.upper() if alias.startswith("o") else alias for alias in row.aliases)
+        table.add_row(row.name, also or "–", needs, "yes" if row.on_cpu else "no", row.loss_scale, row.summary)
+    return table
+
+
+# What a technique does to the numbers, for people.
+NUMERICS = {"bits": "the same", "rounding": "rounding", "draws": "other random draws", "shape": "another model"}
+
+
+def techniques() -> Table:
+    """Return the techniques: name, what it does, needs and costs, what it does to the numbers."""
+    table = Table("technique", "what it does", "needs", "costs", "numbers", "in", box=None, pad_edge=False)
+    for row in TECHNIQUES:
+        kinds = "run, suite" if "steady" in row.kinds else "suite"
+        table.add_row(row.name, row.summary, needs_of(row), row.cost, NUMERICS[row.numerics], kinds)
+    for name, members in SETS.items():
+        own = "; in a suite, for the loop that its file names" if name == TUNED else ""
+        table.add_row(name, f"short for {join(members)}, as far as they apply{own}", "", "", "", "run, suite")
+    return table
+
+
+def devices() -> Table:
+    """Return the GPUs whose datasheets are known: dense peaks in TFLOP/s, bandwidth in TB/s."""
+    table = Table(box=None, pad_edge=False, title="Dense peaks of the datasheets, TFLOP/s", title_justify="left")
+    table.add_column("GPU, as torch names it")
+    for dtype in PEAK_DTYPES:
+        table.add_column(dtype, justify="right")
+    table.add_column("TB/s", justify="right")
+    table.add_column("source")
+    for row in DEVICES:
+        peaks = (peak(row, dtype) for dtype in PEAK_DTYPES)
+        bandwidth = _figure(row.bandwidth_bytes_per_second)
+        table.add_row(row.names[0], *(_figure(value) for value in peaks), bandwidth, row.source)
+    return table
+
+
+def suites() -> Table:
+    """Return the suites: name, runs, data, the source's GPUs, what it is."""
+    table = Table("suite", "runs", "real data", "published on", "what it measures", box=None, pad_edge=False)
+    for name in SUITE_NAMES:
+        suite = find_suite(name)
+        data = dict.fromkeys(cells.data_set for cells in suite.cells if cells.data_set != SYNTHETIC)
+        gpus = dict.fromkeys(figure.gpu for figure in suite.published)
+        runs = len(specs_of(suite, device="cuda:0"))
+        table.add_row(name, str(runs), ", ".join(data) or "–", ", ".join(gpus) or "in plots only", suite.title)
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1e12:.4g}"

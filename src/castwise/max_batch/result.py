@@ -1,0 +1,280 @@
+"""The largest batch that fits, by trials alone: what was foretold from small ones, what was verified, and the knee.
+
+Everything here is read off records: a search that is going on, one that ended, and one that lies in a folder are the
+same to it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from castwise.analysis import steady_metrics
+from castwise.analysis.grouping import shared_but
+from castwise.records.memory import MemoryParts
+from castwise.records.schema import Trial
+from castwise.spec.plan import TrialSpec
+
+# The first batch tried, and how much larger each further one of the small ones is.
+START, GROWTH = 8, 4
+# Small batches end at this share of the batch that they foretell. cuDNN takes other algorithms, with other workspaces,
+# for larger batches: ResNet-50 in fp32 on an H200 takes 88 MiB a sample from 32 to 128 and 83 MiB from 128 on.
+_SMALL = 0.4
+# Of what the allocator may hold, the share that tensors come to at the largest batch; fragmentation takes the rest.
+# Source: ResNet-50 on an H200 (benchmarks/records/fit): 0.990 to 0.994. DPN-92 there: 0.934 to 0.953, as far as
+# multiples of 128 tell (benchmarks/records/suites/quick). A guess that is too high costs less than one too low: an
+# out-of-memory comes at once.
+USABLE = 0.99
+# A throughput this near to the best is as good. Source: chosen here, as the project's goal states it.
+KNEE = 0.02
+
+
+def trained(trial: Trial) -> bool:
+    """Return whether a trial's steps ran to their end: a loss that is no number takes as much memory as another."""
+    return trial.status in ("ok", "diverged")
+
+
+def fails(trial: Trial, fitting: int) -> bool:
+    """Return whether a trial says that its batch is too large, where a smaller one is known to train.
+
+    That is an out-of-memory; and a crash too, since libraries have errors of their own for memory that is not there,
+    and limits of their own on sizes.
+    """
+    return trial.status == "oom" or (trial.status == "crashed" and 0 < fitting < trial.spec.batch_size)
+
+
+def is_fit(trial: Trial) -> bool:
+    """Return whether a trial was made to find the largest batch."""
+    return trial.spec.kind == "steady" and trial.spec.protocol.memory_parts
+
+
+def held_bytes(trial: Trial) -> int | None:
+    """Return what a trial held, as far as a limit is concerned.
+
+    On a GPU it is the tensors' peak in the timed steps: what the allocator keeps beyond it gives way when memory ends.
+    On a CPU it is the growth of the process, from its start.
+    """
+    peak = steady_metrics.peak_allocated_bytes(trial)
+    if trial.spec.device_type == "cuda" or not trial.ranks:
+        return peak
+    return steady_metrics.largest([peak, *(rank.warm_up_peak_allocated_bytes for rank in trial.ranks)])
+
+
+def outside_bytes(trial: Trial) -> int:
+    """Return what lay on the device outside the trial's allocator, 0 where nobody knows."""
+    found = [rank.memory_parts.outside_bytes for rank in trial.ranks if rank.memory_parts is not None]
+    found += [
+        rank.driver_used_bytes - rank.peak_reserved_bytes
+        for rank in trial.ranks
+        if rank.driver_used_bytes is not None and rank.peak_reserved_bytes is not None
+    ]
+    return max(0, steady_metrics.largest(found) or 0)
+
+
+def available_bytes(trial: Trial) -> int | None:
+    """Return what a trial's allocator, or its process on a CPU, could have held; None where nobody knows."""
+    limit, whole = trial.spec.memory_limit_bytes, trial.environment.gpu_memory_bytes
+    if trial.spec.device_type == "cpu" or whole is None:
+        return limit
+    room = whole - outside_bytes(trial)
+    return room if limit is None else min(limit, room)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What two small batches foretell.
+
+    Attributes:
+        fixed_bytes: What is held whatever the batch.
+        sample_bytes: What a sample takes on top.
+        usable_bytes: What tensors can hold in all.
+        from_batches: The two batch sizes.
+    """
+
+    fixed_bytes: float
+    sample_bytes: float
+    usable_bytes: float
+    from_batches: tuple[int, int]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Return the largest batch foretold, 0 where none fits; None where a sample takes nothing."""
+        if self.sample_bytes <= 0:
+            return None
+        return max(0, int((self.usable_bytes - self.fixed_bytes) / self.sample_bytes))
+
+
+def foretell(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
+    """Return what the two largest of some trials foretell, None where fewer than two have trained.
+
+    Args:
+        trials: Trials of small batches that differ in their batch size alone.
+        usable: On a GPU, the share of what the allocator may hold that tensors can come to.
+    """
+    known = sorted((t for t in trials if trained(t) and held_bytes(t)), key=lambda trial: trial.spec.batch_size)[-2:]
+    if len(known) < 2:
+        return None
+    small, large = (trial.spec.batch_size for trial in known)
+    little, much = (_line_bytes(trial, known) for trial in known)
+    last = known[-1]
+    available = available_bytes(last)
+    if available is None:
+        return None
+    sample = (much - little) / (large - small)
+    share = usable if last.spec.device_type == "cuda" else 1.0
+    return Prediction(little - small * sample, sample, available * share, (small, large))
+
+
+def _line_bytes(trial: Trial, others: Sequence[Trial]) -> float:
+    """Return what one of several trials held, but with the smallest of their workspaces.
+
+    Of algorithms cuDNN takes what needs much workspace while there is plenty (0.8 GiB of the 3.5 that 128 images took
+    in a ResNet-18), and at the limit what needs little.
+    """
+    held, parts = held_bytes(trial) or 0, parts_of(trial)
+    spaces = [own.workspace_bytes or 0 for each in others if (own := parts_of(each)) is not None]
+    if parts is None or len(spaces) < len(others):
+        return held
+    return held - (parts.workspace_bytes or 0) + min(spaces)
+
+
+def next_small(trials: Sequence[Trial], first: int) -> int | None:
+    """Return the next small batch to try, None where there are enough of them, or one did not train.
+
+    Args:
+        trials: The small ones tried so far, in order.
+        first: The first of them.
+    """
+    if not trials:
+        return first
+    if not trained(trials[-1]):
+        return None
+    following = trials[-1].spec.batch_size * GROWTH
+    found = foretell(trials)
+    if found is None:
+        return following if len(trials) < 2 else None
+    largest = found.batch_size
+    return following if largest is None or following <= largest * _SMALL else None
+
+
+def small_ones(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the small batches that a search began with, by the order in which its trials were run."""
+    found: list[Trial] = []
+    for trial in sorted(trials, key=lambda each: each.started_at):
+        if found and next_small(found, START) != trial.spec.batch_size:
+            break
+        found.append(trial)
+    return found
+
+
+@dataclass(frozen=True)
+class Fit:
+    """All trials that differ in their batch size alone.
+
+    Attributes:
+        trials: By batch size.
+    """
+
+    trials: tuple[Trial, ...]
+
+    @property
+    def spec(self) -> TrialSpec:
+        """Return what all have in common; of the smallest batch."""
+        return self.trials[0].spec
+
+    @cached_property
+    def trained(self) -> list[Trial]:
+        """Return the trials whose steps ran."""
+        return [trial for trial in self.trials if trained(trial)]
+
+    @property
+    def largest(self) -> Trial | None:
+        """Return the largest batch that trained."""
+        return self.trained[-1] if self.trained else None
+
+    @property
+    def failing(self) -> Trial | None:
+        """Return the smallest batch above it that did not train."""
+        above = self.largest.spec.batch_size if self.largest else 0
+        return next((t for t in self.trials if fails(t, above) and t.spec.batch_size > above), None)
+
+    @property
+    def problem(self) -> Trial | None:
+        """Return a trial that ended in neither steps nor an out-of-memory, the largest batch's first; None for none."""
+        return next((t for t in reversed(self.trials) if not trained(t) and t.status != "oom"), None)
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """Return what its small batches foretold."""
+        return foretell(small_ones(self.trials))
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Return by what share the prediction missed what was verified; None without either.
+
+        Of the batches between the largest that trained and the first that did not nothing is known: one of them is
+        no miss.
+        """
+        foretold = self.prediction.batch_size if self.prediction is not None else None
+        if foretold is None or self.largest is None or self.failing is None:
+            return None
+        least, most = self.largest.spec.batch_size, self.failing.spec.batch_size - 1
+        return foretold / min(max(foretold, least), most) - 1
+
+    @property
+    def usable(self) -> float | None:
+        """Return the share of the memory that tensors came to at the largest batch; None where that is not known."""
+        largest = self.largest
+        if largest is None or self.failing is None:
+            return None
+        available, held = available_bytes(largest), held_bytes(largest)
+        return held / available if available and held else None
+
+    @property
+    def num_foreign(self) -> int:
+        """Return how many processes of others computed on the GPU, at the most, while steps were timed."""
+        counts = [reading.foreign_processes for trial in self.trained for reading in trial.readings]
+        return max((count for count in counts if count is not None), default=0)
+
+    @property
+    def knee(self) -> Trial | None:
+        """Return the smallest batch whose throughput is within 2 % of the best."""
+        rates = {trial.spec.key: steady_metrics.throughput(trial) for trial in self.trained}
+        best = max((rate for rate in rates.values() if rate), default=None)
+        if best is None:
+            return None
+        return next(trial for trial in self.trained if (rates[trial.spec.key] or 0.0) >= (1 - KNEE) * best)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What came of `castwise fit`.
+
+    Attributes:
+        fits: A search for each loop.
+        seconds: Wall time.
+        num_recorded: How many of the trials were on record before, and are not in the wall time.
+    """
+
+    fits: tuple[Fit, ...]
+    seconds: float
+    num_recorded: int = 0
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Return all trials."""
+        return tuple(trial for fit in self.fits for trial in fit.trials)
+
+
+def fits_of(trials: Iterable[Trial]) -> list[Fit]:
+    """Return trials that were made to find the largest batch, put together, in the order of their first ones."""
+    groups: dict[tuple[object, ...], list[Trial]] = {}
+    for trial in trials:
+        if is_fit(trial):
+            groups.setdefault(shared_but(trial, "batch_size"), []).append(trial)
+    return [Fit(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
+
+
+def parts_of(trial: Trial) -> MemoryParts | None:
+    """Return what held a trial's memory; None where nobody looked, or nobody could see."""
+    parts = trial.ranks[0].memory_parts if trial.ranks else None
+    return None if parts is None or parts.missing else parts

@@ -1,0 +1,193 @@
+"""Find the largest batch of each precision and set of techniques, and the curve below it, in fresh processes."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from castwise.analysis import steady_metrics
+from castwise.errors import UsageError
+from castwise.max_batch.bisect import Grid, find_limit
+from castwise.max_batch.result import GROWTH, START, USABLE, Fit, Fitted, fits_of, is_fit
+from castwise.orchestrator.cached_measure import Asking
+from castwise.orchestrator.job import Going, Job, Request, prepare
+from castwise.orchestrator.machine import EngineFactory
+from castwise.orchestrator.reuse import stands
+from castwise.orchestrator.trial import Listener
+from castwise.records.schema import Environment, Trial
+from castwise.spec.plan import FIT, SYNTHETIC, Axes, TrialSpec
+
+MULTIPLE = 8
+# Around the knee, batches are tried until neighbours differ by no more than this factor.
+_KNEE_WITHIN = 2
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What a user asked for; None stands for "what suits the machine".
+
+    Attributes:
+        workload: The workload.
+        precisions: Precisions; None takes all that the device has.
+        techniques: Changes to the loop, those of one loop joined by "+"; None takes the plain loop.
+        exact: Whether the answer is to the sample; else it is a multiple of eight.
+        margin: The share of the memory that is to stay free.
+        memory_bytes: The most that a trial may take; None takes all that the device has.
+        steps: Steps that a batch must train to fit, at the least.
+        curve: Whether batches below the largest are measured for the curve.
+        device: "cpu", "cuda" or "cuda:N".
+        data_set: `synthetic` or the name of a real data set.
+        data_dir: Where real data lies.
+        results: The results folder; None keeps no records.
+        timeout_seconds: Seconds one phase of a trial may take before it is given up.
+        seed: Seeds weights, data and dropout.
+        retry: Measure crashed and timed-out trials again.
+        again: Measure everything again, whatever is recorded.
+    """
+
+    workload: str
+    precisions: tuple[str, ...] | None = None
+    techniques: tuple[str, ...] | None = None
+    exact: bool = False
+    margin: float = 0.0
+    memory_bytes: float | None = None
+    steps: int = FIT.warm_up_steps + FIT.min_blocks
+    curve: bool = True
+    device: str | None = None
+    data_set: str = SYNTHETIC
+    data_dir: Path | None = None
+    results: Path | None = None
+    timeout_seconds: float | None = None
+    seed: int = 0
+    retry: bool = False
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A search made concrete on this machine.
+
+    Attributes:
+        templates: A trial of each loop, whatever its batch size.
+        grid: Which batch sizes are tried.
+        curve: Whether batches below the largest are measured.
+        job: The machine, its records, and where to tell of progress.
+    """
+
+    templates: tuple[TrialSpec, ...]
+    grid: Grid
+    curve: bool
+    job: Job = field(repr=False)
+    _going: Going = field(default_factory=Going, repr=False)
+
+    def run(self) -> Fitted:
+        """Search for each loop's largest batch, and fill in its curve."""
+        began = time.perf_counter()
+        measure = Asking(self.job.sweep, self._going)
+        fits: list[Fit] = []
+        for template in self.templates:
+            # How much of this device fragmentation takes is known once one search has ended.
+            usable = next((share for fit in reversed(fits) if (share := fit.usable) is not None), USABLE)
+            fits.append(self._fit(template, measure, usable))
+        recorded = {id(trial) for trial in measure.known.values()}
+        num_recorded = sum(id(trial) in recorded for fit in fits for trial in fit.trials)
+        return Fitted(tuple(fits), time.perf_counter() - began, num_recorded)
+
+    def _fit(self, template: TrialSpec, measure: Asking, usable: float) -> Fit:
+        trials = find_limit(measure, template, self.grid, usable)
+        # What an earlier search of the same loop tried belongs to it, too.
+        earlier = [] if self._going.again else [t for t in measure.known.values() if _is_of(t, template)]
+        tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
+        while self.curve and (size := self._next_of_curve(fits_of(tried.values())[0])) is not None:
+            trial = measure(template.model_copy(update={"batch_size": size}))
+            tried[trial.spec.key] = trial
+        return fits_of(tried.values())[0]
+
+    def _next_of_curve(self, fit: Fit) -> int | None:
+        """Return a batch below the largest that the curve lacks: the small ones' series, and the knee's lower side."""
+        if fit.largest is None or fit.failing is None:
+            return None
+        tried = [trial.spec.batch_size for trial in fit.trials]
+        size = self.grid.aligned(START)
+        while 2 * size <= fit.largest.spec.batch_size:  # nearer ones only where the knee may lie there
+            if size not in tried:
+                return size
+            size *= GROWTH
+        knee = fit.knee
+        if knee is None or steady_metrics.throughput(knee) is None:
+            return None
+        at = knee.spec.batch_size
+        below = max((each for each in tried if each < at), default=at)
+        middle = self.grid.aligned(math.isqrt(below * at))
+        return middle if at > _KNEE_WITHIN * below and middle not in tried and below < middle < at else None
+
+
+def prepare_fit(
+    request: FitRequest, listener: Listener | None = None, make_engine: EngineFactory | None = None
+) -> Fitting:
+    """Check a request against the machine, and return the search that answers it.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    if not 0 <= request.margin < 1:
+        raise UsageError(f"A margin is a share from 0 to below 100 %; {request.margin:g} is none.")
+    least = 1 + FIT.min_blocks
+    if request.steps < least:
+        raise UsageError(f"A batch is seen to train after {least} steps at the least; {request.steps} are too few.")
+    job = prepare(
+        Request(
+            axes=Axes(
+                workloads=(request.workload,),
+                precisions=request.precisions,
+                batch_sizes=(START,),
+                techniques=request.techniques,
+            ),
+            device=request.device,
+            data_set=request.data_set,
+            data_dir=request.data_dir,
+            results=request.results,
+            timeout_seconds=request.timeout_seconds,
+            seed=request.seed,
+            retry=request.retry,
+            again=request.again,
+        ),
+        listener,
+        make_engine,
+    )
+    limit = _limit(request, job.sweep.environment)
+    protocol = FIT.model_copy(update={"warm_up_steps": request.steps - FIT.min_blocks})
+    if request.timeout_seconds is not None:
+        protocol = protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
+    update = {"protocol": protocol, "memory_limit_bytes": limit}
+    templates = tuple(spec.model_copy(update=update) for spec in job.plan.specs)
+    finest = max((own.accumulate for own in job.own.values()), default=1)
+    multiple = finest if request.exact else math.lcm(MULTIPLE, finest)
+    going = Going(request.retry, request.again)
+    return Fitting(templates, Grid(multiple, finest, math.lcm(START, finest)), request.curve, job, going)
+
+
+def _limit(request: FitRequest, environment: Environment) -> int | None:
+    """Return the most that a trial may take, None where the device alone decides."""
+    whole = environment.gpu_memory_bytes if environment.gpu is not None else None
+    asked = request.memory_bytes
+    if whole is None and asked is None:
+        raise UsageError(
+            "On a CPU memory ends where the machine begins to swap, which no batch is worth: "
+            "name a limit with --memory, such as --memory 2GiB."
+        )
+    if whole is not None and asked is not None and asked > whole:
+        raise UsageError(
+            f"--memory {asked / 2**30:.3g} GiB is more than {environment.device_name} has ({whole / 2**30:.1f} GiB)."
+        )
+    if asked is None and not request.margin:
+        return None
+    return max(1, int((asked if asked is not None else whole or 0) * (1 - request.margin)))
+
+
+def _is_of(trial: Trial, template: TrialSpec) -> bool:
+    own = template.timeless.model_copy(update={"batch_size": trial.spec.batch_size})
+    limit = template.protocol.timeout_seconds
+    return is_fit(trial) and trial.spec.timeless == own and stands(trial, limit)

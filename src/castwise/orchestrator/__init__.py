@@ -1,0 +1,1 @@
+"""The parent: processes, interleaved sessions, rounds, the stop rule."""

@@ -1,0 +1,29 @@
+"""A search's trials: asked for one at a time, of which nobody knows how many there will be."""
+
+from dataclasses import replace
+
+from castwise.orchestrator.job import Going, recorded_of
+from castwise.orchestrator.trial import Sweep, Uncounted
+from castwise.records.schema import Trial
+from castwise.spec.plan import TrialSpec
+
+
+class Asking:
+    """Returns the trial of a spec: as it is on record, else measured.
+
+    Args:
+        sweep: Measures; its listener is told of each trial without a number of all.
+        going: Which records are measured again.
+
+    Attributes:
+        known: What was on record when the search began, by spec key.
+    """
+
+    def __init__(self, sweep: Sweep, going: Going) -> None:
+        self._sweep = replace(sweep, listener=Uncounted(sweep.listener))
+        self._going = going
+        self.known: dict[str, Trial] = {} if sweep.store is None else sweep.store.load(sweep.environment)[0]
+
+    def __call__(self, spec: TrialSpec) -> Trial:
+        """Return the trial of a spec."""
+        return recorded_of([spec], self.known, self._going).get(spec.key) or self._sweep.run([spec])[0]

@@ -1,0 +1,162 @@
+"""The machine that jobs run on: its device, its data sets, and castwise's own commit."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from castwise.errors import EngineError, MissingDataError, UsageError
+from castwise.orchestrator.closing import Leaving
+from castwise.orchestrator.processes import ForkserverEngine
+from castwise.orchestrator.session import Engine, TrialFailedError
+from castwise.records.schema import Environment
+from castwise.registry.datasets import DataSet, default_data_dir, verify
+from castwise.spec.user_model import OwnModel, OwnWorkload, locate
+
+COMMIT_VARIABLE = "CASTWISE_COMMIT"
+
+_PROBE_TIMEOUT_SECONDS = 300.0
+_FETCH_TIMEOUT_SECONDS = 600.0
+
+EngineFactory = Callable[[Path | None, str | None], Engine]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The machine that jobs run on.
+
+    Attributes:
+        engine: Starts the processes.
+        environment: What the device is.
+        device: "cpu" or "cuda:N".
+        data_dir: Where real data lies.
+    """
+
+    engine: Engine
+    environment: Environment
+    device: str
+    data_dir: Path
+
+
+def find_bench(
+    device: str | None, data_dir: Path | None, make_engine: EngineFactory | None = None, zoo_models: Sequence[str] = ()
+) -> Bench:
+    """Return the machine with the device asked for; None takes the first GPU, or the CPU where there is none.
+
+    Raises:
+        UsageError: There is no such device, or a zoo has no such model.
+        EngineError: No measuring process could be started.
+    """
+    folder = data_dir or default_data_dir()
+    engine = (make_engine or ForkserverEngine)(folder, find_commit())
+    environment = find_device(engine, device, zoo_models)
+    return Bench(engine, environment, _device_of(device, environment), folder)
+
+
+def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
+    """Return the environment that a trial on this device has, from a process of its own.
+
+    Args:
+        engine: Starts the process.
+        device: "cpu", "cuda", "cuda:N"; None takes the first GPU, or the CPU where there is none.
+        zoo_models: Workloads of zoos, whose models only the process can look up.
+
+    Raises:
+        UsageError: There is no such device, or a zoo has no such model.
+    """
+    session = engine.start(_PROBE_TIMEOUT_SECONDS)
+    try:
+        environment = session.open(device or "auto")
+        if zoo_models:
+            session.check(zoo_models)
+        return environment
+    except TrialFailedError as failure:
+        if failure.refused:
+            raise UsageError(failure.message) from None
+        if device in (None, "cpu"):
+            raise EngineError(f"The measuring process could not open a device: {failure.message}.") from None
+        raise UsageError(
+            f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
+        ) from None
+    finally:
+        Leaving().see_off([session])  # nothing of it disturbs the plan being made
+
+
+def look_at_own(bench: Bench, references: Sequence[str]) -> dict[str, OwnWorkload]:
+    """Return what is known of the user's own models, by reference; each one's code runs in a process of its own.
+
+    Raises:
+        UsageError: There is no such file or function, it raises, or what it returns cannot be trained.
+    """
+    return {reference: _look_at(bench, locate(reference)) for reference in references}
+
+
+def _look_at(bench: Bench, model: OwnModel) -> OwnWorkload:
+    session = bench.engine.start(_PROBE_TIMEOUT_SECONDS)
+    try:
+        session.open(bench.device)
+        return session.look_at(model)
+    except TrialFailedError as failure:
+        raise UsageError(failure.message, failure.log) from None
+    finally:
+        session.close()
+
+
+def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:
+    """Make sure that a data set lies in a folder: verify it, or download it first where it is missing.
+
+    Raises:
+        DataError: It is damaged, or missing and not to be downloaded.
+    """
+    try:
+        verify(data_set, data_dir)
+    except MissingDataError as missing:
+        session = engine.start(_FETCH_TIMEOUT_SECONDS)
+        try:
+            session.fetch(data_set.name, data_dir)
+        except TrialFailedError as failure:
+            raise MissingDataError(f"{missing} Downloading it failed too: {failure.message.rstrip(' .:')}.") from None
+        finally:
+            session.close()
+        verify(data_set, data_dir)
+
+
+def find_commit() -> str | None:
+    """Return castwise's commit: CASTWISE_COMMIT, else git's word on the checkout this file lies in, else None."""
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return named
+    here = Path(__file__).resolve()
+    if not (here.parents[3] / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(here.parent), "describe", "--always", "--abbrev=12", "--exclude=*"]
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        changed = subprocess.run(
+            ["git", "-C", str(here.parents[1]), "status", "--porcelain", "--", "."],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def check_device_name(device: str | None) -> None:
+    """Make sure that a device's name can be one.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device or "cpu"):
+        raise UsageError(f"No device '{device}'. Write cpu, cuda or cuda:N.")
+
+
+def _device_of(asked: str | None, environment: Environment) -> str:
+    if environment.gpu is None:
+        return "cpu"
+    return asked if asked is not None and ":" in asked else "cuda:0"

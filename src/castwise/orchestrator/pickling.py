@@ -1,0 +1,107 @@
+"""Objects of a Python session on their way to the trials' processes: pickled with the code that defines them."""
+
+import hashlib
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from castwise.errors import StoreError, UsageError
+from castwise.spec.user_model import pickle_reference
+
+# What pickling raises, by whoever's hand; a `__getstate__` may raise others, which are the user's to see as they are.
+_FAILURES = (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError, NotImplementedError, OSError)
+_MOST_DEPTH = 12
+
+
+def send(parts: Mapping[str, Any], folder: Path) -> str:
+    """Write objects where a trial's process finds them, and return the reference of the workload that they are.
+
+    What is defined in `__main__`, in a notebook's cell or in a function travels as code, by cloudpickle; what is
+    defined in a module is imported there again.
+
+    Args:
+        parts: The parts of the user's own model, by the names of the contract.
+        folder: Where the file goes; made where it does not exist.
+
+    Raises:
+        UsageError: cloudpickle is not installed, or one of the objects cannot be pickled.
+        StoreError: The file cannot be written.
+    """
+    content = _pickled(parts)
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    path = folder.absolute() / f"{digest}.pickle"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise StoreError(f"The model cannot be written to '{path}': {error.strerror or error}.") from None
+    return pickle_reference(path, name_of(parts["model"]))
+
+
+def name_of(model: Any) -> str:
+    """Return what a model is called in reports: its class, or the function that makes it."""
+    name = getattr(model, "__name__", None) or type(model).__name__
+    return str(name) if str(name).isidentifier() else "model"
+
+
+def _pickled(parts: Mapping[str, Any]) -> bytes:
+    try:
+        return _dumps(dict(parts))
+    except _FAILURES as error:
+        where, culprit = _culprit(dict(parts))
+        raise UsageError(
+            f"{where} ({type(culprit).__name__}) cannot travel to the process that measures: {error}. Leave it out, or "
+            "give a function that returns the model in its place, and makes it there."
+        ) from None
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UsageError(
+            "castwise.compare needs cloudpickle, which is not installed. Install it with: "
+            "pip install 'castwise[measure]'"
+        ) from None
+    buffer = io.BytesIO()
+    cloudpickle.dump(value, buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    return buffer.getvalue()
+
+
+def _culprit(parts: dict[str, Any]) -> tuple[str, Any]:
+    """Return the innermost object that cannot be pickled, and its name, as far as attributes and items lead to it."""
+    where, found = "", parts
+    for _ in range(_MOST_DEPTH):
+        inner = next(((name, value) for name, value in _children(found) if not _travels(value)), None)
+        if inner is None:
+            break
+        where, found = f"{where}{inner[0]}", inner[1]
+    return where.lstrip("."), found
+
+
+def _travels(value: Any) -> bool:
+    try:
+        _dumps(value)
+    except _FAILURES:
+        return False
+    return True
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f".{key}", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    else:
+        own = getattr(value, "__dict__", {})
+        yield from ((f".{name}", part) for name, part in own.items() if not name.startswith("_"))
+        yield from ((f".{name}", part) for name, part in (own.get("_modules") or {}).items())
+        code = getattr(value, "__code__", None)
+        for name, cell in zip(
+            getattr(code, "co_freevars", ()), getattr(value, "__closure__", None) or (), strict=False
+        ):
+            yield f" → {name}", cell.cell_contents
+        names = getattr(code, "co_names", ())
+        yield from ((f" → {name}", part) for name, part in getattr(value, "__globals__", {}).items() if name in names)

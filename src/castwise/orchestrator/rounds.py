@@ -1,0 +1,348 @@
+"""Rounds of sittings, with fresh processes each, until every ratio is known well enough or the time is up."""
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from castwise.analysis.speedup import baselines_among, processes_apart, speedup_estimate, step_estimate
+from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, judge, noise_of, student_quantile
+from castwise.analysis.steady_metrics import turn_lengths, turn_times
+from castwise.errors import UsageError
+from castwise.orchestrator.block_schedule import Earlier
+from castwise.orchestrator.interleaved import MovingIn, sit
+from castwise.orchestrator.trial import Sweep
+from castwise.records.schema import Trial
+from castwise.registry.precisions import BASELINE
+from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
+from castwise.spec.plan import TrialSpec
+from castwise.spec.quantities import parse_duration, parse_share
+
+# What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
+_CONTEXT_BYTES = 2**30
+_USABLE = 0.95  # of the device's memory
+
+Ending = Literal["narrow", "budget", "rounds", "failed"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a comparison ends.
+
+    Attributes:
+        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough, if it leaves
+            no doubt what the verdict is.
+        margin: How far from 1 a speed-up still is "the same".
+        min_rounds: Rounds before that counts.
+        max_rounds: Rounds at the most.
+        are_rounds_named: Whether the user named that number, be it the default's.
+        budget_seconds: Wall time after which no round is begun; None for no such end.
+    """
+
+    half_width: float = 0.01
+    margin: float = 0.01
+    min_rounds: int = 3
+    max_rounds: int = 12
+    are_rounds_named: bool = False
+    budget_seconds: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        within: str | float | None = None,
+        budget: str | float | None = None,
+        rounds: int | None = None,
+        margin: str | float | None = None,
+        dashes: str = "",
+    ) -> "Rule | None":
+        """Return the rule that a user asks for; None where none of the first three is given.
+
+        Args:
+            within: The half-width of every speed-up's interval: `1%` or 0.01.
+            budget: Wall time: `60s`, or seconds.
+            rounds: Rounds at the most.
+            margin: How far from 1 a speed-up still is "the same": `1%` or 0.01.
+            dashes: What stands before the names in messages.
+
+        Raises:
+            UsageError: One of them is none, or there is a margin and nothing that has intervals.
+        """
+        if within is None and budget is None and rounds is None:
+            if margin is not None:
+                needed = f"{dashes}within, {dashes}budget or {dashes}rounds"
+                raise UsageError(f"{dashes}margin is for speed-ups with intervals: add {needed}.")
+            return None
+        most = cls.max_rounds if rounds is None else rounds
+        if most < 1:
+            raise UsageError(f"{dashes}rounds takes a whole number from 1; {most} is none.")
+        return cls(
+            half_width=cls.half_width if within is None else parse_share(f"{dashes}within", str(within)),
+            margin=cls.margin if margin is None else parse_share(f"{dashes}margin", str(margin)),
+            min_rounds=min(cls.min_rounds, most),
+            max_rounds=most,
+            are_rounds_named=rounds is not None,
+            budget_seconds=None if budget is None else parse_duration(f"{dashes}budget", str(budget)),
+        )
+
+    def is_answered(self, ratio: Estimate) -> bool:
+        """Return whether a speed-up is known well enough, and what is said of it is not in doubt."""
+        if ratio.n < self.min_rounds or ratio.half_width > self.half_width:
+            return False
+        return judge(ratio, self.margin).kind != "inconclusive"
+
+    def share_of_budget(self, comparisons: int) -> "Rule":
+        """Return the rule for the next of several comparisons that share the budget left."""
+        return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds / comparisons)
+
+    def after(self, seconds: float) -> "Rule":
+        """Return the rule once some of the budget is spent."""
+        return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds - seconds)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison's end.
+
+    Attributes:
+        trials: Every trial, those of earlier jobs first, one a cell and round.
+        ending: Why no further round was begun: every interval is `narrow`, the `budget` or the most `rounds`
+            are spent, or all that could be compared `failed`.
+        seconds: Wall time of the rounds.
+    """
+
+    trials: tuple[Trial, ...]
+    ending: Ending
+    seconds: float
+
+
+class Rounds:
+    """The rounds of one comparison: cells that differ from one of them, the baseline, in what is asked about."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        cells: Sequence[TrialSpec],
+        rule: Rule,
+        recorded: Sequence[Trial] = (),
+        baseline: TrialSpec | None = None,
+    ) -> None:
+        """Begin where earlier jobs ended.
+
+        Args:
+            sweep: Starts the processes, keeps the records, is told of progress.
+            cells: The cells, with repeat 0.
+            rule: When to end.
+            recorded: The trials of these cells that stand already.
+            baseline: The cell that the others are compared with; None takes float32's.
+        """
+        self._sweep, self._rule, self._baseline = sweep, rule, baseline
+        # The baseline moves in first: without it nothing can be compared.
+        self._cells = sorted(cells, key=lambda spec: not self._is_baseline(spec))
+        self._trials = list(recorded)
+        self._started = time.perf_counter()
+        self._longest_round = 0.0
+
+    def run(self) -> Compared:
+        """Run rounds until the rule ends them."""
+        self._sweep.look(self._cells)
+        # Intervals need scipy, half a second to import: while the first processes start, nobody waits for it.
+        threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
+        try:
+            while (ending := self._ending()) is None:
+                started = time.perf_counter()
+                self._run_round(self._open_cells())
+                self._longest_round = max(self._longest_round, time.perf_counter() - started)
+        finally:
+            self._sweep.leaving.wait()
+            self._sweep.telemetry.close()
+        self._say_why(ending)
+        return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
+
+    def run_once(self) -> Compared:
+        """Let all cells sit once more, whatever they had."""
+        started = time.perf_counter()
+        self._sweep.look(self._cells)
+        try:
+            self._run_round(self._well_cells())
+        finally:
+            self._sweep.leaving.wait()
+            self._sweep.telemetry.close()
+        return Compared(tuple(self._trials), "rounds", time.perf_counter() - started)
+
+    def _say_why(self, ending: Ending) -> None:
+        rounds = max((self._num_trials(spec) for spec in self._cells if not self._is_baseline(spec)), default=0)
+        rounds, share = rounds or self._num_trials(self._cells[0]), f"{self._rule.half_width:.3g}"
+        doubt = f"not every speed-up is known within {share} and told from 1"
+        why = {
+            "narrow": f"every speed-up is known within a share of {share}",
+            "budget": f"the next round would not end within the budget; {doubt}",
+            "rounds": f"they are all that were allowed; {doubt}",
+            "failed": "nothing is left that could be compared",
+        }[ending]
+        spec = self._cells[0]
+        where = f"{spec.workload} batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
+        where += f" {join(spec.techniques)}" if spec.techniques else ""
+        self._sweep.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
+
+    def _ending(self) -> Ending | None:
+        if not self._open_cells():
+            well = self._well_cells()
+            if not well:
+                return "failed"
+            return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
+        budget = self._rule.budget_seconds
+        passed = time.perf_counter() - self._started
+        if budget is not None and self._longest_round and passed + self._longest_round > budget:
+            return "budget"
+        return None
+
+    def _open_cells(self) -> list[TrialSpec]:
+        """Return the cells that another round is to measure: the baseline, and those whose ratio is too wide.
+
+        Each has rounds of its own: one that was asked for later begins with its first. The baseline, which sits in
+        every group of a round, has had more of them than the others.
+        """
+        well = self._well_cells()
+        wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
+        baseline = [spec for spec in well if self._is_baseline(spec) and spec not in wide]
+        return [*baseline, *wide] if wide else []
+
+    def _well_cells(self) -> list[TrialSpec]:
+        return [spec for spec in self._cells if not self._has_failed(spec)]
+
+    def _is_narrow(self, spec: TrialSpec) -> bool:
+        own = self._of(spec)
+        if len(own) < self._rule.min_rounds:
+            return False
+        if self._is_baseline(spec) or self._has_lost_baseline():
+            return True  # its own interval is nobody's question; nothing more can be learned of its ratio
+        ratio = speedup_estimate(self._baseline_trials(), own)
+        return ratio is None or self._rule.is_answered(ratio)
+
+    def _run_round(self, specs: list[TrialSpec]) -> None:
+        number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
+        first = not all(map(self._num_trials, specs))  # what a cell takes to set up, and of memory, is not known yet
+        waiting = self._groups(specs) if not first else [specs]
+        while waiting:
+            cells = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may have, just now
+            if not cells:
+                continue
+            group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
+            self._announce(group[0])
+            sat = sit(
+                self._sweep,
+                group,
+                moving_in=self._moving_in(group, first),
+                number=number,
+                earlier=self._earlier(),
+                baseline=None if self._baseline is None else self._baseline.cell,
+            )
+            self._keep(sat.trials)
+            postponed = {spec.cell for spec in sat.postponed}
+            waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
+
+    def _earlier(self) -> dict[str, Earlier]:
+        found = {spec.cell: earlier_of(self._of(spec)) for spec in self._cells}
+        return {cell: earlier for cell, earlier in found.items() if earlier is not None}
+
+    def _moving_in(self, group: Sequence[TrialSpec], first: bool) -> MovingIn:
+        """Return how the cells of a sitting are set up.
+
+        CPU cells would take the host from each other, and what set-up takes would be nobody's. What times kernels to
+        keep the fastest takes turns at the device by itself, but where it does so within a compilation, or on several
+        devices.
+        """
+        if any(_times_kernels_untold(spec) for spec in group):
+            return "one by one"
+        return "one by one" if first and not self._cells[0].device.startswith("cuda") else "together"
+
+    def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
+        """Return how those sit next that did not fit into a group: beside the baseline while that leaves hope."""
+        if not postponed:
+            return []
+        baseline = [spec for spec in group if self._is_baseline(spec) and spec not in postponed]
+        if baseline and len(postponed) + 1 < len(group):
+            return [[*baseline, *postponed]]
+        if baseline and len(postponed) > 1:
+            return [[*baseline, spec] for spec in postponed]
+        return [[spec] for spec in postponed]
+
+    def _groups(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
+        """Return the sittings that fit into memory by what the first round saw, each with the baseline."""
+        memory = self._sweep.environment.gpu_memory_bytes
+        if memory is None:
+            return [specs]
+        baseline = [spec for spec in specs if self._is_baseline(spec)]
+        room = memory * _USABLE - sum(self._bytes_of(spec) for spec in baseline)
+        groups: list[list[TrialSpec]] = []
+        left = 0.0
+        for spec in (spec for spec in specs if spec not in baseline):
+            needed = self._bytes_of(spec)
+            if not groups or needed > left:
+                groups.append([*baseline, spec] if needed <= room else [spec])
+                left = room - needed
+            else:
+                groups[-1].append(spec)
+                left -= needed
+        return groups or [baseline]
+
+    def _bytes_of(self, spec: TrialSpec) -> float:
+        peaks = [
+            max(rank.peak_reserved_bytes or 0, rank.warm_up_peak_allocated_bytes or 0)
+            for trial in self._of(spec)
+            for rank in trial.ranks
+        ]
+        return max(peaks, default=0) + _CONTEXT_BYTES
+
+    def _keep(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            if self._sweep.store is not None:
+                self._sweep.store.save(trial)
+            self._announce(trial.spec)
+            self._trials.append(trial)
+            self._sweep.listener.ended(trial)
+
+    def _announce(self, spec: TrialSpec) -> None:
+        """Say which trial this is, of as many as there will be at the least."""
+        index = len(self._trials) + 1
+        self._sweep.listener.started(spec, index, max(index, len(self._cells) * self._rule.min_rounds))
+
+    def _of(self, spec: TrialSpec) -> list[Trial]:
+        return [trial for trial in self._trials if trial.spec.cell == spec.cell]
+
+    def _has_failed(self, spec: TrialSpec) -> bool:
+        return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
+
+    def _has_lost_baseline(self) -> bool:
+        return any(self._is_baseline(spec) and self._has_failed(spec) for spec in self._cells)
+
+    def _is_baseline(self, spec: TrialSpec) -> bool:
+        return spec.precision == BASELINE if self._baseline is None else spec.cell == self._baseline.cell
+
+    def _baseline_trials(self) -> list[Trial]:
+        return baselines_among(self._trials) if self._baseline is None else self._of(self._baseline)
+
+    def _free_repeat(self, spec: TrialSpec) -> int:
+        taken = {trial.spec.repeat for trial in self._of(spec)}
+        return next(number for number in itertools.count() if number not in taken)
+
+    def _num_trials(self, spec: TrialSpec) -> int:
+        return len(self._of(spec))
+
+
+def earlier_of(trials: Sequence[Trial]) -> Earlier | None:
+    """Return what a cell's processes showed, None where none was timed long enough to show it."""
+    told = [trial for trial in trials if len(turn_times(trial)) >= FEWEST_BLOCKS]
+    found = step_estimate(told)
+    if found is None:
+        return None
+    noise = max(noise_of(turn_times(trial), turn_lengths(trial)) for trial in told)
+    return Earlier(noise, found.value, processes_apart(told))
+
+
+def _times_kernels_untold(spec: TrialSpec) -> bool:
+    """Return whether a cell's set-up times kernels, and does not see to it that its neighbours rest meanwhile."""
+    names = spec.techniques
+    return times_kernels_while_compiling(names) or (times_kernels(names) and not spec.may_hold_device_alone)

@@ -1,0 +1,125 @@
+"""What a sweep needs of whatever measures: real processes, or a fake in tests."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from castwise.records.memory import Shortfall
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
+from castwise.spec.plan import TrialSpec
+from castwise.spec.user_model import OwnModel, OwnWorkload
+
+Tell = Callable[[float], None]
+
+
+class TrialFailedError(Exception):
+    """A trial's process ended in something else than measurements.
+
+    Attributes:
+        status: What it comes to.
+        message: What happened, in a line.
+        log: The end of what the process printed.
+        refused: Whether castwise itself refused the request: the user's mistake, not the model's.
+        shortfall: By how much memory fell short, where the process said so.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        message: str,
+        log: str = "",
+        refused: bool = False,
+        shortfall: Shortfall | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status: Status = status
+        self.message = message
+        self.log = log
+        self.refused = refused
+        self.shortfall = shortfall
+
+
+class ProcessGoneError(TrialFailedError):
+    """A trial's process ended without a word."""
+
+
+class Session(Protocol):
+    """One trial's process or processes. Every method but `close` may raise TrialFailedError."""
+
+    def open(self, device: str) -> Environment:
+        """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
+
+    def check(self, workloads: Sequence[str]) -> None:
+        """Make sure that the zoos named have these models."""
+
+    def look_at(self, model: OwnModel) -> OwnWorkload:
+        """Run the user's code and say what is known of their model."""
+
+    def fetch(self, data_set: str, data_dir: Path) -> None:
+        """Download a data set into a folder."""
+
+    def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
+        """Return the file of pretrained weights of each model of torchvision, None where it cannot be had.
+
+        Args:
+            models: torchvision's names.
+            where: A file, or a folder with files; None tries torchvision's download.
+        """
+
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""
+
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        """Run until the step time has settled.
+
+        Args:
+            step_seconds: What earlier processes of the same cell took for a step; None where there were none.
+        """
+
+    def lead(self) -> None:
+        """Launch the steps that lead to the next block, and do not wait for them."""
+
+    def run_block(self, length: int = 1) -> Block:
+        """Time one block of steps, so many times as long as usual."""
+
+    def run_stretch(self, seconds: float) -> Block:
+        """Run steps for about so many seconds at a stretch; they are not among the samples."""
+
+    def resume(self) -> Resumed:
+        """Say where a training trial stands."""
+
+    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint.
+
+        Args:
+            tell: Is called now and then with the share of the epoch done, 0 to 1.
+        """
+
+    def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
+        """Return all that was measured, by rank, and end the processes.
+
+        Args:
+            weights: Where a training trial's weights are kept; None keeps none.
+        """
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing. May be called at any time, and again."""
+
+    @property
+    def ready_seconds(self) -> float:
+        """Seconds from the request for the processes until their devices were open."""
+
+
+class Engine(Protocol):
+    """Starts trial processes."""
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
+        """Start the processes of one trial.
+
+        Args:
+            timeout_seconds: How long one phase may take.
+            num_processes: How many, one a rank.
+
+        Raises:
+            EngineError: No process could be started.
+        """

@@ -1,0 +1,327 @@
+"""Run a plan: one process a trial, every end of it a record, each record stored before the next trial starts."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from castwise.errors import UsageError
+from castwise.orchestrator.closing import Leaving
+from castwise.orchestrator.session import Engine, Session, TrialFailedError
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Trial
+from castwise.records.store import Store, name_of, stem_of
+from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.registry.technique_constraints import why_unsupported
+from castwise.spec.loss_scale import is_dynamic
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.telemetry.sampler import Telemetry
+from castwise.telemetry.summarize import note_of, unwatched
+
+# Ten ticks of an H200's energy counter.
+_STRETCH_SECONDS = 1.1
+
+FAILED = ("crashed", "timeout")
+
+
+class Listener(Protocol):
+    """Is told how a sweep goes on."""
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Trial `index` (from 1) of `count` begins; 0 where nobody knows of how many."""
+
+    def phase(self, name: str, done: float) -> None:
+        """The running trial is in a phase; `done` is its finished share, 0 to 1."""
+
+    def ended(self, trial: Trial) -> None:
+        """A trial has its record."""
+
+    def remark(self, line: str) -> None:
+        """Something is worth a line."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Say nothing."""
+
+    def phase(self, name: str, done: float) -> None:
+        """Say nothing."""
+
+    def ended(self, trial: Trial) -> None:
+        """Say nothing."""
+
+    def remark(self, line: str) -> None:
+        """Say nothing."""
+
+
+class Uncounted:
+    """A listener's ears where nobody knows how many trials there will be.
+
+    Args:
+        listener: Who is told.
+        remarks: Whether remarks are passed on.
+    """
+
+    def __init__(self, listener: Listener, *, remarks: bool = True) -> None:
+        self._listener, self._remarks = listener, remarks
+        self._num_ended = 0
+        self.phase = listener.phase
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Tell of the next trial."""
+        del index, count
+        self._listener.started(spec, self._num_ended + 1, 0)
+
+    def ended(self, trial: Trial) -> None:
+        """Pass it on."""
+        self._num_ended += 1
+        self._listener.ended(trial)
+
+    def remark(self, line: str) -> None:
+        """Pass it on, where remarks are."""
+        if self._remarks:
+            self._listener.remark(line)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Where trials are measured, kept and told of.
+
+    Attributes:
+        engine: Starts the processes.
+        store: Keeps the records; None keeps none.
+        environment: The machine, as found before the sweep; stands in a record whose process did not get to say.
+        listener: Is told of progress.
+        data_note: Stands in every record's facts.
+        telemetry: Watches device and host while blocks and epochs are timed.
+        leaving: Processes that have been measured, and are ending.
+        weights: The folder in which trained models' weights are kept; None keeps none.
+    """
+
+    engine: Engine
+    store: Store | None
+    environment: Environment
+    listener: Listener
+    data_note: str | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
+    leaving: Leaving = field(default_factory=Leaving, compare=False)
+    weights: Path | None = None
+
+    def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
+        """Measure each spec and return its trial, in order."""
+        trials: list[Trial] = []
+        self.look(specs)
+        try:
+            for index, spec in enumerate(specs, start=1):
+                self.listener.started(spec, index, len(specs))
+                lack = why_lacking(spec, self.environment)
+                trial = self._run_one(spec) if lack is None else Attempt(spec, self.environment).refuse(lack)
+                if self.store is not None and lack is None:  # with more GPUs to be seen, it is to be measured
+                    self.store.save(trial)
+                trials.append(trial)
+                self.listener.ended(trial)
+        finally:
+            self.telemetry.close()
+        return trials
+
+    def look(self, specs: Sequence[TrialSpec]) -> None:
+        """See who computes on the GPUs of specs, before a process of this job does."""
+        gpus = {device: uuid for spec in specs for device, uuid in self.environment.gpus_of(spec).items()}
+        self.telemetry.look({device: uuid for device, uuid in gpus.items() if uuid})
+
+    def _run_one(self, spec: TrialSpec) -> Trial:
+        started = time.perf_counter()
+        attempt = Attempt(spec, self.environment)
+        session = self.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
+        try:
+            self._measure(session, attempt)
+        except TrialFailedError as failure:
+            attempt.failure = failure
+        finally:
+            session.close()
+        return attempt.record(time.perf_counter() - started)
+
+    def _measure(self, session: Session, attempt: "Attempt") -> None:
+        listener = self.listener
+        listener.phase("starting", 0.0)
+        attempt.environment = session.open(attempt.spec.device)
+        listener.phase("setting up", 0.02)
+        session.set_up(attempt.spec, self._checkpoint(attempt))
+        attempt.gpu_facts = self.telemetry.gpu_facts(attempt.gpus)
+        if attempt.spec.recipe is not None:
+            self._run_epochs(session, attempt, attempt.spec.recipe.num_epochs)
+        else:
+            self._run_blocks(session, attempt)
+        kept = self._kept(attempt)
+        attempt.samples = session.finish(kept)
+        if kept is not None and not kept.is_file():
+            listener.remark(f"{attempt.spec.label}: its weights could not be written to '{kept}'")
+
+    def _checkpoint(self, attempt: "Attempt") -> Path | None:
+        return None if self.store is None else self.store.checkpoint(attempt.spec, attempt.environment)
+
+    def _kept(self, attempt: "Attempt") -> Path | None:
+        if self.weights is None or attempt.spec.kind != "training":
+            return None
+        return self.weights / name_of(attempt.environment) / f"{stem_of(attempt.spec)}.pt"
+
+    def _run_epochs(self, session: Session, attempt: "Attempt", count: int) -> None:
+        resumed = session.resume()
+        attempt.facts = self._known(session, resumed.facts)
+        attempt.epochs += resumed.epochs
+        attempt.readings += unwatched(len(resumed.epochs))
+        while len(attempt.epochs) < count and not (attempt.epochs and attempt.epochs[-1].diverged):
+            number = len(attempt.epochs) + 1
+
+            def tell(done: float, number: int = number) -> None:
+                self.listener.phase(f"epoch {number} of {count}", 0.05 + 0.95 * (number - 1 + done) / count)
+
+            tell(0.0)
+            with self.telemetry.watch(attempt.gpus) as watch:
+                attempt.epochs.append(session.run_epoch(tell))
+            attempt.readings.append(watch.reading)
+
+    def _known(self, session: Session, facts: Facts) -> Facts:
+        return facts.model_copy(update={"ready_seconds": session.ready_seconds, "data_note": self.data_note})
+
+    def _run_blocks(self, session: Session, attempt: "Attempt") -> None:
+        self.listener.phase("warming up", 0.1)
+        attempt.facts = self._known(session, session.warm_up())
+        self._time_blocks(session, attempt)
+        self.measure_energy(session, attempt, _STRETCH_SECONDS)
+
+    def _time_blocks(self, session: Session, attempt: "Attempt") -> None:
+        protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
+
+        def goes_on() -> bool:
+            is_late = timed > protocol.max_seconds and len(blocks) >= protocol.min_blocks
+            return len(blocks) < protocol.num_blocks and not is_late
+
+        lead(session, protocol)
+        while goes_on():
+            share = max(len(blocks) / protocol.num_blocks, min(1.0, timed / protocol.max_seconds))
+            self.listener.phase("timing", 0.3 + 0.7 * share)
+            try:
+                with self.telemetry.watch(attempt.gpus) as watch:
+                    blocks.append(session.run_block())
+                    timed += blocks[-1].seconds
+                    if goes_on():
+                        lead(session, protocol)  # before the last look at the GPU, which takes milliseconds
+            finally:
+                if len(blocks) > len(attempt.readings):
+                    attempt.readings.append(watch.reading)
+
+    def measure_energy(self, session: Session, attempt: "Attempt", seconds: float) -> None:
+        """Let a trial's steps run at a stretch, after its last block, and note what they took; nothing on a CPU."""
+        if not self.telemetry.has_counter(attempt.gpus):
+            return
+        self.listener.phase("metering", 1.0)
+        with self.telemetry.meter(attempt.gpus) as meter:
+            stretch = session.run_stretch(seconds)
+        step_seconds = stretch.seconds / stretch.num_steps
+        attempt.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
+
+
+def lead(session: Session, protocol: MeasurementProtocol) -> None:
+    """Launch the steps that lead to a trial's next block, if any do."""
+    if protocol.lead_seconds:
+        session.lead()
+
+
+class Attempt:
+    """One trial as far as it got: what was learned before a failure stands in the record too."""
+
+    def __init__(self, spec: TrialSpec, environment: Environment) -> None:
+        self.spec = spec
+        self.environment = environment
+        self.facts: Facts | None = None
+        self.blocks: list[Block] = []
+        self.epochs: list[Epoch] = []
+        self.samples: tuple[RankSamples, ...] = ()
+        self.failure: TrialFailedError | None = None
+        self.readings: list[Reading] = []
+        self.gpu_facts: GpuFacts | None = None
+        self.metered: Metered | None = None
+        self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+
+    @property
+    def gpus(self) -> dict[str, str]:
+        """Return the UUIDs of the GPUs that it runs on, by torch's names for them; none on a CPU."""
+        return self.environment.gpus_of(self.spec)
+
+    def record(self, duration_seconds: float) -> Trial:
+        """Return the trial's record.
+
+        Raises:
+            UsageError: castwise refused the user's own model: a mistake in it, and no trial's result.
+        """
+        if self.spec.own is not None and self.failure is not None and self.failure.refused:
+            raise UsageError(self.failure.message, self.failure.log)
+        samples = self.samples
+        if not samples and (self.blocks or self.epochs):
+            samples = (RankSamples(blocks=tuple(self.blocks), epochs=tuple(self.epochs)),)
+        trial = Trial(
+            spec=self.spec,
+            status="ok",
+            facts=self.facts,
+            ranks=samples,
+            environment=self.environment,
+            started_at=self._started_at,
+            duration_seconds=duration_seconds,
+            readings=tuple(self.readings),
+            gpu_facts=self.gpu_facts,
+            metered=self.metered,
+            telemetry_note=note_of(self.readings, self.gpu_facts, self.metered),
+        )
+        if self.failure is None:
+            return judge(trial)
+        update = {
+            "status": self.failure.status,
+            "message": self.failure.message,
+            "log": self.failure.log,
+            "shortfall": self.failure.shortfall,
+        }
+        return trial.model_copy(update=update)
+
+    def refuse(self, reason: str) -> Trial:
+        """Return the record of a trial that was not even started."""
+        self.failure = TrialFailedError("unsupported", reason)
+        return self.record(0.0)
+
+
+def why_lacking(spec: TrialSpec, environment: Environment) -> str | None:
+    """Return why a machine cannot run a spec: a technique does not apply, or GPUs are too few; else None."""
+    return why_unsupported(spec, environment.capability) or _why_too_few(spec, environment)
+
+
+def _why_too_few(spec: TrialSpec, environment: Environment) -> str | None:
+    first = spec.device.partition(":")[2]
+    if spec.device_type == "cpu" or spec.world_size == 1:
+        return None
+    if int(first or 0) + spec.world_size <= environment.num_gpus:
+        return None
+    start = f" from {spec.device} on" if int(first or 0) else ""
+    return f"{spec.world_size} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
+
+
+def judge(trial: Trial) -> Trial:
+    """Return the trial, marked `diverged` where its last loss is not a finite number, or its run was given up."""
+    blocks, epochs = trial.ranks[0].blocks, trial.ranks[0].epochs
+    if epochs:
+        message = epochs[-1].diverged
+        return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
+    last = blocks[-1]
+    steps = sum(block.all_steps for block in blocks)
+    if math.isfinite(last.loss):
+        if sum(block.skipped_steps for block in blocks) < steps:
+            return trial
+        message = f"loss scaling skipped every one of {steps} steps after warm-up: the optimizer never ran"
+        return trial.model_copy(update={"status": "diverged", "message": message})
+    message = f"the loss was {last.loss} {steps} steps after warm-up; times were taken on such numbers"
+    if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
+        message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
+    return trial.model_copy(update={"status": "diverged", "message": message})

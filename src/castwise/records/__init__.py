@@ -1,0 +1,1 @@
+"""What was measured: the schema of records, and their files."""

@@ -1,0 +1,318 @@
+"""What was measured, raw: the answer to a trial's question, as it lies on disk.
+
+Raw samples only; a statistic one comes to regret can be recomputed from old files. The history of the
+format stands beside its version.
+"""
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from castwise.records.memory import MemoryParts, Shortfall
+from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.registry.precisions import Hardware
+from castwise.registry.workloads import Unit
+from castwise.spec.frozen import Document
+from castwise.spec.plan import TrialSpec
+
+# 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
+# without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
+# RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
+# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. OwnModel.place came later: in records
+# of before, OwnModel.path is absolute, and is read as if it were not. Environment.gpu_uuids, Reading.num_gpus and
+# Metered.num_gpus came later, with defaults: readings of before are of a trial's first GPU alone. Protocol.lead_seconds
+# and Block.lead_steps came later, with defaults: blocks of before began behind a pause.
+SCHEMA_VERSION = 1
+
+# A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Bytes = Annotated[int, Field(ge=0)]
+
+Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]
+
+
+class Environment(Document):
+    """The machine and software a trial ran on.
+
+    Attributes:
+        castwise: castwise's version.
+        commit: The commit castwise was run from, with "+" where files were changed; None outside a checkout.
+        python: Python's version.
+        torch: torch's version.
+        host: The machine's name.
+        system: Operating system and kernel.
+        cpu: The processor's name.
+        num_threads: Threads that torch uses for one operation.
+        cpu_features: The processor's instructions for 16-bit floats, by the kernel's names ("avx512_bf16").
+        gpu: The GPU's exact name, or None on a CPU.
+        gpu_uuid: The GPU's UUID as NVML knows it.
+        gpu_uuids: The UUIDs of all GPUs that torch sees, in its order; empty in older records.
+        capability: CUDA compute capability, as (major, minor).
+        gpu_memory_bytes: The GPU's memory.
+        num_gpus: GPUs that torch sees.
+        driver: The GPU driver's version.
+        cuda: The CUDA version torch was built with.
+        cudnn: cuDNN's version as torch prints it.
+        torchvision: torchvision's version, or None where it is not installed.
+        fp32_precision: What float32 products compute in here before a trial sets it, by torch's switches.
+    """
+
+    castwise: str
+    commit: str | None = None
+    python: str
+    torch: str
+    host: str
+    system: str
+    cpu: str
+    num_threads: int
+    cpu_features: tuple[str, ...] = ()
+    gpu: str | None = None
+    gpu_uuid: str | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+    gpu_memory_bytes: int | None = None
+    num_gpus: int = 0
+    driver: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    torchvision: str | None = None
+    fp32_precision: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def device_name(self) -> str:
+        """Return the name of what was measured: the GPU, or the CPU where there is none."""
+        return self.gpu or self.cpu
+
+    @property
+    def hardware(self) -> Hardware:
+        """Return what decides which precisions the device has."""
+        return Hardware(self.device_name, self.capability if self.gpu else None, self.cpu_features)
+
+    def gpus_of(self, spec: TrialSpec) -> dict[str, str]:
+        """Return the UUIDs of the GPUs that a trial runs on, by torch's names for them ("cuda:1"); none on a CPU.
+
+        The first is the environment's own. A UUID that is not known is empty.
+        """
+        if self.gpu is None:
+            return {}
+        first = int(spec.device.partition(":")[2] or 0)
+        indices = range(first, first + spec.world_size)
+        known = {f"cuda:{index}": uuid for index, uuid in enumerate(self.gpu_uuids)}
+        if self.gpu_uuid:
+            known[f"cuda:{first}"] = self.gpu_uuid
+        return {device: known.get(device, "") for device in (f"cuda:{index}" for index in indices)}
+
+    @property
+    def fingerprint(self) -> str:
+        """Return 8 hexadecimal digits; equal where figures may be set side by side without a word."""
+        parts = (
+            self.castwise,
+            self.torch,
+            self.torchvision,
+            self.host,
+            self.device_name,
+            self.driver,
+            self.cuda,
+            self.cudnn,
+        )
+        return hashlib.sha256(repr((*parts, self.num_threads)).encode()).hexdigest()[:8]
+
+
+class Facts(Document):
+    """What a trial really ran, found out in its process before the first timed step.
+
+    Attributes:
+        num_parameters: Trainable and other weights of the model.
+        units_per_sample: Units of throughput in one sample (35 tokens in a column of the language model; else 1).
+        unit: What throughput counts, where it is not what the workload's name says: of a user's own model.
+        param_dtypes: Number of weights by dtype, after the precision was applied.
+        optimizer: The optimizer's class and its arguments.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+        accumulate: Batches whose gradients are added up for one optimizer step.
+        fp32_precision: What float32 matmul, convolution and RNN compute in, as torch reports it.
+        notes: What the user's own code changed or did until the first timed step, a sentence each.
+        data_note: What the data was, in words, where it is not what the spec's name says by itself.
+        data_bytes: Memory of the batches that lie on the device all the time; part of every peak.
+        ready_seconds: From the request for a process until torch is imported and the device is open.
+        set_up_seconds: Building model, data and optimizer.
+        first_step_seconds: The first step: libraries are loaded, algorithms searched, code compiled. 0 in records
+            from before it was told apart from the warm-up.
+        warm_up_seconds: From the second step until the step time had settled.
+        warm_up_steps: Steps until then, the first one counted.
+        capture_seconds: Of the warm-up, capturing the step as a CUDA graph; None where it is none.
+        settled: Whether warm-up ended because the step time had settled (else: because its time was up).
+        averaged_by: How ranks take the mean of their gradients with `coalesced-reduce`: by the backend's collectives,
+            or by a kernel in memory that all their GPUs see; None without it, and in runs of epochs.
+    """
+
+    num_parameters: int
+    units_per_sample: int = Field(ge=1)
+    unit: Unit | None = None
+    param_dtypes: dict[str, int]
+    optimizer: str
+    clip_grad_norm: float | None = None
+    accumulate: int = 1
+    fp32_precision: dict[str, str]
+    notes: tuple[str, ...] = ()
+    data_note: str | None = None
+    data_bytes: int = 0
+    ready_seconds: float = 0.0
+    set_up_seconds: float = 0.0
+    first_step_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
+    warm_up_steps: int = 0
+    capture_seconds: float | None = None
+    settled: bool = True
+    averaged_by: Literal["collectives", "shared memory"] | None = None
+
+
+class Block(Document):
+    """A few steps timed as one.
+
+    Attributes:
+        seconds: Time of the block, by CUDA events on a GPU, by the host's clock on a CPU.
+        num_steps: Steps in it.
+        lead_steps: Steps that ran right before it, which are not timed; 0 in older records.
+        loss: The loss of its last step.
+        loss_scale: The loss scale after its last step; None without scaling.
+        skipped_steps: Steps of the block, and of those before it, that loss scaling skipped.
+    """
+
+    seconds: _Seconds = Field(gt=0)
+    num_steps: int = Field(ge=1)
+    lead_steps: int = Field(default=0, ge=0)
+    loss: float
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+
+    @property
+    def all_steps(self) -> int:
+        """Return its steps and those before it."""
+        return self.lead_steps + self.num_steps
+
+
+class Epoch(Document):
+    """One pass over the training data, and over the validation data after it.
+
+    Attributes:
+        seconds: Training part, waiting for data included; by the host's clock, synchronised at its end.
+        data_seconds: Of that, the time the host waited for the next batch.
+        placing_seconds: Of that, the time the host took to bring batches to the device; where the copy is not
+            asynchronous it waits there for the steps in flight. None in older records, whose `data_seconds` hold it.
+        first_step_seconds: Of `seconds`, the run's first step, synchronised at its end: libraries are loaded and
+            algorithms are searched in it. None in later epochs.
+        validation_seconds: The pass over the validation data; 0 without one.
+        num_steps: Optimizer steps.
+        num_samples: Samples this process trained on; ranks share the data out among them.
+        counted_seconds: The part of `seconds` that throughput counts (without the recipe's skipped batches).
+        counted_samples: The samples trained on in that time.
+        losses: The training loss at some steps, as (step of the epoch, loss), the last step always.
+        learning_rate: The first parameter group's rate at the epoch's end.
+        accuracy: Share of validation samples classified right; None for language models or without validation.
+        validation_loss: Mean validation loss per target; its exponential is a language model's perplexity.
+        loss_scale: The loss scale at the epoch's end; None without scaling.
+        skipped_steps: Steps that loss scaling skipped.
+        shortened: Whether the recipe's `max_steps` cut the epoch short.
+        diverged: Why the run was given up in or after this epoch; None where it was not.
+    """
+
+    seconds: _Seconds
+    data_seconds: _Seconds
+    placing_seconds: _Seconds | None = None
+    first_step_seconds: _Seconds | None = None
+    validation_seconds: _Seconds = 0.0
+    num_steps: int
+    num_samples: int
+    counted_seconds: _Seconds
+    counted_samples: int
+    losses: tuple[tuple[int, float], ...]
+    learning_rate: float
+    accuracy: float | None = None
+    validation_loss: float | None = None
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+    shortened: bool = False
+    diverged: str | None = None
+
+
+class Resumed(Document):
+    """Where a training trial stands after its set-up.
+
+    Attributes:
+        facts: What it runs.
+        epochs: The epochs that an earlier process of the same trial did.
+    """
+
+    facts: Facts
+    epochs: tuple[Epoch, ...]
+
+
+class RankSamples(Document):
+    """Everything one process measured; memory is that of its fullest device, where DataParallel gives it several.
+
+    Attributes:
+        blocks: The timed blocks of a steady trial, in order.
+        epochs: The epochs of a training trial, in order.
+        peak_allocated_bytes: Most memory held by tensors at once during the timed blocks.
+        peak_reserved_bytes: Most memory the caching allocator held; None on a CPU.
+        driver_used_bytes: Memory in use on the device at the end by the driver's word, as nvidia-smi shows it: the
+            allocator's, the CUDA context's and other processes'. None on a CPU.
+        warm_up_peak_allocated_bytes: The same as `peak_allocated_bytes`, for set-up and warm-up.
+        notes: What the user's own code was seen to do while steps were timed, a sentence each.
+        memory_parts: What held the memory at a step's peak; None where the protocol does not ask for it.
+    """
+
+    blocks: tuple[Block, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
+    peak_allocated_bytes: _Bytes | None = None
+    peak_reserved_bytes: _Bytes | None = None
+    warm_up_peak_allocated_bytes: _Bytes | None = None
+    driver_used_bytes: _Bytes | None = None
+    notes: tuple[str, ...] = ()
+    memory_parts: MemoryParts | None = None
+
+
+class Trial(Document):
+    """One answer: what became of a spec, on which machine, with all raw samples.
+
+    Attributes:
+        spec: The question.
+        status: How it ended; everything but `ok` has a message.
+        message: What happened, in a line.
+        facts: What really ran; None where set-up did not get that far.
+        ranks: The samples of each process; empty where nothing was timed.
+        environment: The machine and software.
+        started_at: UTC, ISO 8601.
+        duration_seconds: The whole trial, set-up included; where trials took turns, the others' turns, too.
+        sitting: What trials share whose processes took turns; None for one that ran by itself.
+        log: The end of what the process printed, where it failed.
+        readings: One for each timed block or epoch, in order; empty in records without telemetry.
+        metered: Its energy; None where it was not measured by a stretch of steps of its own.
+        gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
+        shortfall: By how much memory fell short; None where it did not, or nobody knows.
+        telemetry_note: Which readings are "not available: why"; empty where all are.
+        schema_version: The version of this format.
+    """
+
+    spec: TrialSpec
+    status: Status
+    message: str = ""
+    facts: Facts | None = None
+    ranks: tuple[RankSamples, ...] = ()
+    environment: Environment
+    started_at: str
+    duration_seconds: float
+    log: str = ""
+    sitting: str | None = None
+    readings: tuple[Reading, ...] = ()
+    metered: Metered | None = None
+    gpu_facts: GpuFacts | None = None
+    shortfall: Shortfall | None = None
+    telemetry_note: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    @field_validator("spec")
+    @classmethod
+    def _without_folders(cls, spec: TrialSpec) -> TrialSpec:
+        return spec.recorded  # records of before `OwnModel.place` have the folder

@@ -1,0 +1,209 @@
+"""Trials on disk: one JSON file each, written whole or not at all, never deleted.
+
+`RESULTS/<device>-<fingerprint>/<workload>-<precision>-b<batch>-<key>.json`: a folder a machine, so that going on
+with a job never takes another machine's figures for its own.
+"""
+
+import itertools
+import os
+import secrets
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from castwise.errors import StoreError
+from castwise.records.collector import without_collector
+from castwise.records.filenames import KEPT, slug
+from castwise.records.schema import SCHEMA_VERSION, Environment, Trial
+from castwise.spec.plan import TrialSpec
+
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that is no record of ours, and why."""
+
+    path: Path
+    reason: str
+
+
+class Store:
+    """The records of one results folder.
+
+    Args:
+        folder: The results folder; made with the first record where it does not exist.
+
+    Raises:
+        StoreError: The folder cannot be made or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            try_to_write(folder)
+        except OSError as error:
+            raise StoreError(
+                f"Results cannot be written to '{folder}': {error.strerror or error}. Name another with --results."
+            ) from None
+
+    def machine_folder(self, environment: Environment) -> Path:
+        """Return the folder of one machine's records."""
+        return self.folder / name_of(environment)
+
+    def save(self, trial: Trial) -> Path:
+        """Write a trial's record and return its path. A file that is there already stays as it is.
+
+        Raises:
+            StoreError: The record cannot be written.
+        """
+        folder = self.machine_folder(trial.environment)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return _write_new(folder, stem_of(trial.spec), trial.model_dump_json(indent=1).encode() + b"\n")
+        except OSError as error:
+            raise StoreError(
+                f"The record of {trial.spec.label} cannot be written to '{folder}': {error.strerror or error}."
+            ) from None
+
+    def checkpoint(self, spec: TrialSpec, environment: Environment) -> Path:
+        """Return the file from which a training trial goes on on this machine, whether or not it is there."""
+        return self.machine_folder(environment) / "checkpoints" / f"{spec.key}.pt"
+
+    def load(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
+        """Return one machine's newest trial for each spec key, and the files that are no records."""
+        trials, problems = load_folder(self.machine_folder(environment))
+        own = (trial for trial in trials if trial.environment.fingerprint == environment.fingerprint)
+        return {trial.spec.key: trial for trial in own}, problems
+
+
+@dataclass(frozen=True)
+class Record:
+    """A trial and the file it was read from."""
+
+    path: Path
+    trial: Trial
+
+
+def read_records(files: Iterable[Path]) -> tuple[list[Record], list[Problem]]:
+    """Return the records in some files, oldest first, and the files that are none, each with its reason."""
+    records: list[Record] = []
+    problems: list[Problem] = []
+    with without_collector():
+        for file in files:
+            try:
+                records.append(Record(file, _read(file)))
+            except StoreError as error:
+                problems.append(Problem(file, str(error)))
+    return sorted(records, key=lambda record: record.trial.started_at), problems
+
+
+def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
+    """Return all trials under a folder, oldest first, and the JSON files that are none, each with its reason."""
+    records, problems = read_records(sorted(folder.rglob("*.json")))
+    return [record.trial for record in records], problems
+
+
+class _Stamp(BaseModel):
+    """What a record of any version has."""
+
+    schema_version: int
+
+
+def _read(path: Path) -> Trial:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StoreError(error.strerror or str(error)) from None
+    try:
+        trial = Trial.model_validate_json(content)
+    except ValidationError as error:
+        _check_version(content)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise StoreError(f"not a record of schema {SCHEMA_VERSION} ({where}: {first['msg']})") from None
+    if "schema_version" not in trial.model_fields_set or trial.schema_version != SCHEMA_VERSION:
+        _check_version(content)
+    return trial
+
+
+def _check_version(content: bytes) -> None:
+    """Raise a StoreError that says it where a file is no record of this schema at all."""
+    try:
+        version = _Stamp.model_validate_json(content).schema_version
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise StoreError("not a castwise record: no JSON, or cut off") from None
+        raise StoreError("not a castwise record: it has no schema_version") from None
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"a record of schema {version}, and this castwise reads schema {SCHEMA_VERSION}")
+
+
+def try_to_write(folder: Path) -> None:
+    """Write a file into a folder, made for it where it does not exist, and leave nothing behind."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    finally:
+        for each in made:
+            with suppress(OSError):  # somebody else has begun to use it
+                each.rmdir()
+
+
+def _write_new(folder: Path, stem: str, content: bytes) -> Path:
+    """Write to a temporary file, sync, and link it to the first free name: whole or not at all."""
+    temporary = folder / f".{stem}-{secrets.token_hex(8)}.tmp"  # not mkstemp's: a record has the user's own mode
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        path = _link_to_free_name(temporary, folder, stem)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(folder)
+    return path
+
+
+def _link_to_free_name(temporary: Path, folder: Path, stem: str) -> Path:
+    for number in itertools.count(1):
+        path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
+        try:
+            os.link(temporary, path)  # unlike a rename, never takes the place of a file that is there
+            return path
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                os.replace(temporary, path)
+                return path
+    raise AssertionError("unreachable")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def name_of(environment: Environment) -> str:
+    """Return the name of the folder of one machine's files."""
+    return f"{_named(environment.device_name)}-{environment.fingerprint}"
+
+
+def stem_of(spec: TrialSpec) -> str:
+    """Return the name of a trial's files, without what tells them apart."""
+    spread = f"-x{spec.world_size}" if spec.world_size > 1 else ""
+    return f"{_named(f'{spec.workload}-{spec.precision}-b{spec.batch_size}{spread}')}-{spec.key}"
+
+
+def _named(text: str) -> str:
+    return slug(text, KEPT)[:_NAME_LENGTH]

@@ -1,0 +1,1 @@
+"""Rows of data: precisions, techniques, workloads, GPUs, data sets, suites."""

@@ -1,0 +1,167 @@
+"""What the sources of the suites published, by GPU: machines whose figures anyone can set beside a new one."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from castwise.errors import UsageError, unknown_name
+from castwise.registry.precisions import BASELINE
+from castwise.registry.suites import SUITE_NAMES, Published, Suite, find_suite, limit_specs, specs_of
+from castwise.spec.plan import TrialSpec
+
+PREFIX = "published:"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published figure, and the question that it answers.
+
+    Attributes:
+        suite: The suite it is in.
+        published: The figure.
+        spec: The run that the suite plans for it; None where it plans none.
+        baseline: The source's float32 run beside it; None for float32 itself, and where there is none.
+    """
+
+    suite: Suite
+    published: Published
+    spec: TrialSpec | None
+    baseline: Published | None
+
+
+@dataclass(frozen=True)
+class PublishedMachine:
+    """A GPU of some sources.
+
+    Attributes:
+        gpu: Its name, as the sources have it.
+        figures: Its figures, in the order of the suites.
+        notes: What the sources say of it without a figure, a line each.
+    """
+
+    gpu: str
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def suites(self) -> list[Suite]:
+        """Return the suites that have figures of it."""
+        return list({figure.suite.name: figure.suite for figure in self.figures}.values())
+
+
+def find_published(name: str) -> PublishedMachine:
+    """Return the GPU that a name stands for: "T4", "2080Ti" and "GTX 1080 Ti" are enough.
+
+    Raises:
+        UsageError: No source has figures of it; the message says so where one names it and has plots only.
+    """
+    suites = [find_suite(each) for each in SUITE_NAMES]
+    gpus = list(dict.fromkeys(figure.gpu for suite in suites for figure in suite.published))
+    wanted = _letters(name)
+    found = [gpu for gpu in gpus if wanted and _letters(gpu).endswith(wanted)]
+    is_model = any(letter.isdigit() for letter in wanted)  # "GTX" alone names no GPU
+    mute = [suite for suite in suites if is_model and not suite.published and wanted in _letters(suite.machine)]
+    lines = tuple(
+        f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in mute
+    )
+    if len(found) == 1:
+        figures = [figure for suite in suites for figure in _figures(suite) if figure.published.gpu == found[0]]
+        return PublishedMachine(found[0], tuple(figures), lines)
+    if not found and mute:
+        names = " and ".join(suite.name for suite in mute)
+        raise UsageError(f"Of '{name}' no figure is published in numbers: the source of {names} has plots only.")
+    raise unknown_name("published GPU", name, gpus, f"Known: {', '.join(gpus)}.")
+
+
+def baseline_of(suite: Suite, figure: Published) -> Published | None:
+    """Return the source's float32 run for a figure: at its batch, or else at the largest below that ended well."""
+    if figure.precision == BASELINE:
+        return None
+    candidates = [
+        other
+        for other in suite.published
+        if (other.gpu, other.workload, other.world_size) == (figure.gpu, figure.workload, figure.world_size)
+        and other.precision == BASELINE
+        and other.outcome == "ok"
+        and other.batch_size <= figure.batch_size
+    ]
+    return max(candidates, key=lambda other: other.batch_size, default=None)
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch of a precision that a source found room for, beside float32's on the same GPU.
+
+    Attributes:
+        suite: The suite.
+        gpu: The GPU.
+        batch_size: The largest that trained.
+        failing: The smallest that did not, None where the source names none.
+        baseline: Float32's largest.
+    """
+
+    suite: str
+    gpu: str
+    batch_size: int
+    failing: int | None
+    baseline: int
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times float32's batch it is."""
+        return self.batch_size / self.baseline
+
+
+def largest_batches(workload: str, precision: str) -> list[LargestBatch]:
+    """Return what sources that filled their GPU's memory published of a workload in a precision."""
+    found: list[LargestBatch] = []
+    for suite in (each for name in SUITE_NAMES if (each := find_suite(name)).fills_memory):
+        own = [f for f in suite.published if f.workload == workload and f.world_size == 1]
+        for gpu in dict.fromkeys(figure.gpu for figure in own):
+            largest = _largest([f for f in own if f.gpu == gpu and f.precision == precision])
+            baseline = _largest([f for f in own if f.gpu == gpu and f.precision == BASELINE])
+            if largest is not None and baseline is not None:
+                failed = (f for f in own if (f.gpu, f.precision, f.outcome) == (gpu, precision, "oom"))
+                failing = min((f.batch_size for f in failed), default=None)
+                found.append(LargestBatch(suite.name, gpu, largest, failing, baseline))
+    return found
+
+
+def _largest(figures: Sequence[Published]) -> int | None:
+    return max((figure.batch_size for figure in figures if figure.outcome == "ok"), default=None)
+
+
+def is_figure_of(figure: Published, spec: TrialSpec) -> bool:
+    """Return whether a figure is of the cell that a spec asks for."""
+    return (
+        not spec.techniques  # the source's is the plain loop
+        and figure.workload == spec.workload
+        and figure.precision == spec.precision
+        and figure.batch_size == spec.batch_size
+        and figure.world_size == spec.world_size
+        and figure.loss_scale in (None, spec.loss_scale)
+    )
+
+
+def _figures(suite: Suite) -> list[Figure]:
+    specs = _planned(suite.name)
+    return [
+        Figure(
+            suite,
+            figure,
+            next((spec for spec in specs if is_figure_of(figure, spec)), None),
+            baseline_of(suite, figure),
+        )
+        for figure in suite.published
+    ]
+
+
+@cache
+def _planned(name: str) -> Sequence[TrialSpec]:
+    suite = find_suite(name)
+    return [*specs_of(suite, device="cuda:0"), *(spec for spec, _ in limit_specs(suite, device="cuda:0"))]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,364 @@
+"""A suite: the plan of a published benchmark, its source, and its published figures, in one TOML file."""
+
+import itertools
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from castwise.errors import UsageError, unknown_name
+from castwise.registry.precisions import find_precision
+from castwise.registry.suite_filter import Choice
+from castwise.registry.technique_constraints import resolve
+from castwise.registry.techniques import SETS, TUNED, beside_others, parse_techniques
+from castwise.registry.workloads import find_workload
+from castwise.spec.frozen import Document
+from castwise.spec.loss_scale import parse_loss_scale
+from castwise.spec.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, stand_in
+from castwise.spec.recipe import Recipe
+
+LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
+
+SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
+
+
+class _Product(Document):
+    """What cells and searches have in common.
+
+    Attributes:
+        workloads: Workload names.
+        recipe: A name of the suite's recipes.
+        precisions: Precision names.
+        loss_scales: For the precisions that scale their loss; empty takes each precision's own.
+        data_set: `synthetic`, or a real data set.
+    """
+
+    workloads: tuple[str, ...] = Field(min_length=1)
+    recipe: str
+    precisions: tuple[str, ...] = Field(min_length=1)
+    loss_scales: tuple[str, ...] = ()
+    data_set: str = SYNTHETIC
+
+
+class Cells(_Product):
+    """A product of axes, all with one recipe.
+
+    Attributes:
+        batch_sizes: Samples per GPU and step, as the source gives them for one GPU.
+        world_sizes: Numbers of GPUs.
+        parallelisms: How more than one GPU share a step.
+    """
+
+    batch_sizes: tuple[int, ...] = Field(min_length=1)
+    world_sizes: tuple[int, ...] = (1,)
+    parallelisms: tuple[Parallelism, ...] = ("ddp",)
+
+
+class Limit(_Product):
+    """A search for the largest batch that trains and the first that does not, on a GPU; its epoch is cut short.
+
+    Attributes:
+        multiple: Batch sizes tried are multiples of this.
+    """
+
+    multiple: int = Field(ge=1)
+
+
+class Published(Document):
+    """One figure of the source.
+
+    Attributes:
+        gpu: The GPU as the source names it.
+        workload: Which cell it is of, with the four that follow.
+        precision: The precision's name here.
+        batch_size: Samples per step on one GPU.
+        loss_scale: The loss scale, where the source varies it.
+        world_size: Number of GPUs.
+        outcome: How it ended.
+        seconds: Wall time of the run, where the source gives it.
+        memory_bytes: Memory, where the source gives it.
+        memory: What that memory is: tensors' peak, the allocator's, or the driver's figure.
+        accuracy: Validation accuracy, 0 to 1.
+        epoch_accuracy: The same per epoch.
+    """
+
+    gpu: str
+    workload: str
+    precision: str
+    batch_size: int = Field(ge=1)
+    loss_scale: str | None = None
+    world_size: int = Field(default=1, ge=1)
+    outcome: Literal["ok", "oom", "diverged"] = "ok"
+    seconds: float | None = Field(default=None, gt=0)
+    memory_bytes: int | None = Field(default=None, gt=0)
+    memory: Literal["allocated", "reserved", "driver"] = "allocated"
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    epoch_accuracy: tuple[float, ...] = ()
+
+    @field_validator("workload")
+    @classmethod
+    def _workload_exists(cls, name: str) -> str:
+        return find_workload(name).name
+
+    @field_validator("precision")
+    @classmethod
+    def _precision_exists(cls, name: str) -> str:
+        return find_precision(name).name
+
+    @field_validator("loss_scale")
+    @classmethod
+    def _loss_scale_exists(cls, text: str | None) -> str | None:
+        return None if text is None else parse_loss_scale(text)
+
+
+class Suite(Document):
+    """A published benchmark.
+
+    Attributes:
+        name: What users call it.
+        title: What it measures, in a line.
+        source: Repository, commit and date, or the document.
+        machine: What the source ran on.
+        oddities: What is odd in the source and kept here, a sentence each.
+        contradictions: Where the source contradicts itself, a sentence each.
+        gpus: The driver's names of the GPUs that the source names otherwise, for their datasheets.
+        recipes: The training runs, by name.
+        quick: What the quick form changes in each recipe, by the recipe's name.
+        cells: The plan.
+        limits: The searches for the largest batch, after the cells.
+        published: The source's figures.
+        fills_memory: Whether the source took the largest batches that its GPU's memory allowed.
+        tuned: The fastest loop known for a workload, by its name: what `tuned` means there, where a cell can have it.
+    """
+
+    name: str
+    title: str
+    source: str
+    machine: str
+    oddities: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    gpus: dict[str, str] = Field(default_factory=dict)
+    recipes: dict[str, Recipe]
+    quick: dict[str, dict[str, int | bool]] = Field(default_factory=dict)
+    cells: tuple[Cells, ...] = Field(min_length=1)
+    limits: tuple[Limit, ...] = ()
+    published: tuple[Published, ...] = ()
+    fills_memory: bool = False
+    tuned: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def products(self) -> tuple[_Product, ...]:
+        """Return cells and searches alike."""
+        return (*self.cells, *self.limits)
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        for each in self.products:
+            if each.recipe not in self.recipes:
+                raise ValueError(f"cells name the recipe '{each.recipe}', which is not among [recipes]")
+        unknown = set(self.quick) - set(self.recipes)
+        if unknown:
+            raise ValueError(f"[quick.{unknown.pop()}] is about no recipe")
+        return self
+
+
+def find_suite(name: str) -> Suite:
+    """Return a suite by its name, or from a TOML file where the name is a path.
+
+    Raises:
+        UsageError: There is no such suite, or the file is no suite: the message names the key and the line.
+    """
+    if name.endswith(".toml") or "/" in name:
+        return _read_file(Path(name))
+    if name not in SUITE_NAMES:
+        raise unknown_name(
+            "suite", name, SUITE_NAMES, "`castwise list suites` shows them; one of your own is named by its TOML file."
+        )
+    text = resources.files("castwise").joinpath("suites", f"{name}.toml").read_text(encoding="utf-8")
+    return parse_suite(text, name)
+
+
+def parse_suite(text: str, origin: str) -> Suite:
+    """Return the suite a TOML text holds.
+
+    Args:
+        text: The TOML.
+        origin: Its file's name, for messages.
+
+    Raises:
+        UsageError: It is no TOML, or no suite; the message names the key and its line.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"'{origin}' is no TOML: {error}.") from None
+    try:
+        suite = Suite.model_validate(document)
+        _check_names(suite)
+        return suite
+    except ValidationError as error:
+        # A key that is misspelt is also one that is missing: the first is what the user wrote.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        line = _line_of(text, first["loc"])
+        raise UsageError(f"'{origin}'{f', line {line}' if line else ''}: {where}: {first['msg']}.") from None
+    except UsageError as error:
+        raise UsageError(f"'{origin}': {error}") from None
+
+
+def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list[TrialSpec]:
+    """Return the trials of a suite's cells, in the order of its file.
+
+    Args:
+        suite: The suite.
+        device: "cpu" or "cuda:N".
+        choice: What of it is run; None takes all of it as published.
+
+    Raises:
+        UsageError: None of its cells is chosen, or a technique is unknown.
+    """
+    choice = choice or Choice()
+    recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
+    loops = [parse_techniques(text) for text in choice.techniques]
+    chosen = [
+        (cells, values)
+        for cells in suite.cells
+        for values in _cells(cells)
+        if choice.takes(values["workload"], values["precision"], values["world_size"])
+    ]
+    most_gpus = max((values["world_size"] for _, values in chosen), default=1)
+    specs: dict[str, TrialSpec] = {}
+    for cells, values in chosen:
+        recipe = recipes[cells.recipe]
+        if choice.validate and cells.data_set != SYNTHETIC and not recipe.validate_each_epoch:
+            recipe = recipe.model_copy(update={"validate_at_end": True})
+        for seed, techniques in itertools.product(range(choice.seeds), loops):
+            spec = _training_spec(values, cells, recipe, device, choice)
+            tuned = _tuned_loop(suite, spec.workload)
+            names = beside_others(techniques, spec.world_size, most_gpus)
+            spec = resolve(names, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})
+            specs.setdefault(spec.key, spec)
+    if not specs:
+        raise UsageError(f"The suite '{suite.name}' has no such cell; leave out some of what narrows it down.")
+    return list(specs.values())
+
+
+def _tuned_loop(suite: Suite, workload: str) -> tuple[str, ...]:
+    """Return what `tuned` stands for: the suite's own loop, else what most models gain from."""
+    own = suite.tuned.get(workload)
+    return ("resident-data", *SETS[TUNED]) if own is None else parse_techniques(own)
+
+
+def is_search(spec: TrialSpec) -> bool:
+    """Return whether a trial is a step in a search for the largest batch."""
+    return spec.recipe is not None and spec.recipe.max_steps == LIMIT_STEPS
+
+
+def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> list[tuple[TrialSpec, int]]:
+    """Return the searches of a suite: a trial of a few steps, and the number its batch size is a multiple of.
+
+    Args:
+        suite: The suite.
+        device: "cpu" or "cuda:N".
+        choice: What of the suite is run; None takes all.
+    """
+    choice = choice or Choice()
+    searches = []
+    for limit in suite.limits:
+        recipe = _recipe(suite, limit.recipe, choice)
+        short = recipe.model_copy(update={"stop_after": 1, "max_steps": LIMIT_STEPS, "skip_batches": 0})
+        cells = Cells(**limit.model_dump(exclude={"multiple"}), batch_sizes=(limit.multiple,))
+        for values in _cells(cells):
+            if choice.takes(values["workload"], values["precision"]):
+                searches.append((_training_spec(values, cells, short, device, choice), limit.multiple))
+    return searches
+
+
+def _training_spec(values: dict[str, Any], cells: Cells, recipe: Recipe, device: str, choice: Choice) -> TrialSpec:
+    stands_in = choice.synthetic and cells.data_set != SYNTHETIC
+    data_set = stand_in(cells.data_set) if stands_in else cells.data_set
+    return TrialSpec(device=device, data_set=data_set, kind="training", recipe=recipe, **values)
+
+
+def _recipe(suite: Suite, name: str, choice: Choice) -> Recipe:
+    """Return a recipe as it is to be run; what the user says wins over the quick form."""
+    published = suite.recipes[name]
+    changes: dict[str, int | bool] = dict(suite.quick.get(name, {})) if choice.quick else {}
+    if choice.max_steps is not None:
+        changes["max_steps"] = choice.max_steps
+    if choice.epochs is not None:
+        changes["stop_after"] = choice.epochs
+    if changes.get("stop_after", 0) >= published.epochs:
+        del changes["stop_after"]
+    return Recipe.model_validate({**published.model_dump(), **changes})
+
+
+def _cells(cells: Cells) -> Iterator[dict[str, Any]]:
+    for workload, world_size in itertools.product(cells.workloads, cells.world_sizes):
+        # One GPU is shared by no one: the ways to share give one trial there.
+        parallelisms = cells.parallelisms if world_size > 1 else ("none",)
+        for parallelism, batch_size, name in itertools.product(parallelisms, cells.batch_sizes, cells.precisions):
+            precision = find_precision(name)
+            scales = cells.loss_scales if precision.loss_scale != "none" else ()
+            for scale in scales or (precision.loss_scale,):
+                yield {
+                    "workload": find_workload(workload).name,
+                    "precision": precision.name,
+                    "batch_size": batch_size,
+                    "loss_scale": parse_loss_scale(scale),
+                    "world_size": world_size,
+                    "parallelism": parallelism,
+                }
+
+
+def _check_names(suite: Suite) -> None:
+    run = {find_workload(workload).name for cells in suite.cells for workload in cells.workloads}
+    for workload, techniques in suite.tuned.items():
+        if workload not in run:
+            raise UsageError(f"[tuned] names '{workload}', which no cell runs.")
+        if not set(parse_techniques(techniques)).isdisjoint(SETS):
+            raise UsageError(f"[tuned] {workload} = '{techniques}': name techniques, no sets of them.")
+    for each in suite.products:
+        for workload in each.workloads:
+            check_data_set(find_workload(workload), each.data_set)
+        for precision in each.precisions:
+            find_precision(precision)
+        for scale in each.loss_scales:
+            parse_loss_scale(scale)
+
+
+def _read_file(path: Path) -> Suite:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise UsageError(f"The suite '{path}' cannot be read: {reason}.") from None
+    return parse_suite(text, str(path))
+
+
+def _line_of(text: str, location: tuple[int | str, ...]) -> int | None:
+    """Return the line of a key in a TOML text, by counting table headers; None where it is not found."""
+    names = [part for part in location if isinstance(part, str)]
+    index = next((part for part in location if isinstance(part, int)), 0)
+    table, seen, in_table, header_line = "", -1, len(names) == 1, None
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if stripped.startswith("["):
+            table = stripped.strip("[] ")
+            path = table.split(".")
+            matches = path == names[: len(path)]
+            seen += matches and stripped.startswith("[[")
+            in_table = matches and (not stripped.startswith("[[") or seen == index)
+            header_line = number if in_table else header_line
+            names_left = names[len(path) :]
+            if in_table and not names_left:
+                return number
+        elif in_table and "=" in stripped:
+            key = stripped.partition("=")[0].strip()
+            left = names[len(table.split(".")) :] if table else names
+            if left and key == left[0]:
+                return number
+    return header_line

@@ -1,0 +1,296 @@
+"""The workloads castwise knows by name: one row each, data only; `worker/models/` builds them.
+
+Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each. Any other
+image model comes in by `torchvision:NAME` or `timm:NAME`, and a model of the user's own by the names of
+`own_models.py`.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from castwise.errors import UsageError, unknown_name
+from castwise.spec.user_model import is_own, shown_name
+
+Unit = Literal["images", "tokens", "samples"]
+Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet", "own"]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer of `torch.optim` by class name, with its arguments.
+
+    Attributes:
+        name: The class.
+        arguments: Its arguments, by name.
+        group_rates: The learning rate of each of the task's layer groups, in their order; empty gives all weights
+            the arguments' own.
+    """
+
+    name: str
+    arguments: tuple[tuple[str, float | bool | tuple[float, float]], ...]
+    group_rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data, loss and optimizer.
+
+    Attributes:
+        name: The name users write.
+        family: The module of `worker/models/` that builds it.
+        unit: What throughput counts.
+        batch_size: Samples per step on a GPU unless the user says otherwise; the source's own.
+        cpu_batch_size: The same on a CPU, small enough for steps of about a second.
+        input_shape: One sample's shape, channels first; empty for token sequences.
+        optimizer: The source's optimizer; docs/workloads.md says where its learning rate is another.
+        resident_batches: Synthetic batches that lie on the device and are taken in turn.
+        source: Where the workload comes from.
+        summary: One line on model and input.
+        num_parameters: Weights, where the source states them; tested.
+        macs_per_sample: Multiply-accumulates of one forward pass; None where the source does not state them.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+        data_sets: Real data sets it can be run on.
+        options: Arguments for the family's builder, as (name, value).
+    """
+
+    name: str
+    family: Family
+    unit: Unit
+    batch_size: int
+    cpu_batch_size: int
+    input_shape: tuple[int, ...]
+    optimizer: OptimizerSpec
+    resident_batches: int
+    source: str
+    summary: str
+    num_parameters: int | None = None
+    macs_per_sample: int | None = None
+    clip_grad_norm: float | None = None
+    data_sets: tuple[str, ...] = ()
+    options: tuple[tuple[str, str | int | float], ...] = ()
+
+    @property
+    def pretrained(self) -> str | None:
+        """Return the torchvision model whose pretrained weights its source starts from, None where it has none."""
+        return str(dict(self.options)["model"]) if self.family == "fastai_resnet" else None
+
+
+_ADAM = OptimizerSpec("Adam", (("lr", 2e-4), ("betas", (0.9, 0.999)), ("eps", 1e-8), ("weight_decay", 1e-5)))
+# The sources train at lr 0.1: 001 reaches it after 650 steps of warm-up, 002 learns real labels with it. On random
+# labels from the first step it diverges; a learning rate costs no time, and suites use the published schedules.
+_SGD_CIFAR = OptimizerSpec("SGD", (("lr", 0.01), ("momentum", 0.9), ("weight_decay", 5e-4)))
+_SGD_LM = OptimizerSpec("SGD", (("lr", 20.0),))
+# fastai's Adam with decoupled weight decay; its one cycle moves the first beta.
+_ADAMW_FASTAI = OptimizerSpec("AdamW", (("lr", 3e-3), ("betas", (0.9, 0.99)), ("weight_decay", 1e-2)))
+
+_AMP_RECIPE = "pytorch/tutorials, AMP recipe; leolui2004/tensorcore sample_0.py, sample_1.py"
+_TENSORCORE = "leolui2004/tensorcore mnist_0_512.py, mnist_1_512.py"
+_WRN = "ceshine/apex_pytorch_cifar_experiment, colab_snapshots"
+_DPN = "kuangliu/pytorch-cifar models/dpn.py, as run on a Titan RTX with apex FP16_Optimizer"
+_AMD_NVIDIA = "jorism1993/nvidia_amd_gpu_comparison"
+_FASTAI = "init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks; fastai 1.0.41 create_cnn"
+_WORD_LM = "pytorch/examples word_language_model; NVIDIA/apex examples/word_language_model"
+
+
+def _imagenet(name: str, batch_size: int, cpu_batch_size: int, side: int = 224, source: str = _AMD_NVIDIA) -> Workload:
+    return Workload(
+        name=name,
+        family="torchvision",
+        unit="images",
+        batch_size=batch_size,
+        cpu_batch_size=cpu_batch_size,
+        input_shape=(3, side, side),
+        optimizer=_ADAM,
+        resident_batches=2,
+        source=source,
+        summary=f"torchvision {name}, random weights, 1000 classes, {side}² synthetic images, Adam",
+        options=(("model", name),),
+    )
+
+
+def _language_model(name: str, kind: str, *, width: int = 200, batch_size: int = 20, dropout: float = 0.2) -> Workload:
+    return Workload(
+        name=name,
+        family="rnn_lm",
+        unit="tokens",
+        batch_size=batch_size,
+        cpu_batch_size=batch_size,
+        input_shape=(),
+        optimizer=_SGD_LM,
+        resident_batches=32,
+        source=_WORD_LM,
+        summary=f"2-layer {kind} language model, {width} wide, 35 tokens a sample, vocabulary 33,278, SGD",
+        num_parameters=13_987_678 if name == "lstm-lm" else None,
+        clip_grad_norm=0.25,
+        data_sets=("wikitext-2",),
+        options=(("kind", kind), ("width", width), ("dropout", dropout)),
+    )
+
+
+def _fastai_resnet(depth: int, batch_size: int, cpu_batch_size: int) -> Workload:
+    return Workload(
+        name=f"fastai-resnet{depth}",
+        family="fastai_resnet",
+        unit="images",
+        batch_size=batch_size,
+        cpu_batch_size=cpu_batch_size,
+        input_shape=(3, 224, 224),
+        optimizer=_ADAMW_FASTAI,
+        resident_batches=2,
+        source=_FASTAI,
+        summary=f"ResNet-{depth}, frozen but for its batch norm, under fastai's head, 100 classes, 224² images, AdamW",
+        data_sets=("cifar100",),
+        options=(("model", f"resnet{depth}"),),
+    )
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    Workload(
+        name="mlp-4096",
+        family="mlp",
+        unit="samples",
+        batch_size=512,
+        cpu_batch_size=64,
+        input_shape=(4096,),
+        optimizer=OptimizerSpec("SGD", (("lr", 0.001),)),
+        resident_batches=50,
+        source=_AMP_RECIPE,
+        summary="3 linear layers of 4096, mean squared error, SGD: the model of PyTorch's AMP recipe",
+        num_parameters=50_343_936,
+        macs_per_sample=50_331_648,
+    ),
+    Workload(
+        name="mnist-cnn",
+        family="mnist_cnn",
+        unit="images",
+        batch_size=512,
+        cpu_batch_size=512,
+        input_shape=(1, 28, 28),
+        optimizer=OptimizerSpec("Adadelta", (("lr", 0.001),)),
+        resident_batches=32,
+        source=_TENSORCORE,
+        summary="2 convolutions and 2 linear layers on 28² digits, Adadelta",
+        num_parameters=1_199_882,
+        macs_per_sample=11_992_448,
+        data_sets=("mnist",),
+    ),
+    Workload(
+        name="wrn-28-10",
+        family="wide_resnet",
+        unit="images",
+        batch_size=128,
+        cpu_batch_size=4,
+        input_shape=(3, 32, 32),
+        optimizer=_SGD_CIFAR,
+        resident_batches=16,
+        source=_WRN,
+        summary="Wide ResNet 28-10 with dropout on 32² images, 10 classes, SGD with momentum",
+        num_parameters=36_489_290,
+        macs_per_sample=5_951_117_568,
+        clip_grad_norm=10.0,
+        data_sets=("cifar10",),
+        options=(("depth", 28), ("widen", 10), ("dropout", 0.3)),
+    ),
+    Workload(
+        name="dpn92",
+        family="dpn",
+        unit="images",
+        batch_size=128,
+        cpu_batch_size=4,
+        input_shape=(3, 32, 32),
+        optimizer=_SGD_CIFAR,
+        resident_batches=16,
+        source=_DPN,
+        summary="Dual path network 92 (grouped convolutions) on 32² images, 10 classes, SGD with momentum",
+        num_parameters=34_236_634,
+        macs_per_sample=2_042_422_272,
+        data_sets=("cifar10",),
+    ),
+    _imagenet("resnet18", 256, 16, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),
+    _imagenet("resnet34", 256, 8, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),
+    _imagenet("resnet50", 256, 8),
+    _imagenet("resnet101", 128, 4),
+    _imagenet("resnet152", 128, 4, source="torchvision; CIFAR-100 at 224² in init27's benchmark"),
+    _imagenet("inception_v3", 128, 4, side=299),
+    _imagenet("efficientnet_b0", 128, 8),
+    _imagenet("efficientnet_b4", 64, 4),
+    _imagenet("efficientnet_b7", 32, 2),
+    # The source's batches of float32 on 11 GB.
+    _fastai_resnet(18, 408, 16),
+    _fastai_resnet(34, 248, 8),
+    _fastai_resnet(50, 98, 8),
+    _fastai_resnet(101, 64, 4),
+    _fastai_resnet(152, 48, 4),
+    _language_model("lstm-lm", "LSTM"),
+    _language_model("gru-lm", "GRU"),
+    _language_model("rnn-lm", "RNN_TANH"),
+    _language_model("lstm-lm-1500", "LSTM", width=1500, batch_size=80, dropout=0.65),
+)
+
+# Model zoos by prefix: any image classifier of theirs, with the optimizer and loss of the ResNets.
+_ZOOS: dict[str, Family] = {"torchvision:": "torchvision", "timm:": "timm"}
+
+
+def find_workload(name: str) -> Workload:
+    """Return the row with this name, or one made for a model of a zoo (`torchvision:NAME`) or of the user's own.
+
+    Whether there is such a model is known only where torch is, in the trial's process.
+
+    Raises:
+        UsageError: No row has the name; the message offers the nearest.
+    """
+    found = known_workload(name)
+    if found is not None:
+        return found
+    hint = (
+        "`castwise list workloads` shows them; any other image model is torchvision:NAME or timm:NAME, "
+        "and a model of your own FILE.py:FUNCTION."
+    )
+    raise unknown_name("workload", name, (row.name for row in WORKLOADS), hint)
+
+
+@lru_cache(maxsize=1024)  # asked for every cell of a report, many times
+def known_workload(name: str) -> Workload | None:
+    """Return what `find_workload` does, and None for a name that no row has: a record may come from elsewhere."""
+    wanted = name.strip()
+    for prefix, family in _ZOOS.items():
+        if wanted.lower().startswith(prefix):
+            return _zoo_model(wanted[len(prefix) :], prefix, family)
+    for row in WORKLOADS:
+        if wanted.lower() == row.name:
+            return row
+    return _own_model(shown_name(wanted)) if is_own(wanted) else None
+
+
+def unit_of(name: str) -> Unit:
+    """Return what a workload's throughput counts; samples, where the workload is not known here."""
+    try:
+        row = known_workload(name)
+    except UsageError:  # what no reference can be may stand in a record from elsewhere
+        row = None
+    return row.unit if row is not None else "samples"
+
+
+def _zoo_model(model: str, prefix: str, family: Family) -> Workload:
+    if not model:
+        raise UsageError(f"'{prefix}' needs a model's name behind the colon, for example {prefix}resnet18.")
+    row = _imagenet(model, 64, 4, source=prefix.removesuffix(":"))
+    # The input's side is the model's own; the builder knows it.
+    return replace(row, name=f"{prefix}{model}", family=family, summary=f"{prefix}{model}, random weights, Adam")
+
+
+def _own_model(name: str) -> Workload:
+    return Workload(
+        name=name,
+        family="own",
+        unit="samples",
+        # Where the user's code does not say: samples of unknown size, so few of them.
+        batch_size=32,
+        cpu_batch_size=8,
+        input_shape=(),
+        optimizer=OptimizerSpec("AdamW", (("lr", 1e-4),)),
+        resident_batches=4,
+        source="the user",
+        summary=name,
+    )

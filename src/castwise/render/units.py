@@ -1,0 +1,54 @@
+"""Figures as people read them; records stay in SI units."""
+
+from castwise.spec.quantities import format_bytes as format_bytes  # noqa: PLC0414  all that reports write is found here
+
+
+def format_seconds(value: float | None) -> str:
+    """Return seconds in the unit that gives a figure from 1 to 1000: `23.1 ms`; "–" for None."""
+    if value is None:
+        return "–"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= scale:
+            return f"{_digits(value / scale)} {unit}"
+    return f"{_digits(value / 1e-9)} ns" if value else "0 s"
+
+
+def format_rate(value: float | None) -> str:
+    """Return a rate with thousands separators, four significant digits below 1000; "–" for None."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else _digits(value)
+
+
+def format_ratio(value: float | None) -> str:
+    """Return a ratio: `3.25×`; "–" for None."""
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def format_number(value: float | None) -> str:
+    """Return a plain figure with six significant digits: `0.123457`; "–" for None."""
+    return "–" if value is None else f"{value:.6g}"
+
+
+def format_energy(joules: float | None, unit: str) -> str:
+    """Return the energy of one of what throughput counts: `0.123 J/image` for `images`; "–" for None."""
+    return "–" if joules is None else f"{joules:.3g} J/{unit.removesuffix('s')}"
+
+
+def format_percent(value: float | None) -> str:
+    """Return a share in per cent: `88.3 %`; "–" for None."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a stretch of time for progress and headlines: `42 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}" if value >= 100 else f"{value:#.3g}".rstrip(".")

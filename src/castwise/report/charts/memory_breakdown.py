@@ -1,0 +1,58 @@
+"""Where memory goes at a step's peak, by what it is there for."""
+
+from castwise.max_batch.columns import account_name, accounts_of, parts_columns, titles_of
+from castwise.max_batch.memory_breakdown import Account
+from castwise.render.table import Grid
+from castwise.render.theme import INK, STACK
+from castwise.render.units import format_bytes
+from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.plotly_parts import Document, axis, hover, inert, layout
+
+_GIB = 2**30
+# Colours come around again with another pattern: there are more parts than steps of the scale.
+_PATTERNS = ("", "/", ".")
+
+
+def parts(subject: TopicSubject) -> Chart | None:
+    """Return a bar for each loop, stacked by what held its memory; None where no step was taken apart."""
+    accounts = accounts_of(subject.fits)
+    if not accounts:
+        return None
+    least = min(accounts, key=lambda each: each.seen_bytes)
+    titles = titles_of(accounts)
+    traces = [_bars(subject, accounts, number, *named) for number, named in enumerate(titles.items())]
+    document = layout(height=420)
+    document["barmode"] = "stack"
+    document["legend"]["traceorder"] = "normal"
+    document["xaxis"] = axis(type="category", showgrid=False)
+    document["yaxis"] = axis("GiB", rangemode="tozero")
+    batches = {account.trial.spec.batch_size for account in accounts}
+    batch = f" at batch {batches.pop()}" if len(batches) == 1 else " at each one's largest batch"
+    return Chart(
+        name="parts",
+        title=f"Where the memory goes{batch}",
+        says=f"{account_name(least)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
+        traces=traces,
+        layout=document,
+        table=Grid(parts_columns(accounts), accounts),
+        note="Of one step after the timed ones, at the moment when it held most.",
+    )
+
+
+def _bars(subject: TopicSubject, accounts: list[Account], number: int, name: str, title: str) -> Document:
+    return {
+        "type": "bar",
+        "name": title,
+        "x": [inert(account_name(account)) for account in accounts],
+        "y": [account.bytes_of(name) / _GIB for account in accounts],
+        "marker": {
+            "color": STACK[number % len(STACK)],
+            "pattern": {"shape": _PATTERNS[number // len(STACK) % len(_PATTERNS)]},
+            "line": {"color": INK, "width": 0.5},
+        },
+        "hovertext": [
+            hover([account_name(each), f"{title}: {format_bytes(each.bytes_of(name))}", subject.file_of(each.trial)])
+            for each in accounts
+        ],
+        "hoverinfo": "text",
+    }

@@ -1,0 +1,143 @@
+"""Charts as pictures, PNG and SVG, for papers and READMEs: drawn by kaleido in an installed Chrome or Chromium."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from castwise.errors import UsageError
+from castwise.records.filenames import free_name, slug
+from castwise.records.schema import Trial
+from castwise.render.theme import THEMES
+from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
+from castwise.report.charts.layout_fit import ON_A_PICTURE, legend_height
+from castwise.report.charts.machines import MachinesSubject, machines
+from castwise.report.charts.plotly_parts import inert
+from castwise.report.charts.registry import charts_of, overview_charts
+from castwise.report.collection import Collection
+from castwise.report.machine_comparison import Comparison
+
+FORMATS = ("png", "svg")
+_WIDTH = 900  # pixels, of a column in a paper at twice its size
+_TITLE_HEIGHT = 60
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart that becomes a picture.
+
+    Attributes:
+        name: Its file's, without a suffix.
+        topic: What it is about besides its own title; empty where that says all.
+        chart: The chart.
+    """
+
+    name: str
+    topic: str
+    chart: Chart
+
+
+def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a picture of each chart in each format and return their paths.
+
+    Args:
+        pictures: The charts.
+        folder: Where to write; made where it does not exist.
+        formats: Of `FORMATS`.
+
+    Raises:
+        UsageError: kaleido is not installed, or it finds no browser.
+    """
+    try:
+        import kaleido
+        from choreographer.errors import ChromeNotFoundError
+    except ImportError:
+        raise UsageError("Pictures of charts need kaleido: pip install 'castwise[charts]'.") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    orders = [
+        {
+            "fig": on_white(each.chart, each.topic),
+            "path": str(folder / f"{each.name}.{kind}"),
+            "opts": {"format": kind, "scale": 2 if kind == "png" else 1},
+        }
+        for each in pictures
+        for kind in formats
+    ]
+    try:
+        # MathJax would be fetched from the network.
+        kaleido.write_fig_from_object_sync(orders, kopts={"mathjax": False})
+    except ChromeNotFoundError:
+        raise UsageError(
+            "Pictures of charts need Chrome or Chromium, and none was found. On Debian: apt-get install chromium."
+        ) from None
+    return [Path(str(order["path"])) for order in orders]
+
+
+def on_white(chart: Chart, topic: str = "") -> dict[str, Any]:
+    """Return a chart as a figure that stands by itself: titled, in light colours, on white."""
+    title = f"{chart.title}: {topic}" if topic else chart.title
+    own = chart.layout
+    head = _TITLE_HEIGHT + legend_height(chart, ON_A_PICTURE)  # the legend stands below the title
+    layout = _light(own)
+    layout |= {
+        "title": {
+            "text": inert(title),
+            "x": 0.02,
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 16},
+            "font": {"size": 16},
+        },
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "width": _WIDTH,
+        "height": own["height"] + head,
+        "margin": {**own["margin"], "t": own["margin"]["t"] + head},
+    }
+    return {"data": _light(chart.traces), "layout": layout}
+
+
+def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
+    """Return all charts of a collection; no two have the same file.
+
+    Args:
+        collection: What the charts are of.
+        file_of: Returns the name of the file that a trial was read from.
+    """
+    taken: set[str] = set()
+    for chart in overview_charts(OverviewSubject(collection, file_of)):
+        yield Picture(chart.name, "", chart)
+    for topic in collection.topics:
+        name = _file_name(topic.title, taken)
+        for chart in charts_of(TopicSubject(topic, file_of)):
+            yield Picture(f"{name}-{chart.name}", topic.title, chart)
+
+
+def pictures_of_machines(comparison: Comparison, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
+    """Return the charts of machines side by side, one a topic; no two have the same file.
+
+    Args:
+        comparison: The machines.
+        file_of: Returns the name of the file that a trial was read from.
+    """
+    taken: set[str] = set()
+    for topic, lines in comparison.topics.items():
+        chart = machines(MachinesSubject(topic, lines, file_of))
+        if chart is not None:
+            yield Picture(f"{_file_name(topic, taken)}-{chart.name}", "", chart)
+
+
+def _file_name(title: str, taken: set[str]) -> str:
+    """Return what files about a topic are named by, and take it."""
+    name = free_name(slug(title)[:_NAME_LENGTH] or "topic", taken, "-")
+    taken.add(name)
+    return name
+
+
+def _light(value: Any) -> Any:
+    if isinstance(value, str):
+        return THEMES["light"].get(value, value)
+    if isinstance(value, dict):
+        return {key: _light(each) for key, each in value.items()}
+    return [_light(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,107 @@
+"""The report: answers, charts, tables, method, environment and warnings of a collection of records."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from castwise.max_batch.columns import shown_summary
+from castwise.max_batch.sentences import conclusions
+from castwise.max_batch.sentences import remarks as fit_remarks
+from castwise.render.steady_columns import competing, remarks, shown_columns
+from castwise.render.table import Grid
+from castwise.render.training_columns import competing as runs_competing
+from castwise.render.training_columns import run_columns, shown
+from castwise.report.charts.chart import OverviewSubject, TopicSubject
+from castwise.report.charts.registry import charts_of, overview_charts
+from castwise.report.collection import Collection, Topic
+from castwise.report.conclusions import Answer, answers_of, in_one_sentence
+from castwise.report.html import sections as parts
+from castwise.report.html.page_frame import PageData, Source, assemble
+
+# Sections with charts; more of them would make a page that no one reads and no phone opens.
+_MOST_TOPICS = 40
+_MOST_UNFOLDED = 8
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A topic on the page."""
+
+    anchor: str
+    topic: Topic
+    subtitle: str
+    gist: str
+    answers: Sequence[Answer]
+    codes: Sequence[tuple[str, str]]
+    charts: Sequence[str]
+    table: str
+    remarks: Sequence[str]
+
+
+def render(collection: Collection, source: Source, title: str = "castwise report") -> str:
+    """Return the report as HTML.
+
+    Args:
+        collection: What it is about.
+        source: Where that comes from.
+        title: The page's title.
+
+    Raises:
+        UsageError: plotly or jinja2 is not installed.
+    """
+    data = PageData()
+    answers = answers_of(collection)
+    overview = [data.add_chart(chart, "all") for chart in overview_charts(OverviewSubject(collection, source.file_of))]
+    sections = [
+        _section(f"topic-{number}", topic, [each for each in answers if each.topic is topic], source, data)
+        for number, topic in enumerate(collection.topics[:_MOST_TOPICS], start=1)
+    ]
+    context: Mapping[str, Any] = {
+        "summary": parts.summary(collection),
+        "sentence": in_one_sentence(collection, answers),
+        "answers": data.add_table("answers", parts.answer_grid(answers)) if len(answers) > 1 else None,
+        "some_cut": any(each.cut for each in answers),
+        "overview": overview,
+        "sections": sections,
+        "more_topics": [topic.title for topic in collection.topics[_MOST_TOPICS:]],
+        "trials": data.add_table(
+            "trials",
+            parts.trial_grid(collection, source.file_of),
+            choices=("workload", "precision", "status", "kind"),
+        ),
+        "warnings": parts.warnings(collection),
+        "machines": data.add_table("machines", parts.machine_grid(collection)),
+        "notes": collection.notes,
+        "folded": len(sections) > _MOST_UNFOLDED,
+    }
+    return assemble("page.html.j2", title, context, data, source)
+
+
+def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Source, data: PageData) -> _Section:
+    charts = [data.add_chart(chart, anchor) for chart in charts_of(TopicSubject(topic, source.file_of))]
+    grid: Grid[Any]
+    if topic.is_training:
+        grid = Grid(shown(run_columns({}), topic.runs), topic.runs, runs_competing)
+        said = [
+            f"{run.trial.spec.label}: {run.trial.status}: {run.trial.message}"
+            for run in topic.runs
+            if run.trial.status != "ok"
+        ]
+    elif topic.is_fit:
+        fits = TopicSubject(topic, source.file_of).fits
+        grid, said = Grid(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
+    else:
+        grid = Grid(shown_columns(topic.rows), topic.rows, competing)
+        said = remarks(topic.rows)
+    return _Section(
+        anchor=anchor,
+        topic=topic,
+        subtitle=parts.topic_line(topic),
+        gist="; ".join(parts.gist(answer) for answer in answers[:3]),
+        answers=answers,
+        # Answers for several batch sizes are mostly the same lines of code.
+        codes=list(dict.fromkeys((each.precision or "", each.code) for each in answers if each.code)),
+        charts=charts,
+        table=data.add_table(f"{anchor}-results", grid),
+        remarks=said,
+    )

@@ -1,0 +1,36 @@
+"""A collection of records as Markdown, for issues and pull requests."""
+
+from castwise.analysis.advice import recommend
+from castwise.max_batch.render import markdown_fit
+from castwise.max_batch.result import fits_of
+from castwise.render.run_report import to_markdown
+from castwise.render.table import markdown_grid, markdown_text
+from castwise.render.training_columns import run_columns, shown
+from castwise.report.collection import Collection, Topic
+from castwise.report.conclusions import answers_of, in_one_sentence
+from castwise.report.html.sections import summary, topic_line
+
+
+def markdown_report(collection: Collection) -> str:
+    """Return the answer, and a table for each topic, as Markdown."""
+    answers = answers_of(collection)
+    parts = [
+        f"**{markdown_text(in_one_sentence(collection, answers))}**",
+        markdown_text(summary(collection)),
+        *(_topic(topic) for topic in collection.topics),
+    ]
+    if collection.notes:
+        parts.append("\n".join(f"- {markdown_text(note)}" for note in collection.notes))
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _topic(topic: Topic) -> str:
+    head = f"### {markdown_text(topic.title)}\n\n"
+    if topic.is_fit:
+        return head + markdown_fit(fits_of(trial for cell in topic.cells for trial in cell.trials))
+    if not topic.is_training:
+        return head + to_markdown(topic.rows, recommend(topic.rows))
+    lines = [markdown_text(topic_line(topic)), "", *markdown_grid(shown(run_columns({}), topic.runs), topic.runs)]
+    failed = [run.trial for run in topic.runs if run.trial.status != "ok"]
+    lines += ["", *(f"- {markdown_text(f'{t.spec.label}: {t.status}: {t.message}')}" for t in failed)]
+    return head + "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What is asked: trial specs, plans, recipes. Pure data."""

@@ -1,0 +1,1 @@
+"""`castwise suite`: published benchmarks beside the same measured here."""

@@ -1,0 +1,213 @@
+"""What came of a suite: its runs, the published figures beside them, and what a reader must know of both."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from castwise.analysis.steady_metrics import peak_reserved_bytes
+from castwise.analysis.training_metrics import Run, epochs_of, is_whole, loader_of, runs
+from castwise.analysis.warnings import NOISE
+from castwise.max_batch.result import trained
+from castwise.records.schema import Trial
+from castwise.registry.suites import Published, Suite
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import stands_in_for
+from castwise.spec.quantities import few
+from castwise.suites.compare_published import Beside, published_pairs, set_beside
+from castwise.suites.tuned_vs_published import TunedPair, tuned_pairs
+
+# Source: torch.utils.data.DataLoader (prefetch_factor).
+_PREFETCHED_PER_WORKER = 2
+
+
+@dataclass(frozen=True)
+class LimitFound:
+    """The largest batch of a precision, published and measured.
+
+    Attributes:
+        workload: The workload.
+        precision: The precision.
+        loss_scale: The loss scale.
+        gpu: The source's GPU; None where it has no figure.
+        published: The source's largest batch that trained and its smallest that did not, None where it has none.
+        measured: The same here.
+        reserved_bytes: What the allocator held at the largest batch.
+    """
+
+    workload: str
+    precision: str
+    loss_scale: str
+    gpu: str | None
+    published: tuple[int | None, int | None]
+    measured: tuple[int | None, int | None]
+    reserved_bytes: int | None
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """A suite, and what was measured of it.
+
+    Attributes:
+        suite: The suite.
+        trials: Its trials, in its order.
+        searches: The trials of each search for the largest batch.
+    """
+
+    suite: Suite
+    trials: tuple[Trial, ...]
+    searches: tuple[tuple[Trial, ...], ...] = ()
+
+    @property
+    def all_trials(self) -> tuple[Trial, ...]:
+        """Return the trials of cells and searches."""
+        return self.trials + tuple(trial for search in self.searches for trial in search)
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Return the runs' figures; cells that this machine has not the GPUs for are left out."""
+        return [run for run in runs(self.trials) if not lacks_gpus(run.trial)]
+
+    @cached_property
+    def tuned(self) -> list[TunedPair]:
+        """Return the cells that were run in another loop than the source's, beside it."""
+        return tuned_pairs(self.runs)
+
+    @cached_property
+    def beside(self) -> list[Beside]:
+        """Return the published figures beside the measured ones."""
+        return set_beside(self.suite, self.trials)
+
+    @cached_property
+    def pairs(self) -> dict[str, float]:
+        """Return speed-ups over float32 at the published batch, by key."""
+        return published_pairs(self.suite, self.trials)
+
+    @cached_property
+    def limits(self) -> list[LimitFound]:
+        """Return the largest batches."""
+        return [_limit(self.suite, search) for search in self.searches if search]
+
+
+def lacks_gpus(trial: Trial) -> bool:
+    """Return whether a trial was not run because the machine has fewer GPUs than it asks for."""
+    return trial.status == "unsupported" and trial.spec.world_size > max(1, trial.environment.num_gpus)
+
+
+def notes(result: SuiteResult) -> Iterator[str]:
+    """Return what a reader of the tables must know, a line each."""
+    rows = [run.trial for run in result.runs]
+    yield from _shortened(rows)
+    yield from _by_throughput(result.runs)
+    yield from _prefetched(rows)
+    yield from _stand_ins(rows, result.all_trials)
+    for trial in result.trials:
+        if trial.status != "ok" and not lacks_gpus(trial):
+            yield f"{trial.spec.label}: {trial.status}: {trial.message}"
+    lacking = [trial for trial in result.trials if lacks_gpus(trial)]
+    if lacking:
+        sizes = " or ".join(str(size) for size in sorted({trial.spec.world_size for trial in lacking}))
+        cells = "1 cell asks" if len(lacking) == 1 else f"{len(lacking)} cells ask"
+        yield f"{cells} for {sizes} GPUs, and this machine has {lacking[0].environment.num_gpus}: not run"
+    for search in result.searches:
+        if search and search[-1].status not in ("ok", "oom"):
+            last = search[-1]
+            yield f"the search for the largest batch ended early: {last.spec.label}: {last.status}: {last.message}"
+    if not result.suite.published:
+        yield "the source gives no figures in numbers, so there are none to set beside these"
+
+
+def _shortened(rows: Sequence[Trial]) -> Iterator[str]:
+    ended = [trial for trial in rows if trial.status == "ok"]
+    cut = [trial for trial in ended if not is_whole(trial)]
+    if cut:
+        of = "" if len(ended) == len(rows) else " that ended well"
+        verb = "is" if len(cut) == 1 else "are"
+        yield (
+            f"{_runs_of(len(cut), len(ended), of)} {verb} cut short (column length): speed-ups are ratios of "
+            "throughput then, not of whole runs' times"
+        )
+
+
+def _runs_of(count: int, among: int, of: str) -> str:
+    """Return how many of some runs something is true of, in words, so that nobody has to guess which are counted.
+
+    Args:
+        count: Of how many it is true.
+        among: Of how many it could be.
+        of: What sets those apart from the table's other rows, behind a space; empty where they are all of its rows.
+    """
+    if count < among:
+        return f"{count} of {'the ' if of else ''}{among} runs{of}"
+    if among == 1:
+        return f"the run{of}"
+    return f"all {among} runs{of}" if of else "all runs"
+
+
+def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
+    """Say where a whole run's speed-up is not what its throughput suggests."""
+    told = [
+        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
+        for run in rows
+        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
+    ]
+    if told:
+        yield f"speed-up is that of a whole run's time, validation included; the ratio of throughputs is {few(told)}"
+
+
+def _prefetched(rows: Sequence[Trial]) -> Iterator[str]:
+    """Say where batches that the loader had made beforehand flatter a short run's throughput."""
+    trained = [trial for trial in rows if epochs_of(trial)]
+    count = sum(_is_flattered(trial) for trial in trained)
+    if count:
+        of = "" if len(trained) == len(rows) else " that trained"
+        verb = "counts" if count == 1 else "count"
+        yield (
+            f"{_runs_of(count, len(trained), of)} {verb} batches that the loader made while the first steps ran: where "
+            "the loader sets the pace, a whole run is slower than these figures"
+        )
+
+
+def _is_flattered(trial: Trial) -> bool:
+    recipe, loader = trial.spec.recipe, loader_of(trial)
+    if recipe is None or loader is None or not any(epoch.shortened for epoch in epochs_of(trial)):
+        return False
+    return recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
+
+
+def _stand_ins(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
+    """Say what stands in for the source's data and weights, of a table's rows and of all trials behind it."""
+    for name in dict.fromkeys(stands_in_for(trial.spec.data_set) for trial in trials):
+        if name is not None:
+            yield f"random samples stand in for {name}'s: time and memory comparable, accuracy not"
+    random = [trial for trial in rows if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]
+    if random:
+        which = "" if len(random) == len(rows) else f" in {_runs_of(len(random), len(rows), '')}"
+        yield f"random weights{which} where the source's are pretrained: time comparable, accuracy not"
+    notes_of_data = (trial.facts.data_note for trial in trials if trial.facts is not None)
+    yield from dict.fromkeys(note for note in notes_of_data if note)
+
+
+def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
+    spec = search[0].spec
+    fits = max((t.spec.batch_size for t in search if trained(t)), default=None)
+    above = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
+    largest = next((t for t in search if t.spec.batch_size == fits), None)
+    figures = [f for f in suite.published if _is_of(f, spec.workload, spec.precision)]
+    gpu = figures[0].gpu if figures else None
+    figures = [figure for figure in figures if figure.gpu == gpu]
+    return LimitFound(
+        workload=spec.workload,
+        precision=spec.precision,
+        loss_scale=spec.loss_scale,
+        gpu=gpu,
+        published=(
+            max((f.batch_size for f in figures if f.outcome == "ok"), default=None),
+            min((f.batch_size for f in figures if f.outcome == "oom"), default=None),
+        ),
+        measured=(fits, above),
+        reserved_bytes=peak_reserved_bytes(largest) if largest else None,
+    )
+
+
+def _is_of(figure: Published, workload: str, precision: str) -> bool:
+    return (figure.workload, figure.precision, figure.world_size) == (workload, precision, 1)

@@ -1,0 +1,187 @@
+"""One suite from request to records: its data, its trials, its searches for the largest batch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from castwise.errors import MissingDataError, StoreError, UsageError
+from castwise.max_batch.bisect import Grid, find_limit
+from castwise.orchestrator.cached_measure import Asking
+from castwise.orchestrator.job import Going, Job, assemble
+from castwise.orchestrator.machine import Bench, check_device_name, provide
+from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.trial import Listener
+from castwise.records.schema import Trial
+from castwise.records.store import Store, try_to_write
+from castwise.registry.datasets import find_data_set
+from castwise.registry.precisions import find_precision
+from castwise.registry.suite_filter import Choice
+from castwise.registry.suites import Suite, limit_specs, specs_of
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec, is_real
+from castwise.suites.result import SuiteResult
+
+_FIND_TIMEOUT_SECONDS = 3600.0  # five downloads, the largest of 242 MB
+
+
+@dataclass(frozen=True)
+class SuiteRequest:
+    """What a user asked for of one suite.
+
+    Attributes:
+        suite: The suite.
+        choice: What of it is run, and how long.
+        results: The results folder; None keeps no records.
+        weights: A file of pretrained weights, or a folder of them; None tries torchvision's download.
+        timeout_seconds: Seconds without a sign of life before a trial is given up; None takes the default.
+        retry: Measure crashed and timed-out trials again.
+        again: Measure everything again, whatever is recorded.
+        kept: The folder in which the weights of runs that are measured now are kept; None keeps none.
+    """
+
+    suite: Suite
+    choice: Choice = field(default_factory=Choice)
+    results: Path | None = None
+    weights: Path | None = None
+    timeout_seconds: float | None = None
+    retry: bool = False
+    again: bool = False
+    kept: Path | None = None
+
+
+@dataclass(frozen=True)
+class SuitesRequest:
+    """Suites to be run one after the other on one machine.
+
+    Attributes:
+        requests: What is asked of each; one at least.
+        device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
+        data_dir: Where real data lies; None takes the default.
+    """
+
+    requests: tuple[SuiteRequest, ...]
+    device: str | None = None
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class SuiteJob:
+    """A suite made concrete on this machine.
+
+    Attributes:
+        suite: The suite.
+        job: Its trials.
+        searches: The trial each search starts from, and the number its batch size is a multiple of.
+    """
+
+    suite: Suite
+    job: Job
+    searches: tuple[tuple[TrialSpec, int], ...]
+    _going: Going = field(default_factory=Going, repr=False)
+
+    def run(self) -> SuiteResult:
+        """Measure what is missing and return everything."""
+        trials = tuple(self.job.run())
+        return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
+
+    def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
+        measure = Asking(self.job.sweep, self._going)
+        return tuple(find_limit(measure, template, Grid(multiple, multiple, multiple)))
+
+
+def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None = None) -> SuiteJob:
+    """Check a suite against the machine, and return the job that runs it.
+
+    Args:
+        request: What the user asked for.
+        bench: The machine.
+        listener: Is told of progress.
+
+    Raises:
+        UsageError: The suite has no such cells, or its data is missing or damaged.
+        StoreError: The results folder, or that of weights, cannot be written.
+    """
+    suite, choice = request.suite, request.choice
+    specs = [_patient(spec, request) for spec in specs_of(suite, device=bench.device, choice=choice)]
+    searches = [
+        (_patient(spec, request), multiple)
+        for spec, multiple in limit_specs(suite, device=bench.device, choice=choice)
+        if bench.environment.gpu_memory_bytes
+    ]
+    store = Store(request.results) if request.results is not None else None
+    if request.kept is not None:
+        _check_folder(request.kept)
+    _provide_all([*specs, *(spec for spec, _ in searches)], bench)
+    going = Going(request.retry, request.again, weights=request.kept)
+    job = assemble(bench, store, _with_weights(specs, request.weights, bench), going, listener)
+    return SuiteJob(suite, job, tuple(searches), going)
+
+
+def _check_folder(kept: Path) -> None:
+    """Make sure that weights can be kept in a folder: before a run of hours, and not behind it."""
+    try:
+        try_to_write(kept)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StoreError(f"Weights cannot be kept in '{kept}': {reason}. Name a folder under --keep-weights.") from None
+
+
+def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
+    if request.timeout_seconds is None:
+        return spec
+    protocol = spec.protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
+    return spec.model_copy(update={"protocol": protocol})
+
+
+def _with_weights(specs: list[TrialSpec], where: Path | None, bench: Bench) -> list[TrialSpec]:
+    """Return the specs with the pretrained weights that their sources start from, where they can be had."""
+    models = list(dict.fromkeys(model for spec in specs if (model := find_workload(spec.workload).pretrained)))
+    if not models:
+        return specs
+    session = bench.engine.start(_FIND_TIMEOUT_SECONDS)
+    try:
+        files = session.find_weights(models, where)
+    except TrialFailedError as failure:
+        raise UsageError(failure.message) from None
+    finally:
+        session.close()
+    found = ((spec, files.get(find_workload(spec.workload).pretrained or "")) for spec in specs)
+    return [spec.model_copy(update={"weights": path}) if path else spec for spec, path in found]
+
+
+def _provide_all(specs: Sequence[TrialSpec], bench: Bench) -> None:
+    for name in dict.fromkeys(spec.data_set for spec in specs if is_real(spec.data_set)):
+        try:
+            provide(bench.engine, find_data_set(name), bench.data_dir)
+        except MissingDataError as missing:
+            raise MissingDataError(
+                f"{missing} Or measure time and memory alone, on random samples of its shape, with --synthetic."
+            ) from None
+
+
+def check(asked: SuitesRequest) -> None:
+    """Refuse what no run can have, before anything starts.
+
+    Raises:
+        UsageError: A number is out of range, or there is no such device, workload or precision.
+    """
+    check_device_name(asked.device)
+    for request in asked.requests:
+        seconds = request.timeout_seconds
+        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+            raise UsageError(f"A time limit of {seconds:g} seconds is impossible. Give a number above 0.")
+        _check_choice(request.choice)
+
+
+def _check_choice(choice: Choice) -> None:
+    for workload in choice.workloads or ():
+        find_workload(workload)
+    for precision in choice.precisions or ():
+        find_precision(precision)
+    for name, value in (("--epochs", choice.epochs), ("--max-steps", choice.max_steps), ("--seeds", choice.seeds)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} takes whole numbers from 1; {value} is none.")
+    for count in choice.world_sizes or ():
+        if count < 1:
+            raise UsageError(f"--gpus takes whole numbers from 1; {count} is none.")

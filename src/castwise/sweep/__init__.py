@@ -1,1 +1,0 @@
-"""Run a plan: start the processes, keep the records, go on where a job was cut off."""

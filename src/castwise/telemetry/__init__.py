@@ -1,0 +1,1 @@
+"""GPU and host readings, taken by the parent while a trial is timed."""

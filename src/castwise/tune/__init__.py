@@ -1,0 +1,1 @@
+"""`castwise tune`: the search for the fastest loop that computes the same."""

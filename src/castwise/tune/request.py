@@ -1,0 +1,193 @@
+"""A request to tune, checked against the machine: the plain loop, what may be tried on it, and for how long."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from castwise.errors import UsageError
+from castwise.orchestrator.job import Job, Request, prepare
+from castwise.orchestrator.machine import EngineFactory
+from castwise.orchestrator.reuse import stands
+from castwise.orchestrator.rounds import Rule
+from castwise.orchestrator.trial import Listener
+from castwise.records.schema import Trial
+from castwise.registry.datasets import STAND_IN
+from castwise.registry.precisions import find_precision
+from castwise.registry.suites import SUITE_NAMES, find_suite
+from castwise.registry.techniques import Numerics
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import SYNTHETIC, Axes, TrialSpec
+from castwise.spec.recipe import Recipe
+from castwise.tune.candidates import Ladder, allowed_techniques
+from castwise.tune.search import Climb
+from castwise.tune.time_budget import limit_of
+
+# A loop that is screened is looked at briefly: one that the host paces never settles, and what is in doubt sits again.
+_SCREENED = {"warm_up_seconds": 1.0, "num_blocks": 8}
+# A training run's turns are epochs: fewer than blocks of steps, the first uncounted, none longer than these steps.
+# Source: chosen here; 118 steps are an epoch of MNIST at batch 512.
+_MOST_TURNS, _FEWEST_TURNS = 8, 3
+_MOST_STEPS = 120
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What a user asked for; None stands for "what suits the machine".
+
+    Attributes:
+        workload: The workload.
+        precisions: Precisions, the first of them the plain loop's; None takes float32 and all that keep float32
+            weights, which the device has.
+        numerics: The most that a technique may do to the numbers.
+        batch_size: Samples a step.
+        device: "cpu", "cuda" or "cuda:N".
+        data_set: `synthetic`, the name of a real data set, or of a stand-in for one (`synthetic:mnist`); None takes
+            synthetic data for steps, and the source's for training runs.
+        training: Whether epochs are timed that read their data as the source's suite does; a real data set that a
+            suite trains the workload on does so unasked.
+        larger_batches: Whether a larger batch is a move; it changes the training.
+        memory_bytes: What the fastest loop that is looked for besides may hold, if need be on a smaller batch; None
+            looks for none.
+        data_dir: Where real data lies.
+        results: The results folder; None keeps no records.
+        budget_seconds: Wall time after which nothing further is tried; None takes nine minutes, and 160 seconds
+            where the plain loop's step takes less than 10 ms.
+        timeout_seconds: Seconds one phase of a trial, a compilation for one, may take before it is given up; None takes
+            half of the budget, and three minutes at the least.
+        seed: Seeds weights, data and dropout.
+        retry: Measure crashed and timed-out trials again.
+        again: Measure everything again, whatever is recorded.
+    """
+
+    workload: str
+    precisions: tuple[str, ...] | None = None
+    numerics: Numerics = "draws"
+    batch_size: int | None = None
+    device: str | None = None
+    data_set: str | None = None
+    training: bool = False
+    larger_batches: bool = False
+    memory_bytes: float | None = None
+    data_dir: Path | None = None
+    results: Path | None = None
+    budget_seconds: float | None = None
+    timeout_seconds: float | None = None
+    seed: int = 0
+    retry: bool = False
+    again: bool = False
+
+
+def prepare_tuning(
+    request: TuneRequest, listener: Listener | None = None, make_engine: EngineFactory | None = None
+) -> Climb:
+    """Check a request against the machine, and return the climb that answers it.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    source = source_of(request)
+    data_set = source[0] if source is not None else request.data_set or SYNTHETIC
+    limit = limit_of(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
+    job = prepare(
+        Request(
+            axes=Axes(
+                workloads=(request.workload,),
+                precisions=request.precisions,
+                batch_sizes=None if request.batch_size is None else (request.batch_size,),
+            ),
+            device=request.device,
+            data_set=SYNTHETIC if data_set.startswith(STAND_IN) else data_set,
+            data_dir=request.data_dir,
+            results=request.results,
+            timeout_seconds=limit,
+            seed=request.seed,
+            rule=Rule(),
+            retry=request.retry,
+            again=request.again,
+        ),
+        listener,
+        make_engine,
+    )
+    specs = [spec for spec in job.plan.specs if request.precisions or keeps_float32(spec.precision)]
+    start = _screened(specs[0]) if source is None else training_spec(specs[0], *source)
+    ladder = Ladder(
+        tuple(spec.precision for spec in specs),
+        allowed_techniques(request.numerics, start.kind),
+        start if request.larger_batches else None,
+    )
+    return Climb(start, ladder, job, request.budget_seconds, _standing(job, start, request), request.memory_bytes)
+
+
+def _screened(spec: TrialSpec) -> TrialSpec:
+    if spec.device_type == "cpu":
+        return spec
+    return spec.model_copy(update={"protocol": spec.protocol.model_copy(update=_SCREENED)})
+
+
+def published_run(workload: str, data_set: str | None) -> tuple[str, Recipe] | None:
+    """Return the data set and the recipe with which a suite trains a workload; None where none does.
+
+    Args:
+        workload: Its name.
+        data_set: The data set, or a stand-in for it; None takes the suite's.
+    """
+    name = find_workload(workload).name
+    wanted = None if data_set is None else data_set.removeprefix(STAND_IN)
+    for suite in map(find_suite, SUITE_NAMES):
+        for cells in suite.cells:
+            if name in {find_workload(each).name for each in cells.workloads} and wanted in (None, cells.data_set):
+                return data_set or cells.data_set, suite.recipes[cells.recipe]
+    return None
+
+
+def training_spec(steady: TrialSpec, data_set: str, recipe: Recipe) -> TrialSpec:
+    """Return the training run whose epochs are timed in the place of a cell's blocks of steps."""
+    epochs = 1 + _MOST_TURNS
+    changes = {
+        "epochs": max(epochs, recipe.epochs),
+        "stop_after": epochs,
+        "max_steps": min(_MOST_STEPS, recipe.max_steps or _MOST_STEPS),
+        "skip_epochs": 1,
+        "skip_batches": 0,
+        "validate_each_epoch": False,
+    }
+    protocol = steady.protocol.model_copy(update={"num_blocks": _MOST_TURNS, "min_blocks": _FEWEST_TURNS})
+    return TrialSpec.model_validate(
+        steady.model_dump()
+        | {"kind": "training", "data_set": data_set, "protocol": protocol.model_dump()}
+        | {"recipe": recipe.model_dump() | changes}
+    )
+
+
+def source_of(request: TuneRequest) -> tuple[str, Recipe] | None:
+    """Return how the suites train what is asked for; None where steps are timed.
+
+    Raises:
+        UsageError: None does, and nothing else can be meant.
+    """
+    if not request.training and request.data_set in (None, SYNTHETIC):
+        return None
+    source = published_run(request.workload, request.data_set)
+    if source is None and (request.training or str(request.data_set).startswith(STAND_IN)):
+        raise UsageError(
+            f"No suite trains {request.workload} on {request.data_set or 'any data'}. "
+            "Leave --training and --data-set out to tune its steps."
+        )
+    return source
+
+
+def keeps_float32(precision: str) -> bool:
+    """Return whether a precision keeps float32 weights, or masters of them, so that it trains what float32 does."""
+    row = find_precision(precision)
+    return row.param_dtype == "float32" or row.master_weights
+
+
+def _standing(job: Job, start: TrialSpec, request: TuneRequest) -> list[Trial]:
+    """Return the records of this machine that need not be measured again."""
+    if request.again or job.sweep.store is None:
+        return []
+    trials = job.sweep.store.load(job.sweep.environment)[0].values()
+    limit = start.protocol.timeout_seconds
+    standing = (trial for trial in trials if stands(trial, limit, retry=request.retry))
+    return sorted(standing, key=lambda trial: trial.started_at)

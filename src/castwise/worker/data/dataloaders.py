@@ -1,0 +1,150 @@
+"""Samples one at a time, and the DataLoader whose processes make batches of them on the CPU."""
+
+import os
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from castwise.spec.recipe import Loader
+from castwise.worker.data.seeding import seed_of
+from castwise.worker.data.transforms import Transform
+from castwise.worker.distributed import Peers
+from castwise.worker.lifetime import die_with_parent
+
+Images = tuple[Tensor, Tensor]
+Sample = tuple[Tensor, int]
+
+# Source: init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks, 2080Ti.ipynb (np.random.seed(42), valid_pct=0.2).
+_SPLIT_SEED = 42
+_VALIDATION_FRACTION = 0.2
+
+
+class ImageSamples(Dataset[Sample]):
+    """Images that are made PIL images and transformed one by one, as torchvision's data sets do."""
+
+    def __init__(self, images: Tensor, labels: Tensor, transform: Transform) -> None:
+        """Take all images.
+
+        Args:
+            images: uint8 of shape (N, 1 or 3, height, width).
+            labels: int64 of shape (N,).
+            transform: Makes a PIL image a tensor.
+        """
+        # PIL has channels last, and none in a grey image.
+        self._pixels = np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
+        if images.shape[1] == 1:
+            self._pixels = self._pixels[..., 0]
+        self._labels: list[int] = labels.tolist()
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._transform(Image.fromarray(self._pixels[index])), self._labels[index]
+
+
+class SyntheticSamples(Dataset[Sample]):
+    """Random images and labels, each drawn on the CPU when it is asked for.
+
+    Source: jorism1993/nvidia_amd_gpu_comparison dataset.py at 573a94ff (`SyntheticDataDataset`).
+    """
+
+    def __init__(self, num_samples: int, side: int, num_classes: int = 1000) -> None:
+        """Say how many, and of which size.
+
+        Args:
+            num_samples: Length of an epoch.
+            side: Height and width in pixels.
+            num_classes: Labels are drawn from [0, num_classes).
+        """
+        self._num_samples, self._side, self._num_classes = num_samples, side, num_classes
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples}")
+        image = torch.rand(3, self._side, self._side) * 2 - 1
+        return image, random.randint(0, self._num_classes - 1)
+
+
+def make_loader(
+    dataset: Dataset[Sample], loader: Loader, batch_size: int, seed: int, peers: Peers | None = None
+) -> DataLoader[Any]:
+    """Return a loader whose batches are images, float32 of shape (batch, C, H, W), and labels, int64 of (batch,).
+
+    Its processes are started anew each epoch, as the sources' are, unless they are to persist, and die with this one;
+    the epoch has to be started by the main thread. Order and
+    augmentation follow from the seed; without processes (`num_workers` 0)
+    augmentation follows from this process's random state instead.
+
+    Each rank has a loader of its own, with as many processes as `loader` says, over a share of the samples that is
+    as long as every other rank's: without `drop_last` by taking the first samples once more at the end.
+
+    Args:
+        dataset: The samples.
+        loader: How many processes, and what is done to the batches.
+        batch_size: Samples in a batch of this rank.
+        seed: Of the order, and through the loader of every process's random numbers.
+        peers: The ranks that share the samples; None where there are no others.
+    """
+    assert not loader.resident, "resident batches come without a loader"
+    peers, sampler = peers or Peers(), None
+    if peers.world_size > 1:
+        sampler = DistributedSampler[Sample](
+            dataset,
+            num_replicas=peers.world_size,
+            rank=peers.rank,
+            shuffle=loader.shuffle,
+            seed=seed_of(seed),
+            drop_last=loader.drop_last,
+        )
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        shuffle=loader.shuffle and sampler is None,
+        sampler=sampler,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        generator=torch.Generator().manual_seed(seed_of(seed, rank=peers.rank)),
+        worker_init_fn=partial(_start_worker, os.getpid()),
+        multiprocessing_context="fork" if loader.num_workers else None,
+        persistent_workers=loader.persistent and loader.num_workers > 0,
+        prefetch_factor=loader.prefetch_batches if loader.num_workers else None,
+    )
+
+
+def _start_worker(parent_pid: int, _: int) -> None:
+    die_with_parent(parent_pid)
+
+
+def fastai_split(train: Images, test: Images) -> tuple[Images, Images]:
+    """Pool both splits of a data set and draw the validation data from all of it, as 003's fastai does.
+
+    CIFAR's 60,000 images become 48,000 and 12,000. The draw is fastai's, but over images in CIFAR's order where
+    fastai has them in that of its folders: other images are drawn.
+
+    Source: fastai/fastai fastai/data_block.py at 0d37271f (`random_split_by_pct`, `split_by_idx`).
+
+    Args:
+        train: Images of shape (N, ...) and labels of shape (N,).
+        test: The same.
+
+    Returns:
+        Training and validation images and labels.
+    """
+    images, labels = (torch.cat(parts) for parts in zip(train, test, strict=True))
+    drawn = torch.from_numpy(np.random.RandomState(_SPLIT_SEED).permutation(len(labels)))
+    validation = drawn[: int(_VALIDATION_FRACTION * len(labels))]
+    is_training = torch.ones(len(labels), dtype=torch.bool)
+    is_training[validation] = False
+    return (images[is_training], labels[is_training]), (images[validation], labels[validation])

@@ -1,0 +1,50 @@
+"""What a rank has of data that lies on the device: batches of its own, or its own columns of a text."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from castwise.registry.workloads import Workload
+from castwise.spec.plan import TrialSpec
+from castwise.worker.data.seeding import seed_of
+from castwise.worker.distributed import Peers
+from castwise.worker.models.task import Batch, Task
+
+
+def own_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: Peers) -> Sequence[Batch]:
+    """Return the batches that this rank's steps take in turn, on its device.
+
+    Images are drawn, or shuffled, from a seed of the rank's own. A text has one order: ranks read other columns of it.
+
+    Args:
+        row: The workload.
+        task: Makes the batches.
+        spec: The trial, on this rank's device.
+        count: How many batches, where the data has no length of its own.
+        peers: The ranks among which the data is shared.
+    """
+    device = torch.device(spec.device)
+    if row.family != "rnn_lm" or peers.world_size == 1:
+        own = seed_of(spec.seed, rank=peers.rank) if peers.rank else spec.seed  # one process alone has the trial's
+        generator = torch.Generator(device).manual_seed(own)
+        return task.make_batches(count, spec.process_batch_size, device, generator)
+    generator = torch.Generator(device).manual_seed(spec.seed)
+    joint = task.make_batches(count, spec.batch_size * peers.world_size, device, generator)
+    return [
+        (own_columns(tokens, peers), own_columns(targets.view(tokens.shape), peers).flatten())
+        for tokens, targets in joint
+    ]
+
+
+def own_columns(rows: Tensor, peers: Peers) -> Tensor:
+    """Return a rank's columns of a text that all ranks read side by side.
+
+    Args:
+        rows: Words of shape (rows, batch * world size), from `batchify`.
+        peers: The ranks.
+
+    Returns:
+        Shape (rows, batch).
+    """
+    return rows.chunk(peers.world_size, dim=1)[peers.rank].contiguous()

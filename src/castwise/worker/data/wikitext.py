@@ -1,0 +1,106 @@
+"""WikiText-2 as word numbers, from files whose checksums `data_sets.py` has verified.
+
+Source: pytorch/examples word_language_model data.py and main.py at 0d3fe14a.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from castwise.errors import DataError
+from castwise.registry.datasets import WIKITEXT2, read_verified
+
+_END_OF_LINE = "<eos>"
+# Words in the three parts, and different ones in all; tests hold the real text to them.
+_LENGTHS, _NUM_WORDS = (2_088_628, 217_646, 245_569), 33_278
+_NUM_STEPS = 35  # Source: main.py (--bptt)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text in three parts, each word by its number.
+
+    Attributes:
+        train: int64 of shape (words,); for WikiText-2 2,088,628 of them.
+        valid: The same; 217,646.
+        test: The same; 245,569.
+        words: The different words, in the order of their numbers; 33,278.
+    """
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    words: tuple[str, ...]
+
+
+def load_wikitext2(data_dir: Path) -> Corpus:
+    """Return WikiText-2 at word level, with `<eos>` behind every line.
+
+    Args:
+        data_dir: A folder in which `data_sets.find_file` finds WikiText-2.
+
+    Raises:
+        DataError: A file is missing or is not the official one.
+    """
+    train, valid, test = (read_verified(WIKITEXT2, data_dir, part).decode() for part in ("train", "valid", "test"))
+    return make_corpus(train, valid, test)
+
+
+def random_corpus() -> Corpus:
+    """Return random words in WikiText-2's place, as many of them and as many different ones; the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    train, valid, test = (torch.randint(_NUM_WORDS, (count,), generator=generator) for count in _LENGTHS)
+    return Corpus(train, valid, test, words=tuple(map(str, range(_NUM_WORDS))))
+
+
+def make_corpus(train: str, valid: str, test: str) -> Corpus:
+    """Number the words of three texts in the order in which they come up: all of train's, then valid's, then test's."""
+    numbers: dict[str, int] = {}
+    parts = [_tokenize(text, numbers) for text in (train, valid, test)]
+    return Corpus(parts[0], parts[1], parts[2], words=tuple(numbers))
+
+
+def _tokenize(text: str, numbers: dict[str, int]) -> Tensor:
+    lines = io.StringIO(text, newline=None)  # lines end where they do in a file read as text
+    return torch.tensor(
+        [numbers.setdefault(word, len(numbers)) for line in lines for word in (*line.split(), _END_OF_LINE)],
+        dtype=torch.int64,
+    )
+
+
+def batchify(words: Tensor, batch_size: int) -> Tensor:
+    """Cut a text into columns of equal length, which are read side by side; words left over are dropped.
+
+    Args:
+        words: Shape (words,).
+        batch_size: Number of columns.
+
+    Returns:
+        Shape (words // batch_size, batch_size): each column goes on where the one before it ends.
+
+    Raises:
+        DataError: The columns would be shorter than two words, so that none has a successor to predict.
+    """
+    num_rows = len(words) // batch_size
+    if num_rows < 2:
+        raise DataError(f"A text of {len(words):,} words cannot be read in {batch_size:,} columns of two or more.")
+    return words[: num_rows * batch_size].view(batch_size, -1).t().contiguous()
+
+
+def segments(rows: Tensor, num_steps: int = _NUM_STEPS) -> Sequence[tuple[Tensor, Tensor]]:
+    """Return the batches of one pass over a text, views of it where they can be; the last may be shorter.
+
+    Args:
+        rows: Shape (rows, batch), from `batchify`.
+        num_steps: Words of a column in one batch, which is as far as gradients go back.
+
+    Returns:
+        Words of shape (steps, batch), and the words that follow them, of shape (steps * batch,).
+    """
+    ends = [min(start + num_steps, len(rows) - 1) for start in range(0, len(rows) - 1, num_steps)]
+    starts = [0, *ends[:-1]]
+    return [(rows[start:end], rows[start + 1 : end + 1].flatten()) for start, end in zip(starts, ends, strict=True)]

@@ -1,0 +1,60 @@
+"""The one door into `worker/`: what a freshly forked process runs first."""
+
+import multiprocessing
+import os
+import signal
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+
+from castwise.worker.lifetime import die_with_parent
+
+
+def enter(connection: Connection, log_path: str) -> None:
+    """Settle in and serve trials. Runs in the trial's process only.
+
+    Args:
+        connection: The child's end of the pipe.
+        log_path: Takes everything the process prints.
+    """
+    settle(log_path)
+
+    from castwise.worker import server
+
+    server.serve(connection)
+
+
+def settle(log_path: str) -> None:
+    """Send the process's output to a file, make it deaf to Ctrl-C, and tie its life to the parent's.
+
+    Args:
+        log_path: Takes everything the process prints; the parent's stdout carries results.
+    """
+    try:
+        log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:  # the parent was interrupted and has cleared up; nobody waits for this process
+        os._exit(1)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # The parent starts trials as daemons, which it ends when it exits. Daemons may have no processes of their own,
+    # but a data loader is made of such.
+    multiprocessing.current_process().daemon = False
+    # Ctrl-C reaches the whole process group; what becomes of the trial is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What the user's code starts joins this group, and ends with it: `ProcessSession.close` kills the group.
+    os.setpgid(0, 0)
+    _let_server_go()
+    die_with_parent(os.getppid())
+
+
+def _let_server_go() -> None:
+    """Close this process's copy of the pipe by which the forkserver knows that it is still needed.
+
+    Source: multiprocessing.forkserver gives one to each child. A child that hangs would keep the server alive
+    after the command was killed, and with it itself.
+    """
+    server = forkserver._forkserver
+    needed: int | None = getattr(server, "_forkserver_alive_fd", None)
+    if needed is not None:
+        os.close(needed)
+        server._forkserver_alive_fd = None  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The mean of all ranks' gradients in memory that all GPUs see."""

@@ -1,0 +1,102 @@
+"""Tensors of one dtype whose mean is taken in memory that all ranks see. Imported only where Triton is installed."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from castwise.worker.kernels.allreduce.flat_buffer import begins_of, places_of
+from castwise.worker.kernels.allreduce.triton_kernels import BLOCK_BYTES, bring_kernel, mean_kernel, write_addresses
+
+_WARPS = 8
+
+
+class SharedGroup:
+    """The tensors' places, and slots for what all ranks bring of this rank's share of their blocks.
+
+    Attributes:
+        places: Where the means are found.
+    """
+
+    def __init__(self, group: Sequence[Tensor], memory: Tensor, addresses: Sequence[int], rank: int) -> None:
+        """Divide memory up.
+
+        Args:
+            group: Tensors of one dtype on one device.
+            memory: Shape (n,), uint8, n at least `num_bytes`: this rank's.
+            addresses: Where that of each rank lies for this one.
+            rank: This rank's number.
+        """
+        device, self._rank, self._ranks = memory.device, rank, len(addresses)
+        self._block = BLOCK_BYTES // group[0].element_size()
+        begins = begins_of(group, BLOCK_BYTES)
+        self._num_blocks = begins[-1] // self._block
+        self._share = _share(self._num_blocks, self._ranks)
+        in_places = self._num_blocks * BLOCK_BYTES
+        self._flat = memory[:in_places].view(group[0].dtype)
+        self.places = places_of(self._flat, group, begins)
+        firsts = torch.tensor([begin // self._block for begin in begins], dtype=torch.int32)
+        tensors = torch.arange(len(group), dtype=torch.int32)
+        self._tensor_of = tensors.repeat_interleave(firsts.diff()).to(device)
+        self._first_of = firsts.to(device)
+        self._numel_of = torch.tensor([tensor.numel() for tensor in group], dtype=torch.int64, device=device)
+        self._buffers = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self._slots = self._buffers + in_places
+        self._table = torch.zeros(len(group), dtype=torch.int64, device=device)
+        self._in_table: list[int] = []
+        self._is_captured = False
+
+    @staticmethod
+    def num_bytes(group: Sequence[Tensor], ranks: int) -> int:
+        """Return the memory that tensors like these need in each rank."""
+        num_blocks = begins_of(group, BLOCK_BYTES)[-1] * group[0].element_size() // BLOCK_BYTES
+        return (num_blocks + ranks * _share(num_blocks, ranks)) * BLOCK_BYTES
+
+    def bring(self, group: Sequence[Tensor]) -> None:
+        """Bring every block of the tensors to its owner.
+
+        Args:
+            group: They lie as their places do; they are there until the step has ended.
+        """
+        if not self._num_blocks:
+            return
+        addresses = [tensor.data_ptr() for tensor in group]
+        # A graph has addresses of its own, and writes them when it is replayed.
+        self._is_captured |= self._flat.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self._is_captured or addresses != self._in_table:
+            write_addresses(self._table, addresses)
+            self._in_table = addresses
+        bring_kernel[(self._ranks * self._share,)](
+            self._table,
+            self._tensor_of,
+            self._first_of,
+            self._numel_of,
+            self._slots,
+            self._flat,
+            self._num_blocks,
+            self._share,
+            self._rank,
+            ranks=self._ranks,
+            block=self._block,
+            num_warps=_WARPS,
+        )
+
+    def average(self) -> None:
+        """Write the means of this rank's blocks into all ranks' places; by now every rank's have come."""
+        own = min(self._share, self._num_blocks - self._rank * self._share)
+        if own > 0:
+            mean_kernel[(own,)](
+                self._slots,
+                self._buffers,
+                self._flat,
+                self._share,
+                self._rank,
+                1 / self._ranks,
+                ranks=self._ranks,
+                block=self._block,
+                num_warps=_WARPS,
+            )
+
+
+def _share(num_blocks: int, ranks: int) -> int:
+    return -(-num_blocks // ranks)

@@ -1,0 +1,224 @@
+"""The mean of all ranks' tensors, such as gradients: by collectives, or by kernels in memory that all GPUs see."""
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from castwise.errors import UsageError
+from castwise.worker.distributed import Peers
+from castwise.worker.kernels.allreduce.flat_buffer import begins_of, places_of
+from castwise.worker.techniques.compile import check_compiler
+
+_SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
+# Where a tensor's place begins: rows of a cache, which kernels and Inductor's code read without looking for edges.
+_ALIGNED_BYTES = 128
+_READ_BYTES = 16  # that a thread reads at a time
+_NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+Groups = Sequence[Sequence[Tensor]]
+
+
+class CollectiveMean:
+    """The mean by collectives, one a group of tensors.
+
+    Attributes:
+        kind: What a record calls it.
+        places: Where the means are found, a tensor for each that was told of. All of a group are one piece of memory.
+        outside_bytes: What of that PyTorch's allocator does not hold.
+        earlier_peaks: What the allocator's peaks do not tell of, as of `SymmetricMean`.
+    """
+
+    kind: Literal["collectives"] = "collectives"
+    outside_bytes = 0
+
+    def __init__(self, groups: Groups, peers: Peers, earlier_peaks: tuple[int, int] = (0, 0)) -> None:
+        """Make places for tensors like these; a group's are of one dtype and on one device."""
+        self._peers, self.earlier_peaks = peers, earlier_peaks
+        begins = [begins_of(group, _ALIGNED_BYTES) for group in groups]
+        # Zeros lie between the places, and stay.
+        self.flat = [
+            torch.zeros(begin[-1], dtype=group[0].dtype, device=group[0].device)
+            for group, begin in zip(groups, begins, strict=True)
+        ]
+        self.places = [places_of(*each) for each in zip(self.flat, groups, begins, strict=True)]
+
+    def __call__(self, groups: Groups) -> None:
+        """Bring the means of all ranks' tensors to their places; all have to ask."""
+        self.copy(groups)
+        self.average()
+
+    def copy(self, groups: Groups) -> None:
+        """Bring a rank's own tensors to their places."""
+        for places, group in zip(self.places, groups, strict=True):
+            torch._foreach_copy_(places, list(group))
+
+    def average(self) -> None:
+        """Average what lies in the places."""
+        for flat in self.flat:
+            self._peers.average(flat)
+
+
+class SymmetricMean:
+    """The mean by kernels that write into all ranks' memory, each rank that of a share of the elements.
+
+    Over the links goes what a ring's all-reduce sends, in two steps whatever the number of ranks, and no copy precedes
+    it. Values are added in float32 and rounded once. All ranks have the same bits, since one of them made each.
+
+    Attributes:
+        kind, places: As of `CollectiveMean`.
+        outside_bytes: The places and as much again, in memory that PyTorch's allocator does not know of.
+        earlier_peaks: The most bytes that the allocator had given out, and held, before that memory was there.
+    """
+
+    kind: Literal["shared memory"] = "shared memory"
+
+    def __init__(self, groups: Groups, peers: Peers, allocated: "Allocated") -> None:
+        """Make places for tensors like these; all ranks have to, for the same.
+
+        Raises:
+            RuntimeError: The driver, or what confines the process, does not let memory be shared.
+        """
+        from torch.distributed import _symmetric_memory as symmetric
+
+        from castwise.worker.kernels.allreduce.buckets import SharedGroup
+
+        process_group = distributed.group.WORLD
+        assert process_group is not None, "ranks have joined one"
+        memory, self.earlier_peaks = allocated.memory, allocated.earlier_peaks
+        self.outside_bytes = memory.numel()
+        self._handle = symmetric.rendezvous(memory, process_group.group_name)
+        begins = _parts(groups, peers)
+        self._groups = [
+            SharedGroup(group, memory[begin:], [address + begin for address in self._handle.buffer_ptrs], peers.rank)
+            for group, begin in zip(groups, begins[:-1], strict=True)
+        ]
+        self.places = [group.places for group in self._groups]
+
+    def __call__(self, groups: Groups) -> None:
+        """Bring the means of all ranks' tensors to their places; all have to ask."""
+        self.bring(groups)
+        self._handle.barrier()  # all has come, and nobody reads the means of the step before any more
+        self.average()
+        self._handle.barrier()  # all means are there, and no rank reads what was brought to it any more
+
+    def bring(self, groups: Groups) -> None:
+        """Bring a rank's own tensors to those that average them."""
+        for own, group in zip(self._groups, groups, strict=True):
+            own.bring([lying_as(place, tensor) for place, tensor in zip(own.places, group, strict=True)])
+
+    def average(self) -> None:
+        """Average this rank's share of what has come."""
+        for own in self._groups:
+            own.average()
+
+
+class Allocated(NamedTuple):
+    """Memory that can be shared with other ranks, and is not yet."""
+
+    memory: Tensor
+    earlier_peaks: tuple[int, int]
+
+
+def mean_over(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricMean:
+    """Return the faster way that there is to average tensors like these, in all ranks the same.
+
+    Args:
+        peers: All have to ask.
+        groups: Each of one dtype, all on one device.
+    """
+    # What one rank alone may lack is asked for step by step: sharing itself waits for all others.
+    allocated = allocate(groups, peers) if all(peers.gather(can_share(peers, groups))) else None
+    if all(peers.gather(allocated is not None)) and allocated is not None:
+        made: SymmetricMean | None = None
+        with suppress(RuntimeError):  # NCCL has ways around what is not allowed
+            made = SymmetricMean(groups, peers, allocated)
+        if all(peers.gather(made is not None)) and made is not None:
+            return made
+    return CollectiveMean(groups, peers, (0, 0) if allocated is None else allocated.earlier_peaks)
+
+
+def allocate(groups: Groups, peers: Peers) -> Allocated | None:
+    """Return memory for the means of tensors like these, None where there is none left."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    device = groups[0][0].device
+    torch.cuda.empty_cache()  # it comes from the driver, which has not got what the allocator keeps
+    try:
+        memory = symmetric.empty(_parts(groups, peers)[-1], dtype=torch.uint8, device=device)
+    except RuntimeError:
+        return None
+    peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return Allocated(memory, peaks)
+
+
+def _parts(groups: Groups, peers: Peers) -> list[int]:
+    """Return the byte where each group's memory begins, and where the last one's ends."""
+    from castwise.worker.kernels.allreduce.buckets import SharedGroup
+
+    return list(accumulate((SharedGroup.num_bytes(group, peers.world_size) for group in groups), initial=0))
+
+
+def lying_as(place: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor whose elements lie as a place's do, where a thread can read several at a time; mostly itself."""
+    strides = zip(place.shape, place.stride(), tensor.stride(), strict=True)
+    if (
+        all(own == other for size, own, other in strides if size != 1)
+        and tensor.dtype == place.dtype
+        and tensor.data_ptr() % _READ_BYTES == 0
+    ):
+        return tensor
+    made = torch.empty_strided(place.shape, place.stride(), dtype=place.dtype, device=place.device)
+    return made.copy_(tensor)
+
+
+def can_share(peers: Peers, groups: Groups) -> bool:
+    """Return whether a rank's GPU reaches all others' memory, and kernels for it can be made."""
+    tensors = [tensor for group in groups for tensor in group]
+    if not any(tensor.numel() for tensor in tensors):
+        return False
+    device = tensors[0].device
+    others = [other for other in peers.gather(device.index) if other != device.index]
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and len(others) == peers.world_size - 1 > 0
+        and all(tensor.dtype in _SUPPORTED for tensor in tensors)
+        and all(reaches(device.index, other) for other in others)
+        and makes_kernels()
+    )
+
+
+def reaches(own: int, other: int) -> bool:
+    """Return whether a GPU reaches another's memory, and the signals there that a barrier counts by, as over NVLink.
+
+    Over PCIe a peer's memory may be reached without atomic operations, and a barrier would lose signals.
+
+    Source: NVIDIA, CUDA Driver API, cuDeviceGetP2PAttribute.
+    """
+    if not torch.cuda.can_device_access_peer(own, other):
+        return False
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    devices, value = (ctypes.c_int(), ctypes.c_int()), ctypes.c_int()
+    for device, number in zip(devices, (own, other), strict=True):
+        if driver.cuDeviceGet(ctypes.byref(device), number):
+            return False
+    return driver.cuDeviceGetP2PAttribute(ctypes.byref(value), _NATIVE_ATOMICS, *devices) == 0 and value.value == 1
+
+
+def makes_kernels() -> bool:
+    """Return whether Triton is there, and the compiler that it starts its kernels by."""
+    try:
+        check_compiler(torch.device("cuda"))
+        import_module("castwise.worker.kernels.allreduce.triton_kernels")
+    except (UsageError, ImportError):
+        return False
+    return True

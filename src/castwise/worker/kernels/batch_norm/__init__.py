@@ -1,0 +1,1 @@
+"""BatchNorm with its activation and sum in one kernel."""

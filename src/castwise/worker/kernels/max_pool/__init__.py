@@ -1,0 +1,1 @@
+"""MaxPool2d that remembers places in a byte."""

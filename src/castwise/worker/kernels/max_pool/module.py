@@ -1,0 +1,55 @@
+"""Max pooling by kernels of castwise's own, where a model has the kind that they do: 3 by 3 with stride 2."""
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from castwise.errors import TechniqueError
+from castwise.worker.techniques.hooks import has_hooks
+
+_SIDE = 3
+_STRIDE = 2
+_PADDINGS = (0, 1)
+
+
+class KernelMaxPool(nn.MaxPool2d):
+    """A max pooling whose forward and backward are castwise's own kernels for images with channels innermost."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.MaxPool2d names it
+        """Return the pooled images, of shape (N, C, H', W').
+
+        Args:
+            input: Shape (N, C, H, W); those that lie otherwise, and a CPU's, are torch's to pool.
+        """
+        if input.device.type != "cuda" or not input.is_contiguous(memory_format=torch.channels_last):
+            return nn.functional.max_pool2d(input, _SIDE, _STRIDE, self.padding)
+        from castwise.worker.kernels.max_pool.triton_kernels import max_pool
+
+        assert isinstance(self.padding, int)
+        pooled, _ = max_pool(input, self.padding)
+        assert isinstance(pooled, Tensor)
+        return pooled
+
+
+def use_max_pool_kernel(model: nn.Module) -> None:
+    """Let a model's max poolings of 3 by 3 with stride 2 run by castwise's own kernels.
+
+    Raises:
+        TechniqueError: It has none, or Triton is not installed.
+    """
+    found = [(name, module) for name, module in model.named_modules() if _is_such(module)]
+    if not found:
+        raise TechniqueError("max-pool-kernel finds no max pooling of 3 by 3 with stride 2 in this model.")
+    if find_spec("triton") is None:
+        raise TechniqueError("max-pool-kernel needs Triton, and it is not installed. pip install triton")
+    for name, module in found:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, KernelMaxPool(_SIDE, _STRIDE, module.padding))
+
+
+def _is_such(module: nn.Module) -> bool:
+    if type(module) is not nn.MaxPool2d or module.ceil_mode or module.return_indices or has_hooks(module):
+        return False
+    sizes = (module.kernel_size, module.stride, module.dilation)
+    return sizes == (_SIDE, _STRIDE, 1) and module.padding in _PADDINGS

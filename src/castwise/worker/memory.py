@@ -1,0 +1,146 @@
+"""Peak memory of a stretch of a trial: the caching allocator's on a GPU, the resident set's on a CPU."""
+
+from pathlib import Path
+
+import torch
+
+from castwise.records.memory import Shortfall
+from castwise.spec.quantities import format_bytes
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class MemoryLimitError(MemoryError):
+    """A trial took more memory than it was given.
+
+    Attributes:
+        shortfall: What it took, and what it was given.
+    """
+
+    def __init__(self, taken_bytes: int, limit_bytes: int) -> None:
+        taken, limit = format_bytes(taken_bytes), format_bytes(limit_bytes)
+        super().__init__(f"out of memory: the process grew by {taken} of the {limit} allowed")
+        self.shortfall = Shortfall(needed_bytes=taken_bytes, free_bytes=limit_bytes)
+
+
+class CudaMemory:
+    """The caching allocator's peaks; of several devices, those of the one with the largest."""
+
+    def __init__(self, *devices: torch.device) -> None:
+        self._devices = devices
+
+    def restart(self) -> None:
+        """Begin a new stretch."""
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before that the allocator knows no device
+        for device in self._devices:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def peak_allocated(self) -> int | None:
+        """Return the most bytes that tensors held at once in this stretch."""
+        return max(torch.cuda.max_memory_allocated(device) for device in self._devices)
+
+    def peak_reserved(self) -> int | None:
+        """Return the most bytes the allocator held in this stretch."""
+        return max(torch.cuda.max_memory_reserved(device) for device in self._devices)
+
+    def driver_used(self) -> int | None:
+        """Return the bytes in use on the whole device by the driver's word, as nvidia-smi shows them."""
+        states = [torch.cuda.mem_get_info(device) for device in self._devices]
+        return max(total - free for free, total in states)
+
+    def held(self) -> int | None:
+        """Return the bytes that tensors hold now, on all devices."""
+        return sum(torch.cuda.memory_allocated(device) for device in self._devices)
+
+    def reserved(self) -> int:
+        """Return the bytes the allocator holds now, on all devices."""
+        return sum(torch.cuda.memory_reserved(device) for device in self._devices)
+
+    def outside(self) -> int | None:
+        """Return the bytes in use on the device that the allocator does not hold: context, libraries, others'."""
+        return max(0, (self.driver_used() or 0) - self.reserved())
+
+    def confine(self, limit_bytes: int) -> None:
+        """Let the allocator hold no more than this on each device; what asks for more runs out of memory."""
+        for device in self._devices:
+            whole = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
+
+    def check(self) -> None:
+        """Do nothing: the allocator itself refuses what is beyond the limit."""
+
+
+class CpuMemory:
+    """Growth of the process's resident set since this object was made; an upper bound for what tensors hold.
+
+    Source: Linux, Documentation/filesystems/proc.rst: VmHWM, and writing 5 to clear_refs resets it.
+    """
+
+    def __init__(self) -> None:
+        self._before = _read_status_bytes("VmRSS")
+        self._limit: int | None = None
+
+    def restart(self) -> None:
+        """Begin a new stretch."""
+        try:
+            _CLEAR_REFS.write_text("5")
+        except OSError:
+            return  # without the reset the peak is the whole trial's: still an upper bound
+
+    def peak_allocated(self) -> int | None:
+        """Return the most bytes the resident set grew by in this stretch, None where /proc is not to be had."""
+        peak = _read_status_bytes("VmHWM")
+        if peak is None or self._before is None:
+            return None
+        return max(0, peak - self._before)
+
+    def peak_reserved(self) -> int | None:
+        """Return None: a CPU has no caching allocator."""
+        return None
+
+    def driver_used(self) -> int | None:
+        """Return None: a CPU has no driver of its own."""
+        return None
+
+    def held(self) -> int | None:
+        """Return the bytes of the resident set now, None where /proc is not to be had."""
+        return _read_status_bytes("VmRSS")
+
+    def reserved(self) -> int:
+        """Return 0: nothing whose growth would tell that warm-up goes on."""
+        return 0
+
+    def outside(self) -> int | None:
+        """Return None: a CPU has no allocator that anything could lie outside of."""
+        return None
+
+    def confine(self, limit_bytes: int) -> None:
+        """Let `check` refuse growth beyond this: the kernel's own limits count address space, which says little."""
+        self._limit = limit_bytes
+
+    def check(self) -> None:
+        """Make sure that the process has not grown beyond its limit in this stretch.
+
+        Raises:
+            MemoryLimitError: It has.
+        """
+        peak = self.peak_allocated()
+        if self._limit is not None and peak is not None and peak > self._limit:
+            raise MemoryLimitError(peak, self._limit)
+
+
+def memory_of(*devices: torch.device) -> CudaMemory | CpuMemory:
+    """Return the meter for the devices of a process."""
+    return CudaMemory(*devices) if devices[0].type == "cuda" else CpuMemory()
+
+
+def _read_status_bytes(field: str) -> int | None:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None

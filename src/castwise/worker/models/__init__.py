@@ -1,0 +1,63 @@
+"""Builders of the workloads: one module a family, and the one look-up from a registry row to its task."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from castwise.errors import UsageError
+from castwise.registry.workloads import Family, Workload
+from castwise.spec.plan import SYNTHETIC, check_data_set
+from castwise.worker.data.preloaded import resident_batches
+from castwise.worker.models import dpn, fastai_resnet, mlp, mnist_cnn, rnn_lm, torchvision_timm, wide_resnet
+from castwise.worker.models.task import Task
+
+__all__ = ["build_task", "check_workload"]
+
+_BUILDERS: dict[Family, Callable[[Workload], Task]] = {
+    "mlp": mlp.build,
+    "mnist_cnn": mnist_cnn.build,
+    "wide_resnet": wide_resnet.build,
+    "dpn": dpn.build,
+    "torchvision": torchvision_timm.build_torchvision,
+    "timm": torchvision_timm.build_timm,
+    "rnn_lm": rnn_lm.build,
+    "fastai_resnet": fastai_resnet.build,
+}
+
+_CHECKS: dict[Family, Callable[[Workload], object]] = {
+    "torchvision": torchvision_timm.check_torchvision,
+    "timm": torchvision_timm.check_timm,
+}
+
+
+def check_workload(row: Workload) -> None:
+    """Make sure that the row's zoo, if it has one, has its model, without building it.
+
+    Raises:
+        UsageError: It has not.
+    """
+    check = _CHECKS.get(row.family)
+    if check is not None:
+        check(row)
+
+
+def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | None = None) -> Task:
+    """Build a workload's model, its data and its loss; the weights come from torch's global seed.
+
+    Args:
+        row: The workload.
+        data_set: `synthetic`, or one that the row takes.
+        data_dir: Where a real data set's files lie; synthetic data needs none.
+
+    Raises:
+        UsageError: The row does not take the data set, a real one has no folder, or the row's zoo does not
+            have its model.
+    """
+    check_data_set(row, data_set)
+    task = _BUILDERS[row.family](row)
+    if data_set == SYNTHETIC:
+        return task
+    if data_dir is None:
+        raise UsageError(f"The data set '{data_set}' is read from a folder, and none was given. Name one.")
+    side = row.input_shape[-1] if row.unit == "images" else None
+    return replace(task, make_batches=resident_batches(data_set, data_dir, side))

@@ -1,0 +1,170 @@
+"""Image classifiers of torchvision and timm, and what every image classifier is fed and scored by."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from castwise.errors import UsageError, unknown_name
+from castwise.registry.workloads import Workload
+from castwise.worker.models.task import Batch, Judged, Task
+
+_NUM_CLASSES = 1000
+
+# One size for all but Inception, whose stem needs more.
+# Source: torchvision.models.Inception_V3_Weights (crop_size=299).
+_SIDE = 224
+_SIDES = {"inception_v3": 299}
+
+# Builders whose models would return auxiliary logits beside the logits.
+# Source: jorism1993/nvidia_amd_gpu_comparison main.py at 573a94ff (inception_v3, aux_logits=False).
+_ONE_OUTPUT: dict[str, Any] = {"aux_logits": False, "init_weights": True}
+_MODEL_ARGUMENTS: dict[str, dict[str, Any]] = {"inception_v3": _ONE_OUTPUT, "googlenet": _ONE_OUTPUT}
+
+# Batch norm as in the source's EfficientNets. torchvision's b7 has it already and takes no other; its b0 and
+# b4 have torch's defaults. By the row's name: `torchvision:efficientnet_b0` stays torchvision's own.
+# Source: lukemelas/EfficientNet-PyTorch efficientnet_pytorch/utils.py (epsilon 1e-3; momentum 0.99 in
+# TensorFlow's sense, 0.01 in torch's).
+_SOURCE_NORM: dict[str, Any] = {"norm_layer": partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)}
+_ROW_ARGUMENTS: dict[str, dict[str, Any]] = {"efficientnet_b0": _SOURCE_NORM, "efficientnet_b4": _SOURCE_NORM}
+
+
+class Draw(Protocol):
+    """Draws random pixels, as `torch.randn` does."""
+
+    def __call__(self, size: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:
+        """Return float32 pixels of this shape."""
+
+
+def image_task(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, *, draw: Draw) -> Task:
+    """Return the task of classifying random images with random labels, under cross entropy.
+
+    Args:
+        model: Takes images and returns logits of shape (batch, num_classes).
+        input_shape: One image's shape, channels first.
+        num_classes: Labels are drawn from [0, num_classes).
+        draw: Draws the images.
+    """
+
+    def make_batches(count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Batch]:
+        def make_batch() -> Batch:
+            images = draw((batch_size, *input_shape), generator=generator, device=device)
+            labels = torch.randint(num_classes, (batch_size,), generator=generator, device=device)
+            return images, labels
+
+        return [make_batch() for _ in range(count)]
+
+    return Task(
+        model=model,
+        make_batches=make_batches,
+        compute_loss=_cross_entropy,
+        judge=judge_labels,
+        num_classes=num_classes,
+    )
+
+
+def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    images, labels = batch
+    return nn.functional.cross_entropy(model(images).float(), labels)
+
+
+def judge_labels(model: nn.Module, batch: Batch) -> Judged:
+    """Return a validation batch's summed loss, its number of right labels, and its number of labels."""
+    images, labels = batch
+    logits = model(images).float()
+    loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+    return loss, (logits.argmax(1) == labels).sum(), labels.numel()
+
+
+def _draw_uniform(size: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:
+    # Source: jorism1993/nvidia_amd_gpu_comparison dataset.py at 573a94ff (torch.rand * 2 - 1).
+    return torch.rand(size, generator=generator, device=device) * 2 - 1
+
+
+def build_torchvision(row: Workload) -> Task:
+    """Return the task of a torchvision image classifier with random weights.
+
+    Raises:
+        UsageError: torchvision has no such model, or it is not an image classifier.
+    """
+    from torchvision import models
+
+    check_torchvision(row)
+    name = _model_name(row).lower()
+    arguments = _MODEL_ARGUMENTS.get(name, {}) | _ROW_ARGUMENTS.get(row.name, {})
+    model = models.get_model(name, weights=None, **arguments)
+    return image_task(model, _torchvision_shape(row, name), _NUM_CLASSES, draw=_draw_uniform)
+
+
+def check_torchvision(row: Workload) -> None:
+    """Make sure that torchvision has the row's model, and that it is an image classifier.
+
+    Raises:
+        UsageError: It has not, or it is not.
+    """
+    from torchvision import models
+
+    name = _model_name(row).lower()
+    classifiers = models.list_models(module=models)
+    if name in classifiers:
+        return
+    if name in models.list_models():
+        raise UsageError(
+            f"torchvision's '{name}' is not a float image classifier, and castwise trains no others. "
+            "torchvision:resnet50 would be one."
+        )
+    raise unknown_name("torchvision model", name, classifiers)
+
+
+def _torchvision_shape(row: Workload, name: str) -> tuple[int, ...]:
+    if ":" not in row.name:
+        return row.input_shape
+    side = _SIDES.get(name, _SIDE)
+    return (3, side, side)
+
+
+def build_timm(row: Workload) -> Task:
+    """Return the task of a timm model with random weights, at its own image size and number of classes.
+
+    Raises:
+        UsageError: timm is not installed, or has no such model.
+    """
+    timm = check_timm(row)
+    name = _model_name(row)
+    # A model published as a feature extractor has 0 classes; it is given a classifier.
+    num_classes = timm.models.get_pretrained_cfg(name).num_classes or _NUM_CLASSES
+    model = timm.create_model(name, pretrained=False, num_classes=num_classes)
+    input_shape = timm.data.resolve_model_data_config(model)["input_size"]
+    return image_task(model, input_shape, num_classes, draw=_draw_uniform)
+
+
+def check_timm(row: Workload) -> Any:
+    """Make sure that timm has the row's model, and return timm.
+
+    Raises:
+        UsageError: timm is not installed, or has no such model.
+    """
+    name = _model_name(row)
+    timm = _import_timm(row.name)
+    # The names of the list alone: timm would look for any other (`hf-hub:...`) on the network.
+    known = [*timm.list_models(), *timm.list_models(include_tags=True)]
+    if name not in known:
+        hint = "`python -c 'import timm; print(timm.list_models())'` lists them."
+        raise unknown_name("timm model", name, known, hint)
+    return timm
+
+
+def _model_name(row: Workload) -> str:
+    return str(dict(row.options)["model"])
+
+
+def _import_timm(workload: str) -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise UsageError(
+            f"'{workload}' needs timm, which is not installed. Install it with: pip install 'castwise[timm]'"
+        ) from error
+    return timm

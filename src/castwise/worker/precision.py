@@ -1,0 +1,216 @@
+"""Apply a precision to a model: the one place where a row of the precision registry meets torch."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from castwise.registry.precisions import Precision
+from castwise.worker.pytree import map_tensors
+
+# Every place where PyTorch decides how a float32 product is computed, parents first (`cudnn` is also
+# cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all.
+_FP32_SWITCHES = (
+    "",
+    "cudnn",
+    "cuda.matmul",
+    "cudnn.conv",
+    "cudnn.rnn",
+    "mkldnn.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+)  # paths below torch.backends
+# The older switch for matrix products. Nothing is computed by it, but torch 2.11's max-autotune reads it, and torch
+# raises where it contradicts these two, which writing it writes.
+_OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
+
+
+def read_fp32_precision() -> dict[str, str]:
+    """Return what float32 products compute in, by PyTorch's name of each switch."""
+    return {path or "all": str(_switch(path).fp32_precision) for path in _FP32_SWITCHES}
+
+
+def _switch(path: str) -> Any:
+    return functools.reduce(getattr, path.split(".") if path else [], torch.backends)
+
+
+@contextmanager
+def numeric_state(row: Precision) -> Iterator[None]:
+    """Set the global float32 switches as the precision wants them; restore them whatever happens inside."""
+    before = read_fp32_precision()
+    written = _set_older("high" if row.float32_matmul == "tf32" else "highest")
+    try:
+        for path in _FP32_SWITCHES:
+            # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
+            wanted = "ieee" if path.startswith("mkldnn") else row.float32_matmul
+            # One that follows its parent already is left to: once written, torch's default would not come back.
+            if _switch(path).fp32_precision != wanted:
+                _switch(path).fp32_precision = wanted
+                written.append(path)
+        yield
+    finally:
+        restore_fp32_precision(before, written)
+
+
+def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) -> None:
+    """Set the global float32 switches as `read_fp32_precision` found them, and the older one to agree with them.
+
+    Args:
+        before: What it returned.
+        written: The switches that were written since, as far as that is known.
+    """
+    matmuls = {before[path] for path in _OLDER_WRITES}
+    older = "medium" if "bf16" in matmuls else "high" if "tf32" in matmuls else "highest"
+    written = [*written, *_set_older(older)]
+    for path in _FP32_SWITCHES:
+        if path in written:
+            _switch(path).fp32_precision = "none"  # follows its parent again
+        if _switch(path).fp32_precision != before[path or "all"]:
+            _switch(path).fp32_precision = before[path or "all"]
+
+
+def _set_older(wanted: str) -> list[str]:
+    """Set the older switch for matrix products, unless it says so already; return the switches that this wrote."""
+    try:
+        if torch.get_float32_matmul_precision() == wanted:
+            return []
+    except RuntimeError:
+        pass  # torch raises where one of the others contradicts it, and does not say what it is
+    torch.set_float32_matmul_precision(wanted)
+    return list(_OLDER_WRITES)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype with this name.
+
+    Raises:
+        ValueError: torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {name!r}")
+    return dtype
+
+
+def autocast(row: Precision, device_type: str) -> AbstractContextManager[Any]:
+    """Return the context a forward pass runs in: autocast, or nothing at all where the row has none."""
+    return autocast_maker(row, device_type)()
+
+
+def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes a new `autocast` for every step, as a loop written by hand does."""
+    if row.autocast_dtype is None:
+        return nullcontext
+    return functools.partial(torch.autocast, device_type, dtype=torch_dtype(row.autocast_dtype))
+
+
+def convert_weights(model: nn.Module, row: Precision) -> None:
+    """Cast the model's weights in place, batch norm apart, and make its forward cast inputs and outputs.
+
+    Inputs are cast to the weights' dtype and outputs to float32, so the loss is taken in float32.
+    Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (patched forward; convert_network).
+    """
+    if row.param_dtype == "float32":
+        return
+    dtype = torch_dtype(row.param_dtype)
+    model.to(dtype)
+    if row.batch_norm_dtype != row.param_dtype:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.to(torch_dtype(row.batch_norm_dtype))
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: (cast_floating(args, dtype), cast_floating(kwargs, dtype)), with_kwargs=True
+    )
+    model.register_forward_hook(lambda _, __, output: cast_floating(output, torch.float32))
+
+
+def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
+    """Return the same nest with every floating-point tensor in `dtype`."""
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
+
+
+class Weights:
+    """The model's weights as backward leaves them and as the optimizer steps them: the same tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    @property
+    def stepped(self) -> list[Tensor]:
+        """Return the tensors the optimizer steps."""
+        return list(self._parameters)
+
+    def stepped_for(self, parameter: Tensor) -> Tensor:
+        """Return what the optimizer steps in the place of a tensor; of one that is no weight, itself."""
+        return parameter
+
+    def behind(self, stepped: Tensor) -> Tensor:
+        """Return the weight that a tensor is stepped for, whose gradient backward leaves."""
+        return stepped
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def collect_gradients(self) -> None:
+        """Bring the gradients of backward to the tensors the optimizer steps."""
+
+    def publish(self) -> None:
+        """Bring the stepped tensors back to the model."""
+
+
+class MasterWeights(Weights):
+    """Float32 masters of every lower-precision weight; float32 weights are stepped as they are.
+
+    Source: NVIDIA/apex apex/fp16_utils/fp16_optimizer.py at 79ad5a88 (FP16_Optimizer); apex.amp's O2.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._low: list[Tensor] = [p for p in self._parameters if p.dtype != torch.float32]
+        self._masters = [p.detach().clone().float().requires_grad_() for p in self._low]
+        self._gradients = [torch.zeros_like(master) for master in self._masters]
+        self._master_of = dict(zip((id(p) for p in self._low), self._masters, strict=True))
+        self._weight_of = dict(zip((id(m) for m in self._masters), self._low, strict=True))
+
+    @property
+    def stepped(self) -> list[Tensor]:
+        """Return the masters and the weights that are float32 already, in the model's order."""
+        return [self.stepped_for(p) for p in self._parameters]
+
+    def stepped_for(self, parameter: Tensor) -> Tensor:
+        """Return the master of a lower-precision weight, and every other tensor itself."""
+        return self._master_of.get(id(parameter), parameter)
+
+    def behind(self, stepped: Tensor) -> Tensor:
+        """Return the lower-precision weight of a master, and every other tensor itself."""
+        return self._weight_of.get(id(stepped), stepped)
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Copy lower-precision gradients into the masters' float32 gradients.
+
+        The master of a weight that took no part in the step gets none, so that the optimizer leaves it alone as it
+        leaves every such weight; a gradient of zeros would still decay it and move it by its momentum.
+        """
+        sources = [p.grad for p in self._low]
+        for master, gradient, source in zip(self._masters, self._gradients, sources, strict=True):
+            master.grad = None if source is None else gradient
+        targets = [master.grad for master in self._masters if master.grad is not None]
+        if targets:
+            torch._foreach_copy_(targets, [source for source in sources if source is not None])
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the masters into the model's weights."""
+        if self._low:
+            torch._foreach_copy_(self._low, self._masters)
+
+
+def make_weights(model: nn.Module, row: Precision) -> Weights:
+    """Return the weights of a model whose precision has been applied."""
+    return MasterWeights(model) if row.master_weights else Weights(model)

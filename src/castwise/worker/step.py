@@ -1,0 +1,334 @@
+"""One training step of one cell: a task in a precision, ready to be run as often as one likes."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from castwise.errors import TechniqueError, UsageError
+from castwise.records.schema import Facts
+from castwise.registry.precisions import Precision
+from castwise.registry.workloads import OptimizerSpec
+from castwise.spec.loss_scale import DYNAMIC_SCALES, is_dynamic
+from castwise.worker.device_loss_scaling import DeviceScaling
+from castwise.worker.distributed import Peers
+from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
+from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
+from castwise.worker.loss_scaling import NoScaling, make_loss_scaling
+from castwise.worker.lr_scheduling import AfterStep, MirroredRates
+from castwise.worker.models.task import Batch, OwnLoop, Task
+from castwise.worker.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
+from castwise.worker.techniques.batch_layout import Prepare
+from castwise.worker.techniques.compile import CompiledLoss, check_compiler
+from castwise.worker.techniques.compiled_update import CompiledUpdate
+from castwise.worker.techniques.config import PLAIN, Loop
+from castwise.worker.techniques.cuda_graph import StepGraph
+from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
+
+
+class TrainingStep:
+    """Forward, backward and update, as one call.
+
+    Attributes:
+        model: The model, converted and on the device.
+        optimizer: The optimizer, over the weights or their masters.
+        scaling: The loss scaling.
+        graph: The step as a CUDA graph, None where it is not one.
+        steps_per_launch: Steps that a graph takes at a time; before `flush` the last ones may not have been taken.
+        clip_grad_norm: The norm that gradients are clipped to, or None.
+        accumulate: Batches whose gradients are added up for one optimizer step.
+        steps_to_compile: Steps after which all that is compiled has been.
+    """
+
+    def __init__(  # noqa: PLR0913  a setting each, by keyword
+        self,
+        task: Task,
+        precision: Precision,
+        optimizer: OptimizerSpec,
+        *,
+        loss_scale: str,
+        clip_grad_norm: float | None,
+        device: torch.device,
+        loop: Loop = PLAIN,
+    ) -> None:
+        self.model: nn.Module = task.model.to(device)
+        self._called = self.model
+        convert_weights(self.model, precision)
+        if loop.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        self.model.train()
+        self._weights = make_weights(self.model, precision)
+        own = task.own_loop
+        if own is not None:
+            self.optimizer = own.make_optimizer(self._weights)
+            set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
+        else:
+            self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
+        self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)
+        # Masters keep their gradients' memory; all else does what a loop written by hand does.
+        self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
+        self._autocast = autocast_maker(precision, device.type)
+        self._compute_loss = task.compute_loss
+        if loop.compile_mode is not None:
+            check_compiler(device)
+            self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
+        self.graph = StepGraph(self._train, device, task.carried, loop.steps_per_launch) if loop.cuda_graph else None
+        self.steps_per_launch = loop.steps_per_launch
+        self._make: Prepare | None = None
+        self._run = self.graph or self._train
+        self.clip_grad_norm = clip_grad_norm
+        self._update: Callable[[], None] = self._plain_update
+        self.steps_to_compile = 1
+        if loop.compiled_update:
+            check_compiler(device)
+            self.steps_to_compile = 2  # the optimizer makes its states in a step of its own
+            self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
+        self.accumulate = own.accumulate if own is not None else 1
+        self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
+        self._reduce: CoalescedReduce | None = None
+        self._after_step = None if own is None else _after_step_of(own, loop, self.scaling, self.optimizer, device)
+
+    def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
+        self._called = wrap(self.model)
+
+    def average_gradients(self, peers: Peers) -> None:
+        """Let ranks average their gradients behind backward, without a wrapper; they begin with rank 0's model."""
+        whole = (*self.model.parameters(), *self.model.buffers(), *self._weights.stepped)
+        peers.share({id(tensor): tensor for tensor in whole}.values())
+        self._reduce = CoalescedReduce(self.model, peers)
+
+    def share_statistics(self) -> None:
+        """Give all ranks rank 0's running statistics where each moves its own: before anybody reads them."""
+        if self._reduce is not None:
+            self._reduce.share_statistics()
+
+    def make_batches_by(self, make: Prepare | None) -> None:
+        """Let every step make its batch of what it is given; in a graph that is part of the launch."""
+        self._make = make
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Train on one batch and return its loss, still on the device.
+
+        It is not detached: that would cost the host some microseconds a step. Whoever keeps it for long detaches it.
+        """
+        loss = self._run(batch)
+        if self._after_step is not None:  # outside of a graph: a scheduler computes on the host
+            self._after_step()
+        return loss
+
+    def flush(self) -> None:
+        """Take the steps that wait to be taken together with others: before the clock or a loss is read."""
+        if self.graph is not None:
+            self.graph.flush()
+
+    def close(self) -> None:
+        """Let go of a graph: NCCL does not end its connections as long as one holds a collective."""
+        if self.graph is not None:
+            self.graph.captures.release()
+
+    def _train(self, batch: Batch) -> Tensor:
+        if self._make is not None:
+            batch = self._make(batch)
+        self._zero_grad()
+        loss = self._run_backward(batch)
+        if self._reduce is not None:
+            self._reduce()
+        self._update()
+        return loss
+
+    def _plain_update(self) -> None:
+        self._weights.collect_gradients()
+        self.scaling.step(self.optimizer, self.clip_grad_norm)
+        self._weights.publish()
+
+    def _backward(self, batch: Batch) -> Tensor:
+        with self._autocast():
+            loss = self._compute_loss(self._called, batch)
+        self.scaling.backward(loss)
+        return loss
+
+    def _accumulated_backward(self, batches: Sequence[Any]) -> Tensor:
+        """Add up the gradients of the mean loss; what is unscaled, clipped and stepped is their sum.
+
+        Ranks average their gradients with or behind the last batch only, as a loop written by hand does.
+        """
+        total: Tensor | None = None
+        for number, batch in enumerate(batches, start=1):
+            with self._unsynchronized(number < len(batches)):
+                with self._autocast():
+                    loss = self._compute_loss(self._called, batch) / len(batches)
+                self.scaling.backward(loss)
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "there is a batch at the least"
+        return total
+
+    def _unsynchronized(self, wanted: bool) -> AbstractContextManager[object]:
+        called = self._called
+        return called.no_sync() if wanted and isinstance(called, DistributedDataParallel) else nullcontext()
+
+    def peak_allocated(self, seen: int | None) -> int | None:
+        """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
+        if seen is None:
+            return None
+        return self._outside_bytes + (seen if self.graph is None else max(seen, self.graph.captures.peak_bytes))
+
+    def peak_allocated_ever(self, seen: int | None) -> int | None:
+        """Return the same of all steps so far, those that the allocator has forgotten too."""
+        peak = self.peak_allocated(seen)
+        if peak is None:
+            return None
+        before_capture = 0 if self.graph is None else self.graph.captures.earlier_peak_bytes + self._outside_bytes
+        return max(peak, before_capture, self._earlier_peaks[0])
+
+    def peak_reserved(self, seen: int | None) -> int | None:
+        """Return the most bytes that were held for tensors, by what the allocator held."""
+        return None if seen is None else seen + self._outside_bytes
+
+    def peak_reserved_ever(self, seen: int | None) -> int | None:
+        """Return the same of all steps so far."""
+        peak = self.peak_reserved(seen)
+        return None if peak is None else max(peak, self._earlier_peaks[1])
+
+    @property
+    def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
+        """Return how ranks average gradients behind backward, None where they do not, or have not yet."""
+        return None if self._mean is None else self._mean.kind
+
+    @property
+    def _mean(self) -> CollectiveMean | SymmetricMean | None:
+        return None if self._reduce is None else self._reduce.mean
+
+    @property
+    def _outside_bytes(self) -> int:
+        return 0 if self._mean is None else self._mean.outside_bytes
+
+    @property
+    def _earlier_peaks(self) -> tuple[int, int]:
+        return (0, 0) if self._mean is None else self._mean.earlier_peaks
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
+        return {
+            "model": self.model.state_dict(),
+            "stepped": self._weights.stepped,
+            "optimizer": self.optimizer.state_dict(),
+            "scaling": self.scaling.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        for tensor, saved in zip(self._weights.stepped, state["stepped"], strict=True):
+            tensor.copy_(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaling.load_state_dict(state["scaling"])
+
+
+def _after_step_of(
+    own: OwnLoop, loop: Loop, scaling: NoScaling, optimizer: Optimizer, device: torch.device
+) -> AfterStep | None:
+    """Return what steps the user's scheduler, None where there is none.
+
+    Raises:
+        TechniqueError: The loop's steps leave no room for one.
+    """
+    step_scheduler = None if own.make_scheduler is None else own.make_scheduler(optimizer)
+    if step_scheduler is None:
+        return None
+    if loop.steps_per_launch > 1:
+        raise TechniqueError("cuda-graph-8 cannot follow a scheduler that is stepped each step: take cuda-graph.")
+    if not loop.reads_loss and not loop.cuda_graph and scaling.may_skip:
+        raise TechniqueError("Your scheduler waits in each step for whether it was skipped.")
+    if loop.reads_rates_on_device:
+        check_hooks(optimizer, loop)  # again: a scheduler may have hooked something
+        check_reads_rates(optimizer, loop)
+        step_scheduler = MirroredRates(optimizer, device, step_scheduler)
+    return AfterStep(scaling, step_scheduler)
+
+
+def scaling_of(loop: Loop, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:
+    """Return the scaling for a canonical loss scale name: torch's own, or one that decides on the device."""
+    row = next((row for row in DYNAMIC_SCALES if row.name == name), None)
+    if row is not None and loop.scales_on_device:
+        return DeviceScaling(row, device, optimizer)
+    return make_loss_scaling(name, device.type, optimizer)
+
+
+def layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
+    """Return an optimizer's parameter groups, one a layer group that has anything to step; without rates the tensors.
+
+    A group says which it is under "layer_group", for schedules that give it another rate later.
+
+    Args:
+        task: The task; its model's frozen parameters are in no group.
+        rates: The learning rate of each layer group.
+        stepped: What the optimizer steps, in the order of the model's parameters that are not frozen.
+
+    Raises:
+        UsageError: The task has no layer groups, or another number of them.
+    """
+    if not rates:
+        return list(stepped)
+    if task.group_of is None:
+        raise UsageError("The recipe has group_rates, and the workload has no layer groups. Leave group_rates out.")
+    groups = {name: task.group_of(name) for name, _ in task.model.named_parameters()}
+    num_groups = max(groups.values()) + 1
+    if len(rates) != num_groups:
+        raise UsageError(
+            f"The recipe's group_rates are {len(rates)}, and the workload has {num_groups} layer groups. "
+            "Give each its rate."
+        )
+    members: dict[int, list[Tensor]] = {}
+    learning = [name for name, parameter in task.model.named_parameters() if parameter.requires_grad]
+    for name, tensor in zip(learning, stepped, strict=True):
+        members.setdefault(groups[name], []).append(tensor)
+    return [{"params": members[index], "lr": rates[index], "layer_group": index} for index in sorted(members)]
+
+
+def make_optimizer(spec: OptimizerSpec, tensors: Sequence[Tensor] | Sequence[dict[str, Any]]) -> Optimizer:
+    """Return the optimizer of `torch.optim` that the row names, over these tensors or parameter groups."""
+    optimizer: Optimizer = getattr(torch.optim, spec.name)(list(tensors), **dict(spec.arguments))
+    return optimizer
+
+
+def describe_optimizer(spec: OptimizerSpec) -> str:
+    """Return the optimizer as one would write it: `Adam(lr=0.0002, ...)`."""
+    written = f"{spec.name}({', '.join(f'{name}={value}' for name, value in spec.arguments)})"
+    return f"{written}, layer groups at lr {', '.join(map(str, spec.group_rates))}" if spec.group_rates else written
+
+
+def describe_own_optimizer(optimizer: Optimizer) -> str:
+    """Return the user's optimizer as one would write it, without the arguments that are None or off."""
+    arguments = ", ".join(f"{name}={value}" for name, value in optimizer.defaults.items() if value not in (None, False))
+    return f"{type(optimizer).__name__}({arguments})"
+
+
+def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
+    """Return what is known of a trial once its precision is applied.
+
+    Args:
+        step: The training step.
+        task: Its task.
+        optimizer: The optimizer's row, where the optimizer is not the user's own.
+    """
+    dtypes: dict[str, int] = {}
+    for p in step.model.parameters():
+        name = str(p.dtype).removeprefix("torch.")
+        dtypes[name] = dtypes.get(name, 0) + p.numel()
+    return Facts(
+        num_parameters=sum(dtypes.values()),
+        units_per_sample=task.units_per_sample,
+        unit=task.unit,
+        param_dtypes=dtypes,
+        optimizer=describe_optimizer(optimizer) if task.own_loop is None else describe_own_optimizer(step.optimizer),
+        clip_grad_norm=step.clip_grad_norm,
+        accumulate=step.accumulate,
+        fp32_precision=read_fp32_precision(),
+        notes=task.notes,
+    )

@@ -1,0 +1,67 @@
+"""torch.compile of what a step computes, and what it needs of the machine."""
+
+import os
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from castwise.errors import TechniqueError
+from castwise.worker.models.task import Batch
+from castwise.worker.pytree import tensors_of
+
+ComputeLoss = Callable[[nn.Module, Batch], Tensor]
+Shapes = tuple[torch.Size, ...]
+
+# The names by which Inductor and Triton look for a compiler where $CXX or $CC is not set.
+_CXX = ("g++", "clang++", "c++")
+_CC = ("gcc", "clang", "cc")
+
+
+def check_compiler(device: torch.device) -> None:
+    """Make sure that torch.compile finds what it makes code with.
+
+    Raises:
+        TechniqueError: It does not; the message says what is missing.
+    """
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise TechniqueError("compile needs Triton to make GPU kernels, and it is not installed. pip install triton")
+    variable, names = ("CC", _CC) if device.type == "cuda" else ("CXX", _CXX)
+    wanted = (os.environ[variable],) if os.environ.get(variable) else names
+    if not any(shutil.which(name) for name in wanted):
+        raise TechniqueError(
+            f"compile needs a compiler, and there is none: looked for {', '.join(wanted)}. "
+            f"Install one, or name it by {variable}."
+        )
+
+
+class CompiledLoss:
+    """A task's loss under torch.compile, for batches of the first one's shape; others are computed uncompiled.
+
+    A last batch of another shape comes once an epoch: compiling it would cost more than it saves.
+    """
+
+    def __init__(self, compute_loss: ComputeLoss, mode: str) -> None:
+        """Wrap a loss.
+
+        Args:
+            compute_loss: The task's.
+            mode: Of torch.compile.
+        """
+        self._plain = compute_loss
+        self._compiled: ComputeLoss = torch.compile(compute_loss, mode=mode, dynamic=False)
+        self._shapes: Shapes | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        shapes = shapes_of(batch)
+        if self._shapes is None:
+            self._shapes = shapes
+        return self._compiled(model, batch) if shapes == self._shapes else self._plain(model, batch)
+
+
+def shapes_of(batch: Batch) -> Shapes:
+    """Return the shapes of a batch's parts."""
+    return tuple(part.shape for part in tensors_of(batch))

@@ -1,0 +1,279 @@
+"""A whole training run, an epoch at a time: real data, a schedule, validation, divergence, and going on later."""
+
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from castwise.records.schema import Epoch, Facts, RankSamples
+from castwise.registry.precisions import find_precision
+from castwise.registry.workloads import find_workload
+from castwise.spec.plan import TrialSpec, stands_in_for
+from castwise.spec.quantities import format_share
+from castwise.worker import checkpoint as checkpoints
+from castwise.worker.build import build_cell
+from castwise.worker.data.epoch_iterators import Feed, make_feeds
+from castwise.worker.distributed import Peers, devices_of
+from castwise.worker.epoch_stats import Pass, SignsOfLife, Tell, Waiting, why_diverged
+from castwise.worker.lr_schedules import make_run_scheduler
+from castwise.worker.memory import memory_of
+from castwise.worker.models.task import Batch
+from castwise.worker.precision import autocast
+from castwise.worker.techniques.config import loop_of
+
+# A classifier this little better than guessing, after an epoch or more, has not learned or has lost what it had.
+_CHANCE_MARGIN = 1.1
+# Steps between two of several ranks' looks at whether their losses are hopeless: agreeing costs a collective.
+_AGREE_EVERY = 50
+
+
+class TrainingRun:
+    """A training trial in its own process: everything between "set up" and "finish"."""
+
+    def __init__(
+        self, spec: TrialSpec, data_dir: Path | None, checkpoint: Path | None = None, peers: Peers | None = None
+    ) -> None:
+        """Build model, data and optimizer, and go on from a checkpoint where there is one.
+
+        Args:
+            spec: What to run; it has a recipe.
+            data_dir: Where real data lies; None for synthetic data.
+            checkpoint: Written after every epoch by rank 0 and read at the start by all; None keeps none.
+            peers: The processes that share its steps; None where there are no others.
+        """
+        assert spec.recipe is not None, "a training trial has a recipe"
+        started = time.perf_counter()
+        self._spec, self._checkpoint = spec, checkpoint
+        self._recipe = loop_of(spec.techniques).recipe(spec.recipe)
+        self._peers = peers or Peers()
+        self._device = torch.device(spec.device)
+        self._epochs: list[Epoch] = []
+        self._held: RankSamples | None = None  # what the run has held, once a pass behind it begins
+        with ExitStack() as stack:
+            facts = self._set_up(stack, data_dir)
+            self._stack = stack.pop_all()
+        self.facts = facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
+
+    def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
+        spec, recipe = self._spec, self._recipe
+        self._memory = memory_of(*devices_of(spec))
+        cell = build_cell(spec, stack, self._peers)
+        self._task, self._step = cell.task, cell.step
+        self._autocast = autocast(find_precision(spec.precision), self._device.type)
+        as_run = spec.model_copy(update={"recipe": recipe})
+        feeds = make_feeds(find_workload(spec.workload), self._task, as_run, data_dir, self._peers)
+        self._feeds = feeds.prepared(cell.prepare)
+        self._step.make_batches_by(self._feeds.training.make)
+        whole = self._feeds.training.num_batches
+        self._steps_per_epoch = min(whole, recipe.max_steps or whole)
+        self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
+        self._memory.restart()
+        if self._checkpoint is not None and self._peers.agree(self._checkpoint.is_file()):
+            self._load(self._checkpoint)
+        return cell.facts
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """Return the epochs done, those before a checkpoint included."""
+        return tuple(self._epochs)
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the model, as it is trained."""
+        return self._step.model
+
+    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint that the next starts from.
+
+        Args:
+            tell: Is called with the share of the epoch done, about once a second; None tells nobody.
+        """
+        epoch = self._train(tell)
+        self._step.share_statistics()  # in all ranks, also where only some go on to validate
+        is_last = len(self._epochs) + 1 >= self._recipe.num_epochs
+        if self._feeds.validation is not None and epoch.diverged is None:
+            if self._recipe.validate_each_epoch:
+                epoch = self._validate(self._feeds.validation, epoch, tell)
+            elif is_last:  # no part of the run: neither of its time, nor of its memory, nor of what came of it
+                self._held = self._read_memory()
+                judged = self._validate(self._feeds.validation, epoch, tell)
+                epoch = judged.model_copy(update={"validation_seconds": 0.0, "diverged": None})
+        # Each rank has seen losses of its own; what follows from them must be the same in all.
+        validation_loss, diverged = self._peers.agree((epoch.validation_loss, epoch.diverged))
+        epoch = epoch.model_copy(update={"diverged": diverged})
+        self._scheduler.after_epoch(validation_loss)
+        self._epochs.append(epoch)
+        if self._checkpoint is not None and epoch.diverged is None and not is_last:
+            self._save(self._checkpoint)
+        return epoch
+
+    def keep_weights(self, path: Path) -> None:
+        """Write the model's state dict, on the CPU; where that fails there is no file, and the log says why."""
+        if self._peers.rank == 0:
+            with suppress(OSError):  # another run's are not to pass for these
+                checkpoints.drop(path)
+            checkpoints.save(path, {name: tensor.cpu() for name, tensor in self.model.state_dict().items()})
+
+    def finish(self) -> RankSamples:
+        """Return everything measured, restore the numeric state and drop the checkpoint."""
+        samples = (self._held or self._read_memory()).model_copy(update={"epochs": self.epochs})
+        self.close()  # behind that: a graph, whose memory it is too, is let go of
+        if self._checkpoint is not None and self._peers.rank == 0:
+            checkpoints.drop(self._checkpoint)
+        return samples
+
+    def _read_memory(self) -> RankSamples:
+        return RankSamples(
+            peak_allocated_bytes=self._step.peak_allocated_ever(self._memory.peak_allocated()),
+            peak_reserved_bytes=self._step.peak_reserved_ever(self._memory.peak_reserved()),
+            driver_used_bytes=self._memory.driver_used(),
+        )
+
+    def close(self) -> None:
+        """Restore the process's numeric state."""
+        self._stack.close()
+
+    def _train(self, tell: Tell | None) -> Epoch:
+        recipe, batch_size = self._recipe, self._spec.process_batch_size
+        self._step.model.train()
+        self._task.begin_epoch()
+        skipped_before = self._step.scaling.skipped_steps
+        pass_, signs = (
+            Pass(recipe.read_loss_every_step, self._steps_per_epoch),
+            SignsOfLife(tell, self._steps_per_epoch),
+        )
+        counted_from, first_step = 0.0, None
+        self._synchronize()
+        started = time.perf_counter()
+        feed, placing_seconds = self._feeds.training, 0.0
+        batches = Waiting(feed.read(len(self._epochs)))
+        for index, read in enumerate(batches):
+            placing = time.perf_counter()
+            batch = feed.place(read)
+            placing_seconds += time.perf_counter() - placing
+            if index == recipe.skip_batches > 0:
+                self._synchronize()  # what is queued belongs to the batches that are not counted
+                counted_from = time.perf_counter() - started
+            step_started = time.perf_counter()
+            pass_.saw(index, self._step(batch), batch_size_of(batch, batch_size))
+            self._scheduler.after_step()
+            if index == 0 and not self._epochs:
+                self._synchronize()  # once a run
+                first_step = time.perf_counter() - step_started
+            signs.done(index + 1)
+            if index + 1 == self._steps_per_epoch or self._give_up(pass_):
+                break
+        self._synchronize()
+        seconds = time.perf_counter() - started
+        losses = pass_.losses()
+        skipped_samples = min(recipe.skip_batches * batch_size, pass_.num_samples)
+        return Epoch(
+            seconds=seconds,
+            data_seconds=batches.seconds,
+            placing_seconds=placing_seconds,
+            first_step_seconds=first_step,
+            num_steps=pass_.num_steps,
+            num_samples=pass_.num_samples,
+            counted_seconds=seconds - counted_from,
+            counted_samples=pass_.num_samples - skipped_samples,
+            losses=losses,
+            learning_rate=float(self._step.optimizer.param_groups[0]["lr"]),
+            loss_scale=self._step.scaling.read_scale(),
+            skipped_steps=self._step.scaling.skipped_steps - skipped_before,
+            shortened=self._steps_per_epoch < self._feeds.training.num_batches,
+            diverged=why_diverged(losses, pass_.num_steps),
+        )
+
+    def _give_up(self, pass_: Pass) -> bool:
+        """Return whether to end the epoch here because its losses are hopeless; the same in all ranks."""
+        if self._peers.world_size == 1:
+            return pass_.hopeless
+        look = self._recipe.read_loss_every_step and pass_.num_steps % _AGREE_EVERY == 0
+        return look and self._peers.agree(pass_.hopeless)
+
+    @torch.no_grad()
+    def _validate(self, feed: Feed, epoch: Epoch, tell: Tell | None) -> Epoch:
+        judge = self._task.judge
+        assert judge is not None, "a recipe that validates needs a workload that judges"
+        self._step.model.eval()
+        self._task.begin_epoch()
+        started = time.perf_counter()
+        loss, count, is_classifier = torch.zeros((), device=self._device), 0, False
+        right = torch.zeros((), dtype=torch.int64, device=self._device)
+        signs = SignsOfLife(tell, feed.num_batches)
+        for index, batch in enumerate(feed.start(0)):
+            signs.done(index)
+            with self._autocast:
+                batch_loss, batch_right, batch_count = judge(self._step.model, batch)
+            loss += batch_loss.float()
+            count += batch_count
+            if batch_right is not None:
+                right += batch_right
+                is_classifier = True
+        accuracy = int(right) / count if is_classifier else None
+        update: dict[str, Any] = {
+            "validation_loss": float(loss) / count,
+            "accuracy": accuracy,
+            "validation_seconds": time.perf_counter() - started,
+        }
+        if accuracy is not None and self._is_chance(accuracy):
+            update["diverged"] = (
+                f"after epoch {len(self._epochs) + 1} the accuracy was {format_share(accuracy)}, no better than chance"
+            )
+        return epoch.model_copy(update=update)
+
+    def _is_chance(self, accuracy: float) -> bool:
+        if self._recipe.max_steps or stands_in_for(self._spec.data_set) is not None:
+            return False  # a few steps teach little, and random samples nothing
+        num_classes = self._task.num_classes
+        return num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes
+
+    def _synchronize(self) -> None:
+        self._step.flush()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @property
+    def _question(self) -> str:
+        """Return what a checkpoint must be of: the spec but for what does not matter, or differs between ranks."""
+        return self._spec.model_dump_json(exclude={"device", "protocol"})
+
+    def _save(self, path: Path) -> None:
+        own = {
+            "epochs": [epoch.model_dump_json() for epoch in self._epochs],
+            "random": checkpoints.random_state(self._device),
+        }
+        ranks = self._peers.gather(own)
+        if self._peers.rank == 0:
+            state = {
+                "question": self._question,
+                "step": self._step.state_dict(),
+                "scheduler": self._scheduler.state_dict(),
+                "ranks": ranks,
+            }
+            checkpoints.save(path, state)  # where that fails, the last one stays, and the next epoch tries again
+        self._peers.barrier()
+
+    def _load(self, path: Path) -> None:
+        state = checkpoints.load(path, self._device, self._question)
+        if not self._peers.agree(state is not None) or state is None:
+            return
+        own = state["ranks"][self._peers.rank]
+        self._step.load_state_dict(state["step"])
+        self._scheduler.load_state_dict(state["scheduler"])
+        self._epochs = [Epoch.model_validate_json(text) for text in own["epochs"]]
+        checkpoints.restore_random_state(own["random"], self._device)
+        self._peers.barrier()  # nobody writes the next one before all have read this one
+
+
+def batch_size_of(batch: Batch, nominal: int) -> int:
+    """Return the samples of a batch, or of what one is made of: a last one may be short.
+
+    A language model's are columns, not rows.
+    """
+    first = batch[0]
+    is_text = first.dim() == 2 and not first.is_floating_point()
+    return first.shape[1] if is_text else min(nominal, first.shape[0])

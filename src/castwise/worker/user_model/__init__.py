@@ -1,0 +1,1 @@
+"""The user's own model: loaded, checked and adapted to a `Task`."""

@@ -1,0 +1,149 @@
+"""What a user's function returns, taken apart and checked: a model, a batch, and what else is theirs."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_args
+
+from torch import nn
+from torch.optim import Optimizer
+
+from castwise.errors import UsageError
+from castwise.registry.workloads import Unit
+
+_UNITS: tuple[str, ...] = get_args(Unit)
+_FORMS = "a model, (model, batch), (model, batch, loss), or a dict of these and more; docs/own-model.md has all"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The parts of a user's own model, as `castwise.compare` names them.
+
+    Attributes:
+        model: The model; a LightningModule brings its own loss and optimizer.
+        batch: An example batch, or a function that returns one of as many samples as it is asked for. None takes
+            the model's own data loader or example, which a LightningModule may have.
+        loss: Takes the model's output and the batch's target; None takes a loss on the output alone.
+        training_step: Takes model and batch, and returns the loss; in the place of `loss`.
+        optimizer: An optimizer of the model's parameters, or a function that returns one from them.
+        scheduler: A scheduler of that optimizer, or a function that returns one from it.
+        batch_size: Samples per optimizer step unless `--batch-size` says otherwise.
+        accumulate: Batches whose gradients are added up for one optimizer step.
+        clip_grad_norm: The norm that gradients are clipped to.
+        unit: What throughput counts.
+        units_per_sample: How many of them are in a sample.
+    """
+
+    model: nn.Module
+    batch: Any = None
+    loss: Callable[..., Any] | None = None
+    training_step: Callable[[nn.Module, Any], Any] | None = None
+    optimizer: Optimizer | Callable[..., Optimizer] | None = None
+    scheduler: Any = None
+    batch_size: int | None = None
+    accumulate: int = 1
+    clip_grad_norm: float | None = None
+    unit: Unit = "samples"
+    units_per_sample: int = 1
+
+
+NAMES = tuple(field.name for field in fields(Contract))
+
+
+def read_contract(returned: Any, whose: str) -> Contract:
+    """Return what a user's function returned, as its parts.
+
+    Args:
+        returned: A module, a tuple of up to three, or a mapping.
+        whose: The function, for messages: "train_me.py:build".
+
+    Raises:
+        UsageError: It is none of these, or a part of it is not what it has to be.
+    """
+    parts = _parts(returned, whose)
+    unknown = [str(name) for name in parts if name not in NAMES]
+    if unknown:
+        raise UsageError(f"{whose} returned a dict with '{unknown[0]}'. Its keys may be: {', '.join(NAMES)}.")
+    if "model" not in parts:
+        raise UsageError(f"{whose} returned a dict without 'model'.")
+    given = {name: value for name, value in parts.items() if value is not None}
+    given["model"] = _model(given.get("model"), whose)
+    contract = Contract(**given)
+    _check_parts(contract, whose)
+    return contract
+
+
+def call_without_arguments(function: Any, whose: str) -> Any:
+    """Call the user's function and return what it returns.
+
+    Raises:
+        UsageError: It cannot be called, or needs arguments.
+    """
+    if not callable(function):
+        raise UsageError(f"{whose} is no function but {_a(function)}. It must be one without arguments.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin without a signature: calling it tells
+        return function()
+    needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in _NEEDED]
+    if needed:
+        raise UsageError(
+            f"{whose} needs arguments ({', '.join(needed)}), and castwise calls it without. Give them defaults, or "
+            "write a function that calls it."
+        )
+    return function()
+
+
+_NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parts(returned: Any, whose: str) -> dict[str, Any]:
+    if isinstance(returned, Mapping) and not isinstance(returned, nn.Module):
+        return dict(returned)
+    if isinstance(returned, nn.Module):
+        return {"model": returned}
+    if isinstance(returned, tuple) and 1 <= len(returned) <= 3:
+        return dict(zip(("model", "batch", "loss"), returned, strict=False))
+    raise UsageError(f"{whose} returned {_a(returned)}. It must return {_FORMS}.")
+
+
+def _model(model: Any, whose: str) -> nn.Module:
+    if not isinstance(model, nn.Module) and callable(model):
+        model = call_without_arguments(model, f"the model of {whose}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"The model of {whose} is {_a(model)}, not a torch.nn.Module.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"The model of {whose} ({type(model).__name__}) has no parameter that learns.")
+    return model
+
+
+def _check_parts(contract: Contract, whose: str) -> None:
+    for name in ("loss", "training_step"):
+        value = getattr(contract, name)
+        if value is not None and not callable(value):
+            raise UsageError(f"The {name} of {whose} is {_a(value)}, not a function.")
+    if contract.loss is not None and contract.training_step is not None:
+        raise UsageError(f"{whose} has both a loss and a training_step, which returns the loss. Leave one out.")
+    if contract.optimizer is not None and not callable(contract.optimizer) and not is_optimizer(contract.optimizer):
+        raise UsageError(f"The optimizer of {whose} is {_a(contract.optimizer)}: neither an optimizer nor a function.")
+    for name in ("batch_size", "accumulate", "units_per_sample"):
+        value = getattr(contract, name)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise UsageError(f"The {name} of {whose} is {value!r}, not a whole number from 1.")
+    norm = contract.clip_grad_norm
+    if norm is not None and not (isinstance(norm, int | float) and norm > 0):
+        raise UsageError(f"The clip_grad_norm of {whose} is {norm!r}, not a number above 0.")
+    if contract.unit not in _UNITS:
+        raise UsageError(f"The unit of {whose} is {contract.unit!r}. It may be: {', '.join(_UNITS)}.")
+
+
+def is_optimizer(value: Any) -> bool:
+    """Return whether this is an optimizer already, and not what makes one."""
+    return isinstance(value, Optimizer)
+
+
+def _a(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, tuple | list):
+        return f"a {kind} of {len(value)} ({', '.join(type(part).__name__ for part in value[:4])})"
+    return "None" if value is None else f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"

@@ -1,0 +1,203 @@
+"""What a process has set globally that decides what a training step computes: read, compared, put back."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from castwise.worker.precision import read_fp32_precision, restore_fp32_precision
+
+# Variables that override what float32 products compute in, whatever torch's switches say.
+# Source: cuBLAS and cuDNN documentation (NVIDIA_TF32_OVERRIDE); torch, aten/src/ATen/Context.cpp.
+_PRECISION_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+# Variables that change times or memory; others are the user's, or their libraries', business.
+_OTHER_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A global setting.
+
+    Attributes:
+        name: How users set it.
+        read: Returns its value.
+        write: Sets it.
+        is_kept: Whether it stays as the user's code sets it, since their own training has it too; the others are
+            the precision's, or castwise's, to decide.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    is_kept: bool
+
+
+def _attribute(path: str, *, is_kept: bool) -> _Setting:
+    """Return the setting that is an attribute, by its path below `torch.`."""
+    *parents, name = path.split(".")
+    owner: Any = torch
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return _Setting(f"torch.{path}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value), is_kept)
+
+
+def _autocast(device_type: str) -> _Setting:
+    return _Setting(
+        f"torch.set_autocast_enabled({device_type!r})",
+        lambda: torch.is_autocast_enabled(device_type),
+        lambda value: torch.set_autocast_enabled(device_type, value),
+        is_kept=False,
+    )
+
+
+def _current_device() -> int | None:
+    """Return the number of the process's present GPU; None where CUDA is not open, which this does not change."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def _set_device(number: int | None) -> None:
+    if number is not None:
+        torch.cuda.set_device(number)
+
+
+_CUDA = torch.backends.cuda
+_SETTINGS: tuple[_Setting, ...] = (
+    _Setting("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype, is_kept=False),
+    _Setting("torch.set_default_device", torch.get_default_device, torch.set_default_device, is_kept=False),
+    _Setting("torch.cuda.set_device", _current_device, _set_device, is_kept=False),
+    _Setting("torch.set_grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled, is_kept=False),
+    _autocast("cuda"),
+    _autocast("cpu"),
+    _attribute("backends.cuda.matmul.allow_fp16_reduced_precision_reduction", is_kept=False),
+    _attribute("backends.cuda.matmul.allow_bf16_reduced_precision_reduction", is_kept=False),
+    _attribute("backends.cudnn.enabled", is_kept=True),
+    _attribute("backends.cudnn.benchmark", is_kept=True),
+    _attribute("backends.cudnn.deterministic", is_kept=True),
+    _Setting(
+        "torch.use_deterministic_algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+        is_kept=True,
+    ),
+    _Setting(
+        "torch.autograd.set_detect_anomaly", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, is_kept=True
+    ),
+    _Setting("torch.set_num_threads", torch.get_num_threads, torch.set_num_threads, is_kept=True),
+    _Setting("torch.backends.cuda.enable_flash_sdp", _CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp, is_kept=True),
+    _Setting(
+        "torch.backends.cuda.enable_mem_efficient_sdp",
+        _CUDA.mem_efficient_sdp_enabled,
+        _CUDA.enable_mem_efficient_sdp,
+        is_kept=True,
+    ),
+    _Setting("torch.backends.cuda.enable_math_sdp", _CUDA.math_sdp_enabled, _CUDA.enable_math_sdp, is_kept=True),
+    _Setting("torch.backends.cuda.enable_cudnn_sdp", _CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp, is_kept=True),
+)
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """The global settings of a process at one moment."""
+
+    values: tuple[Any, ...]
+    fp32_precision: dict[str, str]
+    variables: dict[str, str | None]
+    folder: str
+    seed: int
+
+
+def read_process_state() -> ProcessState:
+    """Return the present settings."""
+    return ProcessState(
+        values=tuple(setting.read() for setting in _SETTINGS),
+        fp32_precision=read_fp32_precision(),
+        variables={name: os.environ.get(name) for name in (*_PRECISION_VARIABLES, *_OTHER_VARIABLES)},
+        folder=os.getcwd(),
+        seed=torch.initial_seed(),
+    )
+
+
+@contextmanager
+def user_code(notes: list[str]) -> Iterator[None]:
+    """Let the user's code run, put back what is not its to decide, and say what it changed.
+
+    What it may keep is put back when the context of the trial ends, with the process.
+
+    Args:
+        notes: Gets a sentence for each change.
+    """
+    before = read_process_state()
+    try:
+        yield
+    finally:
+        after = read_process_state()
+        notes += _changes(before, after)
+        _put_back(before, after)
+
+
+def changes_while_training(before: ProcessState) -> list[str]:
+    """Return a sentence for each setting that is not what it was: then figures are not what their precision says."""
+    after = read_process_state()
+    changed = [
+        f"{setting.name} ({old} → {new})"
+        for setting, old, new in zip(_SETTINGS, before.values, after.values, strict=True)
+        if old != new
+    ]
+    changed += [f"float32 products of {place}" for place in _fp32_changes(before, after)]
+    return [f"your code sets {each} while it trains: this trial is not what its precision says" for each in changed]
+
+
+def _changes(before: ProcessState, after: ProcessState) -> list[str]:
+    notes = []
+    for setting, old, new in zip(_SETTINGS, before.values, after.values, strict=True):
+        if old != new and old is not None:
+            fate = "kept, as your own training has it" if setting.is_kept else f"{old} was restored for this trial"
+            notes.append(f"your code sets {setting.name} to {new}: {fate}")
+    switched = _fp32_changes(before, after)
+    if switched:
+        notes.append(
+            f"your code sets what float32 products compute in ({', '.join(switched)}): "
+            "each trial's own precision was restored"
+        )
+    for name, value in after.variables.items():
+        if before.variables[name] != value:
+            fate = "taken back, the precision decides that" if name in _PRECISION_VARIABLES else "kept"
+            notes.append(f"your code sets {name}={value or ''} in the environment: {fate}")
+    if before.seed != after.seed:
+        notes.append(f"your code seeds torch with {after.seed}: the weights are those of that seed")
+    return notes
+
+
+def _fp32_changes(before: ProcessState, after: ProcessState) -> list[str]:
+    old = before.fp32_precision
+    return [f"{place}: {value}" for place, value in after.fp32_precision.items() if value != old[place]]
+
+
+def _put_back(before: ProcessState, after: ProcessState) -> None:
+    for setting, old, new in zip(_SETTINGS, before.values, after.values, strict=True):
+        if old != new and not setting.is_kept:
+            setting.write(old)
+    restore_fp32_precision(before.fp32_precision)  # only those that changed are written
+    for name in _PRECISION_VARIABLES:
+        _set_variable(name, before.variables[name])
+    if before.folder != after.folder:
+        os.chdir(before.folder)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

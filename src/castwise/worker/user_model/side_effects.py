@@ -1,0 +1,110 @@
+"""What the user's code does beside its training steps: prints, keeps tensors, leaves processes behind."""
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from castwise.records.schema import Block
+from castwise.worker.memory import CpuMemory, CudaMemory
+from castwise.worker.user_model.global_state import changes_while_training, read_process_state
+
+_CHILDREN = "/proc/self/task/{}/children"
+_STDOUT = 1
+
+# What memory has to grow by over all blocks before it is called a leak: allocators round, and lists of losses grow.
+_LEAK_BYTES = 4 * 2**20
+_LEAVE_SECONDS = 1.0  # what is on its way out may take
+_FEWEST_BLOCKS = 4
+
+
+class Watch:
+    """Watches the user's code from the end of set-up on, for what casts doubt on its figures.
+
+    Args:
+        memory: Of the trial's devices.
+    """
+
+    def __init__(self, memory: CudaMemory | CpuMemory) -> None:
+        self._memory = memory
+        self._state = read_process_state()
+        self._printed = 0
+        self._held: list[int | None] = []
+        self._num_steps = 0
+
+    def start(self) -> None:
+        """Begin: from here on steps are timed."""
+        self._printed = _printed_bytes()
+
+    def saw(self, block: Block) -> None:
+        """Take note of a timed block."""
+        self._num_steps += block.all_steps if self._held else 0
+        self._held.append(self._memory.held())
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was seen, a sentence each."""
+        return (
+            *changes_while_training(self._state),
+            *_note_on_printing(_printed_bytes() - self._printed),
+            *_note_on_leak(self._held, self._num_steps),
+        )
+
+
+def _printed_bytes() -> int:
+    """Return the bytes that this process has printed so far, where its output goes to a file; else 0."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    try:
+        return os.fstat(_STDOUT).st_size
+    except OSError:
+        return 0
+
+
+def _note_on_printing(count: int) -> list[str]:
+    if count <= 0:
+        return []
+    return [f"{count:,} bytes were printed while steps were timed: printing is part of these step times"]
+
+
+def helpers() -> int:
+    """Return the processes and Python threads that this process has started and that still run."""
+    processes = 0
+    with contextlib.suppress(OSError):
+        for task in os.listdir("/proc/self/task"):
+            processes += len(Path(_CHILDREN.format(task)).read_text().split())
+    return processes + threading.active_count()
+
+
+def note_on_helpers(before: int) -> list[str]:
+    """Return a sentence where there are more processes and threads than before."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while (count := helpers() - before) > 0 and time.monotonic() < deadline:
+        time.sleep(0.01)  # a loader's queue has a thread that ends some time after its workers
+    if count <= 0:
+        return []
+    what = "processes or threads" if count > 1 else "process or thread"
+    return [f"your code has started {count} {what} that run{'s' if count == 1 else ''} beside the steps"]
+
+
+def _note_on_leak(held_bytes: Sequence[int | None], num_steps: int) -> list[str]:
+    """Return a sentence where memory grew from every timed block to the next.
+
+    Args:
+        held_bytes: What the process held after each timed block; None where that is unknown.
+        num_steps: The steps of those blocks but the first.
+    """
+    held = [value for value in held_bytes if value is not None]
+    if len(held) < _FEWEST_BLOCKS or any(later <= earlier for earlier, later in itertools.pairwise(held)):
+        return []
+    growth = held[-1] - held[0]
+    if growth < _LEAK_BYTES:
+        return []
+    return [
+        f"memory grew by {growth / max(1, num_steps) / 2**20:.2g} MiB a step, in every block: something keeps tensors "
+        "of past steps, and the peak is not that of a step"
+    ]

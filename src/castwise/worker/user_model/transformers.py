@@ -1,0 +1,109 @@
+"""Models of transformers from a configuration, with random weights and random inputs; nothing is downloaded."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from castwise.errors import UsageError, unknown_name
+from castwise.spec.user_model import OwnModel
+
+# Tokens a sample where the model can take them. Source: chosen here; it is BERT's longest, and half of GPT-2's.
+_MOST_TOKENS = 512
+
+# What a configuration's model is trained on, in this order: a model may have several heads.
+_TEXT_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+_CLASS_HEADS = ("AutoModelForSequenceClassification",)
+_IMAGE_HEADS = ("AutoModelForImageClassification",)
+
+
+def build(model: OwnModel) -> dict[str, Any]:
+    """Return a model of transformers with its batch maker; the loss is the model's own, given labels.
+
+    Args:
+        model: A configuration's file, or a model type of transformers.
+
+    Raises:
+        UsageError: transformers is not installed, has no such type, or castwise knows no inputs for it.
+    """
+    transformers = _import(model.name)
+    config = _read_config(transformers, model)
+    made = _make_model(transformers, config, model.name)
+    if _is_one_of(transformers, made, _IMAGE_HEADS):
+        return {"model": made, "batch": _images(config), "unit": "images"}
+    of_classes = _is_one_of(transformers, made, _CLASS_HEADS)
+    if not of_classes and not _is_one_of(transformers, made, _TEXT_HEADS):
+        raise UsageError(
+            f"castwise knows no inputs for {type(made).__name__} of transformers:{model.name}. Write a function that "
+            "returns the model and a batch: castwise init FILE."
+        )
+    num_tokens = min(_MOST_TOKENS, getattr(config, "max_position_embeddings", None) or _MOST_TOKENS)
+    batch = _tokens(config, num_tokens, of_classes=of_classes)
+    return {"model": made, "batch": batch, "unit": "tokens", "units_per_sample": num_tokens}
+
+
+def _import(name: str) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"'transformers:{name}' needs transformers, which is not installed. Install it with: "
+            "pip install transformers"
+        ) from error
+    return transformers
+
+
+def _read_config(transformers: Any, model: OwnModel) -> Any:
+    if model.path:
+        values, _ = transformers.PretrainedConfig.get_config_dict(model.path, local_files_only=True)
+        model_type = values.get("model_type")
+        if model_type is None:
+            raise UsageError(f"The configuration '{model.path}' has no model_type, by which transformers knows it.")
+        arguments = {name: value for name, value in values.items() if name != "model_type"}
+    else:
+        model_type, arguments = model.name, {}
+    known = list(transformers.CONFIG_MAPPING.keys())
+    if model_type not in known:
+        hint = "`python -c 'import transformers; print(*transformers.CONFIG_MAPPING)'` lists them."
+        raise unknown_name("model type of transformers", model_type, known, hint)
+    return transformers.AutoConfig.for_model(model_type, **arguments)
+
+
+def _make_model(transformers: Any, config: Any, name: str) -> Any:
+    for architecture in config.architectures or ():
+        if hasattr(transformers, architecture):
+            return getattr(transformers, architecture)(config)
+    heads = _TEXT_HEADS if getattr(config, "is_encoder_decoder", False) else _TEXT_HEADS[1:]
+    for head in (*heads, *_IMAGE_HEADS):
+        maker = getattr(transformers, head)
+        if type(config) in maker._model_mapping:
+            return maker.from_config(config)
+    raise UsageError(
+        f"castwise knows no head for transformers:{name} that has a loss of its own. Name one under 'architectures' in "
+        "the configuration, or write a function that returns the model and a batch: castwise init FILE."
+    )
+
+
+def _is_one_of(transformers: Any, model: Any, heads: tuple[str, ...]) -> bool:
+    mappings = (getattr(transformers, head)._model_mapping for head in heads)
+    return any(type(model.config) in mapping and isinstance(model, mapping[type(model.config)]) for mapping in mappings)
+
+
+def _tokens(config: Any, num_tokens: int, *, of_classes: bool) -> Callable[[int], dict[str, torch.Tensor]]:
+    def batch(batch_size: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(config.vocab_size, (batch_size, num_tokens))
+        labels = torch.randint(config.num_labels, (batch_size,)) if of_classes else tokens.clone()
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+
+    return batch
+
+
+def _images(config: Any) -> Callable[[int], dict[str, torch.Tensor]]:
+    side, channels = getattr(config, "image_size", 224), getattr(config, "num_channels", 3)
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+
+    def batch(batch_size: int) -> dict[str, torch.Tensor]:
+        images = torch.rand(batch_size, channels, height, width) * 2 - 1
+        return {"pixel_values": images, "labels": torch.randint(config.num_labels, (batch_size,))}
+
+    return batch
