@@ -22,14 +22,14 @@ from pathlib import Path
 
 import slowed
 
-from castwise.analysis.statistics import Estimate, estimate, judge, noise_of, paired_ratio
+from castwise.analysis.statistics import Estimate, estimate, noise_of, paired_ratio, verdict_of
 from castwise.analysis.steady_metrics import step_seconds, step_times
-from castwise.orchestrator.interleaved import sit
-from castwise.orchestrator.machine import Bench, find_bench
+from castwise.orchestrator.interleaved import run_interleaved
+from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.rounds import Rule, earlier_of
+from castwise.orchestrator.rounds import StopRule, prior_stats_of
 from castwise.orchestrator.session import Session
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.spec.plan import CUDA_ROUND, TrialSpec
@@ -74,7 +74,7 @@ class Comparison:
     ratios: list[float] = field(default_factory=list)
     is_over: bool = False
 
-    def take(self, before: Trial, after: Trial, rule: Rule) -> None:
+    def take(self, before: Trial, after: Trial, rule: StopRule) -> None:
         """Add a round."""
         ratio = paired_ratio(step_times(before), step_times(after))
         assert ratio is not None
@@ -89,7 +89,7 @@ class Comparison:
 
     def record(self) -> dict[str, object]:
         """Return what came of it."""
-        verdict, found = judge(self.estimate), self.estimate
+        verdict, found = verdict_of(self.estimate), self.estimate
         return {
             "slowdown": SLOWDOWNS[self.arm],
             "verdict": verdict.kind,
@@ -110,7 +110,7 @@ def pairs_of(arms: Sequence[int]) -> list[Comparison]:
 
 
 def one_set(
-    spec: TrialSpec, seats: Sequence[int], bench: Bench, rule: Rule, deadline: float
+    spec: TrialSpec, seats: Sequence[int], bench: Machine, rule: StopRule, deadline: float
 ) -> list[dict[str, object]]:
     """Return the comparisons of one set of rounds, for places that are slowed down so.
 
@@ -118,7 +118,7 @@ def one_set(
     """
     comparisons = pairs_of(seats)
     arms, number, known = Arms(), 0, list[Trial]()
-    sweep = Sweep(arms, None, bench.environment, Silent())
+    sweep = TrialRunner(arms, None, bench.environment, NullListener())
     while going := [each for each in comparisons if not each.is_over]:
         if time.perf_counter() > deadline:
             return []
@@ -127,8 +127,8 @@ def one_set(
         arms.seat([seats[place] for place in places])
         specs = [spec.model_copy(update={"repeat": place}) for place in places]
         started = time.perf_counter()
-        earlier = earlier_of(known)
-        trials = sit(sweep, specs, number=number, earlier={spec.cell: earlier} if earlier else None).trials
+        earlier = prior_stats_of(known)
+        trials = run_interleaved(sweep, specs, number=number, earlier={spec.cell: earlier} if earlier else None).trials
         _check(trials, len(specs))
         trial_at = dict(zip(places, trials, strict=True))
         known += [trial for place, trial in trial_at.items() if seats[place] == 0]
@@ -156,7 +156,7 @@ def _check(trials: Sequence[Trial], count: int) -> None:
         sys.exit(f"{len(trials)} of {count} processes ended well: {bad[0].message if bad else 'out of memory'}")
 
 
-def _write(path: Path | None, bench: Bench, accounts: Sequence[dict[str, object]]) -> None:
+def _write(path: Path | None, bench: Machine, accounts: Sequence[dict[str, object]]) -> None:
     if path is not None:
         environment = bench.environment.model_dump(mode="json")
         path.write_text(json.dumps({"environment": environment, "cells": accounts}, indent=1) + "\n")
@@ -170,15 +170,15 @@ def main() -> int:
     parser.add_argument(
         "--places", default="5,2,2", help="plain processes, and those slowed down by 1 and by 2 per cent"
     )
-    parser.add_argument("--max-rounds", type=int, default=Rule.max_rounds)
+    parser.add_argument("--max-rounds", type=int, default=StopRule.max_rounds)
     parser.add_argument(
         "--budget", type=float, default=float("inf"), help="seconds a cell; what has not ended then is left out"
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    bench = find_bench(None, None)
+    bench = detect_machine(None, None)
     seats = [arm for arm, count in enumerate(arguments.places.split(",")) for _ in range(int(count))]
-    rule = Rule(min_rounds=min(3, arguments.max_rounds), max_rounds=arguments.max_rounds)
+    rule = StopRule(min_rounds=min(3, arguments.max_rounds), max_rounds=arguments.max_rounds)
     results, account = list[dict[str, object]](), dict[str, object]()
     for cell in arguments.cells:
         workload, precision, batch_size = cell.split(":")

@@ -20,9 +20,9 @@ from castwise.render.table import markdown_grid, markdown_text
 from castwise.render.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
 from castwise.spec.plan import SYNTHETIC, TrialSpec
 from castwise.tune.candidates import Ending, by_units, said_of
-from castwise.tune.changes import Move, move_between
+from castwise.tune.changes import Change, change_between
 from castwise.tune.render import COLUMNS, why_of
-from castwise.tune.rows import LIMITED, Line, each_once
+from castwise.tune.rows import LIMITED, ResultRow, each_once
 from castwise.tune.time_budget import BUDGET_SECONDS, SHORT_BUDGET_SECONDS
 
 Climb = tuple[str, Account, Sequence[Trial]]  # the folder's name, the account, the trials
@@ -128,7 +128,7 @@ def fastest_row(account: Account) -> dict[str, Any]:
     return next(row for row in reversed(rows) if (row["precision"], row["techniques"], row.get("batch_size")) == wanted)
 
 
-def _over_rungs(lines: Sequence[Line], trials: Sequence[Trial]) -> list[Line]:
+def _over_rungs(lines: Sequence[ResultRow], trials: Sequence[Trial]) -> list[ResultRow]:
     """Return lines with all ratios over the rung below, each loop once on a rung.
 
     Accounts of before have some over a loop that is no rung, and say so by a change that is not one of the rung below.
@@ -138,18 +138,18 @@ def _over_rungs(lines: Sequence[Line], trials: Sequence[Trial]) -> list[Line]:
     return each_once([_unproven(line) if _is_alone(line, rungs) else line for line in told])
 
 
-def _is_alone(line: Line, rungs: Mapping[int, TrialSpec]) -> bool:
+def _is_alone(line: ResultRow, rungs: Mapping[int, TrialSpec]) -> bool:
     """Return whether a line is called the second best where nothing was better."""
     return line.outcome == "second best" and line.rung not in rungs and not line.is_limited
 
 
-def _unproven(line: Line) -> Line:
+def _unproven(line: ResultRow) -> ResultRow:
     return replace(line, outcome="unproven")
 
 
-def _over_rung(line: Line, rungs: Mapping[int, TrialSpec], trials: Sequence[Trial]) -> Line:
+def _over_rung(line: ResultRow, rungs: Mapping[int, TrialSpec], trials: Sequence[Trial]) -> ResultRow:
     below = rungs.get(line.rung - 1, line.spec)
-    change = move_between(below, line.spec).name
+    change = change_between(below, line.spec).name
     if line.ratio is None or line.is_limited or set(line.tried.split(" + ")) == set(change.split(" + ")):
         return line
     sides = [[trial for trial in trials if trial.spec.cell == spec.cell] for spec in (below, line.spec)]
@@ -164,16 +164,16 @@ def _spec(row: dict[str, Any], plain: TrialSpec) -> TrialSpec:
     """Return the loop that a row is about."""
     techniques = parse_techniques(row["techniques"])
     batch_size = row.get("batch_size", plain.batch_size)
-    return Move(row["precision"], batch_size=batch_size).on(plain.model_copy(update={"techniques": techniques}))
+    return Change(row["precision"], batch_size=batch_size).on(plain.model_copy(update={"techniques": techniques}))
 
 
-def _line(row: dict[str, Any], plain: TrialSpec, unit: str) -> Line:
+def _line(row: dict[str, Any], plain: TrialSpec, unit: str) -> ResultRow:
     low, high = row["speedup_low"], row["speedup_high"]
     ratio = None
     if row["speedup"] is not None:
         bounds = (math.nan if low is None else low, math.nan if high is None else high)
         ratio = Estimate(row["speedup"], *bounds, row["num_processes"])
-    return Line(
+    return ResultRow(
         rung=row["rung"],
         tried=row["tried"],
         is_limited=row["tried"].endswith(LIMITED),  # accounts have but the words

@@ -24,15 +24,15 @@ from stored import RECORDS, load
 
 from castwise.orchestrator.job import Job
 from castwise.orchestrator.session import Session
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.registry.precisions import place_of
 from castwise.registry.techniques import find_technique
 from castwise.spec.plan import Plan, TrialSpec
 from castwise.spec.quantities import parse_memory
-from castwise.tune.candidates import NUMERICS, Climbed, Ladder, allowed_techniques
+from castwise.tune.candidates import NUMERICS, SearchSpace, TuningResult, allowed_techniques
 from castwise.tune.render import json_tuning
-from castwise.tune.search import Climb
+from castwise.tune.search import TuningSearch
 
 Account = dict[str, Any]
 
@@ -41,13 +41,13 @@ class OtherClimbError(Exception):
     """Trials are of a climb that castwise would not make today."""
 
 
-class Replay(Climb):
+class Replay(TuningSearch):
     """A climb over trials that are on record: each sitting ends at once, in the order in which they were.
 
     Where the next one is not what the climb asks for, its time is up.
     """
 
-    def play(self, trials: Sequence[Trial]) -> Climbed:
+    def play(self, trials: Sequence[Trial]) -> TuningResult:
         """Climb again over some trials, oldest first."""
         sittings: dict[str, list[Trial]] = {}
         for trial in trials:
@@ -100,7 +100,7 @@ def seconds_of(trials: Iterable[Trial]) -> float:
     return max(start + lasted for start, lasted in times) - min(start for start, _ in times)
 
 
-def replay(trials: Sequence[Trial], memory_bytes: float | None = None) -> Climbed:
+def replay(trials: Sequence[Trial], memory_bytes: float | None = None) -> TuningResult:
     """Return the climb that led to some trials.
 
     Args:
@@ -116,8 +116,8 @@ def replay(trials: Sequence[Trial], memory_bytes: float | None = None) -> Climbe
     changes = {"draws", *(find_technique(name).numerics for name in named)}
     allowed = allowed_techniques(max((each for each in NUMERICS if each in changes), key=NUMERICS.index), start.kind)
     is_larger = any(trial.spec.batch_size > start.batch_size for trial in trials)
-    ladder = Ladder((start.precision, *precisions), allowed, start if is_larger else None)
-    sweep = Sweep(_NoEngine(), None, trials[0].environment, Silent())
+    ladder = SearchSpace((start.precision, *precisions), allowed, start if is_larger else None)
+    sweep = TrialRunner(_NoEngine(), None, trials[0].environment, NullListener())
     job = Job(Plan(specs=(start,)), (), {}, (), (), sweep)
     climb = Replay(start, ladder, job, 0.0, memory_bytes=memory_bytes)
     climbed = climb.play(trials)
@@ -127,7 +127,7 @@ def replay(trials: Sequence[Trial], memory_bytes: float | None = None) -> Climbe
     return climbed
 
 
-def account_of(climbed: Climbed, memory_bytes: float | None = None) -> Account:
+def account_of(climbed: TuningResult, memory_bytes: float | None = None) -> Account:
     """Return what `--format json` says of a climb, without its trials."""
     document: Account = json.loads(json_tuning(climbed, memory_bytes))
     return without_trials(document)

@@ -20,20 +20,20 @@ import numpy as np
 from castwise.analysis.statistics import (
     FEWEST_BLOCKS,
     Estimate,
-    apart,
+    between_process_std,
     estimate,
-    judge,
     noise_of,
     paired_ratio,
     pseudomedian,
+    verdict_of,
 )
-from castwise.orchestrator.block_schedule import Earlier, Turns
-from castwise.orchestrator.rounds import Rule
+from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
+from castwise.orchestrator.rounds import StopRule
 from castwise.spec.plan import CUDA_ROUND
 
 TURNS = CUDA_ROUND.num_blocks
 _BLOCKS = 3 * TURNS  # more than any process takes
-RULE = Rule()
+RULE = StopRule()
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ SCENARIOS = (
 class Process:
     """One process of a sitting: its blocks, each as long as usual, in a row; its turns take some of them at a time."""
 
-    def __init__(self, blocks: np.ndarray, earlier: Earlier | None) -> None:
-        self.turns = Turns(CUDA_ROUND, earlier)
+    def __init__(self, blocks: np.ndarray, earlier: PriorStats | None) -> None:
+        self.turns = BlockSchedule(CUDA_ROUND, earlier)
         self.seconds: list[float] = []
         self.lengths: list[int] = []
         self._blocks = blocks
@@ -123,14 +123,14 @@ def draw(
     return baseline.seconds, cell.seconds
 
 
-def _earlier_of(known: Sequence[Process]) -> Earlier | None:
+def _earlier_of(known: Sequence[Process]) -> PriorStats | None:
     """Return what processes showed, as `castwise.orchestrator.rounds.earlier_of` does of trials."""
     told = [process for process in known if len(process.seconds) >= FEWEST_BLOCKS]
     if not told:
         return None
     noise = max(noise_of(each.seconds, [length / min(each.lengths) for length in each.lengths]) for each in told)
     middles = [pseudomedian(each.seconds) for each in told]
-    return Earlier(noise, statistics.fmean(middles), apart(middles))
+    return PriorStats(noise, statistics.fmean(middles), between_process_std(middles))
 
 
 def _noise(rng: np.random.Generator, scenario: Scenario, count: int) -> np.ndarray:
@@ -157,7 +157,7 @@ def measure(scenario: Scenario, draws: int, seed: int) -> dict[str, object]:
     fixed = [compare(rng, scenario, truth, fixed=5) for _ in range(draws)]
     stopped = [compare(rng, scenario, truth) for _ in range(draws)]
     verdicts = {
-        name: [judge(compare(rng, scenario, ratio)).kind for _ in range(draws)]
+        name: [verdict_of(compare(rng, scenario, ratio)).kind for _ in range(draws)]
         for name, ratio in (("equal", 1.0), ("slower_2", 0.98), ("slower_1", 0.99))
     }
     return {

@@ -24,7 +24,7 @@ import torch
 from stored import load
 from torch import nn
 
-from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.machine import detect_machine
 from castwise.records.schema import Trial
 from castwise.records.store import name_of, stem_of
 from castwise.registry.datasets import default_data_dir
@@ -106,7 +106,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=default_data_dir())
     parser.add_argument("--out", type=Path, help="benchmarks/records/dropout_statistics/DATE-NAME.json keeps a run")
     arguments = parser.parse_args()
-    bench = find_bench(None, arguments.data)
+    bench = detect_machine(None, arguments.data)
     runs = []
     newest = {(name_of(trial.environment), stem_of(trial.spec)): trial for trial in load(arguments.results)}
     for (machine, stem), trial in newest.items():

@@ -26,9 +26,9 @@ from stored import RECORDS, load
 
 from castwise.analysis.steady_metrics import throughput, units_per_step
 from castwise.errors import CastwiseError
-from castwise.orchestrator.machine import Bench, find_bench
+from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.render.emit.script import script_of
 from castwise.spec.plan import CUDA_ROUND, TrialSpec
@@ -95,7 +95,7 @@ def fastest_of(name: str) -> TrialSpec:
 class Rung:
     """A loop in processes of castwise's."""
 
-    def __init__(self, spec: TrialSpec, bench: Bench) -> None:
+    def __init__(self, spec: TrialSpec, bench: Machine) -> None:
         self._spec, self._bench = spec, bench
         self._trial: Trial | None = None
 
@@ -105,7 +105,7 @@ class Rung:
         Raises:
             RuntimeError: The trial did not end well.
         """
-        (trial,) = Sweep(ForkserverEngine(), None, self._bench.environment, Silent()).run([self._spec])
+        (trial,) = TrialRunner(ForkserverEngine(), None, self._bench.environment, NullListener()).run([self._spec])
         speed = throughput(trial)
         if trial.status != "ok" or speed is None:
             raise RuntimeError(f"{self._spec.label}: {trial.status}: {trial.message}")
@@ -164,7 +164,7 @@ def take_turns(sides: Sides, rounds: int, deadline: float, keep: Callable[[list[
     return turns
 
 
-def compare(spec: TrialSpec, bench: Bench, folder: Path, options: Sequence[str] = ()) -> Sides:
+def compare(spec: TrialSpec, bench: Machine, folder: Path, options: Sequence[str] = ()) -> Sides:
     """Return what measures a loop, and what runs its script, which is written into a folder, in two ways.
 
     Args:
@@ -194,7 +194,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="wall time")
     arguments = parser.parse_args()
     deadline = time.perf_counter() + arguments.seconds
-    bench = find_bench(None, None)
+    bench = detect_machine(None, None)
     loops: list[dict[str, Any]] = []
 
     def write() -> None:

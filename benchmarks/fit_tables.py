@@ -16,7 +16,7 @@ from castwise.max_batch.columns import (
     titles_of,
 )
 from castwise.max_batch.render import headline
-from castwise.max_batch.result import Fit, fits_of
+from castwise.max_batch.result import MaxBatch, fits_of
 from castwise.max_batch.sentences import conclusions, remarks
 from castwise.registry.precisions import PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
@@ -31,14 +31,14 @@ _TIMED = ("throughput_per_second", "knee_batch", "knee_throughput")
 _NEAR = 0.03  # the project's goal for predictions
 
 # Searches of one workload under one memory limit, side by side.
-Measured = Mapping[str, Sequence[Sequence[Fit]]]
+Measured = Mapping[str, Sequence[Sequence[MaxBatch]]]
 
 
-def measured_fits(folder: Path) -> dict[str, list[list[Fit]]]:
+def measured_fits(folder: Path) -> dict[str, list[list[MaxBatch]]]:
     """Return the searches on record: by folder, and then by the limit that was set to their memory."""
-    found: dict[str, list[list[Fit]]] = {}
+    found: dict[str, list[list[MaxBatch]]] = {}
     for path in sorted(folder.glob("*")):
-        groups: dict[int | None, list[Fit]] = {}
+        groups: dict[int | None, list[MaxBatch]] = {}
         for fit in fits_of(load(path)):
             groups.setdefault(fit.spec.memory_limit_bytes, []).append(fit)
         if groups:
@@ -46,7 +46,7 @@ def measured_fits(folder: Path) -> dict[str, list[list[Fit]]]:
     return found
 
 
-def is_shared(fits: Sequence[Fit]) -> bool:
+def is_shared(fits: Sequence[MaxBatch]) -> bool:
     """Return whether others computed on the GPU while steps were timed."""
     return any(fit.num_foreign for fit in fits)
 
@@ -74,7 +74,7 @@ def in_a_sentence(name: str, measured: Measured) -> str:
     return f"`{_command(fits)}` ({where_of(trial)}): the largest batch that trains is {', '.join(batches)}{foretold}.\n"
 
 
-def _command(fits: Sequence[Fit]) -> str:
+def _command(fits: Sequence[MaxBatch]) -> str:
     """Return the command that searched: precisions are named where they are not all that the device has."""
     spec, hardware = fits[0].spec, fits[0].trials[0].environment.hardware
     own = list(dict.fromkeys(fit.spec.precision for fit in fits))
@@ -84,7 +84,7 @@ def _command(fits: Sequence[Fit]) -> str:
     return f"castwise fit {spec.workload}{named}{limit}"
 
 
-def _summary(name: str, fits: Sequence[Fit]) -> str:
+def _summary(name: str, fits: Sequence[MaxBatch]) -> str:
     """Return what `castwise fit` prints of one workload first: the largest batches, and what must be known of them."""
     trials = [trial for fit in fits for trial in fit.trials]
     took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
@@ -101,7 +101,7 @@ def _summary(name: str, fits: Sequence[Fit]) -> str:
     return "\n".join([*table, *([""] if said else []), *said]) + "\n"
 
 
-def account(fits: Sequence[Fit]) -> str:
+def account(fits: Sequence[MaxBatch]) -> str:
     """Return where a workload's memory goes, at the largest batch that all of its loops have measured.
 
     Parts are lines here, and loops columns: a page is less wide than a terminal.
@@ -127,7 +127,7 @@ def account(fits: Sequence[Fit]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sentences(fits: Sequence[Fit]) -> str:
+def sentences(fits: Sequence[MaxBatch]) -> str:
     """Return what `castwise fit` says of a workload."""
     return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n" if fits else NOT_MEASURED
 
@@ -170,7 +170,7 @@ def _published(found: Sequence[LargestBatch]) -> str:
     return f"{first.suite} | {gpus} | {first.baseline:,} | {first.batch_size:,} | {format_ratio(first.ratio)}"
 
 
-def _own(fits: Sequence[Fit]) -> str:
+def _own(fits: Sequence[MaxBatch]) -> str:
     limit, environment = fits[0].spec.memory_limit_bytes, fits[0].trials[0].environment
     within = f"{format_bytes(limit or environment.gpu_memory_bytes)} of an {environment.device_name}"
     fit = next((each for each in fits if each.spec.precision == _LOWER and not each.spec.techniques), None)

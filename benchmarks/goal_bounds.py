@@ -7,7 +7,7 @@ from typing import Any
 from goal_rows import GoalRow
 from least_time import Ceilings, Work, least_time
 
-from castwise.registry.gpus import find_device, peak
+from castwise.registry.gpus import find_gpu_model, peak
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.recipe import Recipe
@@ -43,7 +43,7 @@ def bounds_of(
     dtype = find_precision(precision).peak_dtype
     size = ELEMENT_BYTES[dtype]
     found: dict[str, Any] = {"format": dtype, "flops": work.flops, "bytes": work.bytes(size)}
-    device = find_device(device_name) if device_name is not None else None
+    device = find_gpu_model(device_name) if device_name is not None else None
     rate = peak(device, dtype)
     if device is not None and rate is not None:
         ceilings = Ceilings(rate, device.bandwidth_bytes_per_second)

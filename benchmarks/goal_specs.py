@@ -9,7 +9,7 @@ from goal_rows import GoalRow, HandLoop, OurLoop
 from castwise.errors import MissingDataError
 from castwise.registry.datasets import find_data_set, verify
 from castwise.registry.precisions import find_precision
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import find_suite, specs_of
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import COMPILING, for_one_gpu, parse_techniques
@@ -18,7 +18,7 @@ from castwise.spec.recipe import Recipe
 
 _NUM_BLOCKS = 20
 _WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05
-_TINY_RUN = Choice(epochs=2, max_steps=3)
+_TINY_RUN = SuiteFilter(epochs=2, max_steps=3)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _run_spec(row: GoalRow, setting: Setting) -> TrialSpec | None:
     """Return the published run of a row, in float32; None of a row of steps."""
     if row.suite is None:
         return None
-    choice = _TINY_RUN if setting.is_tiny else Choice(epochs=setting.epochs, max_steps=setting.max_steps)
+    choice = _TINY_RUN if setting.is_tiny else SuiteFilter(epochs=setting.epochs, max_steps=setting.max_steps)
     choice = replace(choice, workloads=(row.workload,), precisions=("fp32",))
     return specs_of(find_suite(row.suite), device=setting.device, choice=choice)[0]
 

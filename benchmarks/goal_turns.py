@@ -18,8 +18,8 @@ from goal_summary import HAND, OURS, Turn, middle_of_blocks, turn_of_run
 
 from castwise.analysis.steady_metrics import step_times
 from castwise.analysis.training_metrics import epochs_of
-from castwise.orchestrator.job import Going, assemble
-from castwise.orchestrator.machine import Bench
+from castwise.orchestrator.job import ResumePolicy, build_job
+from castwise.orchestrator.machine import Machine
 from castwise.records.schema import Trial
 from castwise.records.store import Store
 
@@ -52,7 +52,7 @@ class Referee:
         is_warmed: Whether code was compiled before: how long a start takes is not told then.
     """
 
-    bench: Bench
+    bench: Machine
     setting: Setting
     store: Store | None
     sides: tuple[str, ...]
@@ -123,7 +123,7 @@ class Referee:
             return _by_hand(turn, hand_task(row, loop, self.setting, world_size), left)
         timeout = min(_LONGEST_PHASE_SECONDS, left)
         spec = our_spec(row, loop, self.setting, world_size, timeout).model_copy(update={"repeat": number})
-        (trial,) = assemble(self.bench, self.store, [spec], Going(again=True)).run()
+        (trial,) = build_job(self.bench, self.store, [spec], ResumePolicy(again=True)).run()
         return _of_trial(turn, trial)
 
 

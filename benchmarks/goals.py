@@ -21,7 +21,7 @@ from goal_specs import Setting, data_set_of, run_recipe, steps_per_epoch, tiny
 from goal_summary import HAND, OURS, Turn, line_of, side_of
 from goal_turns import HERE, ChildFailedError, Referee, run_child
 
-from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.machine import detect_machine
 from castwise.records.store import Store
 from castwise.registry.datasets import default_data_dir
 from castwise.registry.workloads import find_workload
@@ -129,7 +129,7 @@ def main() -> int:
     if arguments.bounds_only:
         write(arguments.out, bounds_document(rows, arguments.bounds_only))
         return 0
-    bench = find_bench(arguments.device, arguments.data)
+    bench = detect_machine(arguments.device, arguments.data)
     seconds = _TINY_SECONDS if arguments.tiny else arguments.seconds
     setting = Setting(
         bench.device, arguments.data, seconds, arguments.epochs, arguments.max_steps, is_tiny=arguments.tiny

@@ -60,11 +60,11 @@ def train_one(workload: str, precision: str, batch_size: int, device_name: str, 
 
 def _environment(device: str) -> dict[str, Any]:
     """Return what the machine is; imported here, since what a run by hand imports is timed."""
-    from castwise.orchestrator.machine import find_commit, find_device
+    from castwise.orchestrator.machine import choose_device, find_commit
     from castwise.orchestrator.processes import ForkserverEngine
     from castwise.registry.datasets import default_data_dir
 
-    return find_device(ForkserverEngine(default_data_dir(), find_commit()), device).model_dump(mode="json")
+    return choose_device(ForkserverEngine(default_data_dir(), find_commit()), device).model_dump(mode="json")
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from stored import RECORDS
 from work_counter import count_step
 
 from castwise.errors import CastwiseError, UsageError
-from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.machine import detect_machine
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
 from castwise.worker.precision import numeric_state
@@ -153,7 +153,7 @@ def main() -> int:
         rows = find_rows(arguments.rows)
         if not arguments.tiny and (arguments.device == "cpu" or not torch.cuda.is_available()):
             raise UsageError("Kernels are timed on a GPU; --tiny tries the program on a CPU.")
-        bench = find_bench(arguments.device, None)
+        bench = detect_machine(arguments.device, None)
     except (ValueError, CastwiseError) as error:
         print(error, file=sys.stderr)
         return 2

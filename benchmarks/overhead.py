@@ -21,10 +21,10 @@ from scipy.stats import ttest_ind
 from castwise.orchestrator.machine import find_commit
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import Axes, MeasurementProtocol, TrialSpec, build_plan
+from castwise.spec.plan import MeasurementProtocol, ParameterGrid, TrialSpec, build_plan
 from castwise.worker.environment import read_environment
 from castwise.worker.precision import numeric_state
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 
 CELLS = (
     "resnet50:fp32",
@@ -49,7 +49,9 @@ def measure(cell_name: str, rounds: int, device: torch.device) -> dict[str, obje
     round, in a new order. The interval is Welch's on the logarithms of the models' median step times.
     """
     workload, _, precision = cell_name.partition(":")
-    plan = build_plan(Axes(workloads=(workload,), precisions=(precision,)), device=str(device), protocol=_PROTOCOL)
+    plan = build_plan(
+        ParameterGrid(workloads=(workload,), precisions=(precision,)), device=str(device), protocol=_PROTOCOL
+    )
     (spec,) = plan.specs
     with numeric_state(find_precision(precision)):
         sides = [_castwise(spec), _by_hand(spec, device)]
@@ -82,7 +84,7 @@ def measure(cell_name: str, rounds: int, device: torch.device) -> dict[str, obje
 
 
 def _castwise(spec: TrialSpec) -> tuple[Timed, int]:
-    cell = SteadyCell(spec, None)
+    cell = SteadyRun(spec, None)
     cell.warm_up()
     steps = cell.run_block().num_steps
 

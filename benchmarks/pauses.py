@@ -26,12 +26,12 @@ from typing import Any
 from clocks import with_clock
 from emitted import fastest_of
 
-from castwise.orchestrator.machine import Bench, find_bench
+from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.records.schema import Block
 from castwise.registry.precisions import find_precision
 from castwise.spec.plan import TrialSpec
 from castwise.telemetry.sampler import Telemetry
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 
 AT_A_STRETCH, AS_CASTWISE = "at a stretch", "blocks as castwise times them"
 RESTED = "blocks behind telemetry's looks, without steps that lead to them"
@@ -62,7 +62,7 @@ class Turn:
 Timed = Callable[[], tuple[Block, float]]  # a block, and the seconds of steps before it that are not timed
 
 
-def patterns_of(cell: SteadyCell, gpus: Mapping[str, str], seconds: float) -> dict[str, Timed]:
+def patterns_of(cell: SteadyRun, gpus: Mapping[str, str], seconds: float) -> dict[str, Timed]:
     """Return what times a block, by the pattern's name.
 
     Args:
@@ -125,7 +125,7 @@ def measure(pattern: str, timed: Timed, seconds: float) -> Turn:
     return Turn(pattern, statistics.median(block.seconds / block.num_steps for block in blocks), idle)
 
 
-def after_a_rest(cell: SteadyCell) -> list[Turn]:
+def after_a_rest(cell: SteadyRun) -> list[Turn]:
     """Return what steps take from a rest on, part by part of the time."""
     time.sleep(_REST_SECONDS)
     parts = [cell.run_stretch(_PART_SECONDS) for _ in range(_NUM_PARTS)]
@@ -139,11 +139,11 @@ def after_a_rest(cell: SteadyCell) -> list[Turn]:
     ]
 
 
-def turns_of(spec: TrialSpec, bench: Bench, rounds: int, seconds: float) -> list[Turn]:
+def turns_of(spec: TrialSpec, bench: Machine, rounds: int, seconds: float) -> list[Turn]:
     """Return what all patterns gave of a loop, round by round."""
     spec = spec.model_copy(update={"device": bench.device})
     gpus = {device: uuid for device, uuid in bench.environment.gpus_of(spec).items() if uuid}
-    cell = SteadyCell(spec, None)
+    cell = SteadyRun(spec, None)
     try:
         cell.warm_up()
         cell.run_block()  # what a stretch goes by
@@ -161,7 +161,7 @@ def turns_of(spec: TrialSpec, bench: Bench, rounds: int, seconds: float) -> list
         cell.finish()
 
 
-def loop_of(name: str) -> TrialSpec:
+def step_config_of(name: str) -> TrialSpec:
     """Return the loop that is named `NAME` or `NAME:PRECISION`."""
     climb, _, precision = name.partition(":")
     spec = fastest_of(climb)
@@ -177,10 +177,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1.0)
     arguments = parser.parse_args()
-    bench = find_bench(None, None)
+    bench = detect_machine(None, None)
     loops: list[dict[str, Any]] = []
     for name in arguments.names:
-        spec = loop_of(name)
+        spec = step_config_of(name)
         turns = turns_of(spec, bench, arguments.rounds, arguments.seconds)
         loops.append({"name": name, "spec": spec.model_dump(mode="json"), "turns": [asdict(turn) for turn in turns]})
         document = {"environment": bench.environment.model_dump(mode="json"), "loops": loops}

@@ -11,7 +11,7 @@ from fit_tables import picture_of as curve_of
 from stored import RECORDS, load
 
 from castwise.analysis import steady_metrics
-from castwise.render.table import Grid
+from castwise.render.table import DataTable
 from castwise.report.charts.batch_curve import batch
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.static_images import Picture
@@ -53,7 +53,7 @@ def climb_chart(climb: Climb) -> Chart | None:
     title = (
         f"{name}, batch {trials[0].spec.batch_size}, on {trials[0].environment.device_name}: what each change bought"
     )
-    return drawn(links, unit, precision, title, Grid((), ()))
+    return drawn(links, unit, precision, title, DataTable((), ()))
 
 
 def _link(row: dict[str, Any], rate: float) -> Link:

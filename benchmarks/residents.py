@@ -19,7 +19,7 @@ from pathlib import Path
 from trust_tables import lengthening
 
 from castwise.analysis.statistics import noise_of, pseudomedian
-from castwise.orchestrator.machine import Bench, find_bench
+from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.session import Session
 from castwise.registry.precisions import find_precision
 from castwise.spec.plan import CUDA_ROUND, TrialSpec
@@ -30,7 +30,7 @@ _NEIGHBOURS = ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "fp16-true", "bf16-tr
 _TIMEOUT_SECONDS = 120.0
 
 
-def measure(cell: str, rounds: int, blocks: int, bench: Bench) -> dict[str, object]:
+def measure(cell: str, rounds: int, blocks: int, bench: Machine) -> dict[str, object]:
     """Return the logarithms of step time over that of the same process alone, by way, a number a round."""
     workload, precision, batch_size = cell.split(":")
     others = [
@@ -59,7 +59,7 @@ def measure(cell: str, rounds: int, blocks: int, bench: Bench) -> dict[str, obje
     return {"cell": cell, "blocks": blocks, "logs": logs, "spreads": spreads}
 
 
-def _start(bench: Bench, stack: ExitStack, workload: str, precision: str, batch_size: int) -> Session:
+def _start(bench: Machine, stack: ExitStack, workload: str, precision: str, batch_size: int) -> Session:
     session = bench.engine.start(_TIMEOUT_SECONDS)
     stack.callback(session.close)
     session.open(bench.device)
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    bench = find_bench(None, None)
+    bench = detect_machine(None, None)
     results = []
     for cell in arguments.cells:
         results.append(measure(cell, arguments.rounds, arguments.blocks, bench))

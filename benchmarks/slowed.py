@@ -7,13 +7,13 @@ from castwise.worker import entry
 
 
 def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
-    entry.settle(log_path)
+    entry.init_process(log_path)
     import torch
 
     from castwise.worker import server
-    from castwise.worker.steady_run import SteadyCell
+    from castwise.worker.steady_run import SteadyRun
 
-    class Slower(SteadyCell):
+    class Slower(SteadyRun):
         def warm_up(self, step_seconds=None):  # type: ignore[no-untyped-def]
             facts = super().warm_up(step_seconds)
             count = _steps_in(0.1, self._time_steps(2)[0] / 2)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import compare
-from castwise.records.collector import without_collector
+from castwise.records.collector import gc_disabled
 from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder
 from castwise.render.run_report import to_markdown
@@ -41,7 +41,7 @@ def measure(count: int) -> dict[str, float]:
         loaded = time.perf_counter()
         assert not missing
         trials: list[Trial] = list(recorded.values())
-        with without_collector():  # as `castwise report` does
+        with gc_disabled():  # as `castwise report` does
             rows = compare(trials)
             text = to_markdown(rows, recommend(rows))
         reported = time.perf_counter()

@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from castwise.analysis.training_metrics import split
-from castwise.orchestrator.job import Going, assemble
-from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.job import ResumePolicy, build_job
+from castwise.orchestrator.machine import detect_machine
 from castwise.records.store import Store
 from castwise.registry.datasets import default_data_dir
 from castwise.registry.precisions import find_precision
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import find_suite, specs_of
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.plan import TrialSpec
@@ -39,7 +39,7 @@ _Batch = TypeVar("_Batch")
 CELLS = ("tensorcore:mnist-cnn:fp16-mixed:512", "wrn-cifar10:wrn-28-10:fp16-mixed:128")
 
 
-def find_spec(cell: str, choice: Choice, device: str) -> TrialSpec:
+def find_spec(cell: str, choice: SuiteFilter, device: str) -> TrialSpec:
     """Return the trial of a cell."""
     suite, workload, precision, batch_size = cell.split(":")
     specs = specs_of(find_suite(suite), device=device, choice=choice)
@@ -125,9 +125,9 @@ def validate(model: nn.Module, batches: object, device: torch.device) -> float:
 
 def in_castwise(spec: TrialSpec, arguments: argparse.Namespace) -> float:
     """Return the seconds of the suite's trial, training and validation."""
-    bench = find_bench(None, arguments.data)
+    bench = detect_machine(None, arguments.data)
     store = Store(arguments.results) if arguments.results else None
-    (trial,) = assemble(bench, store, [spec], Going()).run()
+    (trial,) = build_job(bench, store, [spec], ResumePolicy()).run()
     times = split(trial)
     if trial.status != "ok" or times is None:
         sys.exit(f"{spec.label}: {trial.status}: {trial.message}\n{trial.log}")
@@ -148,7 +148,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("suite_loops.py needs a GPU", file=sys.stderr)
         return 2
-    choice = Choice(epochs=arguments.epochs, max_steps=arguments.max_steps)
+    choice = SuiteFilter(epochs=arguments.epochs, max_steps=arguments.max_steps)
     if arguments.by_hand:
         print(by_hand(find_spec(arguments.by_hand, choice, "cuda:0"), arguments.data))
         return 0
@@ -162,7 +162,7 @@ def main() -> int:
         results.append({"cell": cell, "hand_seconds": hand, "castwise_seconds": ours, **length})
         print(f"{cell:45} by hand {hand:7.2f} s, castwise {ours:7.2f} s: {100 * (ours / hand - 1):+.1f} %", flush=True)
     if arguments.out:
-        environment = find_bench(None, arguments.data).environment.model_dump(mode="json")
+        environment = detect_machine(None, arguments.data).environment.model_dump(mode="json")
         arguments.out.write_text(json.dumps({"environment": environment, "cells": results}, indent=1) + "\n")
     return 0
 

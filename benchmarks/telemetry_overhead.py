@@ -16,12 +16,12 @@ from pathlib import Path
 
 from scipy.stats import ttest_1samp
 
-from castwise.orchestrator.machine import find_commit, find_device
+from castwise.orchestrator.machine import choose_device, find_commit
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import Engine, Session
 from castwise.records.schema import Environment
 from castwise.registry.datasets import default_data_dir
-from castwise.spec.plan import Axes, MeasurementProtocol, TrialSpec, build_plan
+from castwise.spec.plan import MeasurementProtocol, ParameterGrid, TrialSpec, build_plan
 from castwise.telemetry.sampler import Telemetry
 
 CELLS = ("resnet50:fp16-mixed", "mnist-cnn:fp32", "mnist-cnn:bf16-mixed", "lstm-lm:fp32")
@@ -38,7 +38,9 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
     logarithms of the models' ratios of median step times.
     """
     workload, _, precision = cell_name.partition(":")
-    plan = build_plan(Axes(workloads=(workload,), precisions=(precision,)), device="cuda:0", protocol=_PROTOCOL)
+    plan = build_plan(
+        ParameterGrid(workloads=(workload,), precisions=(precision,)), device="cuda:0", protocol=_PROTOCOL
+    )
     (spec,) = plan.specs
     telemetry = Telemetry()
     with ExitStack() as stack:
@@ -100,7 +102,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     engine = ForkserverEngine(default_data_dir(), find_commit())
-    environment = find_device(engine, None)
+    environment = choose_device(engine, None)
     if environment.gpu is None:
         print("telemetry_overhead.py needs a GPU", file=sys.stderr)
         return 2

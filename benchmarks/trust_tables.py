@@ -13,8 +13,8 @@ from stored import NOT_MEASURED, load, place_of
 from castwise.analysis import steady_metrics
 from castwise.analysis.energy import power_watts
 from castwise.analysis.result_table import Row, compare
-from castwise.analysis.speedup import processes_apart
-from castwise.analysis.statistics import TOLERANCE, blocks_wanted, noise_of
+from castwise.analysis.speedup import process_stds
+from castwise.analysis.statistics import TOLERANCE, noise_of, required_blocks
 from castwise.records.schema import Trial
 from castwise.registry.techniques import GRAPHS
 from castwise.render.provenance import measured_on
@@ -153,7 +153,7 @@ def processes(folders: Sequence[Path]) -> str:
         cells.setdefault(trial.spec.cell, []).append(trial)
     for own in cells.values():
         spread = statistics.median(found for trial in own if (found := steady_metrics.spread(trial)) is not None)
-        error, apart = statistics.median(standard_error(trial) for trial in own), processes_apart(own)
+        error, apart = statistics.median(standard_error(trial) for trial in own), process_stds(own)
         blocks = [len(steady_metrics.step_times(trial)) for trial in own]
         shown = (
             _name_of(own[0]),
@@ -207,7 +207,7 @@ def standard_error(trial: Trial) -> float:
     """Return how well a process's step time is known by its blocks alone, as a share of it."""
     times = steady_metrics.step_times(trial)
     # As many blocks as are wanted give the tolerance, and a quarter as many twice that.
-    return TOLERANCE * math.sqrt(blocks_wanted(noise_of(times)) / len(times))
+    return TOLERANCE * math.sqrt(required_blocks(noise_of(times)) / len(times))
 
 
 def _name(row: Row) -> str:

@@ -18,11 +18,11 @@ from castwise.orchestrator.closing import THREAD_NAME
 from castwise.orchestrator.session import Tell, TrialFailedError
 from castwise.records.memory import MemoryParts, Shortfall
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
-from castwise.records.telemetry import GpuFacts, Reading
+from castwise.records.telemetry import GpuFacts, TelemetrySummary
 from castwise.registry.precisions import find_precision
 from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Recipe
-from castwise.spec.user_model import OwnModel, OwnWorkload
+from castwise.spec.user_model import UserModel, UserWorkload
 
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"
@@ -169,7 +169,7 @@ def fake_trial(
     peak_bytes: int | None = 2**30,
     losses: tuple[float, ...] | None = None,
     skipped: int = 0,
-    readings: tuple[Reading, ...] = (),
+    readings: tuple[TelemetrySummary, ...] = (),
     gpu_facts: GpuFacts | None = None,
 ) -> Trial:
     """Return an answer whose blocks have one step each; nothing was timed where `step_seconds` is empty."""
@@ -296,11 +296,11 @@ class FakeSession:
             if name not in self._engine.models:
                 raise TrialFailedError("unsupported", f"No model '{name}' (fake).", refused=True)
 
-    def look_at(self, model: OwnModel) -> OwnWorkload:
+    def look_at(self, model: UserModel) -> UserWorkload:
         self._enter("look_at", after="open")
         if isinstance(self._engine.own, TrialFailedError):
             raise self._engine.own
-        return OwnWorkload(model=model.model_copy(update={"digest": FAKE_DIGEST}), batch_size=self._engine.own)
+        return UserWorkload(model=model.model_copy(update={"digest": FAKE_DIGEST}), batch_size=self._engine.own)
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         self._enter("fetch", after="")

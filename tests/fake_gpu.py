@@ -4,14 +4,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from castwise.records.telemetry import GpuFacts, Reading
+from castwise.records.telemetry import GpuFacts, TelemetrySummary
 from castwise.telemetry.gpu import Sample
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 SECOND_UUID = "GPU-fedcba98-7654-3210-fedc-ba9876543210"
 
 
-def fake_reading(**changes: object) -> Reading:
+def fake_reading(**changes: object) -> TelemetrySummary:
     """Return a reading of one second that gives no cause for a warning."""
     fields: dict[str, object] = {
         "seconds": 1.0,
@@ -31,7 +31,7 @@ def fake_reading(**changes: object) -> Reading:
         "cpu_steal": 0.0,
         "cpu_load": 0.5,
     }
-    return Reading.model_validate(fields | changes)
+    return TelemetrySummary.model_validate(fields | changes)
 
 
 def fake_gpu_facts(**changes: object) -> GpuFacts:

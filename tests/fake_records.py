@@ -17,7 +17,7 @@ from fake_engine import (
 )
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.max_batch.search import FitRequest, prepare_fit
+from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.records.schema import RankSamples, Trial
 from castwise.records.store import Store
 from castwise.spec.plan import MeasurementProtocol
@@ -94,8 +94,8 @@ def every_kind() -> list[Trial]:
 
 def fits(workload: str, *precisions: str) -> list[Trial]:
     """Return the trials of a search for the largest batch, the first on the first of January 2000."""
-    request = FitRequest(workload, precisions=precisions or ("fp32", "fp16-master"))
-    trials = prepare_fit(request, make_engine=lambda *_: FakeEngine()).run().trials
+    request = MaxBatchRequest(workload, precisions=precisions or ("fp32", "fp16-master"))
+    trials = prepare_max_batch(request, make_engine=lambda *_: FakeEngine()).run().trials
     order = sorted(trials, key=lambda trial: trial.started_at)
     return [
         trial.model_copy(update={"started_at": f"2000-01-01T01:{minute:02d}:00.000+00:00"})

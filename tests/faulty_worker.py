@@ -82,7 +82,7 @@ def sleep_at(command: str, connection: Connection, log_path: str) -> None:
 
 def ignore_everything(connection: Connection, log_path: str) -> None:
     """Read nothing, answer nothing, and survive every signal that can be survived."""
-    entry.settle(log_path)
+    entry.init_process(log_path)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(_FOR_EVER_SECONDS)
@@ -230,7 +230,7 @@ def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) ->
 
     `die` of a signal, `raise` (an error is told, and the others tell of a lost connection), `hang`.
     """
-    entry.settle(log_path)
+    entry.init_process(log_path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(EOFError, OSError):
         while (command := json.loads(connection.recv_bytes()))["command"] != "warm_up":
@@ -253,7 +253,7 @@ def _failed(status: str, message: str, usage: bool = False) -> bytes:
 
 def _serve(connection: Connection, log_path: str, fault_at: str | None, fault: Callable[[], object]) -> None:
     """Answer commands until "finish" or the end of the pipe; at one of them, the fault comes first."""
-    entry.settle(log_path)
+    entry.init_process(log_path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     command = ""
     with contextlib.suppress(EOFError, OSError):

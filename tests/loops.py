@@ -12,7 +12,7 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.plan import TrialSpec
 from castwise.worker import build as cells
-from castwise.worker.build import Cell
+from castwise.worker.build import TrialSetup
 from castwise.worker.data.sharding import own_batches
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch
@@ -63,13 +63,13 @@ def lstm_anywhere(workload: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def cell_of(spec: TrialSpec, peers: Peers = ALONE) -> Iterator[tuple[Cell, list[Batch]]]:
+def cell_of(spec: TrialSpec, peers: Peers = ALONE) -> Iterator[tuple[TrialSetup, list[Batch]]]:
     """Build a spec's small cell without dropout, whose draws a technique may change, and its batches."""
     row = small(spec.workload)
     found, cells.find_workload = cells.find_workload, lambda _: row
     try:
         with lstm_anywhere(spec.workload), ExitStack() as stack:
-            cell = cells.build_cell(spec, stack, peers)
+            cell = cells.build_trial(spec, stack, peers)
             for module in cell.task.model.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0

@@ -3,7 +3,7 @@
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
 from fake_gpu import UUID, FakeMonitor, fake_sample
 
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Block
 from castwise.telemetry.sampler import Telemetry
 
@@ -23,10 +23,12 @@ class NotingEngine(FakeEngine):
         self.sessions.append(_NotingSession(self))
         return self.sessions[-1]
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> TrialRunner:
         """Return a sweep whose looks at the GPU are noted."""
         monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
-        return Sweep(self, None, self.environment, Silent(), telemetry=Telemetry(lambda _: monitor, 30.0, 30.0))
+        return TrialRunner(
+            self, None, self.environment, NullListener(), telemetry=Telemetry(lambda _: monitor, 30.0, 30.0)
+        )
 
 
 class _NotingSession(FakeSession):

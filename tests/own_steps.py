@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer, lr_scheduler
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.step import TrainingStep
-from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.config import step_config_of
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.loss import make_compute_loss
 from castwise.worker.user_model.optimizer import make_loop
@@ -63,7 +63,7 @@ def step_of(
         loss_scale="dynamic" if dynamic else "none",
         clip_grad_norm=contract.clip_grad_norm,
         device=device,
-        loop=loop_of(techniques),
+        loop=step_config_of(techniques),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from castwise.orchestrator.processes import _PRELOAD
 from castwise.spec.plan import MeasurementProtocol, TrialSpec, device_of_rank
 from castwise.worker.distributed import Peers, join_peers
-from castwise.worker.lifetime import die_with_parent
+from castwise.worker.lifetime import kill_when_parent_dies
 
 PATIENCE_SECONDS = 120.0
 Work = Callable[[Peers, Path], Any]
@@ -47,7 +47,7 @@ def answers_of(work: Work, spec: TrialSpec, folder: Path) -> list[Any]:
 
 
 def _be_rank(work: Work, spec: TrialSpec, rank: int, folder: Path, connection: Connection) -> None:
-    die_with_parent(os.getppid())
+    kill_when_parent_dies(os.getppid())
     own = {"device": device_of_rank(spec.device, rank), "protocol": MeasurementProtocol()}
     peers = join_peers(spec.model_copy(update=own), rank, (folder / "rendezvous").as_uri())
     shown = work(peers, folder)

@@ -16,7 +16,7 @@ from fake_engine import fake_spec
 
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec
-from castwise.worker.build import build_cell
+from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
 
 STEPS = 3
@@ -72,7 +72,7 @@ def measured_loss(spec: TrialSpec) -> float:
     """Return the loss of the same step in castwise's own loop."""
     row = find_workload(spec.workload)
     with ExitStack() as stack:
-        cell = build_cell(spec, stack, Peers())
+        cell = build_trial(spec, stack, Peers())
         generator = torch.Generator("cpu").manual_seed(spec.seed)
         batches = cell.task.make_batches(row.resident_batches, spec.batch_size, torch.device("cpu"), generator)
         if cell.prepare is not None:

@@ -11,7 +11,7 @@ from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task
 from castwise.worker.step import TrainingStep
-from castwise.worker.techniques.config import PLAIN, Loop
+from castwise.worker.techniques.config import PLAIN, StepConfig
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 
@@ -67,7 +67,7 @@ def make_step(
     loss_scale: str = "none",
     clip_grad_norm: float | None = None,
     device: torch.device = CPU,
-    loop: Loop = PLAIN,
+    loop: StepConfig = PLAIN,
 ) -> TrainingStep:
     return TrainingStep(
         task, row, optimizer, loss_scale=loss_scale, clip_grad_norm=clip_grad_norm, device=device, loop=loop

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import castwise
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 from castwise.spec.plan import MeasurementProtocol
 
 ROOT = Path(castwise.__file__).parent
@@ -241,7 +241,7 @@ def _documents() -> list[type[BaseModel]]:
 
 @pytest.mark.parametrize("model", _documents(), ids=lambda model: model.__name__)
 def test_documents_are_frozen_and_take_no_unknown_keys(model: type[BaseModel]) -> None:
-    assert issubclass(model, Document)
+    assert issubclass(model, FrozenModel)
     assert model.model_config.get("frozen") is True
     assert model.model_config.get("extra") == "forbid"
 

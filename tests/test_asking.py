@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, fake_spec, fake_trial
 
-from castwise.orchestrator.cached_measure import Asking
-from castwise.orchestrator.job import Going
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.cached_measure import CachedMeasure
+from castwise.orchestrator.job import ResumePolicy
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.records.store import Store
 from castwise.spec.plan import TrialSpec
@@ -15,7 +15,7 @@ from castwise.spec.plan import TrialSpec
 SMALL, LARGE = fake_spec(batch_size=8), fake_spec(batch_size=32)
 
 
-class Counting(Silent):
+class Counting(NullListener):
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []
 
@@ -23,9 +23,9 @@ class Counting(Silent):
         self.told.append((index, count))
 
 
-def sweep(engine: FakeEngine, folder: Path | None, listener: Silent | None = None) -> Sweep:
+def sweep(engine: FakeEngine, folder: Path | None, listener: NullListener | None = None) -> TrialRunner:
     store = None if folder is None else Store(folder)
-    return Sweep(engine, store, engine.environment, listener or Silent())
+    return TrialRunner(engine, store, engine.environment, listener or NullListener())
 
 
 def on_record(folder: Path, engine: FakeEngine, status: str = "ok") -> Trial:
@@ -37,26 +37,26 @@ def on_record(folder: Path, engine: FakeEngine, status: str = "ok") -> Trial:
 def test_what_is_on_record_is_not_measured(tmp_path: Path) -> None:
     engine = FakeEngine()
     kept = on_record(tmp_path, engine)
-    ask = Asking(sweep(engine, tmp_path), Going())
+    ask = CachedMeasure(sweep(engine, tmp_path), ResumePolicy())
     assert ask(SMALL) == kept
     assert ask(LARGE).spec == LARGE
     assert [spec.batch_size for spec in engine.measured] == [32]
     assert list(ask.known.values()) == [kept]
 
 
-@pytest.mark.parametrize(("status", "going"), [("ok", Going(again=True)), ("crashed", Going(retry=True))])
-def test_what_is_to_be_measured_again_is(tmp_path: Path, status: str, going: Going) -> None:
+@pytest.mark.parametrize(("status", "going"), [("ok", ResumePolicy(again=True)), ("crashed", ResumePolicy(retry=True))])
+def test_what_is_to_be_measured_again_is(tmp_path: Path, status: str, going: ResumePolicy) -> None:
     engine = FakeEngine()
     on_record(tmp_path, engine, status)
-    assert Asking(sweep(engine, tmp_path), Going())(SMALL).status == status
+    assert CachedMeasure(sweep(engine, tmp_path), ResumePolicy())(SMALL).status == status
     assert engine.measured == []
-    assert Asking(sweep(engine, tmp_path), going)(SMALL).status == "ok"
+    assert CachedMeasure(sweep(engine, tmp_path), going)(SMALL).status == "ok"
     assert len(engine.measured) == 1
 
 
 def test_trials_are_counted_and_nobody_says_of_how_many() -> None:
     listener = Counting()
-    ask = Asking(sweep(FakeEngine(), None, listener), Going())
+    ask = CachedMeasure(sweep(FakeEngine(), None, listener), ResumePolicy())
     ask(SMALL)
     ask(LARGE)
     assert listener.told == [(1, 0), (2, 0)]

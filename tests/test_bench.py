@@ -8,14 +8,14 @@ from fake_engine import FakeEngine, Fault, fake_environment
 
 from castwise.errors import DataError, EngineError, MissingDataError, UsageError
 from castwise.orchestrator import machine as bench_module
-from castwise.orchestrator.machine import check_device_name, find_bench, find_commit, find_device, provide
+from castwise.orchestrator.machine import check_device_name, choose_device, detect_machine, find_commit, provide
 from castwise.registry.datasets import MNIST
 
 
 def test_a_device_that_is_not_there_is_the_users_error() -> None:
     engine = FakeEngine()
     with pytest.raises(UsageError, match=r"The device 'cuda:9' cannot be opened: there is no cuda:9 \(fake\)\. `castw"):
-        find_device(engine, "cuda:9")
+        choose_device(engine, "cuda:9")
     assert engine.num_open == 0
 
 
@@ -23,7 +23,7 @@ def test_a_device_that_is_not_there_is_the_users_error() -> None:
 def test_a_machine_that_cannot_be_looked_at_is_not_the_users_error(device: str | None) -> None:
     engine = FakeEngine(faults={"#1": Fault("crash", "open")})
     with pytest.raises(EngineError, match="could not open a device"):
-        find_device(engine, device)
+        choose_device(engine, device)
     assert engine.num_open == 0
 
 
@@ -35,7 +35,7 @@ def test_a_bench_has_the_device_asked_for(
     asked: str | None, capability: tuple[int, int] | None, device: str, tmp_path: Path
 ) -> None:
     engine = FakeEngine(environment=fake_environment(capability), devices=("cuda", "cuda:1"))
-    bench = find_bench(asked, tmp_path, lambda data_dir, commit: engine)
+    bench = detect_machine(asked, tmp_path, lambda data_dir, commit: engine)
     assert (bench.device, bench.data_dir, bench.environment) == (device, tmp_path, engine.environment)
     assert engine.num_open == 0
 

@@ -7,9 +7,9 @@ from fake_engine import fake_epoch, fake_run, fake_training, fake_trial
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import Published, Suite, find_suite, parse_suite, specs_of
-from castwise.suites.compare_published import Beside, published_pairs, set_beside
+from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
 
 MINE = """\
 name = "mine"
@@ -29,10 +29,12 @@ batch_sizes = [8, 16]
 
 def ran(suite: Suite, **choice: Any) -> list[Trial]:
     """Return made-up trials of all the suite's cells."""
-    return [fake_run(spec) for spec in specs_of(suite, device="cuda:0", choice=Choice(**choice))]
+    return [fake_run(spec) for spec in specs_of(suite, device="cuda:0", choice=SuiteFilter(**choice))]
 
 
-def find(rows: list[Beside], precision: str, batch: int, scale: str | None = None, gpu: str | None = None) -> Beside:
+def find(
+    rows: list[PublishedComparison], precision: str, batch: int, scale: str | None = None, gpu: str | None = None
+) -> PublishedComparison:
     (row,) = [
         row
         for row in rows
@@ -66,7 +68,7 @@ def suite_with(*figures: Published) -> Suite:
 def test_a_larger_batch_is_paired_as_the_source_paired_it() -> None:
     suite = find_suite("tensorcore")
     trials = ran(suite, workloads=("mnist-cnn",))
-    rows = set_beside(suite, trials)
+    rows = compare_with_published(suite, trials)
     row = find(rows, "fp16-mixed", 1024)
     slow, equal, fast = (
         time_of(trials, name, size) for name, size in (("fp32", 512), ("fp32", 1024), ("fp16-mixed", 1024))
@@ -84,7 +86,7 @@ def test_a_larger_batch_is_paired_as_the_source_paired_it() -> None:
 def test_where_the_source_s_float32_did_not_fit_it_is_paired_with_the_largest_that_did() -> None:
     suite = find_suite("dpn-cifar10")
     trials = ran(suite)
-    row = find(set_beside(suite, trials), "fp16-master", 512, "128")
+    row = find(compare_with_published(suite, trials), "fp16-master", 512, "128")
     times = {(spec.precision, spec.batch_size, spec.loss_scale): t for t in trials for spec in (t.spec,)}
     fast = times["fp16-master", 512, "128"]
     assert row.published_speedup == pytest.approx(204 / 140)
@@ -98,7 +100,7 @@ def test_where_the_source_s_float32_did_not_fit_it_is_paired_with_the_largest_th
 
 def test_a_loss_scale_in_the_published_figure_tells_runs_apart() -> None:
     suite = find_suite("dpn-cifar10")
-    rows = set_beside(suite, ran(suite))
+    rows = compare_with_published(suite, ran(suite))
     for scale in ("64", "128", "256"):
         (trial,) = find(rows, "fp16-master", 512, scale).trials
         assert trial.spec.loss_scale == scale
@@ -106,7 +108,7 @@ def test_a_loss_scale_in_the_published_figure_tells_runs_apart() -> None:
 
 def test_without_a_scale_in_the_figure_any_will_do() -> None:
     suite = find_suite("wrn-cifar10")
-    rows = set_beside(suite, ran(suite))
+    rows = compare_with_published(suite, ran(suite))
     (trial,) = find(rows, "fp16-mixed", 128, gpu="Tesla T4").trials
     assert trial.spec.loss_scale == "dynamic-apex"
 
@@ -114,7 +116,7 @@ def test_without_a_scale_in_the_figure_any_will_do() -> None:
 def test_without_published_numbers_the_first_batch_of_float32_is_the_pair() -> None:
     suite = find_suite("amd-nvidia")
     trials = ran(suite, world_sizes=(1,), workloads=("inception_v3",))
-    assert set_beside(suite, trials) == []
+    assert compare_with_published(suite, trials) == []
     slow, fast = time_of(trials, "fp32", 64), time_of(trials, "fp16-mixed", 128)
     (key,) = (trial.spec.key for trial in trials if trial.spec.precision == "fp16-mixed")
     assert published_pairs(suite, trials) == {key: pytest.approx(slow / fast)}
@@ -124,7 +126,7 @@ def test_pairs_are_of_the_same_gpus() -> None:
     suite = find_suite("amd-nvidia")
     trials = [
         fake_run(spec)
-        for spec in specs_of(suite, device="cuda:0", choice=Choice(world_sizes=(1, 2), workloads=("resnet50",)))
+        for spec in specs_of(suite, device="cuda:0", choice=SuiteFilter(world_sizes=(1, 2), workloads=("resnet50",)))
     ]
     pairs = published_pairs(suite, trials)
     mixed = {trial.spec.key: trial for trial in trials if trial.spec.precision == "fp16-mixed"}
@@ -148,7 +150,7 @@ def test_a_suite_without_published_numbers_has_no_pairs_where_batches_are_equal(
 def test_without_the_published_baseline_there_is_no_published_speed_up() -> None:
     suite = suite_with(published(precision="fp16-mixed", batch_size=16, seconds=3.0))
     trials = ran(suite)
-    (row,) = set_beside(suite, trials)
+    (row,) = compare_with_published(suite, trials)
     assert (row.published_speedup, row.ratio) == (None, None)
     assert row.speedup == row.equal_batch_speedup
     assert row.speedup == pytest.approx(time_of(trials, "fp32", 16) / time_of(trials, "fp16-mixed", 16))
@@ -159,7 +161,7 @@ def test_without_the_published_baseline_there_is_no_published_speed_up() -> None
 def test_the_ratio_needs_both_sides(missing: str) -> None:
     suite = suite_with(published(seconds=4.0), published(precision="fp16-mixed", seconds=2.0))
     trials = [trial for trial in ran(suite) if trial.spec.precision != missing]
-    row = find(set_beside(suite, trials), "fp16-mixed", 8)
+    row = find(compare_with_published(suite, trials), "fp16-mixed", 8)
     assert row.published_speedup == 2.0
     assert (row.speedup, row.ratio, row.reason) == (None, None, "")
     assert len(row.trials) == (missing == "fp32")
@@ -171,7 +173,7 @@ def test_a_baseline_that_did_not_end_well_is_none() -> None:
         trial if trial.spec.precision != "fp32" else trial.model_copy(update={"status": "crashed"})
         for trial in ran(suite)
     ]
-    assert find(set_beside(suite, trials), "fp16-mixed", 8).speedup is None
+    assert find(compare_with_published(suite, trials), "fp16-mixed", 8).speedup is None
 
 
 def test_names_of_figures_may_be_aliases() -> None:
@@ -181,14 +183,14 @@ def test_names_of_figures_may_be_aliases() -> None:
     assert [figure.precision for figure in suite.published] == ["fp32", "fp16-mixed"]
     assert suite.published[1].loss_scale == "64"
     trials = [fake_run(fake_training(p, workload="mnist-cnn", batch_size=8)) for p in ("fp32",)]
-    assert set_beside(suite, trials)[0].trials == (trials[0],)
-    assert set_beside(suite, trials)[1].published_speedup == 2.0
+    assert compare_with_published(suite, trials)[0].trials == (trials[0],)
+    assert compare_with_published(suite, trials)[1].published_speedup == 2.0
 
 
 def seeds(suite: Suite, statuses: dict[tuple[str, int], str]) -> list[Trial]:
     """Return three seeds a cell; a seed's float32 run takes as many times as long as the seed's number plus 2."""
     trials = []
-    for spec in specs_of(suite, device="cuda:0", choice=Choice(seeds=3)):
+    for spec in specs_of(suite, device="cuda:0", choice=SuiteFilter(seeds=3)):
         status = statuses.get((spec.precision, spec.seed), "ok")
         epochs = [fake_epoch(spec, number) for number in range(2)]
         factor = (spec.seed + 2) if spec.precision == "fp32" else 1
@@ -202,9 +204,9 @@ def seeds(suite: Suite, statuses: dict[tuple[str, int], str]) -> list[Trial]:
 
 def test_seeds_are_paired_with_their_own_baseline_and_the_median_is_taken() -> None:
     suite = suite_with(published(seconds=4.0), published(precision="fp16-mixed", seconds=2.0))
-    assert find(set_beside(suite, seeds(suite, {})), "fp16-mixed", 8).speedup == pytest.approx(3.0)
+    assert find(compare_with_published(suite, seeds(suite, {})), "fp16-mixed", 8).speedup == pytest.approx(3.0)
     without_first = seeds(suite, {("fp32", 0): "crashed"})
-    row = find(set_beside(suite, without_first), "fp16-mixed", 8)
+    row = find(compare_with_published(suite, without_first), "fp16-mixed", 8)
     assert row.speedup == pytest.approx(3.5), "the second and third seeds' own, 3 and 4"
     assert len(row.trials) == 3
 
@@ -219,7 +221,7 @@ def test_runs_of_another_length_are_no_pair() -> None:
         for trial in ran(suite)
         if (trial.spec.precision == "fp32") == (trial.spec.recipe is not None and trial.spec.recipe.epochs == 5)
     ]
-    assert find(set_beside(suite, trials), "fp16-mixed", 8).speedup is None
+    assert find(compare_with_published(suite, trials), "fp16-mixed", 8).speedup is None
 
 
 def judged(accuracies: tuple[float, ...], *, epochs: int = 2, shortened: bool = False, **changes: Any) -> Trial:
@@ -239,7 +241,7 @@ def test_accuracies_are_after_as_many_epochs() -> None:
     suite = suite_with(figure)
 
     def beside(*trials: Trial) -> tuple[int | None, tuple[float, float] | None]:
-        (row,) = set_beside(suite, trials)
+        (row,) = compare_with_published(suite, trials)
         return row.num_epochs, row.accuracies
 
     assert beside(judged((0.2, 0.8, 0.7), epochs=3)) == (3, (0.9, 0.8)), "the best, as the source selects it"
@@ -258,11 +260,11 @@ def test_accuracies_are_after_as_many_epochs() -> None:
 
 def test_accuracy_from_random_weights_is_not_set_beside_that_of_pretrained_ones() -> None:
     suite = find_suite("fastai-cifar100")
-    (spec, *_) = specs_of(suite, device="cuda:0", choice=Choice(workloads=("fastai-resnet34",)))
+    (spec, *_) = specs_of(suite, device="cuda:0", choice=SuiteFilter(workloads=("fastai-resnet34",)))
     for weights in (None, "/w/resnet34.pth"):
-        row = first_with_trials(set_beside(suite, [fake_run(spec.model_copy(update={"weights": weights}))]))
+        row = first_with_trials(compare_with_published(suite, [fake_run(spec.model_copy(update={"weights": weights}))]))
         assert (row.accuracies is None) == (weights is None)
 
 
-def first_with_trials(rows: list[Beside]) -> Beside:
+def first_with_trials(rows: list[PublishedComparison]) -> PublishedComparison:
     return next(row for row in rows if row.trials)

@@ -6,7 +6,7 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 
 from castwise.analysis.statistics import Estimate
-from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.tune.bottleneck import Evidence, Power, _is_in_doubt, power_of, words_of
 
 
@@ -78,9 +78,9 @@ def test_tf32_tells_of_arithmetic_and_16_bits_do_not_tell_which() -> None:
     assert "16 bits" not in words(tf32=2.0, sixteen=1.0)
 
 
-def readings(*samples: tuple[float, float, tuple[str, ...]]) -> list[Reading]:
+def readings(*samples: tuple[float, float, tuple[str, ...]]) -> list[TelemetrySummary]:
     return [
-        Reading(seconds=0.1, num_samples=3, sm_clock_hertz=clock, power_watts=watts, throttle_reasons=reasons)
+        TelemetrySummary(seconds=0.1, num_samples=3, sm_clock_hertz=clock, power_watts=watts, throttle_reasons=reasons)
         for clock, watts, reasons in samples
     ]
 
@@ -102,7 +102,7 @@ def test_a_power_limit_that_holds_the_clock_down_is_named() -> None:
 def test_what_the_limit_takes_from_a_training_that_lasts_is_said() -> None:
     reading = readings((1860e6, 690.0, ("sw_power_cap",)))
     update = {"readings": tuple(reading), "gpu_facts": GpuFacts(max_sm_clock_hertz=1980e6)}
-    stretches = [Metered(step_seconds=seconds) for seconds in (0.1, 0.1023, 0.1011)]
+    stretches = [EnergyMeasurement(step_seconds=seconds) for seconds in (0.1, 0.1023, 0.1011)]
     trials = [fake_trial(step_seconds=(0.1,)).model_copy(update={**update, "metered": each}) for each in stretches]
     said = words_of(Evidence(fake_spec(), None, of(1.9), None, None, power=power_of(trials)))
     assert said.endswith("is faster; steps that run on and on take up to 2.3 % longer than the timed blocks.")

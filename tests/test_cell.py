@@ -10,7 +10,7 @@ import torch
 from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Optimizer, Recipe
 from castwise.worker import build as cell_module
-from castwise.worker.build import build_cell
+from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
 from castwise.worker.precision import read_fp32_precision
 
@@ -30,7 +30,7 @@ def spec(precision: str = "fp32", recipe: Recipe | None = None, **changes: Any) 
 
 def weights(a_spec: TrialSpec) -> list[torch.Tensor]:
     with ExitStack() as stack:
-        return [each.detach().clone() for each in build_cell(a_spec, stack, Peers()).step.model.parameters()]
+        return [each.detach().clone() for each in build_trial(a_spec, stack, Peers()).step.model.parameters()]
 
 
 def test_the_seed_decides_the_weights_and_the_kind_does_not() -> None:
@@ -41,7 +41,7 @@ def test_the_seed_decides_the_weights_and_the_kind_does_not() -> None:
 
 def test_the_facts_are_those_of_the_precision_applied() -> None:
     with ExitStack() as stack:
-        facts = build_cell(spec("bf16-true"), stack, Peers()).facts
+        facts = build_trial(spec("bf16-true"), stack, Peers()).facts
     assert set(facts.param_dtypes) == {"bfloat16"}
     assert facts.num_parameters == 1_199_882
 
@@ -56,7 +56,7 @@ def test_the_process_s_numeric_state_is_given_back(recipe: Recipe | None, wanted
     fp32 = read_fp32_precision()
     try:
         with ExitStack() as stack:
-            build_cell(spec(recipe=recipe), stack, Peers())
+            build_trial(spec(recipe=recipe), stack, Peers())
             assert torch.backends.cudnn.benchmark == wanted
         assert torch.backends.cudnn.benchmark == before
         assert read_fp32_precision() == fp32
@@ -70,15 +70,15 @@ def test_the_numeric_state_is_given_back_where_building_fails(monkeypatch: pytes
 
     monkeypatch.setattr(cell_module, "build_task", fail)
     with pytest.raises(MemoryError), ExitStack() as stack:
-        build_cell(spec(recipe=Recipe(epochs=1, cudnn_benchmark=True)), stack, Peers())
+        build_trial(spec(recipe=Recipe(epochs=1, cudnn_benchmark=True)), stack, Peers())
     assert not torch.backends.cudnn.benchmark
 
 
 def test_the_recipe_s_optimizer_takes_the_place_of_the_workload_s_own() -> None:
     with ExitStack() as stack:
-        own = build_cell(spec(recipe=Recipe(epochs=1)), stack, Peers()).facts.optimizer
+        own = build_trial(spec(recipe=Recipe(epochs=1)), stack, Peers()).facts.optimizer
         asked = Optimizer(name="SGD", arguments={"lr": 0.25})
-        other = build_cell(spec(recipe=Recipe(epochs=1, optimizer=asked)), stack, Peers()).facts.optimizer
+        other = build_trial(spec(recipe=Recipe(epochs=1, optimizer=asked)), stack, Peers()).facts.optimizer
     assert own.startswith("Adadelta(")
     assert other.startswith("SGD(")
     assert "lr=0.25" in other
@@ -99,7 +99,7 @@ def test_pretrained_weights_are_loaded_where_the_task_can(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(cell_module, "build_task", build)
     with ExitStack() as stack:
-        build_cell(spec("bf16-true", recipe=Recipe(epochs=1)), stack, Peers())
+        build_trial(spec("bf16-true", recipe=Recipe(epochs=1)), stack, Peers())
         assert loaded == []
-        build_cell(spec("bf16-true", recipe=Recipe(epochs=1), weights="/w.pth"), stack, Peers())
+        build_trial(spec("bf16-true", recipe=Recipe(epochs=1), weights="/w.pth"), stack, Peers())
     assert loaded == [(Path("/w.pth"), torch.float32)], "before the precision is applied"

@@ -10,11 +10,11 @@ from fake_engine import fake_environment, fake_facts, fake_run, fake_spec, fake_
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
 
 from castwise.records.schema import Trial
-from castwise.render.table import Grid, csv_grid
+from castwise.render.table import DataTable, csv_grid
 from castwise.render.theme import LOOKS, THEMES
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.layout_fit import fitted, fitted_to_phone
-from castwise.report.charts.plotly_parts import MOST_BARS, MOST_LINES, inert, thinned
+from castwise.report.charts.plotly_parts import MOST_BARS, MOST_LINES, downsample, escape
 from castwise.report.charts.registry import OVERVIEW_CHARTS, TOPIC_CHARTS, charts_of, overview_charts
 from castwise.report.charts.waterfall import Link
 from castwise.report.charts.waterfall import drawn as drawn_links
@@ -209,7 +209,7 @@ def test_a_waterfall_takes_the_precision_and_a_technique_in_one_step_where_neith
 
 def test_steps_of_a_waterfall_may_have_one_name() -> None:
     links = [Link("plain", 1.0, None), Link("+ a", 2.0, 2.0), Link("+ a", 3.0, 1.5)]
-    trace = drawn_links(links, "images", "fp32", "title", Grid((), ())).traces[0]
+    trace = drawn_links(links, "images", "fp32", "title", DataTable((), ())).traces[0]
     assert len(set(trace["x"])) == len(trace["y"]) == 4
 
 
@@ -313,13 +313,13 @@ def test_a_name_is_no_placeholder_of_a_template() -> None:
 
 
 def test_inert_text_is_short() -> None:
-    assert inert("<b>" * 100).count("&lt;b&gt;") <= 40
-    assert inert(7) == "7"
+    assert escape("<b>" * 100).count("&lt;b&gt;") <= 40
+    assert escape(7) == "7"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 199, 200, 201, 5000])
 def test_thinning_keeps_first_and_last(count: int) -> None:
-    kept = thinned(count)
+    kept = downsample(count)
     assert len(kept) == min(count, 200)
     assert kept == sorted(set(kept))
     assert kept[:1] == ([0] if count else [])

@@ -4,23 +4,23 @@ from fake_engine import fake_spec
 
 from castwise.analysis.statistics import Estimate
 from castwise.spec.plan import TrialSpec
-from castwise.tune.candidates import Attempt, Ladder, Outcome, allowed_techniques
-from castwise.tune.changes import Move, is_within
+from castwise.tune.candidates import Outcome, SearchSpace, TriedChange, allowed_techniques
+from castwise.tune.changes import Change, is_within
 
-LADDER = Ladder(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))
-
-
-def attempt(rung: int, move: Move, below: TrialSpec, outcome: Outcome, ratio: float = 1.0) -> Attempt:
-    return Attempt(rung, move, below, move.on(below), Estimate(ratio, ratio, ratio, 3), outcome)
+LADDER = SearchSpace(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))
 
 
-def names(ladder: Ladder, current: TrialSpec, *attempts: Attempt) -> set[str]:
+def attempt(rung: int, move: Change, below: TrialSpec, outcome: Outcome, ratio: float = 1.0) -> TriedChange:
+    return TriedChange(rung, move, below, move.on(below), Estimate(ratio, ratio, ratio, 3), outcome)
+
+
+def names(ladder: SearchSpace, current: TrialSpec, *attempts: TriedChange) -> set[str]:
     return {move.name for move in ladder.moves(current, attempts)}
 
 
 def all_of(
-    rung: int, below: TrialSpec, ratio: float, *, taken: Move | None = None, ladder: Ladder = LADDER
-) -> list[Attempt]:
+    rung: int, below: TrialSpec, ratio: float, *, taken: Change | None = None, ladder: SearchSpace = LADDER
+) -> list[TriedChange]:
     """Return attempts at every move open at the start of its rank; one is taken at twice the speed."""
     return [
         attempt(rung, move, below, "taken" if move == taken else "slower", 2.0 if move == taken else ratio)
@@ -51,21 +51,21 @@ def test_what_is_cheap_comes_before_what_compiles() -> None:
 
 
 def test_what_did_not_pay_is_tried_again_once_its_partner_is_taken() -> None:
-    start, graph = fake_spec(), Move(techniques=("cuda-graph",))
+    start, graph = fake_spec(), Change(techniques=("cuda-graph",))
     tried = [attempt(0, move, start, "slower", 0.99) for move in LADDER.moves(start, [])]
     tried += [attempt(0, move, start, "slower", 0.99) for move in LADDER.moves(start, tried)]
     assert "bf16-mixed" not in names(LADDER, start, *tried)
     tried.append(attempt(0, graph, start, "taken", 3.0))
     both = {"tf32 + channels-last", "bf16-mixed + channels-last"}
     assert both <= names(LADDER, graph.on(start), *tried), "launches no longer hide it"
-    search = attempt(0, Move(techniques=("cudnn-search",)), start, "taken", 3.0)
+    search = attempt(0, Change(techniques=("cudnn-search",)), start, "taken", 3.0)
     assert "bf16-mixed" not in names(LADDER, search.spec, *tried[:-1], search)
 
 
 def test_a_precision_far_behind_the_one_taken_is_not_tried_again() -> None:
-    start, bf16 = fake_spec(), Move(precision="bf16-mixed", techniques=("channels-last",))
-    rival = Move(precision="tf32", techniques=("channels-last",))
-    graph = attempt(1, Move(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.5)
+    start, bf16 = fake_spec(), Change(precision="bf16-mixed", techniques=("channels-last",))
+    rival = Change(precision="tf32", techniques=("channels-last",))
+    graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.5)
     tried = [attempt(0, rival, start, "second best", 1.9), attempt(0, bf16, start, "taken", 2.0)]
     assert "tf32" not in names(LADDER, bf16.on(start), *tried), "nothing since acts on it"
     assert "tf32" in names(LADDER, graph.spec, *tried, graph)
@@ -75,61 +75,61 @@ def test_a_precision_far_behind_the_one_taken_is_not_tried_again() -> None:
 
 def test_a_precision_far_behind_has_another_go_once_the_launches_that_hid_its_gain_are_gone() -> None:
     """The LSTM of 200 on an H200: bf16 is 0.8 times TF32 from the host, and 1.5 times TF32 as one graph."""
-    start, tf32 = fake_spec(workload="lstm-lm"), Move(precision="tf32")
+    start, tf32 = fake_spec(workload="lstm-lm"), Change(precision="tf32")
     below = tf32.on(start)
-    tried = [attempt(0, Move(precision="bf16-mixed"), start, "slower", 1.04), attempt(0, tf32, start, "taken", 1.27)]
-    graph = attempt(1, Move(techniques=("cuda-graph",)), below, "taken", 2.5)
+    tried = [attempt(0, Change(precision="bf16-mixed"), start, "slower", 1.04), attempt(0, tf32, start, "taken", 1.27)]
+    graph = attempt(1, Change(techniques=("cuda-graph",)), below, "taken", 2.5)
     assert "bf16-mixed" in names(LADDER, graph.spec, *tried, graph)
     # Far behind by more than casts explain, or without casts, it is by what the graph bought.
-    for lost, won in ((Move(precision="bf16-mixed"), tf32), (tf32, Move(precision="bf16-mixed"))):
+    for lost, won in ((Change(precision="bf16-mixed"), tf32), (tf32, Change(precision="bf16-mixed"))):
         ratio = 0.5 if won == tf32 else 1.0
         tried = [attempt(0, lost, start, "slower", ratio), attempt(0, won, start, "taken", 1.27)]
         for bought, is_open in ((2.5, True), (1.05, False)):
-            graph = attempt(1, Move(techniques=("cuda-graph",)), won.on(start), "taken", bought)
+            graph = attempt(1, Change(techniques=("cuda-graph",)), won.on(start), "taken", bought)
             assert (lost.name in names(LADDER, graph.spec, *tried, graph)) is is_open
 
 
 def test_16_bits_behind_float32_have_another_go_as_a_graph_whatever_it_bought_there() -> None:
     """mlp-4096 on an H200: a graph bought TF32 1.07; bf16-master is 0.82 times it without graphs, 1.26 with them."""
-    start, tf32 = fake_spec(workload="mlp-4096"), Move(precision="tf32")
-    bf16 = Move(precision="bf16-mixed")
+    start, tf32 = fake_spec(workload="mlp-4096"), Change(precision="tf32")
+    bf16 = Change(precision="bf16-mixed")
     tried = [attempt(0, bf16, start, "second best", 2.9), attempt(0, tf32, start, "taken", 3.5)]
-    graph = attempt(1, Move(techniques=("cuda-graph",)), tf32.on(start), "taken", 1.03)
+    graph = attempt(1, Change(techniques=("cuda-graph",)), tf32.on(start), "taken", 1.03)
     assert "bf16-mixed" in names(LADDER, graph.spec, *tried, graph)
     tried[0] = attempt(0, bf16, start, "second best", 1.6)
     assert "bf16-mixed" not in names(LADDER, graph.spec, *tried, graph), "its products cannot make up for that"
     # The other way about there are no casts to lessen.
     tried = [attempt(0, tf32, start, "second best", 2.9), attempt(0, bf16, start, "taken", 3.5)]
-    graph = attempt(1, Move(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.03)
+    graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.03)
     assert "tf32" not in names(LADDER, graph.spec, *tried, graph)
 
 
 def test_what_was_second_best_is_tried_on_the_next_rung() -> None:
-    start, search = fake_spec(), Move(techniques=("cudnn-search",))
-    ladder = Ladder(("fp32",), ("fused-optimizer", "cudnn-search", "chunked-loss"))
+    start, search = fake_spec(), Change(techniques=("cudnn-search",))
+    ladder = SearchSpace(("fp32",), ("fused-optimizer", "cudnn-search", "chunked-loss"))
     tried = [
         attempt(0, search, start, "taken", 1.2),
-        attempt(0, Move(techniques=("fused-optimizer",)), start, "second best", 1.1),
-        attempt(0, Move(techniques=("chunked-loss",)), start, "slower", 0.9),
+        attempt(0, Change(techniques=("fused-optimizer",)), start, "second best", 1.1),
+        attempt(0, Change(techniques=("chunked-loss",)), start, "slower", 0.9),
     ]
     assert names(ladder, search.on(start), *tried) == {"fused-optimizer"}
 
 
 def test_what_failed_is_not_tried_again_and_what_lacked_something_is() -> None:
-    start, search = fake_spec(), Move(techniques=("cudnn-search",))
-    ladder = Ladder(("fp32",), ("channels-last", "no-step-sync", "cudnn-search"))
-    no_sync = Move(techniques=("no-step-sync",))
-    lacking = Attempt(0, no_sync, start, no_sync.on(start), None, "unsupported")
-    failed = Attempt(0, Move(techniques=("channels-last",)), start, start, None, "failed", "oom: (fake)")
-    pair = Attempt(0, Move(techniques=("channels-last", "cudnn-search")), start, start, None, "failed")
+    start, search = fake_spec(), Change(techniques=("cudnn-search",))
+    ladder = SearchSpace(("fp32",), ("channels-last", "no-step-sync", "cudnn-search"))
+    no_sync = Change(techniques=("no-step-sync",))
+    lacking = TriedChange(0, no_sync, start, no_sync.on(start), None, "unsupported")
+    failed = TriedChange(0, Change(techniques=("channels-last",)), start, start, None, "failed", "oom: (fake)")
+    pair = TriedChange(0, Change(techniques=("channels-last", "cudnn-search")), start, start, None, "failed")
     taken = attempt(0, search, start, "taken", 1.5)
     assert names(ladder, search.on(start), lacking, failed, pair, taken) == {"no-step-sync"}
 
 
 def test_a_move_brings_the_precisions_own_loss_scale_and_replaces_what_it_excludes() -> None:
     spec = fake_spec(techniques=("channels-last", "compile"))
-    assert Move(precision="fp16-mixed").on(spec).loss_scale == "dynamic"
-    better = Move(techniques=("compile-max-autotune",)).on(spec)
+    assert Change(precision="fp16-mixed").on(spec).loss_scale == "dynamic"
+    better = Change(techniques=("compile-max-autotune",)).on(spec)
     assert better.techniques == ("channels-last", "compile-max-autotune")
 
 
@@ -141,7 +141,7 @@ def test_techniques_that_change_the_model_are_tried_where_that_is_allowed() -> N
 
 
 def test_kernels_that_pay_in_a_compiled_loop_are_tried_with_compilation() -> None:
-    ladder = Ladder(("fp32",), ("compile", "batch-norm-kernel"))
+    ladder = SearchSpace(("fp32",), ("compile", "batch-norm-kernel"))
     loop = fake_spec(device="cuda:0", techniques=("channels-last",))
     alone, both = ladder.moves(loop, [])
     assert [alone.name, both.name] == ["compile", "compile + batch-norm-kernel"]
@@ -151,4 +151,4 @@ def test_kernels_that_pay_in_a_compiled_loop_are_tried_with_compilation() -> Non
     assert later.name == "batch-norm-kernel"
     assert later.on(alone.on(loop)) == both.on(loop)
     assert not ladder.moves(both.on(loop), [])
-    assert not Ladder(("fp32",), ("batch-norm-kernel",)).moves(loop, [])
+    assert not SearchSpace(("fp32",), ("batch-norm-kernel",)).moves(loop, [])

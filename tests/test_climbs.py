@@ -9,10 +9,10 @@ import pytest
 from climbs import OtherClimbError, account_of, replay, without_trials
 from fake_engine import FakeEngine
 
-from castwise.orchestrator.trial import Silent
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
-from castwise.tune.candidates import Climbed
+from castwise.tune.candidates import TuningResult
 from castwise.tune.render import json_tuning
 from castwise.tune.request import TuneRequest, prepare_tuning
 from castwise.tune.rows import lines_of
@@ -29,7 +29,7 @@ def gain(spec: TrialSpec) -> float:
     return product * (1 + 1e-5 * spec.repeat * (len(spec.precision) + len(spec.techniques)))
 
 
-class Keeping(Silent):
+class Keeping(NullListener):
     """Keeps trials in the order in which they ended, a second apart: a fake engine's all start at once."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Keeping(Silent):
         self.trials.append(trial.model_copy(update={"started_at": at.isoformat()}))
 
 
-def climb(**request: object) -> tuple[Climbed, list[Trial]]:
+def climb(**request: object) -> tuple[TuningResult, list[Trial]]:
     made, kept = FakeEngine(exclusive=False, gain=gain), Keeping()
     asked = TuneRequest("resnet50", **request)  # type: ignore[arg-type]
     return prepare_tuning(asked, kept, lambda *_: made).run(), kept.trials
@@ -102,5 +102,5 @@ def test_an_account_that_is_kept_stands_whatever_castwise_decides_today(
     climbs.names.cache_clear()
 
 
-def refuse(*_: object) -> Climbed:
+def refuse(*_: object) -> TuningResult:
     raise OtherClimbError

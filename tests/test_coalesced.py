@@ -18,18 +18,18 @@ from torch.optim import SGD
 
 from castwise.errors import UsageError
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.registry.precisions import find_precision
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
 from castwise.worker import build as cells
-from castwise.worker.build import build_cell
+from castwise.worker.build import build_trial
 from castwise.worker.data import preloaded
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
-from castwise.worker.models.task import OwnLoop
+from castwise.worker.models.task import UserLoop
 from castwise.worker.step import TrainingStep
-from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.config import step_config_of
 from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.training_run import TrainingRun
 
@@ -70,7 +70,7 @@ def joined(step: TrainingStep, peers: Peers, *, reduce: bool) -> TrainingStep:
 
 def take_steps(peers: Peers, precision: str, loss_scale: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Return losses and weights of a rank's own batches; where the scale moves, rank 1's overflow once."""
-    row, loop = find_precision(precision), loop_of(names)
+    row, loop = find_precision(precision), step_config_of(names)
     torch.manual_seed(0)
     optimizer = type(MOMENTUM_SGD)("SGD", (*MOMENTUM_SGD.arguments, *loop.optimizer))
     step = make_step(row, make_task(make_net()), optimizer, loss_scale=loss_scale, clip_grad_norm=1.0, loop=loop)
@@ -91,7 +91,7 @@ def take_steps(peers: Peers, precision: str, loss_scale: str, names: tuple[str, 
 def accumulated(peers: Peers, *, reduce: bool) -> list[Tensor]:
     """Return the weights after steps of two batches each."""
     task = make_task(make_net())
-    task.own_loop = OwnLoop(lambda weights: SGD(weights.stepped, lr=0.1), lambda _: lambda: None, accumulate=2)
+    task.own_loop = UserLoop(lambda weights: SGD(weights.stepped, lr=0.1), lambda _: lambda: None, accumulate=2)
     row = find_precision("fp32")
     step = TrainingStep(task, row, MOMENTUM_SGD, loss_scale="none", clip_grad_norm=0.5, device=CPU)
     joined(step, peers, reduce=reduce)
@@ -396,7 +396,7 @@ def test_a_model_that_writes_buffers_of_its_own_is_refused(
 def test_a_step_that_is_a_graph_lets_go_of_it_at_its_cell_s_end() -> None:
     captures = FakeCaptures()
     with ExitStack() as stack:
-        cell = build_cell(on_two("mnist-cnn", REDUCE), stack, Halving())
+        cell = build_trial(on_two("mnist-cnn", REDUCE), stack, Halving())
         cell.step.graph = StepGraph(cell.step._train, CPU, None, captures=captures)  # type: ignore[arg-type]
         batch = torch.randn(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
         losses = [cell.step.graph(batch) for _ in range(6)]
@@ -414,7 +414,7 @@ def test_a_trial_of_two_gloo_ranks() -> None:
     )
     fields = {"workload": "mnist-cnn", "batch_size": 8, "protocol": protocol, "techniques": (REDUCE,)}
     spec = SPEC.model_copy(update=fields)
-    (trial,) = Sweep(ForkserverEngine(), None, fake_environment(None), Silent()).run([spec])
+    (trial,) = TrialRunner(ForkserverEngine(), None, fake_environment(None), NullListener()).run([spec])
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
     assert trial.facts is not None
     assert trial.facts.averaged_by == "collectives", "gloo's"

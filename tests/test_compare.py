@@ -7,7 +7,7 @@ from castwise.analysis.result_table import compare, group_of
 from castwise.records.schema import Trial
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Recipe
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 
 # Fields whose difference does not keep two trials from being set side by side.
 COMPARED = {"precision", "loss_scale", "repeat"}
@@ -24,7 +24,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "kind": {"kind": "training", "recipe": Recipe(epochs=1)},
     "recipe": {"kind": "training", "recipe": Recipe(epochs=2)},
     "weights": {"weights": "resnet18.pth"},
-    "own": {"own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")},
+    "own": {"own": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")},
     "memory_limit_bytes": {"memory_limit_bytes": 2**30},
     "protocol": {"protocol": MeasurementProtocol(num_blocks=21)},
     "seed": {"seed": 1},

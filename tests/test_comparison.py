@@ -17,7 +17,7 @@ import castwise
 from castwise.errors import UsageError
 from castwise.orchestrator import machine
 from castwise.orchestrator.session import TrialFailedError
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 
 MODEL, BATCH = nn.Linear(3, 2), torch.ones(4, 3)
 
@@ -185,7 +185,7 @@ def test_what_a_script_defines_travels_and_the_script_runs_once(tmp_path: Path) 
 
 
 def test_what_a_model_says_of_itself_is_no_digest_yet(engine: FakeEngine) -> None:
-    looked: list[OwnModel] = []
+    looked: list[UserModel] = []
     session: Any = type(engine.start(1.0))
     engine.sessions.pop()
     look_at = session.look_at

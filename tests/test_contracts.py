@@ -11,7 +11,7 @@ from small_step import SmallNet, cross_entropy, make_batch, make_net, make_step,
 
 from castwise.errors import UsageError
 from castwise.registry.datasets import DATA_SETS, find_data_set
-from castwise.registry.gpus import DEVICES, PEAK_DTYPES, Device, peak
+from castwise.registry.gpus import DEVICES, PEAK_DTYPES, GpuModel, peak
 from castwise.registry.precisions import BASELINE, PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import WORKLOADS, OptimizerSpec, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
@@ -245,7 +245,7 @@ def test_a_workload_s_optimizer_is_one_of_torch_s(row: Workload) -> None:
 
 
 @every_device
-def test_a_device_has_a_peak_or_none_in_every_column(row: Device) -> None:
+def test_a_device_has_a_peak_or_none_in_every_column(row: GpuModel) -> None:
     for dtype in PEAK_DTYPES:
         rate = peak(row, dtype)
         assert rate is None or rate > 1e12

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from castwise.worker import device_lock as turns
-from castwise.worker.device_lock import DeviceTurn, device_turn
+from castwise.worker.device_lock import DeviceLock, device_lock
 
 
 def hold(connection: Connection, alone: bool) -> None:
     """Hold the turn in another process, forked as a trial is, until told to let go."""
-    turn = DeviceTurn(alone=alone)
+    turn = DeviceLock(alone=alone)
     turn.take()
     connection.send("held")
     connection.recv()
@@ -40,11 +40,11 @@ class Neighbour:
 def test_who_times_kernels_is_alone(theirs: bool, ours: bool, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_MOST_SECONDS", 0.2)
     neighbour = Neighbour(theirs)
-    with device_turn(alone=ours, compiles=False) as turn:
+    with device_lock(alone=ours, compiles=False) as turn:
         assert (turn.waited_seconds >= 0.2) is waits
     neighbour.let_go()
     monkeypatch.setattr(turns, "_MOST_SECONDS", 60.0)
-    with device_turn(alone=ours, compiles=False) as turn:
+    with device_lock(alone=ours, compiles=False) as turn:
         assert turn.waited_seconds < 30.0, "it was to be had"
 
 
@@ -52,7 +52,7 @@ def test_one_that_dies_holds_nothing() -> None:
     neighbour = Neighbour(alone=True)
     neighbour.process.kill()
     neighbour.process.join()
-    with device_turn(alone=True, compiles=False) as turn:
+    with device_lock(alone=True, compiles=False) as turn:
         assert turn.waited_seconds < 30.0
 
 
@@ -65,7 +65,7 @@ def test_it_is_let_go_of_while_torch_compiles() -> None:
 
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x.sin() + 1, backend=backend)
-    with device_turn(alone=True, compiles=True):
+    with device_lock(alone=True, compiles=True):
         assert not is_free()
         compiled(torch.ones(3))
         assert free == [True]
@@ -74,7 +74,7 @@ def test_it_is_let_go_of_while_torch_compiles() -> None:
 
 
 def is_free() -> bool:
-    other = DeviceTurn(alone=True)
+    other = DeviceLock(alone=True)
     try:
         return other._has_taken()
     finally:
@@ -84,6 +84,6 @@ def is_free() -> bool:
 def test_without_a_file_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_FILE", None)
     began = time.perf_counter()
-    with device_turn(alone=True, compiles=False), device_turn(alone=True, compiles=False):
+    with device_lock(alone=True, compiles=False), device_lock(alone=True, compiles=False):
         pass
     assert time.perf_counter() - began < 30.0

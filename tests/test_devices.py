@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from castwise.registry.gpus import DEVICES, Device, find_device, peak
+from castwise.registry.gpus import DEVICES, GpuModel, find_gpu_model, peak
 from castwise.registry.precisions import PRECISIONS
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -55,13 +55,13 @@ CHIPS = [
 ]
 
 
-def device(name: str) -> Device:
-    row = find_device(name)
+def device(name: str) -> GpuModel:
+    row = find_gpu_model(name)
     assert row is not None, name
     return row
 
 
-def known(row: Device, *dtypes: str) -> list[float]:
+def known(row: GpuModel, *dtypes: str) -> list[float]:
     return [rate for dtype in dtypes if (rate := peak(row, dtype)) is not None]
 
 
@@ -74,7 +74,7 @@ def test_every_name_finds_its_row(row):
     assert row.names
     for name in row.names:
         assert name == name.strip()
-        assert find_device(name) is row
+        assert find_gpu_model(name) is row
 
 
 @each_row
@@ -90,13 +90,13 @@ def test_every_row_is_complete_and_frozen(row):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_part_of_a_name_finds_a_row(name):
     parts = {name[start:stop] for start, stop in itertools.combinations(range(len(name) + 1), 2)} - set(NAMES)
-    assert [part for part in parts if find_device(part) is not None] == []
+    assert [part for part in parts if find_gpu_model(part) is not None] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_longer_and_no_other_case_finds_a_row(name):
     for other in (f"{name} ", f" {name}", f"{name} Laptop GPU", f"{name} MIG 1g.10gb", name.lower()):
-        assert find_device(other) is None
+        assert find_gpu_model(other) is None
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_nothing_longer_and_no_other_case_finds_a_row(name):
     ],
 )
 def test_an_unknown_name_has_no_row_and_no_peak(name):
-    assert find_device(name) is None
-    assert [peak(find_device(name), dtype) for dtype in DTYPES] == [None] * 5
+    assert find_gpu_model(name) is None
+    assert [peak(find_gpu_model(name), dtype) for dtype in DTYPES] == [None] * 5
 
 
 def test_a_peak_is_its_column_and_other_dtypes_have_none():

@@ -11,7 +11,7 @@ import pytest
 from emitted import ALIKE, RUNG, SCRIPT, Rung, Speed, Turn, compare, fastest_of, take_turns
 from emitted_tables import emitted_table
 
-from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.machine import detect_machine
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
 
@@ -58,7 +58,7 @@ def test_both_sides_measure_the_same_loop(tmp_path: Path) -> None:
     spec = TrialSpec(
         workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cuda:0", protocol=protocol
     )
-    sides = compare(spec, find_bench("cpu", None), tmp_path, ("--steps", "4", "--warm-up", "1"))
+    sides = compare(spec, detect_machine("cpu", None), tmp_path, ("--steps", "4", "--warm-up", "1"))
     turns = take_turns(sides, 1, float("inf"), ignore)
     assert [turn.side for turn in turns] == [RUNG, SCRIPT, ALIKE]
     assert all(turn.per_second > 0 for turn in turns)
@@ -68,7 +68,7 @@ def test_both_sides_measure_the_same_loop(tmp_path: Path) -> None:
 
 
 def test_a_script_is_told_to_run_as_many_steps_as_the_loop_did() -> None:
-    bench = find_bench("cpu", None)
+    bench = detect_machine("cpu", None)
     protocol = MeasurementProtocol(
         warm_up_steps=2, warm_up_seconds=0.001, block_seconds=1e-9, num_blocks=3, min_blocks=3, max_seconds=9.0
     )
@@ -170,7 +170,7 @@ def test_a_run_is_kept_round_by_round(tmp_path: Path, monkeypatch: pytest.Monkey
 
     out = tmp_path / "2026-11-23-x.json"
     monkeypatch.setattr(emitted, "compare", sides)
-    monkeypatch.setattr(emitted, "find_bench", lambda *_: find_bench("cpu", None))
+    monkeypatch.setattr(emitted, "detect_machine", lambda *_: detect_machine("cpu", None))
     monkeypatch.setattr(sys, "argv", ["emitted.py", "--out", str(out), "--rounds", "2", "lstm-lm", "mlp-4096"])
     assert emitted.main() == 0
     first, second = json.loads(out.read_text())["loops"]

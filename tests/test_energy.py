@@ -8,11 +8,11 @@ from fake_gpu import fake_reading
 from castwise.analysis.energy import BlockEnergy, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
 from castwise.errors import UsageError
 from castwise.records.schema import Epoch, RankSamples, Trial
-from castwise.records.telemetry import Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, TelemetrySummary
 from castwise.spec.prices import Prices
 
 
-def watched(*readings: Reading, units_per_sample: int = 1, **changes: object) -> Trial:
+def watched(*readings: TelemetrySummary, units_per_sample: int = 1, **changes: object) -> Trial:
     """Return a trial of one step of 256 samples and 0.1 s a block."""
     spec = fake_spec(**changes)
     facts = fake_facts(units_per_sample=units_per_sample)
@@ -51,7 +51,7 @@ def test_where_the_counter_stood_still_in_a_block_power_is_taken_for_all() -> No
         fake_trial(step_seconds=()),
         watched(fake_reading(energy_joules=None, power_watts=None)),
         watched(fake_reading(energy_joules=None, power_watts=None), fake_reading()),
-        watched(Reading(seconds=0.0)),
+        watched(TelemetrySummary(seconds=0.0)),
     ],
 )
 def test_without_readings_there_is_no_energy(trial: Trial) -> None:
@@ -108,7 +108,7 @@ def epochs(*samples: int, parallelism: str = "none", world_size: int = 1) -> Tri
 
 
 def test_an_epoch_that_an_earlier_process_ran_is_left_out() -> None:
-    readings = (Reading(seconds=0.0), fake_reading(energy_joules=500.0))
+    readings = (TelemetrySummary(seconds=0.0), fake_reading(energy_joules=500.0))
     trial = epochs(1000, 1000).model_copy(update={"readings": readings})
     assert joules_per_unit(trial) == 0.5
 
@@ -184,7 +184,7 @@ def test_of_a_block_s_reading_only_the_share_of_its_steps_counts() -> None:
 
 def metered(**changes: object) -> Trial:
     fields = {"joules": 500.0, "seconds": 1.0, "num_ticks": 10, "step_seconds": 0.2}
-    return counted(256.0, 512.0).model_copy(update={"metered": Metered.model_validate(fields | changes)})
+    return counted(256.0, 512.0).model_copy(update={"metered": EnergyMeasurement.model_validate(fields | changes)})
 
 
 def test_a_stretch_of_steps_tells_more_than_blocks() -> None:
@@ -232,7 +232,7 @@ def test_a_reading_of_all_gpus_is_not_scaled_again(parallelism: str, source: str
     assert power_watts(one) == power_watts(old) == power_watts(new) == pytest.approx(500.0)
 
 
-def _of_four(reading: Reading) -> Reading:
+def _of_four(reading: TelemetrySummary) -> TelemetrySummary:
     joules, watts = reading.energy_joules, reading.power_watts or 0.0
     update = {"num_gpus": 4, "energy_joules": None if joules is None else 4 * joules, "power_watts": 4 * watts}
     return reading.model_copy(update=update)
@@ -263,7 +263,7 @@ def test_of_how_many_gpus_energy_was_read() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     assert gpus_read(watched(fake_reading(), fake_reading(), **two)) == 1
     assert gpus_read(watched(fake_reading(num_gpus=2), fake_reading(num_gpus=2), **two)) == 2
-    at_a_stretch = Metered(joules=100.0, seconds=1.0, late_seconds=0.005, num_gpus=2)
+    at_a_stretch = EnergyMeasurement(joules=100.0, seconds=1.0, late_seconds=0.005, num_gpus=2)
     metered = watched(fake_reading(), **two).model_copy(update={"metered": at_a_stretch})
     assert gpus_read(metered) == 2, "the stretch is what energy comes from"
     assert gpus_read(fake_trial()) is None

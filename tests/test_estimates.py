@@ -8,13 +8,13 @@ import pytest
 
 from castwise.analysis.statistics import (
     Estimate,
-    blocks_wanted,
     estimate,
-    judge,
     mean_difference,
     noise_of,
     paired_ratio,
     pseudomedian,
+    required_blocks,
+    verdict_of,
 )
 
 
@@ -35,8 +35,8 @@ def test_one_process_has_no_interval() -> None:
     assert (found.value, found.n) == (0.5, 1)
     assert math.isnan(found.low)
     assert found.half_width == math.inf
-    assert judge(found).kind == "inconclusive"
-    assert "1 process" in judge(found).reason
+    assert verdict_of(found).kind == "inconclusive"
+    assert "1 process" in verdict_of(found).reason
     assert estimate([]) is None
 
 
@@ -77,20 +77,20 @@ def test_the_pseudomedian_lies_between_two_speeds_and_feels_no_outlier() -> None
     ],
 )
 def test_verdicts(low: float, high: float, kind: str) -> None:
-    verdict = judge(Estimate(math.sqrt(low * high), low, high, 3))
+    verdict = verdict_of(Estimate(math.sqrt(low * high), low, high, 3))
     assert verdict.kind == kind
     assert f"{low:.4f}" in verdict.reason
 
 
 def test_the_margin_is_the_user_s() -> None:
     ratio = Estimate(1.02, 1.015, 1.025, 5)
-    assert judge(ratio).kind == "faster"
-    assert judge(ratio, margin=0.03).kind == "same"
+    assert verdict_of(ratio).kind == "faster"
+    assert verdict_of(ratio, margin=0.03).kind == "same"
 
 
 def test_as_many_blocks_are_wanted_as_make_the_pseudomedian_known() -> None:
     rng, noise, tolerance = random.Random(1), 0.02, 0.005
-    count = round(blocks_wanted(noise, tolerance))
+    count = round(required_blocks(noise, tolerance))
     middles = [pseudomedian([1 + noise * rng.gauss(0, 1) for _ in range(count)]) for _ in range(400)]
     assert statistics.stdev(middles) == pytest.approx(tolerance, rel=0.15)
 

@@ -14,7 +14,7 @@ from fake_engine import fake_spec, fake_trial
 from fake_records import every_kind, poisoned, steady
 
 from castwise.records.schema import Block, Epoch, Trial
-from castwise.records.telemetry import Reading
+from castwise.records.telemetry import TelemetrySummary
 from castwise.report.collection import Collection, collect
 from castwise.report.export.files import to_csv, to_json, to_parquet
 from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS
@@ -58,7 +58,7 @@ def test_values_are_of_their_column_s_kind(level: str) -> None:
             assert value is None or isinstance(value, kinds[kind]), (name, value)
 
 
-@pytest.mark.parametrize(("level", "document"), [("blocks", Block), ("epochs", Epoch), ("readings", Reading)])
+@pytest.mark.parametrize(("level", "document"), [("blocks", Block), ("epochs", Epoch), ("readings", TelemetrySummary)])
 def test_every_field_of_a_part_is_there(level: str, document: type[Any]) -> None:
     names = {name for name, _ in flat_table(level, COLLECTION, file_of).fields}
     assert set(document.model_fields) - {"losses", "missing"} <= names

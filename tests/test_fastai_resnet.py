@@ -17,7 +17,7 @@ from castwise.worker.models import build_task
 from castwise.worker.models.fastai_resnet import AdaptiveConcatPool2d, group_of, make_model
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.precision import MasterWeights, convert_weights
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 
 ROWS = [row for row in WORKLOADS if row.family == "fastai_resnet"]
 # torchvision's published parameters (Weights.meta["num_params"]), and channels in front of its classifier.
@@ -179,7 +179,7 @@ def test_a_steady_trial_runs(
     protocol = MeasurementProtocol(
         warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.01, num_blocks=1, min_blocks=1
     )
-    cell = SteadyCell(
+    cell = SteadyRun(
         TrialSpec(
             workload="fastai-resnet18",
             precision=precision,

@@ -21,8 +21,8 @@ from fake_engine import (
 
 from castwise.max_batch.columns import accounts_of, parts_columns
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
-from castwise.max_batch.result import START, Fit, fits_of, held_bytes, is_fit
-from castwise.max_batch.search import FitRequest, prepare_fit
+from castwise.max_batch.result import START, MaxBatch, fits_of, held_bytes, is_fit
+from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
 from castwise.spec.plan import FIT
@@ -30,10 +30,10 @@ from castwise.spec.plan import FIT
 GIB = 2**30
 
 
-def fit(made: FakeEngine | None = None, **request: object) -> dict[str, Fit]:
-    asked = FitRequest(**{"workload": "resnet50", "precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
+def fit(made: FakeEngine | None = None, **request: object) -> dict[str, MaxBatch]:
+    asked = MaxBatchRequest(**{"workload": "resnet50", "precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
     made = made or FakeEngine()
-    found = prepare_fit(asked, make_engine=lambda *_: made).run()
+    found = prepare_max_batch(asked, make_engine=lambda *_: made).run()
     assert made.num_open == 0
     return {",".join((each.spec.precision, *each.spec.techniques)): each for each in found.fits}
 
@@ -43,7 +43,7 @@ def true_limit(precision: str, room: int, usable: float = 0.94) -> int:
     return int((usable * room - FIXED_BYTES) / (OTHER_SAMPLE_BYTES * MEMORY[precision]))
 
 
-def sizes(found: Fit) -> tuple[int, int]:
+def sizes(found: MaxBatch) -> tuple[int, int]:
     assert found.largest is not None
     assert found.failing is not None
     return found.largest.spec.batch_size, found.failing.spec.batch_size
@@ -293,7 +293,7 @@ def test_a_prediction_between_what_trained_and_what_did_not_is_no_miss() -> None
     least, most = sizes(found)
     for foretold, miss in ((least, 0.0), (most - 1, 0.0), (2 * least, 2 * least / (most - 1) - 1), (least // 2, -0.5)):
         room = found.prediction.fixed_bytes + (foretold + 0.5) * found.prediction.sample_bytes
-        other = Fit(found.trials)
+        other = MaxBatch(found.trials)
         other.__dict__["prediction"] = replace(found.prediction, usable_bytes=room)  # where it is kept once computed
         assert other.prediction_error == pytest.approx(miss, abs=0.01)
 

@@ -17,13 +17,13 @@ from fit_tables import (
 from stored import NOT_MEASURED
 from test_fit import fit
 
-from castwise.max_batch.result import Fit, fits_of
-from castwise.records.telemetry import Reading
+from castwise.max_batch.result import MaxBatch, fits_of
+from castwise.records.telemetry import TelemetrySummary
 
 GIB = 2**30
 
 
-def search(workload: str = "resnet50", **request: object) -> list[Fit]:
+def search(workload: str = "resnet50", **request: object) -> list[MaxBatch]:
     return list(fit(workload=workload, **{"precisions": ("fp32", "fp16-master", "bf16-mixed"), **request}).values())
 
 
@@ -34,7 +34,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
 
 
-def batch(each: Fit) -> int:
+def batch(each: MaxBatch) -> int:
     assert each.largest is not None
     return each.largest.spec.batch_size
 
@@ -61,7 +61,7 @@ def test_the_summary_is_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_a_clock_says_of_a_gpu_in_turns_is_left_out() -> None:
-    reading = Reading(seconds=1.0, num_samples=1, foreign_processes=2)
+    reading = TelemetrySummary(seconds=1.0, num_samples=1, foreign_processes=2)
     shared = fits_of(trial.model_copy(update={"readings": (reading,)}) for each in FOUND for trial in each.trials)
     assert is_shared(shared)
     assert not is_shared(FOUND)

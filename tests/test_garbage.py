@@ -4,14 +4,14 @@ import gc
 
 import pytest
 
-from castwise.records.collector import without_collector
+from castwise.records.collector import gc_disabled
 
 
 def test_the_collector_rests_and_works_again() -> None:
     assert gc.isenabled()
 
     def fail() -> None:
-        with without_collector():
+        with gc_disabled():
             assert not gc.isenabled()
             raise KeyError
 
@@ -23,7 +23,7 @@ def test_the_collector_rests_and_works_again() -> None:
 def test_one_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with without_collector():
+        with gc_disabled():
             pass
         assert not gc.isenabled()
     finally:

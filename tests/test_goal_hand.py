@@ -16,7 +16,7 @@ from goal_hand_run import _Graphed, _Images
 from hand_loops import make_step
 from torch import nn
 
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import find_suite, specs_of
 from castwise.worker.data import preloaded
 
@@ -78,7 +78,7 @@ def test_two_processes_share_a_step() -> None:
 
 
 def recipe(suite: str, workload: str, epochs: int, max_steps: int | None = None) -> dict[str, Any]:
-    choice = Choice(epochs=epochs, max_steps=max_steps, workloads=(workload,), precisions=("fp32",))
+    choice = SuiteFilter(epochs=epochs, max_steps=max_steps, workloads=(workload,), precisions=("fp32",))
     found = specs_of(find_suite(suite), device="cpu", choice=choice)[0].recipe
     assert found is not None
     document: dict[str, Any] = found.model_dump(mode="json")

@@ -10,7 +10,7 @@ from goal_specs import Setting
 from goal_summary import HAND, OURS, Turn
 from goal_turns import ChildFailedError, Referee, run_child
 
-from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.machine import detect_machine
 
 ROW = GoalRow(
     name="small",
@@ -120,7 +120,7 @@ def test_a_child_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path
 
 def test_both_sides_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(ROW, hand=ROW.hand[1:], ours=ROW.ours[1:])
-    found = referee(bench=find_bench("cpu", None)).turns(row)
+    found = referee(bench=detect_machine("cpu", None)).turns(row)
     assert [turn.side for turn in found] == [HAND, OURS, HAND]
     assert all(turn.seconds and not turn.message for turn in found)
     assert all(turn.start_seconds for turn in found)
@@ -129,7 +129,13 @@ def test_both_sides_in_processes_of_their_own(monkeypatch: pytest.MonkeyPatch) -
 def test_a_trial_that_cannot_be_run_says_why() -> None:
     row = replace(ROW, hand=(), ours=(OurLoop("fp32", "space-to-depth"),))
     unfit = Referee(
-        find_bench("cpu", None), Setting("cpu", Path("nowhere"), 0.05), None, (OURS,), 1, 60.0, lambda row, turn: None
+        detect_machine("cpu", None),
+        Setting("cpu", Path("nowhere"), 0.05),
+        None,
+        (OURS,),
+        1,
+        60.0,
+        lambda row, turn: None,
     )
     (turn,) = unfit.turns(row)
     assert turn.seconds is None

@@ -10,14 +10,14 @@ import castwise
 from castwise.errors import DataError, StoreError, UsageError
 from castwise.orchestrator import machine as bench_module
 from castwise.orchestrator.job import Job, Request, _rule, prepare
-from castwise.orchestrator.rounds import Rule
-from castwise.orchestrator.trial import Silent
+from castwise.orchestrator.rounds import StopRule
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
 from castwise.registry.datasets import MNIST
 from castwise.registry.precisions import PRECISIONS
-from castwise.spec.plan import CPU_PROTOCOL, CUDA_PROTOCOL, Axes
+from castwise.spec.plan import CPU_PROTOCOL, CUDA_PROTOCOL, ParameterGrid
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -31,11 +31,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     monkeypatch.setenv(datasets.DATA_VARIABLE, str(tmp_path / "no-data"))
 
     def make(engine: FakeEngine | None = None, **request: Any) -> Job:
-        axes = {name: request.pop(name) for name in list(request) if name in Axes.__dataclass_fields__}
+        axes = {name: request.pop(name) for name in list(request) if name in ParameterGrid.__dataclass_fields__}
         axes.setdefault("workloads", ("resnet50",))
         request.setdefault("results", tmp_path / "results")
         chosen = engine or FakeEngine()
-        made = prepare(Request(axes=Axes(**axes), **request), Silent(), lambda data_dir, commit: chosen)
+        made = prepare(Request(axes=ParameterGrid(**axes), **request), NullListener(), lambda data_dir, commit: chosen)
         assert chosen.num_open == 0, "a session was left open"
         return made
 
@@ -76,7 +76,7 @@ def test_the_same_job_again_measures_nothing(job: Prepare) -> None:
 
 
 def test_the_same_rounds_again_measure_nothing(job: Prepare) -> None:
-    rule, names = Rule(min_rounds=2, max_rounds=2), ("fp32", "bf16-mixed")
+    rule, names = StopRule(min_rounds=2, max_rounds=2), ("fp32", "bf16-mixed")
     first = job(FakeEngine(exclusive=False), precisions=names, rule=rule).run()
     assert [trial.spec.repeat for trial in first] == [0, 1, 0, 1]
     engine = FakeEngine(exclusive=False)
@@ -452,16 +452,16 @@ def test_a_record_made_under_other_defaults_answers_another_question(job: Prepar
 @pytest.mark.parametrize(
     ("rule", "budget"),
     [
-        (Rule.of("1%"), 75.0),
-        (Rule.of(budget="9s"), 9.0),
-        (Rule.of(budget="9s", rounds=2), 9.0),
-        (Rule.of(rounds=2), None),
-        (Rule.of("1%", rounds=Rule.max_rounds), None),
+        (StopRule.of("1%"), 75.0),
+        (StopRule.of(budget="9s"), 9.0),
+        (StopRule.of(budget="9s", rounds=2), 9.0),
+        (StopRule.of(rounds=2), None),
+        (StopRule.of("1%", rounds=StopRule.max_rounds), None),
     ],
     ids=["within", "budget", "budget and rounds", "rounds", "the default's number, named"],
 )
-def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(rule: Rule, budget: float | None) -> None:
+def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(rule: StopRule, budget: float | None) -> None:
     found = _rule(rule, "cpu")
     assert found is not None
     assert found.budget_seconds == budget
-    assert _rule(Rule(), "cuda:0") == Rule()
+    assert _rule(StopRule(), "cuda:0") == StopRule()

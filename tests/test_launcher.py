@@ -21,7 +21,7 @@ from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
 from castwise.errors import EngineError
 from castwise.orchestrator import processes, rpc
-from castwise.orchestrator.closing import Leaving
+from castwise.orchestrator.closing import BackgroundCloser
 from castwise.orchestrator.processes import ForkserverEngine, ProcessSession, Target
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import RankSamples
@@ -102,7 +102,7 @@ def test_a_real_trial(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_real_refusal_is_the_user_s_mistake(start: Start) -> None:
-    session = start(entry.enter)
+    session = start(entry.worker_main)
     session.open("cpu")
     with pytest.raises(TrialFailedError, match=r"No torchvision model named 'resnet999'") as caught:
         session.check(["torchvision:resnet999"])
@@ -111,7 +111,7 @@ def test_a_real_refusal_is_the_user_s_mistake(start: Start) -> None:
 
 
 def test_a_device_that_is_not_there(start: Start) -> None:
-    session = start(entry.enter)
+    session = start(entry.worker_main)
     with pytest.raises(TrialFailedError) as caught:
         session.open("cuda:99")
     if caught.value.refused:
@@ -388,7 +388,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
 def test_a_process_that_is_seen_off_ends_by_itself(start: Start, logs: Path) -> None:
     session = start()
     drive(session)
-    Leaving().see_off([session])
+    BackgroundCloser().see_off([session])
     wait_until(lambda: not list(logs.iterdir()), "its log is dropped")
     assert not session._process.is_alive()
 

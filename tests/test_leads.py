@@ -6,10 +6,10 @@ from fake_engine import fake_trial
 
 from castwise.analysis.steady_metrics import final_loss, step_seconds
 from castwise.max_batch.columns import num_steps
-from castwise.orchestrator.trial import judge
+from castwise.orchestrator.trial import status_of
 from castwise.records.schema import Block, Trial
 from castwise.report.export.tracker_runs import _series
-from castwise.worker.user_model.side_effects import Watch
+from castwise.worker.user_model.side_effects import SideEffectWatch
 
 
 def led(*losses: float, skipped: int = 0) -> Trial:
@@ -36,9 +36,9 @@ def test_a_series_has_them_on_both_axes() -> None:
 
 
 def test_they_count_in_what_is_said_of_a_divergence() -> None:
-    assert "30 steps after warm-up" in judge(led(3.0, math.nan)).message
-    assert "every one of 30 steps" in judge(led(3.0, 2.0, skipped=15)).message
-    assert judge(led(3.0, 2.0, skipped=14)).status == "ok"
+    assert "30 steps after warm-up" in status_of(led(3.0, math.nan)).message
+    assert "every one of 30 steps" in status_of(led(3.0, 2.0, skipped=15)).message
+    assert status_of(led(3.0, 2.0, skipped=14)).status == "ok"
 
 
 class Growing:
@@ -55,7 +55,7 @@ class Growing:
 def test_what_is_kept_of_each_step_is_told_by_all_steps() -> None:
     notes = []
     for lead_steps, steps in ((5, 10), (0, 15)):
-        watch = Watch(Growing())  # type: ignore[arg-type]
+        watch = SideEffectWatch(Growing())  # type: ignore[arg-type]
         watch.start()
         for _ in range(8):
             watch.saw(Block(seconds=1.0, num_steps=steps, lead_steps=lead_steps, loss=1.0))

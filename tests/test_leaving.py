@@ -4,7 +4,7 @@ import threading
 
 from fake_engine import FakeEngine, FakeSession
 
-from castwise.orchestrator.closing import Leaving
+from castwise.orchestrator.closing import BackgroundCloser
 
 
 class Held(FakeSession):
@@ -20,7 +20,7 @@ class Held(FakeSession):
 
 
 def test_nobody_waits_for_them_until_all_are_waited_for() -> None:
-    leaving, sessions = Leaving(), [Held(FakeEngine()) for _ in range(2)]
+    leaving, sessions = BackgroundCloser(), [Held(FakeEngine()) for _ in range(2)]
     leaving.see_off(sessions)
     assert not any(session.closed for session in sessions)
     for session in sessions:

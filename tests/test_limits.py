@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
-from castwise.max_batch.bisect import MOST_TRIALS, Grid, find_limit
+from castwise.max_batch.bisect import MOST_TRIALS, BatchGrid, find_limit
 from castwise.records.memory import MemoryParts
 from castwise.records.schema import RankSamples, Trial
 from castwise.spec.plan import TrialSpec
@@ -37,7 +37,7 @@ def made_up(peak_of: Callable[[int], float], usable: float = 0.94) -> Callable[[
 
 def search(fixed: float, per_sample: float, *, multiple: int = 8, usable: float = 0.94) -> list[Trial]:
     measure = made_up(lambda batch: fixed + per_sample * batch, usable)
-    return find_limit(measure, fake_spec(), Grid(multiple, start=max(8, multiple)))
+    return find_limit(measure, fake_spec(), BatchGrid(multiple, start=max(8, multiple)))
 
 
 @pytest.mark.parametrize("multiple", [1, 8, 24, 128])
@@ -64,12 +64,12 @@ def test_dpn_92_on_an_h200_is_found_in_four_trials() -> None:
     """Peaks of benchmarks/records/suites/quick: 5.84 GiB at 128 and 22.38 GiB at 512; 2944 trained, 3072 did not."""
     per_sample = (22.38 - 5.84) / (512 - 128)
     measure = made_up(lambda batch: (0.33 + per_sample * batch) * GIB * MEMORY / (139.05 * GIB), 128.5 / 139.05)
-    assert limit_of(trials := find_limit(measure, fake_spec(), Grid(128, 128, 128))) == (2944, 3072)
+    assert limit_of(trials := find_limit(measure, fake_spec(), BatchGrid(128, 128, 128))) == (2944, 3072)
     assert len(trials) <= 4
 
 
 def test_memory_that_bends_is_found_all_the_same() -> None:
-    trials = find_limit(made_up(lambda batch: GIB * (1 + batch**0.8 / 4)), fake_spec(), Grid(8))
+    trials = find_limit(made_up(lambda batch: GIB * (1 + batch**0.8 / 4)), fake_spec(), BatchGrid(8))
     fits, fails = limit_of(trials)
     assert fits is not None
     assert fails == fits + 8
@@ -87,7 +87,7 @@ def test_where_not_even_one_sample_fits_there_is_no_limit() -> None:
 
 def test_an_accumulated_batch_is_never_split() -> None:
     measure = made_up(lambda batch: GIB + 14 * GIB * batch)
-    trials = find_limit(measure, fake_spec(), Grid(24, finest=3, start=24))
+    trials = find_limit(measure, fake_spec(), BatchGrid(24, finest=3, start=24))
     assert limit_of(trials) == (3, 6)
     assert all(trial.spec.batch_size % 3 == 0 for trial in trials)
 
@@ -99,11 +99,13 @@ def test_a_loss_that_is_no_number_takes_as_much_memory_as_any() -> None:
         trial = measure(spec)
         return trial if trial.status == "oom" else trial.model_copy(update={"status": "diverged"})
 
-    assert limit_of(find_limit(diverging, fake_spec(), Grid(8))) == limit_of(find_limit(measure, fake_spec(), Grid(8)))
+    assert limit_of(find_limit(diverging, fake_spec(), BatchGrid(8))) == limit_of(
+        find_limit(measure, fake_spec(), BatchGrid(8))
+    )
 
 
 def test_a_crash_ends_the_search() -> None:
-    trials = find_limit(lambda spec: fake_trial(spec, status="crashed"), fake_spec(), Grid(8))
+    trials = find_limit(lambda spec: fake_trial(spec, status="crashed"), fake_spec(), BatchGrid(8))
     assert [trial.status for trial in trials] == ["crashed"]
 
 
@@ -114,10 +116,10 @@ def test_a_crash_above_what_trains_bounds_it_as_well() -> None:
     def with_a_bound(spec: TrialSpec) -> Trial:
         return fake_trial(spec, status="crashed", step_seconds=()) if spec.batch_size > 1000 else measure(spec)
 
-    trials = find_limit(with_a_bound, fake_spec(), Grid(8))
+    trials = find_limit(with_a_bound, fake_spec(), BatchGrid(8))
     assert max(trial.spec.batch_size for trial in trials if trial.status == "ok") == 1000
     assert min(trial.spec.batch_size for trial in trials if trial.status == "crashed") == 1008
 
 
 def test_memory_that_never_ends_does_not_search_for_ever() -> None:
-    assert len(find_limit(fake_trial, fake_spec(), Grid(8))) <= MOST_TRIALS
+    assert len(find_limit(fake_trial, fake_spec(), BatchGrid(8))) <= MOST_TRIALS

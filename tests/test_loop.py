@@ -15,7 +15,7 @@ from castwise.registry.techniques import COMPILING, GRAPHS, TECHNIQUES, join
 from castwise.spec.recipe import Loader, Recipe
 from castwise.worker.device_loss_scaling import DeviceScaling
 from castwise.worker.loss_scaling import DynamicScaling
-from castwise.worker.techniques.config import _SETTINGS, PLAIN, loop_of
+from castwise.worker.techniques.config import _SETTINGS, PLAIN, step_config_of
 from castwise.worker.techniques.matmul_stem import MatmulConv, use_matmul_stem
 from castwise.worker.techniques.space_to_depth import use_space_to_depth
 
@@ -59,27 +59,27 @@ def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: s
 
 def test_every_technique_has_its_setting_and_no_other() -> None:
     assert set(_SETTINGS) == {row.name for row in TECHNIQUES}
-    assert loop_of(()) == PLAIN
-    loops = [loop_of((row.name,)) for row in TECHNIQUES]
+    assert step_config_of(()) == PLAIN
+    loops = [step_config_of((row.name,)) for row in TECHNIQUES]
     assert PLAIN not in loops
     assert len(set(loops)) == len(loops)
 
 
 def test_what_compiles_and_what_is_a_graph_is_known_by_name() -> None:
-    loops = {row.name: loop_of((row.name,)) for row in TECHNIQUES}
+    loops = {row.name: step_config_of((row.name,)) for row in TECHNIQUES}
     compiling = [name for name, loop in loops.items() if loop.compile_mode is not None or loop.compiled_update]
     assert compiling == list(COMPILING)
     assert [name for name, loop in loops.items() if loop.cuda_graph] == list(GRAPHS)
 
 
 def test_settings_of_several_techniques_add_up() -> None:
-    loop = loop_of(("channels-last", "fused-optimizer", "compile"))
+    loop = step_config_of(("channels-last", "fused-optimizer", "compile"))
     assert (loop.channels_last, loop.optimizer, loop.compile_mode) == (True, (("fused", True),), "default")
 
 
 def test_an_unknown_technique_is_refused() -> None:
     with pytest.raises(UsageError, match="'teleport' does not exist"):
-        loop_of(("teleport",))
+        step_config_of(("teleport",))
 
 
 # What is really done
@@ -152,10 +152,10 @@ def test_what_cannot_be_padded_is_refused() -> None:
 def test_a_recipe_is_carried_out_as_the_loop_wants_it() -> None:
     recipe = Recipe(epochs=1, read_loss_every_step=True, loader=Loader(num_workers=1))
     assert PLAIN.recipe(recipe) == recipe
-    assert loop_of(("no-step-sync",)).recipe(recipe).read_loss_every_step is False
-    pinned = loop_of(("pinned-transfer",)).recipe(recipe).loader
+    assert step_config_of(("no-step-sync",)).recipe(recipe).read_loss_every_step is False
+    pinned = step_config_of(("pinned-transfer",)).recipe(recipe).loader
     assert (pinned.pin_memory, pinned.non_blocking, pinned.num_workers) == (True, True, 1)
-    many = loop_of(("loader-workers",)).recipe(recipe).loader
+    many = step_config_of(("loader-workers",)).recipe(recipe).loader
     assert many.num_workers >= 1
     assert (many.persistent, many.prefetch_batches) == (True, 4)
 

@@ -5,11 +5,11 @@ from fake_records import other_machine, steady
 
 from castwise.records.schema import Trial
 from castwise.registry.published import find_published
-from castwise.report.machines import Entry, Machine, Origin, measured_machines, published_machine
+from castwise.report.machines import ComparedMachine, Entry, Origin, measured_machines, published_machine
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
 
-def only(*trials: Trial) -> Machine:
+def only(*trials: Trial) -> ComparedMachine:
     ((machine,),) = measured_machines([Origin("here", trials)])
     return machine
 

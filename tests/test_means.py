@@ -11,7 +11,7 @@ from small_step import make_net, make_step, make_task
 from castwise.registry.precisions import find_precision
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.allreduce import reducer
-from castwise.worker.kernels.allreduce.reducer import Allocated, CollectiveMean, Groups, lying_as, mean_over
+from castwise.worker.kernels.allreduce.reducer import Allocated, CollectiveMean, Groups, make_allreducer, with_layout
 
 GROUPS = [[torch.zeros(5, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16)], [torch.zeros(3)]]
 
@@ -51,7 +51,7 @@ THERE, FULL = Allocated(torch.zeros(1), PEAKS), None
 
 
 def test_ranks_on_a_cpu_take_collectives() -> None:
-    mean = mean_over(Others(None, False, False), GROUPS)
+    mean = make_allreducer(Others(None, False, False), GROUPS)
     assert isinstance(mean, CollectiveMean)
     assert [[(place.shape, place.dtype) for place in places] for places in mean.places] == [
         [(each.shape, each.dtype) for each in group] for group in GROUPS
@@ -82,7 +82,7 @@ def test_all_ranks_share_memory_or_none_does(
     monkeypatch.setattr(reducer, "allocate", lambda *_: allocated)
     monkeypatch.setattr(reducer, "SymmetricMean", kind)
     others = Others(*answers)
-    mean = mean_over(others, GROUPS)
+    mean = make_allreducer(others, GROUPS)
     assert isinstance(mean, Shared if is_shared else CollectiveMean)
     assert not others._answers, "they have been asked as often as they ask"
     if isinstance(mean, CollectiveMean) and allocated is not None and answers[0]:
@@ -161,12 +161,12 @@ def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch
 def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:
     place = torch.empty(4, 3, 2, 2).to(memory_format=torch.channels_last)
     alike = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
-    assert lying_as(place, alike) is alike
+    assert with_layout(place, alike) is alike
     whole = torch.randn(4, 3, 1, 1)
-    assert lying_as(torch.empty(4, 3, 1, 1).to(memory_format=torch.channels_last), whole) is whole, "one pixel"
+    assert with_layout(torch.empty(4, 3, 1, 1).to(memory_format=torch.channels_last), whole) is whole, "one pixel"
     memory = torch.randn(49)
     for unlike in (alike.contiguous(), alike.double(), memory[1:].as_strided(place.shape, place.stride())):
-        found = lying_as(place, unlike)
+        found = with_layout(place, unlike)
         assert found is not unlike
         assert (found.stride(), found.dtype, found.data_ptr() % 16) == (place.stride(), place.dtype, 0)
         assert torch.equal(found, unlike.float())

@@ -13,11 +13,11 @@ from castwise.records.memory import MemoryParts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES
 from castwise.spec.plan import FIT, TrialSpec
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 from castwise.worker import memory_breakdown
 from castwise.worker.classify_error import shortfall_of
 from castwise.worker.memory import CpuMemory, MemoryLimitError
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 
 BATCH, WIDTH, HIDDEN = 256, 32, 128
 WEIGHTS = 4 * (WIDTH * HIDDEN + HIDDEN + HIDDEN * HIDDEN + HIDDEN + HIDDEN + 1)
@@ -37,20 +37,20 @@ def build():
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> OwnModel:
+def own(tmp_path: Path) -> UserModel:
     file = tmp_path / "small.py"
     file.write_text(MODEL)
-    return OwnModel(kind="file", path=str(file), name="build")
+    return UserModel(kind="file", path=str(file), name="build")
 
 
-def parts_of(own: OwnModel, precision: str, batch_size: int = BATCH, **changes: object) -> MemoryParts:
+def parts_of(own: UserModel, precision: str, batch_size: int = BATCH, **changes: object) -> MemoryParts:
     scale = {"loss_scale": find_precision(precision).loss_scale, **changes}
     spec = TrialSpec.model_validate(
         {"workload": "small.py:build", "precision": precision, "batch_size": batch_size, "device": "cpu"}
         | {"own": own, "protocol": FIT}
         | scale
     )
-    cell = SteadyCell(spec, None)
+    cell = SteadyRun(spec, None)
     cell.warm_up()
     cell.run_block()
     samples = cell.finish()
@@ -59,7 +59,7 @@ def parts_of(own: OwnModel, precision: str, batch_size: int = BATCH, **changes: 
     return samples.memory_parts
 
 
-def test_float32_is_counted_to_the_byte(own: OwnModel) -> None:
+def test_float32_is_counted_to_the_byte(own: UserModel) -> None:
     parts = parts_of(own, "fp32")
     assert parts.weights_bytes == WEIGHTS
     assert parts.optimizer_bytes == WEIGHTS, "momentum"
@@ -72,20 +72,20 @@ def test_float32_is_counted_to_the_byte(own: OwnModel) -> None:
     assert parts.peak_bytes == parts.tensors_bytes
 
 
-def test_activations_go_with_the_batch_and_the_rest_does_not(own: OwnModel) -> None:
+def test_activations_go_with_the_batch_and_the_rest_does_not(own: UserModel) -> None:
     one, four = parts_of(own, "fp32"), parts_of(own, "fp32", 4 * BATCH)
     assert four.saved_bytes == 4 * one.saved_bytes
     assert (four.weights_bytes, four.optimizer_bytes) == (one.weights_bytes, one.optimizer_bytes)
 
 
-def test_autocast_keeps_float32_weights_and_adds_copies_of_them(own: OwnModel) -> None:
+def test_autocast_keeps_float32_weights_and_adds_copies_of_them(own: UserModel) -> None:
     parts = parts_of(own, "bf16-mixed")
     assert (parts.weights_bytes, parts.optimizer_bytes) == (WEIGHTS, WEIGHTS)
     assert 2 * HIDDEN * HIDDEN <= parts.weight_casts_bytes <= WEIGHTS // 2
     assert parts.saved_bytes >= 2 * BATCH * 2 * HIDDEN
 
 
-def test_masters_are_told_from_weights_and_have_gradients_of_their_own(own: OwnModel) -> None:
+def test_masters_are_told_from_weights_and_have_gradients_of_their_own(own: UserModel) -> None:
     parts = parts_of(own, "fp16-master", loss_scale="128")
     assert parts.weights_bytes == WEIGHTS // 2
     assert parts.masters_bytes == WEIGHTS
@@ -93,12 +93,12 @@ def test_masters_are_told_from_weights_and_have_gradients_of_their_own(own: OwnM
     assert parts.gradients_bytes >= WEIGHTS
 
 
-def test_true_half_precision_halves_all_that_belongs_to_weights(own: OwnModel) -> None:
+def test_true_half_precision_halves_all_that_belongs_to_weights(own: UserModel) -> None:
     parts = parts_of(own, "bf16-true")
     assert (parts.weights_bytes, parts.optimizer_bytes, parts.masters_bytes) == (WEIGHTS // 2, WEIGHTS // 2, 0)
 
 
-def test_steps_that_loss_scaling_skips_are_waited_for(own: OwnModel) -> None:
+def test_steps_that_loss_scaling_skips_are_waited_for(own: UserModel) -> None:
     """The optimizer has no state before its first step; a scale that starts at 2^32 skips many."""
     parts = parts_of(own, "fp16-master", loss_scale="dynamic-apex")
     assert parts.optimizer_bytes == WEIGHTS

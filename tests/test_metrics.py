@@ -124,5 +124,5 @@ def test_a_turn_is_as_long_as_its_steps_are_many() -> None:
     trial = fake_trial(step_seconds=(0.1, 0.1, 0.1))
     blocks = tuple(Block(seconds=0.1 * count, num_steps=count, loss=1.0) for count in (2, 6, 2))
     trial = trial.model_copy(update={"ranks": (RankSamples(blocks=blocks),)})
-    assert steady_metrics.turn_lengths(trial) == [1.0, 3.0, 1.0]
-    assert steady_metrics.turn_times(trial) == pytest.approx([0.1] * 3)
+    assert steady_metrics.block_lengths(trial) == [1.0, 3.0, 1.0]
+    assert steady_metrics.block_means(trial) == pytest.approx([0.1] * 3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from castwise.worker.pytree import map_tensors, tensors_of
+from castwise.worker.pytree import tree_map_tensors, tree_tensors
 
 Pair = namedtuple("Pair", ["first", "second"])
 ONE, TWO = torch.ones(2), torch.full((3,), 2)
@@ -29,18 +29,18 @@ class Sample:
     ],
 )
 def test_every_kind_of_nest_keeps_its_kind(nest: Any) -> None:
-    doubled = map_tensors(lambda tensor: tensor * 2, nest)
+    doubled = tree_map_tensors(lambda tensor: tensor * 2, nest)
     assert type(doubled) is type(nest)
-    assert [tensor.tolist() for tensor in tensors_of(nest)] == [[1, 1], [2, 2, 2]]
-    assert [tensor.tolist() for tensor in tensors_of(doubled)] == [[2, 2], [4, 4, 4]]
+    assert [tensor.tolist() for tensor in tree_tensors(nest)] == [[1, 1], [2, 2, 2]]
+    assert [tensor.tolist() for tensor in tree_tensors(doubled)] == [[2, 2], [4, 4, 4]]
 
 
 def test_what_is_no_tensor_stays_as_it_is() -> None:
     thing = object()
-    assert map_tensors(lambda tensor: tensor, [thing, None, 1.5])[0] is thing
-    assert tensors_of({"a": [None, "x"]}) == []
+    assert tree_map_tensors(lambda tensor: tensor, [thing, None, 1.5])[0] is thing
+    assert tree_tensors({"a": [None, "x"]}) == []
 
 
 def test_a_data_class_keeps_what_is_no_tensor() -> None:
-    moved = map_tensors(lambda tensor: tensor + 1, Sample(ONE, "one"))
+    moved = tree_map_tensors(lambda tensor: tensor + 1, Sample(ONE, "one"))
     assert (moved.name, moved.image.tolist()) == ("one", [2, 2])

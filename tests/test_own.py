@@ -21,13 +21,13 @@ from castwise.registry.technique_constraints import resolve, why_unsupported
 from castwise.registry.techniques import TECHNIQUES
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
-from castwise.spec.user_model import OwnModel, locate, pickle_reference
-from castwise.worker.build import Cell, build_cell
+from castwise.spec.user_model import UserModel, locate, pickle_reference
+from castwise.worker.build import TrialSetup, build_trial
 from castwise.worker.data.sharding import own_batches
 from castwise.worker.distributed import Peers
 from castwise.worker.precision import read_fp32_precision
-from castwise.worker.steady_run import SteadyCell
-from castwise.worker.user_model.load import build_own, look_at
+from castwise.worker.steady_run import SteadyRun
+from castwise.worker.user_model.load import build_user_model, inspect_model
 
 HEAD = "import torch\nfrom torch import nn\n"
 GOOD = HEAD + "def build():\n    return nn.Linear(3, 2), torch.ones(6, 3)\n"
@@ -66,13 +66,13 @@ def spec_of(reference: str, precision: str = "fp32", batch_size: int = 4) -> Tri
         loss_scale=row.loss_scale,
         batch_size=batch_size,
         device="cpu",
-        own=look_at(locate(reference)).model,
+        own=inspect_model(locate(reference)).model,
     )
 
 
-def train(spec: TrialSpec, steps: int = 2) -> tuple[Cell, list[float]]:
+def train(spec: TrialSpec, steps: int = 2) -> tuple[TrialSetup, list[float]]:
     with ExitStack() as stack:
-        cell = build_cell(spec, stack, Peers())
+        cell = build_trial(spec, stack, Peers())
         batches = own_batches(find_workload(spec.workload), cell.task, spec, 2, Peers())
         losses = [cell.step(batches[step % len(batches)]).item() for step in range(steps)]
     return cell, losses
@@ -90,7 +90,7 @@ def test_six_models_nobody_here_wrote_train_in_every_precision(model: Callable[[
 
 
 def test_what_the_six_say_of_themselves_is_used() -> None:
-    known = {model.__name__: look_at(locate(f"{SIX}:{model.__name__}")) for model in six_models.SMALL}
+    known = {model.__name__: inspect_model(locate(f"{SIX}:{model.__name__}")) for model in six_models.SMALL}
     assert known["transformers_gpt2"].batch_size == 8  # said
     assert known["lightning_module"].batch_size == 16  # its example's
     assert known["timm_vit"].batch_size is None
@@ -115,7 +115,7 @@ def test_a_module_is_looked_for_in_the_present_folder_first(
     )
     monkeypatch.chdir(tmp_path)
     importlib.invalidate_caches()
-    known = look_at(locate("mine.train:build"))
+    known = inspect_model(locate("mine.train:build"))
     assert known.batch_size == 5
     train(spec_of("mine.train:build"))
 
@@ -124,17 +124,17 @@ def test_a_file_imports_what_lies_beside_it(write: Callable[..., str]) -> None:
     write("width = 3", "beside_me.py")
     reference = write("import beside_me\n" + GOOD)
     importlib.invalidate_caches()
-    assert look_at(locate(reference)).batch_size == 6
+    assert inspect_model(locate(reference)).batch_size == 6
 
 
 def test_an_edited_file_is_another_model(write: Callable[..., str]) -> None:
     reference = write(GOOD)
-    before = look_at(locate(reference)).model
-    assert look_at(locate(reference)).model == before
+    before = inspect_model(locate(reference)).model
+    assert inspect_model(locate(reference)).model == before
     write(GOOD + "# edited\n")
-    assert look_at(locate(reference)).model.digest != before.digest
+    assert inspect_model(locate(reference)).model.digest != before.digest
     with pytest.raises(UsageError, match=r"train_me\.py:build was changed while it was being measured"):
-        build_own(before)
+        build_user_model(before)
 
 
 def test_an_edited_neighbour_is_another_model_too(write: Callable[..., str]) -> None:
@@ -144,7 +144,7 @@ def test_an_edited_neighbour_is_another_model_too(write: Callable[..., str]) -> 
     for width in (3, 4):
         write(f"width = {width}", "beside_me.py")
         importlib.invalidate_caches()
-        digests.append(look_at(locate(reference)).model.digest)
+        digests.append(inspect_model(locate(reference)).model.digest)
         del sys.modules["beside_me"]
     assert digests[0] != digests[1]
 
@@ -162,7 +162,7 @@ def test_a_pickle_is_a_model_with_its_optimizer(tmp_path: Path) -> None:
 def test_a_pickled_function_may_return_everything(tmp_path: Path) -> None:
     file = tmp_path / "model.pickle"
     file.write_bytes(cloudpickle.dumps({"model": lambda: (nn.Linear(3, 2), torch.ones(7, 3))}))
-    assert look_at(locate(pickle_reference(file, "build"))).batch_size == 7
+    assert inspect_model(locate(pickle_reference(file, "build"))).batch_size == 7
 
 
 BAD = [
@@ -179,14 +179,14 @@ BAD = [
 @pytest.mark.parametrize(("code", "words"), BAD)
 def test_what_is_no_model_is_refused_in_a_line(code: str, words: str, write: Callable[..., str]) -> None:
     with pytest.raises(UsageError, match=words) as refusal:
-        look_at(locate(write(code)))
+        inspect_model(locate(write(code)))
     assert "\n" not in str(refusal.value)
 
 
 def test_a_module_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"No module named 'no_such_module' can be imported from '.*'"):
-        look_at(locate("no_such_module.train:build"))
+        inspect_model(locate("no_such_module.train:build"))
 
 
 def test_a_loss_that_is_no_scalar_is_refused(write: Callable[..., str]) -> None:
@@ -224,13 +224,13 @@ def test_random_weights_come_from_the_trials_seed(write: Callable[..., str]) -> 
 )
 def test_a_script_that_ends_the_process_is_told_of_its_guard(code: str, write: Callable[..., str]) -> None:
     with pytest.raises(UsageError, match=r"train_me\.py:build ends the process .*\(train_me\.py:2.*SystemExit"):
-        look_at(locate(write(code)))
+        inspect_model(locate(write(code)))
 
 
 def test_a_script_sees_no_arguments_of_castwises(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["castwise", "run", "--seconds", "3"])
     code = "import argparse\nargparse.ArgumentParser().parse_args()\n" + GOOD
-    assert look_at(locate(write(code))).batch_size == 6
+    assert inspect_model(locate(write(code))).batch_size == 6
 
 
 MISBEHAVING = (
@@ -264,7 +264,7 @@ def test_what_a_model_does_in_its_steps_is_in_the_record(
     protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.01, block_seconds=0.001, num_blocks=6)
     spec = spec_of(write(MISBEHAVING.format(line=line))).model_copy(update={"protocol": protocol})
     before = read_fp32_precision()
-    cell = SteadyCell(spec, None)
+    cell = SteadyRun(spec, None)
     cell.warm_up()
     cell._steps_per_block = 5
     for _ in range(protocol.num_blocks):
@@ -299,7 +299,7 @@ def test_channels_last_reaches_the_images_of_a_dict(write: Callable[..., str]) -
     spec = spec_of(write(IMAGES)).model_copy(update={"techniques": ("channels-last",)})
     assert why_unsupported(spec) is None
     with ExitStack() as stack:
-        cell = build_cell(spec, stack, Peers())
+        cell = build_trial(spec, stack, Peers())
         assert cell.prepare is not None
         (batch, *_) = own_batches(find_workload(spec.workload), cell.task, spec, 1, Peers())
         prepared: Any = cell.prepare(batch)
@@ -345,7 +345,7 @@ def test_cudnns_search_is_the_users_unless_it_is_asked_for(write: Callable[..., 
         spec = spec_of(write(GOOD.replace("def build", f"{line}\ndef build")))
         torch.backends.cudnn.benchmark = False
         with ExitStack() as stack:
-            build_cell(spec.model_copy(update={"techniques": techniques}), stack, Peers())
+            build_trial(spec.model_copy(update={"techniques": techniques}), stack, Peers())
             assert torch.backends.cudnn.benchmark is wanted
     torch.backends.cudnn.benchmark = False
 
@@ -374,6 +374,6 @@ def test_a_data_loader_s_workers_start_as_in_the_users_own_training(tmp_path: Pa
         "def build():\n"
         "    return torch.nn.Linear(3, 2), DataLoader(Mine(), batch_size=4, num_workers=1)\n"
     )
-    model = OwnModel(kind="file", path=str(file), name="build")
-    assert look_at(model).batch_size == 4
-    assert build_own(model).notes == (), "the workers are gone before steps begin"
+    model = UserModel(kind="file", path=str(file), name="build")
+    assert inspect_model(model).batch_size == 4
+    assert build_user_model(model).notes == (), "the workers are gone before steps begin"

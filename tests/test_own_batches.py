@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from castwise.errors import UsageError
-from castwise.worker.pytree import tensors_of
+from castwise.worker.pytree import tree_tensors
 from castwise.worker.user_model.batches import BatchMaker
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ EXAMPLES: list[Any] = [
 def test_an_example_is_cut_or_repeated_to_the_batch_size(example: Any, batch_size: int) -> None:
     (batch,) = make(example, batch_size)
     assert type(batch) is type(example)
-    for old, new in zip(tensors_of(example), tensors_of(batch), strict=True):
+    for old, new in zip(tree_tensors(example), tree_tensors(batch), strict=True):
         assert new.shape == ((batch_size, *old.shape[1:]) if old.dim() else ())
         if old.dim():
             assert torch.equal(new, old[torch.arange(batch_size) % 4])

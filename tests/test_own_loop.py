@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.models.task import OwnLoop
+from castwise.worker.models.task import UserLoop
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep, describe
 from castwise.worker.user_model.contract import Contract
@@ -70,7 +70,7 @@ def test_an_optimizers_function_is_given_what_is_stepped() -> None:
 
 def make_own_task(step: TrainingStep) -> Any:
     task = make_task(step.model)
-    task.own_loop = OwnLoop(make_optimizer=lambda _: step.optimizer, make_scheduler=lambda _: lambda: None)
+    task.own_loop = UserLoop(make_optimizer=lambda _: step.optimizer, make_scheduler=lambda _: lambda: None)
     return task
 
 

@@ -5,11 +5,19 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 
 from castwise.errors import UsageError
-from castwise.orchestrator.reuse import is_of
+from castwise.orchestrator.reuse import matches_configuration
 from castwise.records.schema import Trial
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import Axes, build_plan
-from castwise.spec.user_model import OwnKind, OwnModel, OwnWorkload, is_own, locate, pickle_reference, shown_name
+from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.user_model import (
+    OwnKind,
+    UserModel,
+    UserWorkload,
+    is_user_model,
+    locate,
+    pickle_reference,
+    shown_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +37,7 @@ from castwise.spec.user_model import OwnKind, OwnModel, OwnWorkload, is_own, loc
     ],
 )
 def test_what_is_shown_names_no_folder(written: str, shown: str) -> None:
-    assert is_own(written)
+    assert is_user_model(written)
     assert shown_name(written) == shown
     row = find_workload(written)
     assert (row.name, row.family) == (shown, "own")
@@ -39,7 +47,7 @@ def test_what_is_shown_names_no_folder(written: str, shown: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet50", "wrn-28-10"])
 def test_castwises_own_names_are_nobody_elses(name: str) -> None:
-    assert not is_own(name)
+    assert not is_user_model(name)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +68,9 @@ def test_what_is_no_reference_is_refused(written: str, words: str) -> None:
 def test_a_file_is_located_from_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train_me.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert locate("train_me.py") == OwnModel(kind="file", path=str(tmp_path / "train_me.py"), name="build")
+    assert locate("train_me.py") == UserModel(kind="file", path=str(tmp_path / "train_me.py"), name="build")
     assert locate("./train_me.py:make").path == str(tmp_path / "train_me.py")
-    assert locate("package.module:make") == OwnModel(kind="module", path=str(tmp_path), name="package.module:make")
+    assert locate("package.module:make") == UserModel(kind="module", path=str(tmp_path), name="package.module:make")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -79,7 +87,7 @@ def test_a_configuration_is_a_file_a_folder_or_a_type(tmp_path: Path) -> None:
     config.write_text("{}")
     assert locate(f"transformers:{config}").path == str(config)
     assert locate(f"transformers:{config.parent}").path == str(config)
-    assert locate("transformers:bert") == OwnModel(kind="transformers", path="", name="bert")
+    assert locate("transformers:bert") == UserModel(kind="transformers", path="", name="bert")
     with pytest.raises(UsageError, match="There is no configuration"):
         locate(f"transformers:{tmp_path}/none/config.json")
 
@@ -94,20 +102,20 @@ def test_a_pickle_has_a_reference(tmp_path: Path) -> None:
     file.write_bytes(b"")
     reference = pickle_reference(file, "Net")
     assert shown_name(reference) == "own:Net"
-    assert locate(reference) == OwnModel(kind="pickle", path=str(file), name="Net")
+    assert locate(reference) == UserModel(kind="pickle", path=str(file), name="Net")
 
 
 def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
-    model = OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")
-    known = {"/train_me.py:build": OwnWorkload(model=model, batch_size=48)}
-    axes = Axes(workloads=("/train_me.py:build",), precisions=("fp32",))
+    model = UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")
+    known = {"/train_me.py:build": UserWorkload(model=model, batch_size=48)}
+    axes = ParameterGrid(workloads=("/train_me.py:build",), precisions=("fp32",))
     (spec,) = build_plan(axes, device="cpu", own=known).specs
     assert (spec.workload, spec.own, spec.batch_size) == ("train_me.py:build", model, 48)
-    edited = {"/train_me.py:build": OwnWorkload(model=model.model_copy(update={"digest": "ba9876543210"}))}
+    edited = {"/train_me.py:build": UserWorkload(model=model.model_copy(update={"digest": "ba9876543210"}))}
     (other,) = build_plan(axes, device="cpu", own=edited).specs
     assert other.key != spec.key
     assert other.batch_size == find_workload("train_me.py:build").cpu_batch_size
-    (asked,) = build_plan(Axes(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", own=known).specs
+    (asked,) = build_plan(ParameterGrid(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", own=known).specs
     assert asked.batch_size == 7
 
 
@@ -122,7 +130,7 @@ def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
     ],
 )
 def test_records_name_no_folder(kind: OwnKind, path: str, name: str, has_place: bool) -> None:
-    own = OwnModel(kind=kind, path=path, name="build", digest="d")
+    own = UserModel(kind=kind, path=path, name="build", digest="d")
     spec = fake_spec().model_copy(update={"own": own})
     trial = Trial(**{**dict(fake_trial()), "spec": spec})
     kept = trial.spec.own
@@ -132,22 +140,22 @@ def test_records_name_no_folder(kind: OwnKind, path: str, name: str, has_place: 
     # It answers the question that was asked, whether it was read or has just been measured.
     assert trial.spec.key == spec.key
     assert trial.spec.cell == spec.cell
-    assert is_of(Trial.model_validate_json(trial.model_dump_json()), spec)
+    assert matches_configuration(Trial.model_validate_json(trial.model_dump_json()), spec)
 
 
 def test_a_record_of_before_with_a_folder_in_it_still_answers() -> None:
-    own = OwnModel(kind="file", path="/home/ann/train_me.py", name="build", digest="d")
+    own = UserModel(kind="file", path="/home/ann/train_me.py", name="build", digest="d")
     spec = fake_spec().model_copy(update={"own": own})
     document = json.loads(fake_trial().model_dump_json())
     document["spec"] = json.loads(spec.model_dump_json())
     del document["spec"]["own"]["place"]
     trial = Trial.model_validate(document)
-    assert is_of(trial, spec)
+    assert matches_configuration(trial, spec)
     assert trial.spec.key == spec.key
 
 
 def test_files_of_one_name_and_content_in_two_folders_are_two_questions() -> None:
-    one, two = (OwnModel(kind="file", path=f"/{folder}/a.py", name="build", digest="d") for folder in "xy")
+    one, two = (UserModel(kind="file", path=f"/{folder}/a.py", name="build", digest="d") for folder in "xy")
     first, second = (fake_spec().model_copy(update={"own": own}) for own in (one, two))
     assert first.key != second.key
     assert first.comparison != second.comparison

@@ -15,9 +15,9 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr
 
 from castwise.errors import TechniqueError
 from castwise.worker.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
-from castwise.worker.pytree import form_of
+from castwise.worker.pytree import tree_signature
 from castwise.worker.techniques import cuda_graph
-from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.config import step_config_of
 from castwise.worker.techniques.first_conv import find_stem
 from castwise.worker.techniques.matmul_stem import use_matmul_stem
 from castwise.worker.techniques.optimizer_options import set_as_wanted
@@ -71,12 +71,12 @@ def test_a_compiled_update_of_an_optimizer_with_groups() -> None:
 
 def test_an_optimizer_is_set_in_all_its_groups_and_says_so() -> None:
     optimizer = in_groups(make_net())
-    set_as_wanted(optimizer, loop_of(("fused-optimizer",)), torch.device("cuda"))
+    set_as_wanted(optimizer, step_config_of(("fused-optimizer",)), torch.device("cuda"))
     for settings in (optimizer.defaults, *optimizer.param_groups):
         assert (settings["fused"], settings["foreach"], settings["capturable"]) == (True, False, True)
     plain = in_groups(make_net())
     before = copy.deepcopy(plain.state_dict())
-    set_as_wanted(plain, loop_of(("channels-last",)), torch.device("cuda"))
+    set_as_wanted(plain, step_config_of(("channels-last",)), torch.device("cuda"))
     assert plain.state_dict() == before
 
 
@@ -96,7 +96,7 @@ def test_an_optimizer_is_set_in_all_its_groups_and_says_so() -> None:
 )
 def test_an_optimizer_that_cannot_be_set_so_is_refused(make: Any, technique: str, words: str) -> None:
     with pytest.raises(TechniqueError, match=words):
-        set_as_wanted(make(make_net().parameters()), loop_of((technique,)), torch.device("cuda"))
+        set_as_wanted(make(make_net().parameters()), step_config_of((technique,)), torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_optimizer_that_cannot_be_set_so_is_refused(make: Any, technique: str
     ],
 )
 def test_steps_that_cannot_be_taken_back_on_the_device_are_refused(make: Any, words: str) -> None:
-    optimizer, loop = make(make_net().parameters()), loop_of(("no-step-sync",))
+    optimizer, loop = make(make_net().parameters()), step_config_of(("no-step-sync",))
     with pytest.raises(TechniqueError, match=words):
         set_as_wanted(optimizer, loop, CPU, may_skip=True)
 
@@ -323,10 +323,10 @@ def test_a_form_is_what_a_launch_copies_by() -> None:
         {"a": one, "c": one},
         (one, [one, {"a": one}]),
     ]
-    assert len({form_of(nest) for nest in nests}) == len(nests)
-    assert form_of((one, {"a": [two]})) == form_of((one + 1, {"a": [two + 1]}))
+    assert len({tree_signature(nest) for nest in nests}) == len(nests)
+    assert tree_signature((one, {"a": [two]})) == tree_signature((one + 1, {"a": [two + 1]}))
     with pytest.raises(TypeError, match="float is neither a tensor nor"):
-        form_of((one, [one, {"a": 0.5}]))
+        tree_signature((one, [one, {"a": 0.5}]))
 
 
 def test_batches_of_other_forms_are_not_put_into_each_others_places(captures: FakeCaptures) -> None:

@@ -6,7 +6,7 @@ from fake_engine import fake_facts, fake_spec, fake_trial
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
 from castwise.tune import time_budget as paces
-from castwise.tune.time_budget import Pace, limit_of
+from castwise.tune.time_budget import TimeBudget, limit_of
 
 
 def loop(*techniques: str, workload: str = "resnet50") -> TrialSpec:
@@ -14,14 +14,14 @@ def loop(*techniques: str, workload: str = "resnet50") -> TrialSpec:
 
 
 @pytest.fixture
-def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
+def pace(monkeypatch: pytest.MonkeyPatch) -> TimeBudget:
     monkeypatch.setattr(paces.time, "perf_counter", lambda: 0.0)
-    made = Pace(20.0)
+    made = TimeBudget(20.0)
     made.learn(8.0, [loop()] * 4)
     return made
 
 
-def test_a_search_says_nothing_of_what_other_loops_take(pace: Pace) -> None:
+def test_a_search_says_nothing_of_what_other_loops_take(pace: TimeBudget) -> None:
     pace.learn(16.0, [loop(), loop("fused-optimizer"), loop("cudnn-search")])
     assert pace.has_time_for([loop()] * 10, keep=0.0), "ten of two seconds"
     assert not pace.has_time_for([loop()] * 11, keep=0.0)
@@ -29,7 +29,7 @@ def test_a_search_says_nothing_of_what_other_loops_take(pace: Pace) -> None:
     assert not pace.has_time_for([loop("cudnn-search")] * 2, keep=0.0), "one search after another"
 
 
-def test_a_compilation_says_nothing_of_searches(pace: Pace) -> None:
+def test_a_compilation_says_nothing_of_searches(pace: TimeBudget) -> None:
     pace.learn(16.0, [loop(), loop("compile")])
     assert pace.has_time_for([loop(), loop("compile")], keep=0.0), "16 s again"
     assert not pace.has_time_for([loop(), loop(), loop(), loop(), loop("compile")], keep=0.0), "22 s"
@@ -38,7 +38,7 @@ def test_a_compilation_says_nothing_of_searches(pace: Pace) -> None:
     assert pace._compile_seconds == 20.0, "the loop's own 2 s and the search's 8 apart"
 
 
-def test_what_was_compiled_is_on_disk_for_the_loops_that_share_it(pace: Pace) -> None:
+def test_what_was_compiled_is_on_disk_for_the_loops_that_share_it(pace: TimeBudget) -> None:
     first = [loop(), loop("compiled-update"), loop("compile")]
     pace.learn(18.0, first)
     both = [loop(), loop("compiled-update", "compile", "fused-optimizer")]
@@ -57,7 +57,7 @@ def test_what_was_compiled_is_on_disk_for_the_loops_that_share_it(pace: Pace) ->
     assert not pace.has_time_for([loop(), bf16], keep=1.0)
 
 
-def test_a_climb_that_goes_on_knows_what_was_compiled(pace: Pace) -> None:
+def test_a_climb_that_goes_on_knows_what_was_compiled(pace: TimeBudget) -> None:
     def trial(spec: TrialSpec, first_step_seconds: float) -> Trial:
         return fake_trial(spec, facts=fake_facts(first_step_seconds=first_step_seconds))
 
@@ -80,16 +80,16 @@ def test_a_phase_may_take_half_of_the_budget_and_three_minutes_at_the_least() ->
 
 
 def test_where_no_loop_is_known_alone_a_search_counts_for_all() -> None:
-    made = Pace(100.0)
+    made = TimeBudget(100.0)
     made.learn(40.0, [loop("cudnn-search")] * 4)
     assert not made.has_time_for([loop()] * 500), "ten seconds each"
 
 
-def test_what_has_few_kernels_is_guessed_to_compile_soon(pace: Pace) -> None:
+def test_what_has_few_kernels_is_guessed_to_compile_soon(pace: TimeBudget) -> None:
     assert not pace.has_time_for([loop("compile")], keep=0.0)
     assert pace.has_time_for([loop("compile", workload="lstm-lm")], keep=0.0)
 
 
-def test_proofs_are_kept_time_for(pace: Pace) -> None:
+def test_proofs_are_kept_time_for(pace: TimeBudget) -> None:
     assert pace.has_time_for([loop()] * 5)
     assert not pace.has_time_for([loop()] * 6)

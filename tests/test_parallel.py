@@ -14,7 +14,7 @@ from small_step import MOMENTUM_SGD, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
 
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
@@ -276,7 +276,7 @@ def test_a_replica_of_data_parallel_keeps_the_precision_s_hooks(row: Any) -> Non
 def test_a_trial_of_two_gloo_ranks(kind: str) -> None:
     recipe = {"samples_per_epoch": 160, "max_steps": 3}
     spec = SPEC if kind == "steady" else training_spec(**recipe).model_copy(update={"protocol": TINY})
-    (trial,) = Sweep(ForkserverEngine(), None, fake_environment(None), Silent()).run([spec])
+    (trial,) = TrialRunner(ForkserverEngine(), None, fake_environment(None), NullListener()).run([spec])
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
     first, second = trial.ranks
     assert trial.facts is not None

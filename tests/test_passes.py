@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from castwise.worker import epoch_stats
-from castwise.worker.epoch_stats import Pass, SignsOfLife, Waiting, why_diverged
+from castwise.worker.epoch_stats import Heartbeat, Pass, TimedIterator, why_diverged
 
 
 class Clock:
@@ -34,7 +34,7 @@ def test_only_the_time_in_next_is_waited(clock: Clock) -> None:
             yield ()
         clock.now += 0.5  # to find out that there are no more
 
-    waiting = Waiting(batches())
+    waiting = TimedIterator(batches())
     for _ in waiting:
         clock.now += 10.0
     assert waiting.seconds == 6.5
@@ -46,7 +46,7 @@ def test_a_loader_that_fails_is_timed_too(clock: Clock) -> None:
         raise OSError("no such file")
         yield ()
 
-    waiting = Waiting(broken())
+    waiting = TimedIterator(broken())
     with pytest.raises(OSError, match="no such file"):
         next(waiting)
     assert waiting.seconds == 3.0
@@ -54,7 +54,7 @@ def test_a_loader_that_fails_is_timed_too(clock: Clock) -> None:
 
 def test_signs_of_life_come_about_once_a_second(clock: Clock) -> None:
     told: list[float] = []
-    signs = SignsOfLife(told.append, 10)
+    signs = Heartbeat(told.append, 10)
     for step in range(1, 11):
         clock.now += 0.6
         signs.done(step)
@@ -64,11 +64,11 @@ def test_signs_of_life_come_about_once_a_second(clock: Clock) -> None:
 def test_a_share_is_never_more_than_all_and_nobody_need_listen(clock: Clock) -> None:
     told: list[float] = []
     for total in (0, 1):
-        signs = SignsOfLife(told.append, total)
+        signs = Heartbeat(told.append, total)
         clock.now += 2.0
         signs.done(5)
     assert told == [1.0, 1.0]
-    silent = SignsOfLife(None, 1)
+    silent = Heartbeat(None, 1)
     clock.now += 2.0
     silent.done(1)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pauses
 import pytest
 from emitted import fastest_of
-from pauses import AS_CASTWISE, AT_A_STRETCH, Turn, loop_of, measure, turns_of
+from pauses import AS_CASTWISE, AT_A_STRETCH, Turn, measure, step_config_of, turns_of
 from pauses_tables import pauses_table
 
-from castwise.orchestrator.machine import find_bench
+from castwise.orchestrator.machine import detect_machine
 from castwise.records.schema import Block
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
@@ -27,7 +27,7 @@ def test_every_round_goes_through_all_patterns(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pauses, "_REST_SECONDS", 0.2)
     monkeypatch.setattr(pauses, "_PART_SECONDS", 0.2)
     monkeypatch.setattr(pauses, "_NUM_PARTS", 2)
-    turns = turns_of(small(), find_bench("cpu", None), rounds=2, seconds=0.02)
+    turns = turns_of(small(), detect_machine("cpu", None), rounds=2, seconds=0.02)
     assert [turn.pattern for turn in turns if "rest" in turn.pattern][:2] == [
         "0.0 to 0.2 s after a rest of 0.2 s",
         "0.2 to 0.4 s after a rest of 0.2 s",
@@ -42,7 +42,7 @@ def test_every_round_goes_through_all_patterns(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_loop_has_its_climb_s_precision_or_another() -> None:
-    spec, other = loop_of("wrn-28-10"), loop_of("wrn-28-10:bf16-mixed")
+    spec, other = step_config_of("wrn-28-10"), step_config_of("wrn-28-10:bf16-mixed")
     assert spec == fastest_of("wrn-28-10")
     assert (other.precision, other.loss_scale, other.techniques) == ("bf16-mixed", "none", spec.techniques)
 
@@ -72,7 +72,7 @@ def test_the_table_is_over_the_stretch_of_the_same_round(tmp_path: Path, monkeyp
     path = tmp_path / "2026-11-23-x.json"
     monkeypatch.setattr(pauses, "turns_of", lambda *_: found)
     monkeypatch.setattr(sys, "argv", ["pauses.py", "--out", str(path), "lstm-lm"])
-    monkeypatch.setattr(pauses, "find_bench", lambda *_: find_bench("cpu", None))
+    monkeypatch.setattr(pauses, "detect_machine", lambda *_: detect_machine("cpu", None))
     assert pauses.main() == 0
     stretch, blocks = pauses_table(path).splitlines()[-2:]
     assert stretch == "| at a stretch | – | 1 (15.0 ms) | 1,400 MHz |"

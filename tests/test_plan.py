@@ -11,8 +11,8 @@ from castwise.spec.plan import (
     CPU_PROTOCOL,
     CUDA_PROTOCOL,
     CUDA_ROUND,
-    Axes,
     MeasurementProtocol,
+    ParameterGrid,
     Plan,
     TrialSpec,
     build_plan,
@@ -22,7 +22,7 @@ from castwise.spec.plan import (
     stands_in_for,
 )
 from castwise.spec.recipe import Recipe
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 
 ALL = [row.name for row in PRECISIONS]
 
@@ -40,7 +40,7 @@ OTHER_VALUES: dict[str, object] = {
     "kind": "training",
     "recipe": Recipe(epochs=1),
     "weights": "resnet18.pth",
-    "own": OwnModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
+    "own": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
     "memory_limit_bytes": 2**30,
     "protocol": MeasurementProtocol(num_blocks=21),
     "seed": 1,
@@ -49,7 +49,7 @@ OTHER_VALUES: dict[str, object] = {
 
 
 def plan(device: str = "cuda:0", **axes: tuple[str, ...] | tuple[int, ...] | None) -> tuple[TrialSpec, ...]:
-    return build_plan(Axes(**{"workloads": ("resnet50",), **axes}), device=device).specs  # type: ignore[arg-type]
+    return build_plan(ParameterGrid(**{"workloads": ("resnet50",), **axes}), device=device).specs  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("protocol", [CUDA_PROTOCOL, CUDA_ROUND])
@@ -196,9 +196,9 @@ def test_an_impossible_request_is_refused(axes: dict[str, tuple[str, ...]], mess
 
 
 def test_a_data_set_is_refused_where_the_workload_does_not_take_it() -> None:
-    build_plan(Axes(workloads=("mnist-cnn",)), device="cpu", data_set="mnist")
+    build_plan(ParameterGrid(workloads=("mnist-cnn",)), device="cpu", data_set="mnist")
     with pytest.raises(UsageError, match=r"resnet50 does not take the data set 'mnist'\. It takes: synthetic"):
-        build_plan(Axes(workloads=("mnist-cnn", "resnet50")), device="cpu", data_set="mnist")
+        build_plan(ParameterGrid(workloads=("mnist-cnn", "resnet50")), device="cpu", data_set="mnist")
 
 
 def test_any_model_of_a_zoo_is_a_workload() -> None:

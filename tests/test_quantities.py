@@ -1,7 +1,7 @@
 import pytest
 
 from castwise.errors import UsageError
-from castwise.spec.quantities import few, format_share, parse_duration, parse_memory, parse_share
+from castwise.spec.quantities import format_share, parse_duration, parse_memory, parse_share, truncate_list
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_what_is_no_memory_is_refused(text: str) -> None:
 
 
 def test_a_few_of_many_are_named() -> None:
-    assert few(["a"]) == "a"
-    assert few(list("abcdef")) == "a, b, c, d, e, f"
-    assert few(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
-    assert few(list("abcde"), most=3) == "a, b, c and 2 more"
-    assert few(list("abc"), most=2, separator="; ") == "a; b and 1 more"
+    assert truncate_list(["a"]) == "a"
+    assert truncate_list(list("abcdef")) == "a, b, c, d, e, f"
+    assert truncate_list(list("abcdefgh")) == "a, b, c, d, e, f and 2 more"
+    assert truncate_list(list("abcde"), most=3) == "a, b, c and 2 more"
+    assert truncate_list(list("abc"), most=2, separator="; ") == "a; b and 1 more"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from fake_gpu import fake_gpu_facts, fake_reading, fake_sample
 
-from castwise.records.telemetry import Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, TelemetrySummary
 from castwise.telemetry.gpu import Sample
 from castwise.telemetry.host import HostSample
 from castwise.telemetry.summarize import Processes, make_reading, metered, note_of, unwatched
@@ -17,7 +17,7 @@ OWN = os.getpid()
 OTHER = 2**22 + 1  # over the kernel's greatest (PID_MAX_LIMIT)
 
 
-def reading_of(*samples: Sample, host: tuple[HostSample, HostSample] = (QUIET, QUIET)) -> Reading:
+def reading_of(*samples: Sample, host: tuple[HostSample, HostSample] = (QUIET, QUIET)) -> TelemetrySummary:
     return make_reading({"cuda:0": samples} if samples else {}, Processes(before=frozenset(), own_pid=OWN), host, 2.0)
 
 
@@ -69,7 +69,7 @@ def test_a_field_that_is_missing_says_why_under_the_reading_s_name() -> None:
     assert (reading.max_temperature_celsius, reading.power_watts) == (None, None)
     assert reading.missing["max_temperature_celsius"] == "Not Supported"
     assert reading.missing["power_watts"] == "Insufficient Permissions"
-    assert set(reading.missing) <= set(Reading.model_fields)
+    assert set(reading.missing) <= set(TelemetrySummary.model_fields)
 
 
 def test_a_field_lost_on_the_way_says_so_and_keeps_what_there_was() -> None:
@@ -141,8 +141,8 @@ def test_a_note_gives_each_reason_once() -> None:
     assert note_of([fake_reading()], fake_gpu_facts()) == note_of([], None) == ""
     still = [fake_reading(missing={"energy_joules": "the driver's counter did not move"})]
     assert note_of(still, None) == "not available: energy_joules (the driver's counter did not move)"
-    assert note_of(still, None, Metered(missing="nothing was read")) == note_of(still, None)
-    assert not note_of(still, None, Metered(joules=500.0, seconds=1.0, num_ticks=10))
+    assert note_of(still, None, EnergyMeasurement(missing="nothing was read")) == note_of(still, None)
+    assert not note_of(still, None, EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10))
 
 
 def test_epochs_of_an_earlier_process_have_empty_readings() -> None:
@@ -177,4 +177,4 @@ def test_a_tick_may_have_come_any_time_since_the_last_look() -> None:
     ],
 )
 def test_where_too_little_was_read_it_says_so(samples: list[tuple[float, Sample]], why: str) -> None:
-    assert metered(samples) == Metered(missing=why)
+    assert metered(samples) == EnergyMeasurement(missing=why)

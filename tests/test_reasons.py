@@ -7,7 +7,7 @@ from fake_engine import FAKE_GPU, fake_environment, fake_epoch, fake_run, fake_t
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Environment, Trial
-from castwise.registry.gpus import find_device
+from castwise.registry.gpus import find_gpu_model
 from castwise.registry.workloads import find_workload
 from castwise.suites.explain import Pair, explain
 
@@ -111,7 +111,7 @@ def test_a_gpu_that_idles_and_gains_little() -> None:
     rate, macs, device = (
         training_metrics.throughput(trial),
         find_workload("wrn-28-10").macs_per_sample,
-        find_device("NVIDIA H200"),
+        find_gpu_model("NVIDIA H200"),
     )
     assert rate == pytest.approx(1000.0)
     assert macs is not None
@@ -137,7 +137,7 @@ def test_the_share_of_the_peak_is_that_of_all_gpus() -> None:
 
 
 def test_what_the_datasheets_promise() -> None:
-    there, here = find_device("Tesla T4"), find_device("NVIDIA H200")
+    there, here = find_gpu_model("Tesla T4"), find_gpu_model("NVIDIA H200")
     assert there is not None
     assert here is not None
     gains = [(device.fp16 or 0) / (device.fp32 or 1) for device in (there, here)]

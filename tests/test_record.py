@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from castwise.records.schema import SCHEMA_VERSION, Block, Environment, Facts, RankSamples, Trial
-from castwise.records.telemetry import Metered
+from castwise.records.telemetry import EnergyMeasurement
 
 # What must be equal for figures to be set side by side, each with another value.
 FINGERPRINTED: dict[str, object] = {
@@ -167,7 +167,7 @@ def test_the_gpus_of_a_trial_are_as_many_from_its_device_on() -> None:
 
 def test_a_record_from_before_all_gpus_were_watched_has_the_first() -> None:
     readings = (fake_reading(),)
-    metered = Metered(joules=500.0, seconds=1.0, num_ticks=10)
+    metered = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10)
     trial = fake_trial(fake_spec(world_size=2, parallelism="ddp"), environment=fake_environment(gpu_uuid="GPU-0"))
     trial = trial.model_copy(update={"readings": readings, "metered": metered})
     old = json.loads(trial.model_dump_json())

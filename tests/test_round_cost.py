@@ -11,7 +11,7 @@ from fake_gpu import fake_reading
 from round_cost import sittings_of, table_of
 
 from castwise.records.schema import Trial
-from castwise.records.telemetry import Metered
+from castwise.records.telemetry import EnergyMeasurement
 
 
 def sat(precision: str, sitting: str, second: int, ready: float) -> Trial:
@@ -23,7 +23,7 @@ def sat(precision: str, sitting: str, second: int, ready: float) -> Trial:
         "sitting": sitting,
         "started_at": f"2000-01-01T00:00:{second:02d}.000+00:00",
         "duration_seconds": 10.0,
-        "metered": Metered(joules=1.0, seconds=0.5, num_ticks=5),
+        "metered": EnergyMeasurement(joules=1.0, seconds=0.5, num_ticks=5),
     }
     return trial.model_copy(update=update)
 

@@ -12,9 +12,9 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
-from castwise.orchestrator.rounds import Compared, Rounds, Rule, _times_kernels_untold, earlier_of
+from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, _times_kernels_untold, prior_stats_of
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Block, Facts, Trial
 from castwise.records.store import Store, load_folder
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
@@ -89,16 +89,16 @@ def compare(
     store: Store | None = None,
     recorded: Sequence[Trial] = (),
     **rule: object,
-) -> Compared:
-    sweep = Sweep(made, store, made.environment, Silent())
-    return Rounds(sweep, specs or cells(), Rule(**rule), recorded).run()  # type: ignore[arg-type]
+) -> ComparedTrials:
+    sweep = TrialRunner(made, store, made.environment, NullListener())
+    return Rounds(sweep, specs or cells(), StopRule(**rule), recorded).run()  # type: ignore[arg-type]
 
 
-def of(compared: Compared, precision: str) -> list[Trial]:
+def of(compared: ComparedTrials, precision: str) -> list[Trial]:
     return [trial for trial in compared.trials if trial.spec.precision == precision]
 
 
-def speedup_of(compared: Compared, precision: str) -> Estimate | None:
+def speedup_of(compared: ComparedTrials, precision: str) -> Estimate | None:
     return speedup_estimate(of(compared, "fp32"), of(compared, precision))
 
 
@@ -163,8 +163,8 @@ def test_any_cell_may_be_the_baseline() -> None:
     made, specs = engine(), cells("bf16-mixed", "fp16-mixed")
     specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))
     made.gain = lambda spec: 1.5 if spec.techniques else 1.0
-    sweep = Sweep(made, None, made.environment, Silent())
-    compared = Rounds(sweep, specs, Rule(), baseline=specs[0]).run()
+    sweep = TrialRunner(made, None, made.environment, NullListener())
+    compared = Rounds(sweep, specs, StopRule(), baseline=specs[0]).run()
     assert compared.ending == "narrow"
     by_cell = {spec.cell: [t for t in compared.trials if t.spec.cell == spec.cell] for spec in specs}
     ratio = speedup_estimate(by_cell[specs[0].cell], by_cell[specs[2].cell])
@@ -293,12 +293,12 @@ def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -
 def test_later_rounds_know_what_earlier_ones_showed() -> None:
     trials = compare(engine(process_noise=0.001)).trials
     own = [trial for trial in trials if trial.spec.precision == "fp32"]
-    found = earlier_of(own)
+    found = prior_stats_of(own)
     assert found is not None
     assert found.step_seconds == pytest.approx(step_times(own[0])[0], rel=0.02)
     assert found.noise == max(noise_of(step_times(trial)) for trial in own)
     few = [trial.model_copy(update={"ranks": trial.ranks[:0]}) for trial in own]
-    assert earlier_of(few) is earlier_of([]) is None
+    assert prior_stats_of(few) is prior_stats_of([]) is None
 
 
 def test_a_lone_cell_is_a_comparison_too() -> None:
@@ -361,7 +361,7 @@ def test_what_is_measured_again_takes_the_number_that_is_free() -> None:
     ],
 )
 def test_why_the_rounds_ended_is_said(noise: float, rule: dict[str, object], words: str) -> None:
-    class Notes(Silent):
+    class Notes(NullListener):
         lines: list[str] = []  # noqa: RUF012
 
         def remark(self, line: str) -> None:
@@ -369,5 +369,5 @@ def test_why_the_rounds_ended_is_said(noise: float, rule: dict[str, object], wor
 
     made, notes = engine(process_noise=noise), Notes()
     notes.lines = []
-    Rounds(Sweep(made, None, made.environment, notes), cells(), Rule(**rule)).run()  # type: ignore[arg-type]
+    Rounds(TrialRunner(made, None, made.environment, notes), cells(), StopRule(**rule)).run()  # type: ignore[arg-type]
     assert notes.lines == [f"resnet50 batch 256: {words}"]

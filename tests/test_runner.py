@@ -8,7 +8,7 @@ from noting import NotingEngine
 from castwise.analysis.steady_metrics import final_loss
 from castwise.errors import EngineError, StoreError
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import Listener, Silent, Sweep, judge, why_lacking
+from castwise.orchestrator.trial import Listener, NullListener, TrialRunner, status_of, unsupported_reason
 from castwise.records.schema import Block, RankSamples, Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry.precisions import PRECISIONS
@@ -53,8 +53,8 @@ class Diary:
         self.entries.append(("remark", line))
 
 
-def sweep(engine: FakeEngine, store: Store | None = None, listener: Listener | None = None) -> Sweep:
-    return Sweep(engine, store, engine.environment, listener or Silent())
+def sweep(engine: FakeEngine, store: Store | None = None, listener: Listener | None = None) -> TrialRunner:
+    return TrialRunner(engine, store, engine.environment, listener or NullListener())
 
 
 def test_each_spec_is_measured_in_a_process_of_its_own_and_in_order() -> None:
@@ -229,10 +229,10 @@ def test_timing_ends_by_blocks_or_by_time_but_not_under_the_fewest(
 
 
 def judged(*losses: float, loss_scale: str = "dynamic", scale: float | None = None) -> Trial:
-    """Return a trial of 10 steps a block as `judge` leaves it; `scale` is the loss scale after each block."""
+    """Return a trial of 10 steps a block as `status_of` leaves it; `scale` is the loss scale after each block."""
     blocks = tuple(Block(seconds=1, num_steps=10, loss=loss, loss_scale=scale) for loss in losses)
     trial = fake_trial(fake_spec("fp16-mixed", loss_scale=loss_scale), step_seconds=())
-    return judge(trial.model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
+    return status_of(trial.model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -283,7 +283,7 @@ def test_gpus_that_are_not_there_are_shown_but_neither_measured_nor_stored(tmp_p
 )
 def test_which_gpus_are_lacking(device: str, world_size: int, lack: str | None) -> None:
     spec = fake_spec(device=device, world_size=world_size, parallelism="ddp" if world_size > 1 else "none")
-    assert why_lacking(spec, fake_environment(num_gpus=2)) == lack
+    assert unsupported_reason(spec, fake_environment(num_gpus=2)) == lack
 
 
 def test_a_session_insists_on_its_order() -> None:
@@ -311,7 +311,7 @@ def test_a_failure_carries_what_the_record_needs() -> None:
 
 def test_what_the_trials_own_process_finds_counts() -> None:
     found, before = fake_environment(num_threads=7), fake_environment()
-    (trial,) = Sweep(FakeEngine(environment=found), None, before, Silent()).run([fake_spec()])
+    (trial,) = TrialRunner(FakeEngine(environment=found), None, before, NullListener()).run([fake_spec()])
     assert trial.environment == found
 
 
@@ -356,7 +356,7 @@ def test_a_recipe_belongs_to_a_training_trial() -> None:
 
 def test_an_optimizer_that_never_ran_is_no_result() -> None:
     blocks = tuple(Block(seconds=1, num_steps=10, loss=1.0, loss_scale=1e-30, skipped_steps=10) for _ in range(3))
-    trial = judge(fake_trial(step_seconds=()).model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
+    trial = status_of(fake_trial(step_seconds=()).model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
     assert trial.status == "diverged"
     assert trial.message == "loss scaling skipped every one of 30 steps after warm-up: the optimizer never ran"
 

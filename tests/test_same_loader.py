@@ -7,7 +7,7 @@ from fake_engine import fake_environment, fake_epoch, fake_run, fake_training, f
 
 from castwise.records.schema import Trial
 from castwise.registry.suites import find_suite
-from castwise.suites.compare_published import set_beside
+from castwise.suites.compare_published import compare_with_published
 from castwise.suites.same_loader import Fellow, fellow_of
 
 SUITE = find_suite("fastai-cifar100")  # its RTX 2080 Ti took 3.9 times as long for a ResNet-152 as for a ResNet-18
@@ -92,7 +92,7 @@ def reason(waits: bool, gain: float, light: float, heavy: float) -> str:
     """Return why a ResNet-152's speed-up is another one than its source's, which is 1.6."""
     trials = [run(18, light, waits=waits), run(152, heavy, waits=waits)]
     trials.append(run(152, heavy / gain, precision="fp32", batch_size=48, waits=waits))
-    rows = set_beside(SUITE, trials)
+    rows = compare_with_published(SUITE, trials)
     (row,) = [r for r in rows if r.trials and (r.published.workload, r.published.precision) == RESNET_152]
     return row.reason
 

@@ -4,14 +4,14 @@ import io
 
 from rich.console import Console
 
-from castwise.render.console import say
+from castwise.render.console import print_line
 
 LINE = "[bold]resnet50[/bold] takes 3 s in 'fp16' " + "and so on " * 10
 
 
 def said(style: str | None = None, *, terminal: bool) -> str:
     out = io.StringIO()
-    say(
+    print_line(
         Console(file=out, width=40, force_terminal=terminal, color_system="standard" if terminal else None), LINE, style
     )
     return out.getvalue()

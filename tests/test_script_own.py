@@ -12,7 +12,7 @@ from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import TECHNIQUES
 from castwise.render.emit.script import check_script, script_of
 from castwise.spec.plan import TrialSpec
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 
 SIX = Path(six_models.__file__)
 
@@ -44,7 +44,7 @@ SCHEDULER = '"scheduler": lambda optimizer: torch.optim.lr_scheduler.Exponential
 def own_spec(
     file: Path, function: str = "build", precision: str = "fp32", techniques: tuple[str, ...] = (), **changes: object
 ) -> TrialSpec:
-    own = OwnModel(kind="file", path=str(file), name=function)
+    own = UserModel(kind="file", path=str(file), name=function)
     return spec_of(f"{file.name}:{function}", precision, techniques, own=own, **{"batch_size": 4} | changes)
 
 
@@ -101,7 +101,7 @@ def test_a_module_s_function_is_called(tmp_path: Path, monkeypatch: pytest.Monke
     package = tmp_path / "elsewhere" / "bench"
     package.mkdir(parents=True)
     (package / "nets.py").write_text(OWN_LOOP.replace("SCHEDULER", ""))
-    own = OwnModel(kind="module", path=str(package.parent), name="bench.nets:build")
+    own = UserModel(kind="module", path=str(package.parent), name="bench.nets:build")
     spec = spec_of("bench.nets:build", own=own, batch_size=4)
     loss, _, _ = run_script(script_of(spec), tmp_path)
     monkeypatch.syspath_prepend(str(package.parent))
@@ -128,12 +128,12 @@ def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
 @pytest.mark.parametrize(
     "own",
     [
-        OwnModel(kind="transformers", path="", name="bert"),
-        OwnModel(kind="pickle", path="/tmp/x.pkl", name="Net"),
+        UserModel(kind="transformers", path="", name="bert"),
+        UserModel(kind="pickle", path="/tmp/x.pkl", name="Net"),
     ],
     ids=lambda own: own.kind,
 )
-def test_what_no_function_makes_has_no_script(own: OwnModel) -> None:
+def test_what_no_function_makes_has_no_script(own: UserModel) -> None:
     spec = spec_of("timm_vit.py:build").model_copy(update={"own": own})
     with pytest.raises(UsageError, match="calls a function of yours"):
         script_of(spec)

@@ -3,13 +3,13 @@
 import pytest
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.records.telemetry import GpuFacts, Metered, Reading
-from castwise.telemetry.aggregate import facts_of, metered_of, reading_of, said_of
+from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
+from castwise.telemetry.aggregate import facts_of, join_reasons, metered_of, reading_of
 
 HOST_S = {"cpu_pressure", "cpu_steal", "cpu_load"}
 
 
-def together(*readings: Reading, why_not: dict[str, str] | None = None) -> Reading:
+def together(*readings: TelemetrySummary, why_not: dict[str, str] | None = None) -> TelemetrySummary:
     each = {f"cuda:{index}": reading for index, reading in enumerate(readings)}
     return reading_of(each, why_not or {}, 1.0)
 
@@ -54,7 +54,7 @@ def test_the_slowest_the_hottest_and_the_sum() -> None:
 def test_every_field_of_a_gpu_goes_by_a_rule() -> None:
     beside = {"seconds", "num_gpus", "missing", "whose", "foreign_processes"} | HOST_S
     reading = fake_reading(**dict.fromkeys(HOST_S))
-    for name in set(Reading.model_fields) - beside:
+    for name in set(TelemetrySummary.model_fields) - beside:
         assert getattr(together(reading), name) == getattr(reading, name) is not None
     for name in set(GpuFacts.model_fields) - {"missing"}:
         facts = fake_gpu_facts()
@@ -62,9 +62,9 @@ def test_every_field_of_a_gpu_goes_by_a_rule() -> None:
 
 
 def test_no_gpu_is_none() -> None:
-    assert reading_of({}, {}, 1.0) == Reading(seconds=1.0, num_gpus=0)
+    assert reading_of({}, {}, 1.0) == TelemetrySummary(seconds=1.0, num_gpus=0)
     lost = reading_of({}, {"cuda:0": "no NVML", "cuda:1": "no NVML"}, 1.0)
-    assert lost == Reading(seconds=1.0, num_gpus=0, missing={"gpu": "no NVML"})
+    assert lost == TelemetrySummary(seconds=1.0, num_gpus=0, missing={"gpu": "no NVML"})
 
 
 @pytest.mark.parametrize("name", ["power_watts", "energy_joules"])
@@ -109,7 +109,7 @@ def test_what_is_of_all_needs_no_names() -> None:
     ],
 )
 def test_reasons_name_their_gpus(reasons: dict[str, str], said: str) -> None:
-    assert said_of(reasons, 3) == said
+    assert join_reasons(reasons, 3) == said
 
 
 def test_facts_that_hold_of_any_hold_of_all() -> None:
@@ -130,8 +130,8 @@ def test_facts_that_hold_of_any_hold_of_all() -> None:
 
 
 def test_powers_add_up_though_counters_tick_apart() -> None:
-    first = Metered(joules=500.0, seconds=1.0, num_ticks=10, late_seconds=0.004)
-    second = Metered(joules=270.0, seconds=0.9, num_ticks=9, late_seconds=0.006)
+    first = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10, late_seconds=0.004)
+    second = EnergyMeasurement(joules=270.0, seconds=0.9, num_ticks=9, late_seconds=0.006)
     found = metered_of({"cuda:0": first, "cuda:1": second}, {})
     assert found.joules / found.seconds == pytest.approx(500.0 + 300.0)
     assert (found.seconds, found.num_ticks, found.late_seconds, found.num_gpus) == (0.9, 9, 0.006, 2)
@@ -139,8 +139,8 @@ def test_powers_add_up_though_counters_tick_apart() -> None:
 
 
 def test_energy_of_some_is_none() -> None:
-    told = Metered(joules=500.0, seconds=1.0, num_ticks=10)
-    still = Metered(missing="the driver's counter ticked 1 times in 0.5 s")
+    told = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10)
+    still = EnergyMeasurement(missing="the driver's counter ticked 1 times in 0.5 s")
     found = metered_of({"cuda:0": told, "cuda:1": still}, {})
     assert (found.joules, found.missing) == (0.0, "cuda:1: the driver's counter ticked 1 times in 0.5 s")
     assert metered_of({"cuda:0": told}, {"cuda:1": "lost"}).missing == "cuda:1: lost"

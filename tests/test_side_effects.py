@@ -7,7 +7,7 @@ import pytest
 from castwise.records.schema import Block
 from castwise.worker.memory import CpuMemory
 from castwise.worker.user_model import side_effects
-from castwise.worker.user_model.side_effects import Watch, helpers, note_on_helpers
+from castwise.worker.user_model.side_effects import SideEffectWatch, helpers, note_on_helpers
 
 MIB = 2**20
 
@@ -25,7 +25,7 @@ def watched(*held: int | None, printed: tuple[int, int] = (0, 0), steps: int = 1
     readings = iter(printed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_effects, "_printed_bytes", lambda: next(readings))
-        watch = Watch(FakeMemory(*held))
+        watch = SideEffectWatch(FakeMemory(*held))
         watch.start()
         for _ in held:
             watch.saw(Block(seconds=1.0, num_steps=steps, loss=1.0))

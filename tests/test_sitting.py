@@ -9,11 +9,11 @@ import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training, step_seconds
 from noting import NotingEngine
 
-from castwise.analysis.steady_metrics import turn_times
-from castwise.orchestrator.block_schedule import Earlier
-from castwise.orchestrator.interleaved import MovingIn, Sat, sit
+from castwise.analysis.steady_metrics import block_means
+from castwise.orchestrator.block_schedule import PriorStats
+from castwise.orchestrator.interleaved import InterleavedResult, SetupOrder, run_interleaved
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Block, Environment, Facts, RankSamples
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 
@@ -30,9 +30,9 @@ class Engine(FakeEngine):
         return self.sessions[-1]
 
 
-def sit_down(engine: FakeEngine, moving_in: MovingIn = "together") -> Sat:
+def sit_down(engine: FakeEngine, moving_in: SetupOrder = "together") -> InterleavedResult:
     specs = [fake_spec("fp32"), fake_spec("bf16-mixed")]
-    return sit(Sweep(engine, None, engine.environment, Silent()), specs, moving_in=moving_in)
+    return run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs, moving_in=moving_in)
 
 
 class Slow(FakeSession):
@@ -92,17 +92,17 @@ class Uneven(FakeSession):
         return block.model_copy(update={"seconds": seconds, "num_steps": 1})
 
 
-def num_blocks(sat: Sat) -> list[int]:
+def num_blocks(sat: InterleavedResult) -> list[int]:
     return [len(trial.ranks[0].blocks) for trial in sat.trials]
 
 
-def sit_unevenly(*, restless_baseline: bool = False) -> Sat:
+def sit_unevenly(*, restless_baseline: bool = False) -> InterleavedResult:
     engine = Engine(exclusive=False)
     engine.session = Uneven
     engine.restless_baseline = restless_baseline  # type: ignore[attr-defined]
     protocol = MeasurementProtocol(num_blocks=20, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
-    return sit(Sweep(engine, None, engine.environment, Silent()), specs)
+    return run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs)
 
 
 class Leisurely(FakeSession):
@@ -132,7 +132,7 @@ def test_all_take_turns_until_the_baseline_has_settled() -> None:
 
 
 @pytest.mark.parametrize(("moving_in", "order"), [("first alone", [0, 1, 1]), ("one by one", [0, 1, 2])])
-def test_how_cells_move_in(moving_in: MovingIn, order: list[int]) -> None:
+def test_how_cells_move_in(moving_in: SetupOrder, order: list[int]) -> None:
     """Those that are set up at once are all being set up before any of them is ready."""
     engine, ready = Engine(exclusive=False), list[int]()
 
@@ -145,7 +145,7 @@ def test_how_cells_move_in(moving_in: MovingIn, order: list[int]) -> None:
 
     engine.session, engine.seen = Counted, []  # type: ignore[attr-defined]
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
-    sit(Sweep(engine, None, engine.environment, Silent()), specs, moving_in=moving_in)
+    run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs, moving_in=moving_in)
     assert engine.seen == order  # type: ignore[attr-defined]
 
 
@@ -166,8 +166,8 @@ def test_a_first_cell_that_does_not_fit_beside_the_others_moves_in_before_them()
 
     engine.session = Greedy
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
-    sweep = Sweep(engine, None, engine.environment, Silent())
-    sat = sit(sweep, specs)
+    sweep = TrialRunner(engine, None, engine.environment, NullListener())
+    sat = run_interleaved(sweep, specs)
     sweep.leaving.wait()
     assert len(engine.sessions) == 6
     assert engine.num_open == 0
@@ -192,9 +192,9 @@ def test_processes_end_while_the_next_ones_start_and_before_those_are_set_up() -
             super().close()
 
     engine.session = Slowly
-    sweep = Sweep(engine, None, engine.environment, Silent())
+    sweep = TrialRunner(engine, None, engine.environment, NullListener())
     for number in (1, 2):
-        sit(sweep, [fake_spec("fp32"), fake_spec("tf32")], number=number)
+        run_interleaved(sweep, [fake_spec("fp32"), fake_spec("tf32")], number=number)
     sweep.leaving.wait()
     assert seen[4:] == [("open", 0), ("open", 0), ("set up", 2), ("set up", 2)]
     assert engine.num_open == 0
@@ -211,9 +211,9 @@ def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns(
     engine.session = Told
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
-    earlier = {specs[0].cell: Earlier(0.0001, 0.3), specs[1].cell: Earlier(0.02, 0.2)}
-    sweep = Sweep(engine, None, engine.environment, Silent())
-    trials = sit(sweep, specs, number=2, earlier=earlier).trials
+    earlier = {specs[0].cell: PriorStats(0.0001, 0.3), specs[1].cell: PriorStats(0.02, 0.2)}
+    sweep = TrialRunner(engine, None, engine.environment, NullListener())
+    trials = run_interleaved(sweep, specs, number=2, earlier=earlier).trials
     sweep.leaving.wait()
     assert told == {"fp32": 0.3, "tf32": 0.2, "bf16-mixed": None}
     first = {trial.spec.precision: trial.ranks[0].blocks[0].num_steps for trial in trials}
@@ -221,11 +221,11 @@ def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns(
     assert {name: first[name] / usual[name] for name in usual} == {"fp32": 1, "tf32": 3, "bf16-mixed": 1}
 
 
-def train(engine: FakeEngine, num_turns: int = 4) -> Sat:
+def train(engine: FakeEngine, num_turns: int = 4) -> InterleavedResult:
     protocol = MeasurementProtocol(num_blocks=num_turns, min_blocks=2)
     recipe = {"epochs": 9, "skip_epochs": 1}
     specs = [fake_training(name, recipe, protocol=protocol) for name in ("fp32", "bf16-mixed")]
-    return sit(Sweep(engine, None, engine.environment, Silent()), specs)
+    return run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs)
 
 
 def test_epochs_of_training_runs_are_turns_and_the_first_is_not_counted() -> None:
@@ -236,7 +236,7 @@ def test_epochs_of_training_runs_are_turns_and_the_first_is_not_counted() -> Non
         epochs = trial.ranks[0].epochs
         assert 3 <= len(epochs) <= 5
         assert epochs[0].first_step_seconds
-        assert turn_times(trial) == [epoch.seconds / epoch.num_steps for epoch in epochs[1:]]
+        assert block_means(trial) == [epoch.seconds / epoch.num_steps for epoch in epochs[1:]]
         assert len(trial.readings) == len(epochs)
 
 
@@ -247,9 +247,11 @@ def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
     assert len(second.ranks[0].epochs) == 1
 
 
-def sit_led(engine: NotingEngine) -> Sat:
+def sit_led(engine: NotingEngine) -> InterleavedResult:
     protocol = MeasurementProtocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
-    return sit(engine.sweep(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")])
+    return run_interleaved(
+        engine.sweep(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
+    )
 
 
 def test_steps_lead_to_each_block_and_its_looks_see_no_neighbour() -> None:

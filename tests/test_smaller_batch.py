@@ -7,16 +7,16 @@ from fake_engine import fake_spec
 
 from castwise.analysis.statistics import Estimate
 from castwise.spec.plan import TrialSpec
-from castwise.tune.candidates import Attempt
-from castwise.tune.changes import Move
-from castwise.tune.memory_limit import Held, least_together, next_batch
+from castwise.tune.candidates import TriedChange
+from castwise.tune.changes import Change
+from castwise.tune.memory_limit import BatchPoint, min_memory_estimate, next_batch
 
 FIXED, OF_SAMPLE = 100.0, 1.0
 
 
-def held(batch_size: int, *, fixed: float = FIXED, step: float = 10.0) -> Held:
+def held(batch_size: int, *, fixed: float = FIXED, step: float = 10.0) -> BatchPoint:
     """Return a loop on a line of memory, and one of time: a step takes `step` whatever its batch."""
-    return Held(batch_size, fixed + OF_SAMPLE * batch_size, batch_size / (step + batch_size))
+    return BatchPoint(batch_size, fixed + OF_SAMPLE * batch_size, batch_size / (step + batch_size))
 
 
 @pytest.mark.parametrize(
@@ -59,20 +59,20 @@ def test_a_batch_that_is_little_faster_is_not_worth_a_trial() -> None:
 
 
 def test_one_that_failed_is_no_point_of_the_line_and_bounds_the_search() -> None:
-    failed = Held(192, math.inf, None)
+    failed = BatchPoint(192, math.inf, None)
     assert next_batch([held(256), held(128), failed], 300) == 184
-    assert next_batch([Held(256, math.inf, None)], 300) is None, "of what is not known nothing follows"
-    assert next_batch([held(64), Held(128, math.inf, None)], 300) == 96, "half way"
+    assert next_batch([BatchPoint(256, math.inf, None)], 300) is None, "of what is not known nothing follows"
+    assert next_batch([held(64), BatchPoint(128, math.inf, None)], 300) == 96, "half way"
 
 
 def test_where_the_allocators_segments_hide_the_line_the_batch_is_halved() -> None:
-    flat = [Held(size, 400.0, 1.0) for size in (256, 128)]
+    flat = [BatchPoint(size, 400.0, 1.0) for size in (256, 128)]
     assert next_batch(flat, 300) == 64
 
 
 def test_a_loop_of_resnet50_fits_into_eight_gib_on_half_its_batch() -> None:
     """An H200's winner (benchmarks/records/tune/resnet50): 13.87 GiB, on half the batch 7.52 and 54 % of the time."""
-    whole, half = Held(256, 13.87 * 2**30, 1.0), Held(128, 7.52 * 2**30, 0.5 / 0.54)
+    whole, half = BatchPoint(256, 13.87 * 2**30, 1.0), BatchPoint(128, 7.52 * 2**30, 0.5 / 0.54)
     assert next_batch([whole, half], 8 * 2**30) is None, "there is no room for more that would pay"
     assert next_batch([whole, half], 10 * 2**30) == 168
     assert next_batch([whole, half], 4 * 2**30) == 48
@@ -81,19 +81,19 @@ def test_a_loop_of_resnet50_fits_into_eight_gib_on_half_its_batch() -> None:
 def test_the_least_is_what_all_lessened_together_with_one_precision() -> None:
     start, held_bytes = fake_spec(), {fake_spec().cell: 1000.0}
 
-    def attempt(move: Move, share: float, below: TrialSpec = start) -> Attempt:
+    def attempt(move: Change, share: float, below: TrialSpec = start) -> TriedChange:
         spec = move.on(below)
         held_bytes[spec.cell] = share * held_bytes[below.cell]
-        return Attempt(0, move, below, spec, Estimate(1.0, 1.0, 1.0, 3), "slower")
+        return TriedChange(0, move, below, spec, Estimate(1.0, 1.0, 1.0, 3), "slower")
 
-    bf16 = attempt(Move(precision="bf16-mixed", techniques=("channels-last",)), 0.5)
-    search, pool = Move(techniques=("cudnn-search",)), Move(techniques=("max-pool-kernel",))
+    bf16 = attempt(Change(precision="bf16-mixed", techniques=("channels-last",)), 0.5)
+    search, pool = Change(techniques=("cudnn-search",)), Change(techniques=("max-pool-kernel",))
     seen = [
-        attempt(Move(precision="tf32"), 0.9),
+        attempt(Change(precision="tf32"), 0.9),
         bf16,
         attempt(search, 1.3, bf16.spec),
         attempt(pool, 0.8, bf16.spec),
-        Attempt(0, Move(techniques=("compile",)), start, start, None, "failed"),
+        TriedChange(0, Change(techniques=("compile",)), start, start, None, "failed"),
     ]
-    assert least_together(start, seen, lambda spec: held_bytes[spec.cell]) == pytest.approx(400.0)
-    assert least_together(start, [], lambda _: 1000.0) == 1000.0
+    assert min_memory_estimate(start, seen, lambda spec: held_bytes[spec.cell]) == pytest.approx(400.0)
+    assert min_memory_estimate(start, [], lambda _: 1000.0) == 1000.0

@@ -19,7 +19,7 @@ from castwise.worker import build as cell_module
 from castwise.worker import steady_run
 from castwise.worker.models.task import Batch
 from castwise.worker.precision import read_fp32_precision
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 from castwise.worker.timing import CudaStopwatch, HostStopwatch, stopwatch_of
 
 QUICK = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=1e-6, block_seconds=0.001, num_blocks=3)
@@ -104,7 +104,7 @@ class Script:
 
     def make_cell(
         self, spec: TrialSpec, step_seconds: Iterable[float], reserved: Iterable[int] = itertools.repeat(0)
-    ) -> SteadyCell:
+    ) -> SteadyRun:
         """Return a cell whose steps take these seconds, each for one window or block."""
         self.clock, self.memory = ScriptedClock(iter(step_seconds)), ScriptedMemory(iter(reserved))
         model = nn.Linear(1, 1)
@@ -114,7 +114,7 @@ class Script:
         self._monkeypatch.setattr(steady_run, "stopwatch_of", lambda _: self.clock)
         self._monkeypatch.setattr(steady_run, "memory_of", lambda _: self.memory)
         self._monkeypatch.setattr(steady_run, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
-        return SteadyCell(spec, None)
+        return SteadyRun(spec, None)
 
     def _compute_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         self.batches.append(int(batch[0]))
@@ -323,7 +323,7 @@ def test_finish_returns_the_blocks_in_order_and_each_stretch_s_memory(script: Sc
 
 def losses_of(spec: TrialSpec) -> list[float]:
     """Run a cell to its end and return its blocks' losses."""
-    cell = SteadyCell(spec, None)
+    cell = SteadyRun(spec, None)
     cell.warm_up()
     losses = [cell.run_block().loss for _ in range(3)]
     cell.finish()
@@ -332,7 +332,7 @@ def losses_of(spec: TrialSpec) -> list[float]:
 
 def test_a_cell_on_the_real_clock() -> None:
     before = read_fp32_precision()
-    cell = SteadyCell(spec_of(), None)
+    cell = SteadyRun(spec_of(), None)
     assert {read_fp32_precision()[path] for path in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")} == {"ieee"}
     facts = cell.warm_up()
     blocks = [cell.run_block() for _ in range(3)]
@@ -361,7 +361,7 @@ def test_a_cell_on_the_real_clock() -> None:
 def test_the_facts_say_what_really_ran(row: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     net = make_net()
     monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: make_task(net))
-    cell = SteadyCell(spec_of(row.name, loss_scale=row.loss_scale), None)
+    cell = SteadyRun(spec_of(row.name, loss_scale=row.loss_scale), None)
     facts = cell.warm_up()
     block = cell.run_block()
     cell.finish()
@@ -408,7 +408,7 @@ def test_data_comes_from_the_seed_on_the_spec_s_device(monkeypatch: pytest.Monke
 
     task.make_batches = spy
     monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: task)
-    SteadyCell(spec_of(seed=5), None).finish()
+    SteadyRun(spec_of(seed=5), None).finish()
     assert asked == [(32, 2, "cpu", 5)]
 
 
@@ -420,7 +420,7 @@ def test_a_set_up_that_fails_restores_the_numeric_state() -> None:
     spec = spec_of().model_copy(update={"data_set": "mnist"})
     # The error is held, and by it the cell: nothing is restored by being collected.
     with pytest.raises(UsageError, match="folder") as caught:
-        SteadyCell(spec, None)
+        SteadyRun(spec, None)
     assert read_fp32_precision() == before
     assert caught.tb is not None
 
@@ -436,7 +436,7 @@ def test_so_does_one_that_is_broken_off(error: type[BaseException], monkeypatch:
     before = read_fp32_precision()
     monkeypatch.setattr(cell_module, "TrainingStep", break_off)
     with pytest.raises(error) as caught:
-        SteadyCell(spec_of(), None)
+        SteadyRun(spec_of(), None)
     assert set(inside.values()) == {"ieee"}
     assert read_fp32_precision() == before != inside
     assert caught.tb is not None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from castwise.errors import UsageError
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import SUITE_NAMES, Suite, find_suite, limit_specs, parse_suite, specs_of
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.spec.plan import is_real, stands_in_for
@@ -42,7 +42,7 @@ seconds = 1.0
 
 
 def specs(suite: Suite, **choice: Any) -> list[str]:
-    made = specs_of(suite, device="cuda:0", choice=Choice(**choice))
+    made = specs_of(suite, device="cuda:0", choice=SuiteFilter(**choice))
     return [f"{spec.precision} {spec.loss_scale} {spec.recipe.num_epochs if spec.recipe else None}" for spec in made]
 
 
@@ -50,7 +50,7 @@ def specs(suite: Suite, **choice: Any) -> list[str]:
 def test_every_suite_is_valid_and_covers_the_same_precisions_in_its_quick_form(name: str) -> None:
     suite = find_suite(name)
     assert suite.name == name
-    full, quick = (specs_of(suite, device="cuda:0", choice=Choice(quick=form)) for form in (False, True))
+    full, quick = (specs_of(suite, device="cuda:0", choice=SuiteFilter(quick=form)) for form in (False, True))
     assert {spec.precision for spec in full} == {spec.precision for spec in quick}
     assert len({spec.key for spec in full}) == len(full) > 1
 
@@ -132,7 +132,7 @@ def test_a_users_suite(tmp_path: Path) -> None:
 
 def test_a_run_cut_short_keeps_its_schedule_and_says_so(tmp_path: Path) -> None:
     suite = parse_suite(SMALL, "mine.toml")
-    whole, cut = (specs_of(suite, device="cpu", choice=Choice(epochs=n))[0].recipe for n in (2, 1))
+    whole, cut = (specs_of(suite, device="cpu", choice=SuiteFilter(epochs=n))[0].recipe for n in (2, 1))
     assert whole is not None
     assert cut is not None
     assert (whole.is_shortened, whole.stop_after) == (False, None), "the whole run is the same question however asked"
@@ -140,14 +140,14 @@ def test_a_run_cut_short_keeps_its_schedule_and_says_so(tmp_path: Path) -> None:
 
 
 def test_random_samples_stand_in_for_real_ones_by_name() -> None:
-    (spec, *_) = specs_of(parse_suite(SMALL, "mine.toml"), device="cpu", choice=Choice(synthetic=True))
+    (spec, *_) = specs_of(parse_suite(SMALL, "mine.toml"), device="cpu", choice=SuiteFilter(synthetic=True))
     assert spec.data_set == "synthetic:mnist"
     assert not is_real(spec.data_set)
     assert stands_in_for(spec.data_set) == "mnist"
 
 
 def test_the_searches_for_the_largest_batch() -> None:
-    searches = limit_specs(find_suite("dpn-cifar10"), device="cuda:0", choice=Choice(precisions=("fp16-master",)))
+    searches = limit_specs(find_suite("dpn-cifar10"), device="cuda:0", choice=SuiteFilter(precisions=("fp16-master",)))
     ((spec, multiple),) = searches
     assert (spec.precision, spec.loss_scale, spec.batch_size, multiple) == ("fp16-master", "128", 128, 128)
     assert spec.recipe is not None
@@ -155,7 +155,7 @@ def test_the_searches_for_the_largest_batch() -> None:
 
 
 def test_validating_follows_runs_on_real_data_whose_sources_do_not() -> None:
-    choice = Choice(validate=True)
+    choice = SuiteFilter(validate=True)
     validated = {
         name: {
             spec.workload: (spec.recipe.validate_each_epoch, spec.recipe.validate_at_end)
@@ -176,7 +176,7 @@ def test_one_gpu_is_shared_by_no_one() -> None:
     text = SMALL.replace("batch_sizes = [8]", 'batch_sizes = [8]\nworld_sizes = [1, 2]\nparallelisms = ["dp", "ddp"]')
     made = specs_of(parse_suite(text, "x"), device="cuda:0")
     assert {(spec.world_size, spec.parallelism) for spec in made} == {(1, "none"), (2, "dp"), (2, "ddp")}
-    made = specs_of(parse_suite(text, "x"), device="cuda:0", choice=Choice(techniques=("coalesced-reduce",)))
+    made = specs_of(parse_suite(text, "x"), device="cuda:0", choice=SuiteFilter(techniques=("coalesced-reduce",)))
     assert {(spec.world_size, spec.techniques) for spec in made} == {(1, ()), (2, ("coalesced-reduce",))}
 
 
@@ -216,7 +216,7 @@ def test_a_suite_that_is_not_there() -> None:
 def test_every_cell_is_run_in_every_loop() -> None:
     suite = parse_suite(SMALL, "mine.toml")
     plain = specs_of(suite, device="cuda:0")
-    choice = Choice(techniques=("none", "resident-data+cuda-graph", "tuned"))
+    choice = SuiteFilter(techniques=("none", "resident-data+cuda-graph", "tuned"))
     specs = specs_of(suite, device="cuda:0", choice=choice)
     assert [spec for spec in specs if not spec.techniques] == plain
     assert [spec.techniques for spec in specs[:3]] == [
@@ -226,12 +226,14 @@ def test_every_cell_is_run_in_every_loop() -> None:
     ]
     assert len(specs) == 3 * len(plain)
     with pytest.raises(UsageError, match="No technique named 'fast'"):
-        specs_of(suite, device="cuda:0", choice=Choice(techniques=("fast",)))
+        specs_of(suite, device="cuda:0", choice=SuiteFilter(techniques=("fast",)))
 
 
 def test_a_suites_own_tuned_loop_is_taken_as_far_as_a_cell_can_have_it() -> None:
     own = '[tuned]\nmnist-cnn = "resident-data+fused-optimizer+compile+cuda-graph"\n'
-    (spec, *_) = specs_of(parse_suite(SMALL + own, "mine.toml"), device="cuda:0", choice=Choice(techniques=("tuned",)))
+    (spec, *_) = specs_of(
+        parse_suite(SMALL + own, "mine.toml"), device="cuda:0", choice=SuiteFilter(techniques=("tuned",))
+    )
     assert spec.techniques == ("resident-data", "compile", "cuda-graph"), "torch has no fused Adadelta"
 
 
@@ -250,6 +252,6 @@ def test_a_tuned_loop_that_cannot_be_is_refused(own: str, message: str) -> None:
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
 def test_every_suite_has_a_tuned_loop_for_every_cell(name: str) -> None:
-    for spec in specs_of(find_suite(name), device="cuda:0", choice=Choice(techniques=("tuned",))):
+    for spec in specs_of(find_suite(name), device="cuda:0", choice=SuiteFilter(techniques=("tuned",))):
         assert spec.techniques
         assert why_unsupported(spec) is None

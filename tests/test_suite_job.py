@@ -15,11 +15,11 @@ from fake_engine import FakeEngine, Fault, fake_environment
 from castwise.cli.actions import INTERRUPTED
 from castwise.errors import MissingDataError, UsageError
 from castwise.orchestrator import machine as bench_module
-from castwise.orchestrator.job import Going
-from castwise.orchestrator.machine import Bench
+from castwise.orchestrator.job import ResumePolicy
+from castwise.orchestrator.machine import Machine
 from castwise.records.schema import Epoch
 from castwise.records.store import load_folder
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.suites.result import SuiteResult
 from castwise.suites.run import SuiteRequest, SuitesRequest, check, prepare_suite
@@ -492,12 +492,12 @@ def test_a_cpu_has_no_largest_batch(command: CommandLine) -> None:
 # The functions below the command
 
 
-def bench(engine: FakeEngine, tmp_path: Path) -> Bench:
-    return Bench(engine, engine.environment, "cuda:0", tmp_path / "data")
+def bench(engine: FakeEngine, tmp_path: Path) -> Machine:
+    return Machine(engine, engine.environment, "cuda:0", tmp_path / "data")
 
 
 def test_without_a_results_folder_nothing_is_kept(tmp_path: Path) -> None:
-    request = SuiteRequest(find_suite("dpn-cifar10"), Choice(quick=True, synthetic=True))
+    request = SuiteRequest(find_suite("dpn-cifar10"), SuiteFilter(quick=True, synthetic=True))
     for _ in range(2):
         engine = FakeEngine()
         result: SuiteResult = prepare_suite(request, bench(engine, tmp_path)).run()
@@ -510,7 +510,7 @@ def test_preparing_measures_nothing(tmp_path: Path) -> None:
     job = prepare_suite(SuiteRequest(find_suite("amd-nvidia")), bench(engine, tmp_path))
     assert engine.sessions == []
     assert len(job.job.missing) == len(job.job.plan.specs)
-    assert job._going == Going()
+    assert job._going == ResumePolicy()
     with pytest.raises(MissingDataError, match="--synthetic"):
         prepare_suite(SuiteRequest(find_suite("tensorcore")), bench(engine, tmp_path))
 
@@ -521,7 +521,7 @@ def test_preparing_measures_nothing(tmp_path: Path) -> None:
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_choice_out_of_range_is_refused(changes: Mapping[str, Any]) -> None:
-    request = SuiteRequest(find_suite("tensorcore"), Choice(**changes))
+    request = SuiteRequest(find_suite("tensorcore"), SuiteFilter(**changes))
     with pytest.raises(UsageError):
         check(SuitesRequest((request,)))
     check(SuitesRequest((SuiteRequest(find_suite("tensorcore")),)))

@@ -14,7 +14,7 @@ from fake_engine import fake_epoch, fake_run, fake_trial
 from rich.console import Console
 
 from castwise.records.schema import RankSamples, Trial
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import SUITE_NAMES, find_suite, limit_specs, specs_of
 from castwise.render.table import Column, fitting, markdown_grid, plain, terminal_table
 from castwise.render.training_columns import EXTRA, length_of, run_columns
@@ -29,7 +29,7 @@ WORD = "x" * 12
 def result(name: str, **choice: Any) -> SuiteResult:
     """Return a suite's result with memory, a search where the suite has one, and one run that failed."""
     suite = find_suite(name)
-    asked = Choice(**choice)
+    asked = SuiteFilter(**choice)
     gib = 2**30
     memory: dict[str, Any] = {
         "peak_allocated_bytes": gib,
@@ -368,7 +368,7 @@ def test_the_table_and_the_reason_wait_for_data_alike() -> None:
 )
 def test_length(epochs: int, done: int, steps: int | None, words: str) -> None:
     suite = find_suite("wrn-cifar10")
-    (spec, *_) = specs_of(suite, device="cuda:0", choice=Choice(max_steps=steps))
+    (spec, *_) = specs_of(suite, device="cuda:0", choice=SuiteFilter(max_steps=steps))
     assert spec.recipe is not None
     spec = spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"epochs": epochs})})
     trial = fake_run(spec, *(fake_epoch(spec, number) for number in range(done))) if done else fake_trial(spec)

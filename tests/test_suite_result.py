@@ -7,14 +7,14 @@ import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
 
 from castwise.records.schema import Status, Trial
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import Published, Suite, find_suite, specs_of
 from castwise.suites.result import SuiteResult, lacks_gpus, notes
 
 
 def result(name: str, *, searches: tuple[tuple[Trial, ...], ...] = (), **choice: Any) -> SuiteResult:
     suite = find_suite(name)
-    specs = specs_of(suite, device="cuda:0", choice=Choice(**choice))
+    specs = specs_of(suite, device="cuda:0", choice=SuiteFilter(**choice))
     return SuiteResult(suite, tuple(fake_run(spec) for spec in specs), searches)
 
 

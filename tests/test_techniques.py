@@ -6,7 +6,7 @@ from fake_engine import fake_spec
 from castwise.errors import UsageError
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import SETS, TECHNIQUES, Technique, find_technique, join, parse_techniques
-from castwise.spec.plan import Axes, TrialSpec, build_plan
+from castwise.spec.plan import ParameterGrid, TrialSpec, build_plan
 
 every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 NAMES = [row.name for row in TECHNIQUES]
@@ -87,7 +87,7 @@ def test_exclusions_name_rows(row: Technique) -> None:
 
 
 def test_the_axis_is_crossed_with_the_precisions() -> None:
-    axes = Axes(
+    axes = ParameterGrid(
         workloads=("resnet50",), precisions=("fp32", "bf16-mixed"), techniques=("none", "compile+channels-last")
     )
     specs = build_plan(axes, device="cuda:0").specs
@@ -101,15 +101,15 @@ def test_the_axis_is_crossed_with_the_precisions() -> None:
 
 
 def test_the_plain_loop_keeps_the_key_it_had() -> None:
-    axes = Axes(workloads=("resnet50",), precisions=("fp32",))
+    axes = ParameterGrid(workloads=("resnet50",), precisions=("fp32",))
     (plain,) = build_plan(axes, device="cuda:0").specs
-    (named,) = build_plan(Axes(**{**axes.__dict__, "techniques": ("none",)}), device="cuda:0").specs
+    (named,) = build_plan(ParameterGrid(**{**axes.__dict__, "techniques": ("none",)}), device="cuda:0").specs
     assert plain.key == named.key
     assert "techniques" not in plain.model_dump_json(exclude_defaults=True)
 
 
 def test_a_set_becomes_its_members_that_apply() -> None:
-    axes = Axes(workloads=("resnet50", "mnist-cnn", "lstm-lm"), precisions=("fp32",), techniques=("tuned",))
+    axes = ParameterGrid(workloads=("resnet50", "mnist-cnn", "lstm-lm"), precisions=("fp32",), techniques=("tuned",))
     specs = build_plan(axes, device="cuda:0").specs
     assert [spec.techniques for spec in specs] == [
         ("channels-last", "cudnn-search", "fused-optimizer"),
@@ -119,7 +119,7 @@ def test_a_set_becomes_its_members_that_apply() -> None:
 
 
 def test_a_set_of_which_nothing_applies_is_the_plain_loop_once() -> None:
-    axes = Axes(workloads=("mnist-cnn",), precisions=("fp32",), techniques=("none", "tuned", "channels-last"))
+    axes = ParameterGrid(workloads=("mnist-cnn",), precisions=("fp32",), techniques=("none", "tuned", "channels-last"))
     assert [spec.techniques for spec in build_plan(axes, device="cpu").specs] == [(), ("channels-last",)]
 
 
@@ -132,5 +132,5 @@ def test_a_model_is_changed_only_where_it_is_asked_for(row: Technique) -> None:
 @pytest.mark.parametrize("name", ["resident-data", "loader-workers", "pinned-transfer"])
 def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str) -> None:
     with pytest.raises(UsageError, match="here only steps are timed"):
-        build_plan(Axes(workloads=("resnet50",), techniques=(name,)), device="cuda:0")
+        build_plan(ParameterGrid(workloads=("resnet50",), techniques=(name,)), device="cuda:0")
     assert "changes how a training run reads its data" in str(why_unsupported(spec_of(name)))

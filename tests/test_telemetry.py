@@ -12,15 +12,15 @@ from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
 
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
-from castwise.orchestrator.block_schedule import Earlier
-from castwise.orchestrator.interleaved import sit
+from castwise.orchestrator.block_schedule import PriorStats
+from castwise.orchestrator.interleaved import run_interleaved
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Block, Environment, Trial
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Recipe
 from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
-from castwise.telemetry.sampler import Telemetry, Watch
+from castwise.telemetry.sampler import BlockWatch, Telemetry
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
 GPUS = {"cuda:0": UUID}
@@ -33,8 +33,8 @@ def watching(monitor: FakeMonitor, patience_seconds: float = 30.0, period_second
     return Telemetry(lambda uuid: monitor, period_seconds, patience_seconds)
 
 
-def sweep_with(telemetry: Telemetry, engine: FakeEngine) -> Sweep:
-    return Sweep(engine, None, engine.environment, Silent(), telemetry=telemetry)
+def sweep_with(telemetry: Telemetry, engine: FakeEngine) -> TrialRunner:
+    return TrialRunner(engine, None, engine.environment, NullListener(), telemetry=telemetry)
 
 
 def run(
@@ -249,7 +249,7 @@ def test_what_samples_is_never_the_thread_that_runs_the_sweep() -> None:
 
 
 def test_a_block_that_fails_has_been_watched_all_the_same() -> None:
-    watches: list[Watch] = []
+    watches: list[BlockWatch] = []
 
     def fail() -> None:
         with watching(FakeMonitor()).watch(GPUS) as watch:
@@ -297,7 +297,7 @@ def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
     specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
     engine = FakeEngine(environment=ON_GPU, exclusive=False)
     sweep = sweep_with(watching(monitor, period_seconds=0.001), engine)
-    sat = sit(sweep, specs, number=number, earlier={specs[0].cell: Earlier(0.001, 0.1)})
+    sat = run_interleaved(sweep, specs, number=number, earlier={specs[0].cell: PriorStats(0.001, 0.1)})
     sweep.leaving.wait()
     assert {trial.spec.precision for trial in sat.trials if trial.metered is not None} == metered
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from castwise.errors import UsageError
-from castwise.spec.user_model import OwnModel, locate
+from castwise.spec.user_model import UserModel, locate
 from castwise.worker.user_model.transformers import build
 
 transformers = pytest.importorskip("transformers")
@@ -79,7 +79,7 @@ def test_an_image_model_gets_images(tmp_path: Path) -> None:
 
 def test_a_type_that_does_not_exist_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"No model type of transformers named 'brt'. Did you mean .*bert"):
-        build(OwnModel(kind="transformers", path="", name="brt"))
+        build(UserModel(kind="transformers", path="", name="brt"))
 
 
 def test_a_configuration_without_a_type_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from castwise.errors import StoreError, UsageError
-from castwise.orchestrator.pickling import name_of, send
+from castwise.orchestrator.pickling import name_of, pickle_user_objects
 from castwise.spec.user_model import locate, shown_name
 
 
@@ -31,7 +31,7 @@ def test_objects_arrive_as_they_were(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     parts = {"model": model, "loss": lambda output: output.sum() * width, "optimizer": optimizer}
-    reference = send(parts | {"scheduler": scheduler}, tmp_path / "objects")
+    reference = pickle_user_objects(parts | {"scheduler": scheduler}, tmp_path / "objects")
     assert shown_name(reference) == "own:Linear"
     arrived = received(reference)
     assert arrived["loss"](torch.ones(2)) == 10
@@ -43,11 +43,11 @@ def test_objects_arrive_as_they_were(tmp_path: Path) -> None:
 def test_the_same_objects_are_the_same_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    first = send({"model": model}, tmp_path)
-    assert send({"model": model}, tmp_path) == first
+    first = pickle_user_objects({"model": model}, tmp_path)
+    assert pickle_user_objects({"model": model}, tmp_path) == first
     with torch.no_grad():
         model.weight += 1
-    assert send({"model": model}, tmp_path) != first
+    assert pickle_user_objects({"model": model}, tmp_path) != first
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,20 @@ def test_the_same_objects_are_the_same_file(tmp_path: Path) -> None:
 )
 def test_what_cannot_travel_is_named(parts: Any, where: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"^{where} cannot travel to the process that measures: ") as refusal:
-        send(parts(threading.Lock()), tmp_path)
+        pickle_user_objects(parts(threading.Lock()), tmp_path)
     assert "\n" not in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_said(unwritable: Path) -> None:
     with pytest.raises(StoreError, match="The model cannot be written to"):
-        send({"model": nn.Linear(1, 1)}, unwritable)
+        pickle_user_objects({"model": nn.Linear(1, 1)}, unwritable)
 
 
 def test_without_cloudpickle_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cloudpickle", None)
     with pytest.raises(UsageError, match=r"castwise\.compare needs cloudpickle"):
-        send({"model": nn.Linear(1, 1)}, tmp_path)
+        pickle_user_objects({"model": nn.Linear(1, 1)}, tmp_path)
 
 
 def test_what_a_model_is_called() -> None:

@@ -11,7 +11,7 @@ from fake_gpu import fake_gpu_facts
 from castwise.analysis.statistics import noise_of
 from castwise.records.schema import Trial
 from castwise.records.store import Store
-from castwise.records.telemetry import Metered
+from castwise.records.telemetry import EnergyMeasurement
 
 BLOCKS = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
 
@@ -45,7 +45,7 @@ def test_processes_of_all_invocations_stand_beside_what_their_blocks_say(tmp_pat
 
 def stretch(excess: float, watts: float, **changes: object) -> Trial:
     trial = fake_trial(fake_spec(**{"techniques": ("cuda-graph",), **changes}), step_seconds=(0.1,) * 4)
-    metered = Metered(joules=watts * 0.5, seconds=0.5, num_ticks=5, step_seconds=0.1 * (1 + excess))
+    metered = EnergyMeasurement(joules=watts * 0.5, seconds=0.5, num_ticks=5, step_seconds=0.1 * (1 + excess))
     return trial.model_copy(update={"metered": metered, "gpu_facts": fake_gpu_facts()})
 
 

@@ -15,13 +15,13 @@ from castwise.analysis.statistics import Estimate
 from castwise.records.store import load_folder
 from castwise.registry.techniques import join
 from castwise.spec.plan import TrialSpec
-from castwise.tune.candidates import Climbed, Ladder, loop_name
-from castwise.tune.changes import Move, may_allow
+from castwise.tune.candidates import SearchSpace, TuningResult, loop_name
+from castwise.tune.changes import Change, may_enable
 from castwise.tune.render import conclusions, fastest_within
 from castwise.tune.render import reasons as said_reasons
 from castwise.tune.request import TuneRequest, prepare_tuning
 from castwise.tune.rows import each_once, lines_of
-from castwise.tune.time_budget import Pace
+from castwise.tune.time_budget import TimeBudget
 
 Gain = Callable[[TrialSpec], float]
 
@@ -47,12 +47,12 @@ def engine(gain: Gain = made_up, **traits: object) -> FakeEngine:
     return FakeEngine(exclusive=False, gain=gain, **traits)  # type: ignore[arg-type]
 
 
-def climb(made: FakeEngine, **request: object) -> Climbed:
+def climb(made: FakeEngine, **request: object) -> TuningResult:
     asked = TuneRequest("resnet50", **request)  # type: ignore[arg-type]
     return prepare_tuning(asked, make_engine=lambda *_: made).run()
 
 
-def outcomes(climbed: Climbed) -> dict[str, str]:
+def outcomes(climbed: TuningResult) -> dict[str, str]:
     return {each.move.name: each.outcome for each in climbed.attempts}
 
 
@@ -109,7 +109,7 @@ def test_what_fails_is_recorded_and_the_climb_goes_on(kind: str) -> None:
 def test_a_longer_time_limit_tries_what_ran_into_the_shorter_one_and_nothing_else(tmp_path: Path) -> None:
     """A network that compiles for four minutes, asked again with --timeout: what was measured stands."""
 
-    def asked(seconds: float, **traits: object) -> tuple[Climbed, list[TrialSpec]]:
+    def asked(seconds: float, **traits: object) -> tuple[TuningResult, list[TrialSpec]]:
         made = engine(**traits)
         return climb(made, results=tmp_path, timeout_seconds=seconds), made.measured
 
@@ -146,11 +146,13 @@ def test_what_a_process_refused_is_tried_again_where_the_loop_may_allow_it() -> 
 
 def test_what_skipped_steps_keep_away_is_tried_where_none_are() -> None:
     below = fake_spec("fp16-mixed", loss_scale="dynamic")
-    refused = Move(techniques=("no-step-sync",))
-    assert may_allow(Move(precision="bf16-mixed"), below, refused, "it waits")
-    assert not may_allow(Move(precision="fp16-master"), below.model_copy(update={"precision": "fp32"}), refused, "")
-    assert not may_allow(Move(precision="bf16-mixed"), below, Move(techniques=("space-to-depth",)), "finds nothing")
-    assert not may_allow(Move(techniques=("cudnn-search",)), below, refused, "it waits")
+    refused = Change(techniques=("no-step-sync",))
+    assert may_enable(Change(precision="bf16-mixed"), below, refused, "it waits")
+    assert not may_enable(Change(precision="fp16-master"), below.model_copy(update={"precision": "fp32"}), refused, "")
+    assert not may_enable(
+        Change(precision="bf16-mixed"), below, Change(techniques=("space-to-depth",)), "finds nothing"
+    )
+    assert not may_enable(Change(techniques=("cudnn-search",)), below, refused, "it waits")
 
 
 def test_a_technique_that_its_process_refuses_is_in_no_pair_and_stands_once() -> None:
@@ -248,7 +250,7 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, monkeypatch: pytest.Mon
     assert kept
     rest, whole = engine(), engine()
     recalled: list[int] = []
-    monkeypatch.setattr(Pace, "recall", lambda _, trials, start: recalled.append(len(trials)))
+    monkeypatch.setattr(TimeBudget, "recall", lambda _, trials, start: recalled.append(len(trials)))
     winner = climb(rest, results=tmp_path).winner
     assert recalled == [len(kept)], "what those compiled is on disk"
     assert climb(whole).winner == winner
@@ -296,7 +298,7 @@ def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path
     assert climb(engine(), results=tmp_path, again=True).num_recorded == 0
 
 
-def took_in(climbed: Climbed) -> str:
+def took_in(climbed: TuningResult) -> str:
     return next(line for line in conclusions(climbed) if " trials" in line)
 
 
@@ -306,9 +308,9 @@ def doubtful(spec: TrialSpec) -> float:
     return gains.get(spec.precision, 1.0) * (0.99 if "cudnn-search" in spec.techniques else 1.0)
 
 
-def on_doubtful_loop() -> Climbed:
+def on_doubtful_loop() -> TuningResult:
     tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: engine(doubtful))
-    ladder = Ladder(("fp32", "tf32", "fp16-mixed"), ("channels-last", "cudnn-search"))
+    ladder = SearchSpace(("fp32", "tf32", "fp16-mixed"), ("channels-last", "cudnn-search"))
     return replace(tuning, ladder=ladder).run()
 
 
@@ -374,7 +376,7 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     assert sum("compile" in spec.techniques for spec in made.measured) <= 12
 
 
-def sittings_of(climbed: Climbed, *specs: TrialSpec) -> int:
+def sittings_of(climbed: TuningResult, *specs: TrialSpec) -> int:
     """Return how often these loops sat side by side."""
     return len(set.intersection(*({trial.sitting for trial in climbed.of(spec)} for spec in specs)))
 
@@ -383,7 +385,7 @@ def sittings_of(climbed: Climbed, *specs: TrialSpec) -> int:
 def test_a_small_gain_is_proven_by_further_processes_and_a_large_one_by_the_first(gain: float, count: int) -> None:
     made = engine(lambda spec: gain if spec.techniques else 1.0)
     tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
-    climbed = replace(tuning, ladder=Ladder(("fp32",), ("fused-optimizer",))).run()
+    climbed = replace(tuning, ladder=SearchSpace(("fp32",), ("fused-optimizer",))).run()
     (taken,) = [each for each in climbed.attempts if each.outcome == "taken"]
     assert sittings_of(climbed, climbed.start, taken.spec) == count
     assert taken.ratio is not None
@@ -424,10 +426,10 @@ def test_a_loop_that_fits_is_climbed_to_even_where_it_is_slower() -> None:
     assert within.spec.techniques == ("channels-last",)
 
 
-GRAPH_ALONE = Ladder(("fp32",), ("cuda-graph",))
+GRAPH_ALONE = SearchSpace(("fp32",), ("cuda-graph",))
 
 
-def shrunk(made: FakeEngine, limit: float, **request: object) -> Climbed:
+def shrunk(made: FakeEngine, limit: float, **request: object) -> TuningResult:
     """Climb over one technique, which pays, within a limit."""
     asked = TuneRequest("resnet50", memory_bytes=limit, **request)  # type: ignore[arg-type]
     return replace(prepare_tuning(asked, make_engine=lambda *_: made), ladder=GRAPH_ALONE).run()
@@ -749,7 +751,7 @@ def test_a_loops_name_says_precision_and_techniques() -> None:
 def test_of_loops_that_are_to_sit_together_those_are_measured_that_there_is_time_for() -> None:
     made = engine()
     tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
-    tuning.__dict__["_pace"] = Pace(None)
+    tuning.__dict__["_pace"] = TimeBudget(None)
     tuning.__dict__["_has_time_for"] = lambda specs, keep=1.0: (
         not any("cudnn-search" in each.techniques for each in specs)
     )
@@ -783,7 +785,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, *, width: int, most: int) -> set[tup
     """Return the loops that sit where one compiles, on one that is no rung, with room for and time for so many."""
     made = engine()
     tuning = prepare_tuning(TuneRequest("resnet50"), make_engine=lambda *_: made)
-    tuning.__dict__["_pace"] = Pace(None)
+    tuning.__dict__["_pace"] = TimeBudget(None)
     monkeypatch.setattr(tuning, "_width", lambda _: width)
     monkeypatch.setattr(tuning, "_has_time_for", lambda specs, keep=1.0: len(specs) <= most)
     current, compiled = (
@@ -801,11 +803,11 @@ def test_the_last_rung_sits_beside_what_compiles_where_there_is_room_and_time(
     assert found == {("cudnn-search",), ("compile",), *([()] if is_beside else [])}
 
 
-def climb_that_compiling_ends(gain: Gain, monkeypatch: pytest.MonkeyPatch) -> Climbed:
+def climb_that_compiling_ends(gain: Gain, monkeypatch: pytest.MonkeyPatch) -> TuningResult:
     """Climb over what costs little and what compiles; the first sitting that compiles takes all the time there is."""
     made = engine(gain)
     tuning = prepare_tuning(TuneRequest("resnet50", precisions=("fp32",)), make_engine=lambda *_: made)
-    tuning = replace(tuning, ladder=Ladder(("fp32",), ("cudnn-search", "fused-optimizer", "compile")))
+    tuning = replace(tuning, ladder=SearchSpace(("fp32",), ("cudnn-search", "fused-optimizer", "compile")))
     has_time = lambda _, keep=1.0: not any("compile" in spec.techniques for spec in made.measured)  # noqa: E731
     monkeypatch.setattr(tuning, "_has_time_for", has_time)
     return tuning.run()
@@ -846,7 +848,7 @@ def test_kernels_that_pay_in_a_compiled_loop_are_found() -> None:
         return kernels * (1.5 if compiled else 1.0)
 
     tuning = prepare_tuning(TuneRequest("resnet50", precisions=("bf16-mixed",)), make_engine=lambda *_: engine(gain))
-    ladder = Ladder(("bf16-mixed",), ("channels-last", "batch-norm-kernel", "compile"))
+    ladder = SearchSpace(("bf16-mixed",), ("channels-last", "batch-norm-kernel", "compile"))
     climbed = replace(
         tuning, ladder=ladder, start=tuning.start.model_copy(update={"techniques": ("channels-last",)})
     ).run()

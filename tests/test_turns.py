@@ -3,13 +3,13 @@
 import random
 from collections.abc import Callable
 
-from castwise.orchestrator.block_schedule import Earlier, Turns
+from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.spec.plan import MeasurementProtocol
 
 PROTOCOL = MeasurementProtocol(num_blocks=12, min_blocks=4)
 
 
-def run(turns: Turns, step_seconds: Callable[[], float]) -> list[int]:
+def run(turns: BlockSchedule, step_seconds: Callable[[], float]) -> list[int]:
     """Take turns until there are no more; return how long each was."""
     lengths = []
     while turns.goes_on:
@@ -25,50 +25,50 @@ def noisy(noise: float) -> Callable[[], float]:
 
 
 def test_a_quiet_process_takes_the_fewest_turns() -> None:
-    turns = Turns(PROTOCOL)
+    turns = BlockSchedule(PROTOCOL)
     assert run(turns, noisy(0.0005)) == [1, 1, 1, 1]
     assert turns.is_quiet
 
 
 def test_one_that_is_not_known_by_all_its_blocks_takes_the_rest_in_long_turns() -> None:
-    turns = Turns(PROTOCOL)
+    turns = BlockSchedule(PROTOCOL)
     assert run(turns, noisy(0.02)) == [1, 1, 1, 1, 3, 3, 2]
     assert not turns.is_quiet
 
 
 def test_one_in_between_takes_short_turns_until_it_is_known() -> None:
-    lengths = run(Turns(PROTOCOL), noisy(0.004))
+    lengths = run(BlockSchedule(PROTOCOL), noisy(0.004))
     assert 4 < len(lengths) < 12
     assert set(lengths) == {1}
 
 
 def test_what_earlier_processes_showed_is_believed_from_the_first_turn() -> None:
-    assert run(Turns(PROTOCOL, Earlier(noise=0.02, step_seconds=0.1)), noisy(0.0)) == [3, 3, 3, 3]
+    assert run(BlockSchedule(PROTOCOL, PriorStats(noise=0.02, step_seconds=0.1)), noisy(0.0)) == [3, 3, 3, 3]
 
 
 def test_however_quiet_earlier_processes_were_its_own_noise_counts() -> None:
     """Of one that flips between two speeds three blocks are alike in a quarter of all cases."""
-    quiet = Earlier(noise=0.0001, step_seconds=0.1)
+    quiet = PriorStats(noise=0.0001, step_seconds=0.1)
     for fewest in (1, 3, 4):
         protocol = PROTOCOL.model_copy(update={"min_blocks": fewest})
-        assert run(Turns(protocol, quiet), noisy(0.0)) == [1, 1, 1, 1]
-    assert sum(run(Turns(PROTOCOL, quiet), noisy(0.02))) == 12
+        assert run(BlockSchedule(protocol, quiet), noisy(0.0)) == [1, 1, 1, 1]
+    assert sum(run(BlockSchedule(PROTOCOL, quiet), noisy(0.02))) == 12
 
 
 def test_time_ends_it_but_not_before_the_fewest_turns() -> None:
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4, max_seconds=0.1)
-    assert len(run(Turns(protocol), noisy(0.02))) == 4
+    assert len(run(BlockSchedule(protocol), noisy(0.02))) == 4
 
 
 def test_few_blocks_still_make_four_turns() -> None:
     protocol = MeasurementProtocol(num_blocks=6, min_blocks=3)
-    assert run(Turns(protocol, Earlier(noise=0.05, step_seconds=0.1)), noisy(0.05)) == [1, 1, 2, 2]
+    assert run(BlockSchedule(protocol, PriorStats(noise=0.05, step_seconds=0.1)), noisy(0.05)) == [1, 1, 2, 2]
 
 
 def test_of_a_cell_whose_processes_differ_each_takes_fewer_blocks() -> None:
     """Of processes that are 2 % apart one need not be known to a seventh of a per cent."""
     noise, step_seconds = 0.01, 0.1
-    alike = Earlier(noise, step_seconds, apart=0.001)
-    differing = Earlier(noise, step_seconds, apart=0.02)
-    assert sum(run(Turns(PROTOCOL, alike), noisy(noise))) == 12
-    assert run(Turns(PROTOCOL, differing), noisy(noise)) == [1, 1, 1, 1]
+    alike = PriorStats(noise, step_seconds, apart=0.001)
+    differing = PriorStats(noise, step_seconds, apart=0.02)
+    assert sum(run(BlockSchedule(PROTOCOL, alike), noisy(noise))) == 12
+    assert run(BlockSchedule(PROTOCOL, differing), noisy(noise)) == [1, 1, 1, 1]

@@ -9,7 +9,7 @@ from fake_records import other_machine, steady
 from castwise.analysis.statistics import independent_ratio
 from castwise.records.schema import Trial
 from castwise.registry.published import find_published
-from castwise.report.machine_comparison import Comparison, Line, compare_machines, headline, tally
+from castwise.report.machine_comparison import ComparisonRow, MachineComparison, compare_machines, headline, tally
 from castwise.report.machine_report import reason_lines, refusal_line
 from castwise.report.machines import Origin, measured_machines, published_machine
 
@@ -18,7 +18,7 @@ def elsewhere(trial: Trial, **changes: object) -> Trial:
     return trial.model_copy(update={"environment": fake_environment(**{"gpu": "Other GPU"} | changes)})
 
 
-def beside(*sides: list[Trial], margin: float = 0.01) -> Comparison:
+def beside(*sides: list[Trial], margin: float = 0.01) -> MachineComparison:
     machines = measured_machines([Origin(f"side-{number}", trials) for number, trials in enumerate(sides)])
     return compare_machines([machine for of_origin in machines for machine in of_origin], margin)
 
@@ -30,7 +30,7 @@ def rounds(precision: str, *seconds: float, **changes: object) -> list[Trial]:
     ]
 
 
-def only(comparison: Comparison) -> Line:
+def only(comparison: MachineComparison) -> ComparisonRow:
     (line,) = comparison.lines
     return line
 

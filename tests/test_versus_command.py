@@ -10,7 +10,7 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, ste
 
 from castwise.records.schema import Trial
 from castwise.registry.published import find_published
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 
 
 def rounds(factor: float = 1.0, **machine: object) -> list[Trial]:
@@ -204,7 +204,7 @@ def test_what_looks_like_markup_in_a_machine_s_name_is_printed_as_it_is(command:
 
 def test_a_user_s_code_may_change_and_that_is_said(command: CommandLine, tmp_path: Path) -> None:
     def own(digest: str, gpu: str) -> Trial:
-        model = OwnModel(kind="file", path="/x/train_me.py", name="build", digest=digest)
+        model = UserModel(kind="file", path="/x/train_me.py", name="build", digest=digest)
         return fake_trial(fake_spec(workload="own:build", own=model), environment=fake_environment(gpu=gpu))
 
     folders = stored(tmp_path / "a", [own("1", "GPU")]), stored(tmp_path / "b", [own("2", "GPU")])

@@ -9,14 +9,16 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from castwise.analysis.result_table import compare
 from castwise.analysis.warnings import TrialWarning, WarningName, warnings_of
 from castwise.records.schema import Trial
-from castwise.records.telemetry import Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, TelemetrySummary
 from castwise.render.steady_columns import remarks
 
 NUM_BLOCKS = 8
 STEADY = (0.1,) * NUM_BLOCKS
 
 
-def trial_with(*readings: Reading, seconds: tuple[float, ...] = STEADY, settled: bool = True, **facts: object) -> Trial:
+def trial_with(
+    *readings: TelemetrySummary, seconds: tuple[float, ...] = STEADY, settled: bool = True, **facts: object
+) -> Trial:
     """Return a healthy trial but for what is said; one reading stands for all blocks."""
     listed = readings if len(readings) != 1 else readings * len(seconds)
     return fake_trial(
@@ -27,7 +29,7 @@ def trial_with(*readings: Reading, seconds: tuple[float, ...] = STEADY, settled:
     )
 
 
-def all_but_last(first: Reading, last: Reading) -> tuple[Reading, ...]:
+def all_but_last(first: TelemetrySummary, last: TelemetrySummary) -> tuple[TelemetrySummary, ...]:
     return (*(first,) * (NUM_BLOCKS - 1), last)
 
 
@@ -96,9 +98,13 @@ def test_every_name_of_the_list_is_tried() -> None:
     assert {name for name, _, _ in FIRES} == set(get_args(WarningName))
 
 
-@pytest.mark.parametrize("field", [name for name in Reading.model_fields if name not in ("seconds", "missing")])
+@pytest.mark.parametrize(
+    "field", [name for name in TelemetrySummary.model_fields if name not in ("seconds", "missing")]
+)
 def test_what_is_missing_gives_no_warning(field: str) -> None:
-    empty = None if Reading.model_fields[field].default is None else Reading.model_fields[field].default
+    empty = (
+        None if TelemetrySummary.model_fields[field].default is None else TelemetrySummary.model_fields[field].default
+    )
     assert warnings_of(trial_with(fake_reading(**{field: empty}))) == []
 
 
@@ -106,7 +112,7 @@ def test_a_record_without_telemetry_has_the_warnings_of_its_blocks_alone() -> No
     assert warnings_of(fake_trial(step_seconds=STEADY)) == []
     assert [each.name for each in warnings_of(fake_trial(step_seconds=(0.12, *STEADY)))] == ["first-block-slow"]
     assert warnings_of(fake_trial(step_seconds=())) == []
-    bare = trial_with(Reading(seconds=1.0)).model_copy(update={"gpu_facts": None})
+    bare = trial_with(TelemetrySummary(seconds=1.0)).model_copy(update={"gpu_facts": None})
     assert warnings_of(bare) == []
 
 
@@ -125,7 +131,9 @@ def test_a_power_cap_is_told_as_normal_and_with_its_limit() -> None:
 def test_steps_that_a_limit_slows_down_as_they_go_on_are_told(seconds: float, said: str) -> None:
     trial = fake_trial(step_seconds=(0.1,) * 8)
     reading = fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0)
-    warning = only(trial.model_copy(update={"readings": (reading,) * 8, "metered": Metered(step_seconds=seconds)}))
+    warning = only(
+        trial.model_copy(update={"readings": (reading,) * 8, "metered": EnergyMeasurement(step_seconds=seconds)})
+    )
     assert ("steps that ran on and on" in warning.seen) is bool(said)
     assert said in warning.seen
 
@@ -133,7 +141,9 @@ def test_steps_that_a_limit_slows_down_as_they_go_on_are_told(seconds: float, sa
 def test_a_stretch_within_what_blocks_spread_by_is_not_laid_to_the_limit() -> None:
     trial = fake_trial(step_seconds=(0.1, 0.102, 0.104, 0.106) * 2)
     reading = fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0)
-    warning = only(trial.model_copy(update={"readings": (reading,) * 8, "metered": Metered(step_seconds=0.105)}))
+    warning = only(
+        trial.model_copy(update={"readings": (reading,) * 8, "metered": EnergyMeasurement(step_seconds=0.105)})
+    )
     assert "steps that ran on and on" not in warning.seen
 
 

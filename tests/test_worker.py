@@ -19,7 +19,7 @@ from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
 from castwise.worker import epoch_stats, server
 from castwise.worker.precision import _switch, read_fp32_precision
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
 
 PATIENCE_SECONDS = 60.0
@@ -95,7 +95,7 @@ def failing(error: BaseException) -> Callable[..., Any]:
 
 
 def test_a_trial_from_its_first_command_to_its_last(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SteadyCell, "_lead_of", lambda *_: 3)
+    monkeypatch.setattr(SteadyRun, "_lead_of", lambda *_: 3)
     opened = talk.ask({"command": "open", "device": "cpu", "commit": "0123456789ab"})
     assert opened["event"] == "opened"
     assert Environment.model_validate(opened["environment"]).torch == torch.__version__
@@ -119,7 +119,7 @@ def test_a_trial_from_its_first_command_to_its_last(talk: Conversation, monkeypa
 def test_a_loss_that_is_no_number_arrives_as_what_it_is(talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     block = Block(seconds=1.0, num_steps=1, loss=float("nan"), loss_scale=float("inf"))
     talk.ask(SET_UP)
-    monkeypatch.setattr(SteadyCell, "run_block", lambda self, length: block)
+    monkeypatch.setattr(SteadyRun, "run_block", lambda self, length: block)
     arrived = Block.model_validate(talk.ask({"command": "run_block"})["block"])
     assert repr(arrived) == repr(block)
 
@@ -296,7 +296,7 @@ def test_what_a_model_raises_is_an_event(  # noqa: PLR0917
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(server, "SteadyCell", failing(error))
+    monkeypatch.setattr(server, "SteadyRun", failing(error))
     answer = talk.ask(SET_UP)
     assert answer == {"event": "failed", "status": status, "message": message, "usage": usage}
     assert talk.is_over
@@ -306,7 +306,7 @@ def test_what_a_model_raises_is_an_event(  # noqa: PLR0917
 @pytest.mark.parametrize("command", ["warm_up", "run_block", "finish"])
 def test_a_failure_can_come_in_every_phase(command: str, talk: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
     talk.ask(SET_UP)
-    monkeypatch.setattr(SteadyCell, command, failing(RuntimeError("broken")))
+    monkeypatch.setattr(SteadyRun, command, failing(RuntimeError("broken")))
     assert talk.ask({"command": command})["message"] == "RuntimeError: broken"
 
 

@@ -18,15 +18,15 @@ from castwise.analysis.result_table import MARGIN, Row
 from castwise.analysis.result_table import compare as compare_trials
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Request, prepare
-from castwise.orchestrator.pickling import send
-from castwise.orchestrator.rounds import Rule
-from castwise.orchestrator.trial import Silent
+from castwise.orchestrator.pickling import pickle_user_objects
+from castwise.orchestrator.rounds import StopRule
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.render.notebook import to_html
 from castwise.render.progress import LiveProgress
 from castwise.render.run_report import print_table
-from castwise.spec.arguments import listed, named
-from castwise.spec.plan import Axes
+from castwise.spec.arguments import as_tuple, split_names
+from castwise.spec.plan import ParameterGrid
 
 _WIDTH = 120  # of what print shows, which knows of no terminal
 
@@ -153,18 +153,18 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
     given |= {"scheduler": scheduler, "clip_grad_norm": clip_grad_norm, "unit": unit}
     given |= {"units_per_sample": units_per_sample, "accumulate": accumulate if accumulate != 1 else None}
     parts = {"model": model} | {name: value for name, value in given.items() if value is not None}
-    scales: tuple[str | float, ...] | None = listed(loss_scale)
-    rule = Rule.of(within, budget, rounds, margin)
+    scales: tuple[str | float, ...] | None = as_tuple(loss_scale)
+    rule = StopRule.of(within, budget, rounds, margin)
     folder = None if results is None else Path(results)
     with _reference(parts, folder) as reference:
         request = Request(
-            axes=Axes(
+            axes=ParameterGrid(
                 workloads=(reference,),
-                precisions=named(precision),
-                batch_sizes=listed(batch_size),
+                precisions=split_names(precision),
+                batch_sizes=as_tuple(batch_size),
                 loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
-                world_sizes=listed(gpus),
-                techniques=named(techniques),
+                world_sizes=as_tuple(gpus),
+                techniques=split_names(techniques),
             ),
             device=device,
             results=folder,
@@ -179,7 +179,7 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
 
 def _run(request: Request, progress: bool) -> list[Trial]:
     if not progress:
-        return prepare(request, Silent()).run()
+        return prepare(request, NullListener()).run()
     live = LiveProgress(Console(stderr=True, highlight=False, emoji=False, force_jupyter=False))
     job = prepare(request, live)
     with live:
@@ -195,7 +195,7 @@ def _reference(parts: dict[str, Any], results: Path | None) -> Iterator[str]:
             raise UsageError(f"The workload '{parts['model']}' has its own {others}. Leave it out, or give a model.")
         yield parts["model"]
     elif results is not None:
-        yield send(parts, results / "objects")
+        yield pickle_user_objects(parts, results / "objects")
     else:
         with tempfile.TemporaryDirectory(prefix="castwise-objects-") as folder:
-            yield send(parts, Path(folder))
+            yield pickle_user_objects(parts, Path(folder))

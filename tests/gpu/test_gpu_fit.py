@@ -8,10 +8,10 @@ import torch
 
 from castwise.analysis.steady_metrics import peak_allocated_bytes, peak_reserved_bytes
 from castwise.max_batch.memory_breakdown import TOLERANCE, account_of
-from castwise.max_batch.result import Fit, available_bytes
-from castwise.max_batch.search import FitRequest, prepare_fit
-from castwise.orchestrator.machine import find_bench
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.max_batch.result import MaxBatch, available_bytes
+from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
+from castwise.orchestrator.machine import detect_machine
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
 
@@ -21,15 +21,15 @@ GIB = 2**30
 LIMIT = 4 * GIB
 
 
-def fit(workload: str, *precisions: str, **request: object) -> dict[str, Fit]:
-    asked = FitRequest(workload, precisions=precisions, device="cuda:0", **request)  # type: ignore[arg-type]
-    found = prepare_fit(asked).run()
+def fit(workload: str, *precisions: str, **request: object) -> dict[str, MaxBatch]:
+    asked = MaxBatchRequest(workload, precisions=precisions, device="cuda:0", **request)  # type: ignore[arg-type]
+    found = prepare_max_batch(asked).run()
     return {each.spec.precision: each for each in found.fits}
 
 
 def measured(spec: TrialSpec) -> Trial:
-    bench = find_bench("cuda:0", None)
-    return Sweep(bench.engine, None, bench.environment, Silent()).run([spec])[0]
+    bench = detect_machine("cuda:0", None)
+    return TrialRunner(bench.engine, None, bench.environment, NullListener()).run([spec])[0]
 
 
 @pytest.mark.parametrize("workload", ["resnet50", "lstm-lm", "mlp-4096"])

@@ -8,7 +8,7 @@ from loops import IMAGES, spec_of
 from ranks import answers_of
 
 from castwise.worker.distributed import Peers
-from castwise.worker.kernels.allreduce.reducer import SymmetricMean, mean_over
+from castwise.worker.kernels.allreduce.reducer import SymmetricMean, make_allreducer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
@@ -48,7 +48,7 @@ def means(peers: Peers, _: Path) -> list[list[torch.Tensor]]:
     device = torch.device(f"cuda:{peers.rank}")
     torch.cuda.set_device(device)
     given = [[each.to(device) for each in group] for group in values(peers.rank)]
-    mean = mean_over(peers, given)
+    mean = make_allreducer(peers, given)
     if not isinstance(mean, SymmetricMean):
         return []
     shown = []

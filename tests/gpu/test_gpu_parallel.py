@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.precisions import PRECISIONS, Hardware, find_precision, why_emulated, why_unsupported
 from castwise.spec.plan import MeasurementProtocol, Parallelism, TrialSpec
@@ -41,7 +41,7 @@ def measure(precision: str, parallelism: Parallelism = "ddp", **changes: object)
     probe = engine.start(120.0)
     environment = probe.open("cuda:0")
     probe.close()
-    (trial,) = Sweep(engine, None, environment, Silent()).run([spec])
+    (trial,) = TrialRunner(engine, None, environment, NullListener()).run([spec])
     return trial
 
 

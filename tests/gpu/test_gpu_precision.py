@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from castwise.registry.precisions import PRECISIONS, Hardware, Precision, find_precision, why_emulated, why_unsupported
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.worker.precision import numeric_state, read_fp32_precision
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -191,7 +191,7 @@ def test_a_cell_on_the_gpu(row: Precision) -> None:
         device="cuda:0",
         protocol=MeasurementProtocol(warm_up_steps=2, warm_up_seconds=0.5, block_seconds=0.01),
     )
-    cell = SteadyCell(spec, None)
+    cell = SteadyRun(spec, None)
     facts = cell.warm_up()
     blocks = [cell.run_block() for _ in range(3)]
     samples = cell.finish()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec
-from castwise.worker.build import build_cell
+from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import own_batches
 from castwise.worker.distributed import Peers
 
@@ -30,7 +30,7 @@ def statistics_after_steps(workload: str, *techniques: str) -> tuple[list[Tensor
         workload=workload, precision="fp32", loss_scale="none", batch_size=16, device=DEVICE, techniques=techniques
     )
     with ExitStack() as stack:
-        cell = build_cell(spec, stack, Peers())
+        cell = build_trial(spec, stack, Peers())
         for group in cell.step.optimizer.param_groups:
             group["lr"] = group["lr"] * 0 if isinstance(group["lr"], Tensor) else 0.0
             group["weight_decay"] = 0.0

@@ -11,7 +11,7 @@ from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec
-from castwise.worker.build import build_cell
+from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import own_batches
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.batch_norm.module import RELU, After, Before, KernelBatchNorm
@@ -171,7 +171,7 @@ def losses(precision: str, *techniques: str) -> Tensor:
     )
     assert why_unsupported(spec) is None
     with ExitStack() as stack:
-        cell = build_cell(spec, stack, Peers())
+        cell = build_trial(spec, stack, Peers())
         batches = own_batches(find_workload(spec.workload), cell.task, spec, 4, Peers())
         batches = [cell.prepare(batch) if cell.prepare else batch for batch in batches]
         found = [cell.step(batches[index % 4]).detach().clone() for index in range(10)]

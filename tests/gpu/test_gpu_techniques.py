@@ -15,7 +15,7 @@ from castwise.registry.techniques import TECHNIQUES, join
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.worker.precision import autocast, numeric_state
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 from castwise.worker.techniques.space_to_depth import SpaceToDepthConv
 from castwise.worker.training_run import TrainingRun
 
@@ -190,7 +190,7 @@ def test_a_graph_s_memory_is_seen() -> None:
     for names in ((), ("cuda-graph",)):
         torch.cuda.empty_cache()
         spec = spec_of(IMAGES, "fp32", *names, device=DEVICE).model_copy(update={"batch_size": 256})
-        cell = SteadyCell(
+        cell = SteadyRun(
             spec.model_copy(update={"protocol": MeasurementProtocol(warm_up_seconds=0.5, block_seconds=0.01)}), None
         )
         cell.warm_up()
@@ -210,7 +210,7 @@ def test_a_graph_s_steady_cell_is_timed_and_recorded() -> None:
         techniques=("channels-last", "cudnn-search", "cuda-graph"),
         protocol=MeasurementProtocol(warm_up_steps=5, warm_up_seconds=0.5, block_seconds=0.01),
     )
-    cell = SteadyCell(spec, None)
+    cell = SteadyRun(spec, None)
     facts = cell.warm_up()
     blocks = [cell.run_block() for _ in range(3)]
     samples = cell.finish()

@@ -9,7 +9,7 @@ import torch
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.spec.plan import MeasurementProtocol, Parallelism, TrialSpec
 from castwise.telemetry.monitors import open_monitor
@@ -41,7 +41,7 @@ def measure(parallelism: Parallelism, world_size: int = 2) -> Trial:
     probe = engine.start(120.0)
     environment = probe.open("cuda:0")
     probe.close()
-    (trial,) = Sweep(engine, None, environment, Silent()).run([spec])
+    (trial,) = TrialRunner(engine, None, environment, NullListener()).run([spec])
     assert trial.status == "ok", f"{trial.message}\n{trial.log}"
     return trial
 

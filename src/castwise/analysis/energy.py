@@ -13,7 +13,7 @@ from typing import Literal
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.statistics import student_quantile
 from castwise.records.schema import Trial
-from castwise.records.telemetry import Reading
+from castwise.records.telemetry import TelemetrySummary
 from castwise.spec.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
 
 Source = Literal["counter at a stretch", "counter", "power × time"]
@@ -194,7 +194,9 @@ def _blocks(trial: Trial) -> tuple[tuple[BlockEnergy, ...], Source] | None:
     return None if powered is None else (powered, "power × time")
 
 
-def _each(watched: Sequence[tuple[Reading, int]], joules: Sequence[float | None]) -> tuple[BlockEnergy, ...] | None:
+def _each(
+    watched: Sequence[tuple[TelemetrySummary, int]], joules: Sequence[float | None]
+) -> tuple[BlockEnergy, ...] | None:
     if any(value is None for value in joules):
         return None
     pairs = zip(watched, joules, strict=True)
@@ -216,11 +218,11 @@ def _times(share: float, joules: float | None) -> float | None:
     return None if joules is None else share * joules
 
 
-def _power_energy(reading: Reading) -> float | None:
+def _power_energy(reading: TelemetrySummary) -> float | None:
     return None if reading.power_watts is None else reading.power_watts * reading.seconds
 
 
-def _units(trial: Trial) -> list[tuple[Reading, int]]:
+def _units(trial: Trial) -> list[tuple[TelemetrySummary, int]]:
     """Return each block's or epoch's reading with the units that the GPUs it covers trained on."""
     if not trial.ranks or trial.facts is None:
         return []

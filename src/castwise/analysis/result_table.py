@@ -8,7 +8,7 @@ from typing import Any
 from castwise.analysis import steady_metrics
 from castwise.analysis.grouping import GPUS, as_on_one_gpu, shared_but
 from castwise.analysis.speedup import baselines_among, rate_estimate, speedup_estimate, step_estimate
-from castwise.analysis.statistics import Estimate, Verdict, estimate, judge
+from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 
@@ -159,7 +159,7 @@ def _memory_ratios(cell: list[Trial], baselines: list[Trial]) -> list[float]:
 def _verdict(trial: Trial, speedup: Estimate | None, elsewhere: "_Elsewhere", margin: float) -> Verdict | None:
     if trial.spec.precision == BASELINE:
         return None
-    return judge(speedup, margin) if speedup else elsewhere.incomparable(trial)
+    return verdict_of(speedup, margin) if speedup else elsewhere.incomparable(trial)
 
 
 class _Elsewhere:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from castwise.analysis.statistics import (
     MIN_PROCESSES,
     Estimate,
-    apart,
+    between_process_std,
     estimate,
     independent_ratio,
     paired_ratio,
     pseudomedian,
 )
-from castwise.analysis.steady_metrics import turn_times, units_per_step
+from castwise.analysis.steady_metrics import block_means, units_per_step
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 
@@ -36,7 +36,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
         ratio
         for trial in own
         if trial.sitting in by_sitting
-        and (ratio := paired_ratio(turn_times(by_sitting[trial.sitting]), turn_times(trial))) is not None
+        and (ratio := paired_ratio(block_means(by_sitting[trial.sitting]), block_means(trial))) is not None
     ]
     fewest = min(len(own), len(others))
     if len(paired) >= min(MIN_PROCESSES, fewest) > 0:
@@ -57,7 +57,7 @@ def turns_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estim
         other = by_sitting.get(trial.sitting or "")
         if other is None:
             continue
-        pairs = zip(turn_times(other), turn_times(trial), strict=False)
+        pairs = zip(block_means(other), block_means(trial), strict=False)
         found = estimate([before / after for before, after in pairs])
         return None if found is None else replace(found, n=1)
     return None
@@ -88,15 +88,15 @@ def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | 
     return Estimate(units / step.value, units / step.high, units / step.low, step.n)
 
 
-def processes_apart(trials: Sequence[Trial]) -> float:
-    """Return by what share the step times of one cell's processes differ, as `apart` tells it."""
-    return apart([_middle(trial) for trial in trials if was_timed(trial)])
+def process_stds(trials: Sequence[Trial]) -> float:
+    """Return by what share the step times of one cell's processes differ, as `between_process_std` tells it."""
+    return between_process_std([_middle(trial) for trial in trials if was_timed(trial)])
 
 
 def was_timed(trial: Trial) -> bool:
     """Return whether a trial has step times that stand for its cell's."""
-    return trial.status in _MEASURED and bool(turn_times(trial))
+    return trial.status in _MEASURED and bool(block_means(trial))
 
 
 def _middle(trial: Trial) -> float:
-    return pseudomedian(turn_times(trial))  # only trials that were timed are asked
+    return pseudomedian(block_means(trial))  # only trials that were timed are asked

@@ -235,7 +235,7 @@ def noise_of(seconds: Sequence[float], lengths: Sequence[float] = ()) -> float:
     return (high - low) / _QUARTILES_OF_NORMAL / middle
 
 
-def apart(seconds: Sequence[float]) -> float:
+def between_process_std(seconds: Sequence[float]) -> float:
     """Return the standard deviation of the step times of a cell's processes, as a share of them; 0 of fewer than three.
 
     What the machine drifted by from one process to the next is in it.
@@ -248,7 +248,7 @@ def apart(seconds: Sequence[float]) -> float:
     return statistics.stdev(math.log(each) for each in seconds)
 
 
-def blocks_wanted(noise: float, tolerance: float = TOLERANCE) -> float:
+def required_blocks(noise: float, tolerance: float = TOLERANCE) -> float:
     """Return how many blocks of this noise have a pseudomedian that is known well enough.
 
     Well enough is a standard error far below what two processes differ by anyway: further blocks would be time that
@@ -261,7 +261,7 @@ def blocks_wanted(noise: float, tolerance: float = TOLERANCE) -> float:
     return (_PSEUDOMEDIAN_OVER_MEAN * noise / tolerance) ** 2
 
 
-def judge(ratio: Estimate, margin: float = 0.01) -> Verdict:
+def verdict_of(ratio: Estimate, margin: float = 0.01) -> Verdict:
     """Return the verdict on a speed-up.
 
     "Same" is a finding, that the whole interval lies within the margin, and not the lack of one.

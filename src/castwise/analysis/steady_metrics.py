@@ -19,7 +19,7 @@ def step_times(trial: Trial) -> list[float]:
     return [block.seconds / block.num_steps for block in _blocks(trial)]
 
 
-def turn_times(trial: Trial) -> list[float]:
+def block_means(trial: Trial) -> list[float]:
     """Return the seconds a step of each turn: of each block, or of a training run of each epoch that counts."""
     recipe = trial.spec.recipe
     if recipe is None or not trial.ranks:
@@ -28,10 +28,10 @@ def turn_times(trial: Trial) -> list[float]:
     return [epoch.counted_seconds / epoch.counted_samples * trial.spec.process_batch_size for epoch in counted]
 
 
-def turn_lengths(trial: Trial) -> list[float]:
+def block_lengths(trial: Trial) -> list[float]:
     """Return how many times as long as the shortest each turn is, in steps; of a training run's epochs, 1 each."""
     if trial.spec.recipe is not None:
-        return [1.0] * len(turn_times(trial))
+        return [1.0] * len(block_means(trial))
     steps = [block.num_steps for block in _blocks(trial)]
     return [count / min(steps) for count in steps]
 
@@ -42,7 +42,7 @@ def step_seconds(trial: Trial) -> float | None:
     return pseudomedian(per_step) if per_step else None
 
 
-def stretch_excess(trial: Trial) -> float | None:
+def sustained_slowdown(trial: Trial) -> float | None:
     """Return how much longer a step took where steps ran on and on than in the timed blocks, as a share of these.
 
     Between blocks may be pauses, and other cells' blocks. None where it was not measured, or is too little to tell:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import Block, Trial
-from castwise.records.telemetry import Reading
+from castwise.records.telemetry import TelemetrySummary
 from castwise.spec.quantities import format_share
 
 WarningName = Literal[
@@ -117,7 +117,7 @@ def _at_limit(trial: Trial) -> str:
 
 def _at_a_stretch(trial: Trial) -> str:
     """Return in words how much longer steps take in a training that lasts; empty where it is not worth a word."""
-    excess = steady_metrics.stretch_excess(trial)
+    excess = steady_metrics.sustained_slowdown(trial)
     return "" if excess is None else f"; steps that ran on and on took {format_share(excess)} longer than in the blocks"
 
 
@@ -129,7 +129,7 @@ def _whose(trial: Trial, name: str) -> str:
     return f" on {', '.join(sorted({device for devices in seen for device in devices}))}"
 
 
-def _is_seen(reading: Reading, name: str) -> bool:
+def _is_seen(reading: TelemetrySummary, name: str) -> bool:
     return bool(getattr(reading, name, None)) or name in (reading.throttle_reasons or ())
 
 
@@ -271,7 +271,7 @@ def _thermal_drift(trial: Trial) -> TrialWarning | None:
     )
 
 
-def _clock_drop(first: Reading, last: Reading) -> float:
+def _clock_drop(first: TelemetrySummary, last: TelemetrySummary) -> float:
     if not first.sm_clock_hertz or last.sm_clock_hertz is None:
         return 0.0
     return 1 - last.sm_clock_hertz / first.sm_clock_hertz

@@ -15,10 +15,10 @@ from castwise.analysis.result_table import MARGIN, compare
 from castwise.cli import doctor
 from castwise.errors import UsageError
 from castwise.max_batch import render as max_batch_render
-from castwise.max_batch.search import FitRequest, prepare_fit
+from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.max_batch.sentences import refuse_what_never_fits
 from castwise.orchestrator.job import Job, Request, prepare
-from castwise.orchestrator.machine import Bench, EngineFactory, find_bench, find_commit, find_device
+from castwise.orchestrator.machine import EngineFactory, Machine, choose_device, detect_machine, find_commit
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.records.schema import Trial
 from castwise.render import run_report
@@ -28,7 +28,7 @@ from castwise.suites import render as suites_render
 from castwise.suites.result import SuiteResult
 from castwise.suites.run import SuiteRequest, SuitesRequest, check, prepare_suite
 from castwise.tune import render as tune_render
-from castwise.tune.candidates import Climbed
+from castwise.tune.candidates import TuningResult
 from castwise.tune.request import TuneRequest, prepare_tuning
 
 _Result_co = TypeVar("_Result_co", covariant=True)
@@ -90,7 +90,7 @@ def tune(
     make_engine: EngineFactory | None = None,
     *,
     verbose: bool = False,
-) -> tuple[int, Climbed | None]:
+) -> tuple[int, TuningResult | None]:
     """Climb from the plain loop to the fastest and print the rungs; return the exit code and the climb.
 
     Args:
@@ -140,7 +140,9 @@ def _carry_out(prepare_it: Callable[[LiveProgress], _Prepared[_Result_co]], erro
             return prepared.run()
 
 
-def fit(request: FitRequest, output: str, make_engine: EngineFactory | None = None, *, verbose: bool = False) -> int:
+def fit(
+    request: MaxBatchRequest, output: str, make_engine: EngineFactory | None = None, *, verbose: bool = False
+) -> int:
     """Find the largest batches and print them; return the exit code.
 
     Args:
@@ -154,7 +156,7 @@ def fit(request: FitRequest, output: str, make_engine: EngineFactory | None = No
     """
     errors = _errors()
     try:
-        fitted = _carry_out(lambda progress: prepare_fit(request, progress, make_engine), errors)
+        fitted = _carry_out(lambda progress: prepare_max_batch(request, progress, make_engine), errors)
     except KeyboardInterrupt:
         return _interrupted(errors, request.results, again=request.again)
     if verbose:
@@ -195,7 +197,7 @@ def run_suites(
     try:
         with _terminated_as_interrupted():
             with _looking(errors):
-                bench = find_bench(asked.device, asked.data_dir, make_engine)
+                bench = detect_machine(asked.device, asked.data_dir, make_engine)
             for request in asked.requests:
                 try:
                     results.append(_run_suite(request, bench, errors))
@@ -217,7 +219,7 @@ def run_suites(
     return refused or (_FAILED if failed or not trials else 0)
 
 
-def _run_suite(request: SuiteRequest, bench: Bench, errors: Console) -> SuiteResult:
+def _run_suite(request: SuiteRequest, bench: Machine, errors: Console) -> SuiteResult:
     progress = LiveProgress(errors)
     job = prepare_suite(request, bench, progress)
     count = len(job.job.plan.specs)
@@ -296,8 +298,8 @@ def examine(make_engine: EngineFactory | None = None) -> int:
     """Print what the machine is and which precisions it has; return the exit code."""
     console = run_report.result_console()
     engine = (make_engine or ForkserverEngine)(None, find_commit())
-    first = find_device(engine, None)
-    others = [find_device(engine, f"cuda:{index}") for index in range(1, first.num_gpus)]
+    first = choose_device(engine, None)
+    others = [choose_device(engine, f"cuda:{index}") for index in range(1, first.num_gpus)]
     for environment in (first, *others):
         console.print(doctor.device_table(environment))
         console.print(doctor.precision_table(environment))

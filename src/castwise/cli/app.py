@@ -194,12 +194,12 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
     from castwise.cli.actions import measure
     from castwise.orchestrator.job import Request
-    from castwise.orchestrator.rounds import Rule
-    from castwise.spec.plan import Axes
+    from castwise.orchestrator.rounds import StopRule
+    from castwise.spec.plan import ParameterGrid
     from castwise.spec.prices import Prices
 
     request = Request(
-        axes=Axes(
+        axes=ParameterGrid(
             workloads=parse_list("WORKLOAD", ",".join(workloads) if workloads else None),
             precisions=parse_list("--precision", precision),
             batch_sizes=parse_numbers("--batch-size", batch_size),
@@ -215,7 +215,7 @@ def run(  # noqa: PLR0913, PLR0917  an option each
         seconds=seconds,
         timeout_seconds=parse_limit("--timeout", timeout),
         seed=seed,
-        rule=Rule.of(within, budget, rounds, margin, dashes="--"),
+        rule=StopRule.of(within, budget, rounds, margin, dashes="--"),
         retry=retry,
         again=again,
     )
@@ -290,7 +290,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
 ) -> None:
     """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
     from castwise.cli.actions import run_suites
-    from castwise.registry.suite_filter import Choice
+    from castwise.registry.suite_filter import SuiteFilter
     from castwise.registry.suites import SUITE_NAMES, find_suite
     from castwise.suites.run import SuiteRequest, SuitesRequest
 
@@ -299,7 +299,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
         raise UsageError("Name the suites to run, or say --all. `castwise list suites` shows them.")
     if tuned and techniques is not None:
         raise UsageError("--tuned stands for --techniques none,tuned. Give one of the two.")
-    choice = Choice(
+    choice = SuiteFilter(
         quick=quick,
         epochs=epochs,
         max_steps=max_steps,

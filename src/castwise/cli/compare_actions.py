@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from castwise.cli.report_actions import HTML, MARKDOWN, Asked, FileOf, counted, draw, find, write_whole
+from castwise.cli.report_actions import HTML, MARKDOWN, Asked, FileOf, atomic_write, draw, find, pluralize
 from castwise.errors import UsageError
 from castwise.records.filenames import KEPT, slug
 from castwise.records.schema import Trial
@@ -14,8 +14,8 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.published import PREFIX, find_published
 from castwise.render.run_report import result_console
 from castwise.report import machine_report as shown
-from castwise.report.machine_comparison import Comparison, compare_machines
-from castwise.report.machines import Machine, Origin, measured_machines, published_machine
+from castwise.report.machine_comparison import MachineComparison, compare_machines
+from castwise.report.machines import ComparedMachine, Origin, measured_machines, published_machine
 
 JSON = (".json",)
 FORMATS = ("table", "markdown", "json")
@@ -31,7 +31,7 @@ class Compared:
         problems: Files that are no records, each with its reason.
     """
 
-    comparison: Comparison
+    comparison: MachineComparison
     file_of: FileOf
     problems: list[tuple[str, str]]
 
@@ -62,7 +62,7 @@ def compare(names: Sequence[str], asked: Asked, margin: float, results: Path) ->
         problems += found.problems
     precisions = asked.precisions and [find_precision(name).name for name in asked.precisions]
     measured = iter(measured_machines(origins))
-    machines: list[Machine] = []
+    machines: list[ComparedMachine] = []
     for name in names:
         if name.lower().startswith(PREFIX):
             machines.append(published_machine(find_published(name[len(PREFIX) :]), asked.workloads, precisions))
@@ -101,7 +101,7 @@ def write_compared(compared: Compared, output: Path, title: str) -> int:
         text = _text(compared.comparison, "json")
     else:
         raise UsageError(f"What '{output}' should be is not clear: its name ends in none of .html, .md and .json.")
-    return write_whole(output, text.encode())
+    return atomic_write(output, text.encode())
 
 
 def write_machine_pictures(compared: Compared, folder: Path, formats: Sequence[str]) -> int:
@@ -121,7 +121,7 @@ def slower_lines(compared: Compared) -> list[str]:
     return shown.failure_lines(compared.comparison)
 
 
-def _text(comparison: Comparison, kind: Literal["markdown", "json"]) -> str:
+def _text(comparison: MachineComparison, kind: Literal["markdown", "json"]) -> str:
     return shown.markdown_comparison(comparison) if kind == "markdown" else shown.json_comparison(comparison)
 
 
@@ -138,7 +138,7 @@ def _folder(name: str, results: Path) -> Path:
     return folders[0] if folders else path
 
 
-def _check(machines: Sequence[Machine], origins: Sequence[Origin]) -> None:
+def _check(machines: Sequence[ComparedMachine], origins: Sequence[Origin]) -> None:
     if len(machines) < 2:
         raise UsageError(
             f"There is only one machine to compare: {machines[0].name}. Name another folder, or published:T4."
@@ -155,11 +155,11 @@ def _identity(trial: Trial) -> tuple[str, str, str]:
     return (trial.environment.fingerprint, trial.spec.key, trial.started_at)
 
 
-def _check_common(comparison: Comparison) -> None:
+def _check_common(comparison: MachineComparison) -> None:
     if comparison.lines:
         return
     refusals = comparison.refusals
     why = f"{refusals[0].machine.name}: {refusals[0].labels[0]}: {refusals[0].reason}" if refusals else "no cells"
-    more = f" (and {counted(len(refusals) - 1, 'more reason')})" if len(refusals) > 1 else ""
+    more = f" (and {pluralize(len(refusals) - 1, 'more reason')})" if len(refusals) > 1 else ""
     names = " and ".join(machine.name for machine in comparison.machines)
     raise UsageError(f"Nothing of {names} can be compared. {why}{more}.")

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from castwise.records.schema import Environment
 from castwise.records.telemetry import GpuFacts
-from castwise.registry.gpus import find_device
+from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
 from castwise.render.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
@@ -65,7 +65,7 @@ def _facts(environment: Environment) -> list[tuple[str, str]]:
     if environment.gpu is None:
         return [*facts, ("GPU", "none that torch can use")]
     major, minor = environment.capability or (0, 0)
-    known = find_device(environment.gpu)
+    known = find_gpu_model(environment.gpu)
     return [
         ("GPU", f"{environment.gpu}, {format_bytes(environment.gpu_memory_bytes)}, {environment.num_gpus} in all"),
         ("capability", f"{major}.{minor}"),

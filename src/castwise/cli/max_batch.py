@@ -84,17 +84,17 @@ def fit(  # noqa: PLR0913, PLR0917  an option each
 ) -> None:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
     from castwise.cli.actions import fit as carry_out
-    from castwise.max_batch.search import FitRequest
+    from castwise.max_batch.search import MaxBatchRequest
     from castwise.spec.quantities import parse_limit, parse_list, parse_memory, parse_share
 
-    request = FitRequest(
+    request = MaxBatchRequest(
         workload=check_single("fit", workload),
         precisions=parse_list("--precision", precision),
         techniques=parse_list("--techniques", techniques),
         exact=exact,
         margin=0.0 if margin is None else parse_share("--margin", margin),
         memory_bytes=None if memory is None else parse_memory("--memory", memory),
-        steps=FitRequest.steps if steps is None else steps,
+        steps=MaxBatchRequest.steps if steps is None else steps,
         curve=curve,
         device=device,
         data_set=data_set,

@@ -101,7 +101,7 @@ def write_report(found: Found, output: Path, title: str = "castwise report") -> 
         text = render(found.collection, Source(found.file_of, found.problems), title)
     else:
         raise UsageError(f"What '{output}' should be is not clear: its name ends in neither .html nor .md.")
-    return write_whole(output, text.encode())
+    return atomic_write(output, text.encode())
 
 
 def print_found(found: Found, name: str) -> None:
@@ -181,7 +181,7 @@ def export(found: Found, level: str, name: str | None, output: Path | None) -> s
             return None
         if output is None:
             raise UsageError(f"{row.name} is not for terminals; name a file with --output.")
-        return f"{output}: {level} as {row.name}, {in_words(write_whole(output, content))}"
+        return f"{output}: {level} as {row.name}, {format_size(atomic_write(output, content))}"
     if output is None:
         raise UsageError(f"{row.name} needs a folder; name one with --output.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -190,20 +190,20 @@ def export(found: Found, level: str, name: str | None, output: Path | None) -> s
         count = row.write(tracked_runs(found.collection, found.file_of), output)
     except OSError as error:
         raise StoreError(f"'{output}' cannot be written: {error.strerror or error}.") from None
-    return f"{output}: {counted(count, 'run')}. To see them: {row.then.format(folder=output)}"
+    return f"{output}: {pluralize(count, 'run')}. To see them: {row.then.format(folder=output)}"
 
 
-def counted(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """Return a number of things in words: "1 trial", "10,000 trials"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def in_words(size: int) -> str:
+def format_size(size: int) -> str:
     """Return a file's size in words."""
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 
-def write_whole(path: Path, content: bytes) -> int:
+def atomic_write(path: Path, content: bytes) -> int:
     """Write a file, all of it or nothing, and return its size; one that is there is replaced.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from castwise.errors import UsageError
-from castwise.records.collector import without_collector
+from castwise.records.collector import gc_disabled
 from castwise.spec.quantities import parse_list, parse_share
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ _Precisions = Annotated[str | None, typer.Option("--precision", help="Only these
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line; as they end, nothing that they read is worth collecting."""
-    app.command(epilog=_REPORT_EXAMPLES)(without_collector()(report))
-    app.command(epilog=_COMPARE_EXAMPLES)(without_collector()(compare))
-    app.command(epilog=_EXPORT_EXAMPLES)(without_collector()(export))
+    app.command(epilog=_REPORT_EXAMPLES)(gc_disabled()(report))
+    app.command(epilog=_COMPARE_EXAMPLES)(gc_disabled()(compare))
+    app.command(epilog=_EXPORT_EXAMPLES)(gc_disabled()(export))
 
 
 def report(
@@ -103,7 +103,7 @@ def report(
 ) -> None:
     """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
     del results
-    from castwise.cli.report_actions import counted, find, in_words, print_found, write_pictures, write_report
+    from castwise.cli.report_actions import find, format_size, pluralize, print_found, write_pictures, write_report
 
     if format_ is not None and output is not None:
         raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
@@ -113,10 +113,10 @@ def report(
     elif output is not None or charts is None:
         path = output or _DEFAULT_REPORT
         size = write_report(found, path, title)
-        _say(f"{path}: {counted(len(found.collection.trials), 'trial')}, {in_words(size)}")
+        _say(f"{path}: {pluralize(len(found.collection.trials), 'trial')}, {format_size(size)}")
     if charts is not None:
         count = write_pictures(found, charts, parse_list("--chart-format", chart_format) or ())
-        _say(f"{charts}: {counted(count, 'picture')}")
+        _say(f"{charts}: {pluralize(count, 'picture')}")
     _tell_problems(found.problems)
 
 
@@ -153,7 +153,7 @@ def compare(
 ) -> None:
     """Set machines side by side: ratios with intervals and verdicts, what differs, and what cannot be compared."""
     from castwise.cli import compare_actions
-    from castwise.cli.report_actions import counted, in_words
+    from castwise.cli.report_actions import format_size, pluralize
     from castwise.errors import unknown_name
 
     if fail_on not in (None, "slower"):
@@ -163,14 +163,14 @@ def compare(
     asked = _asked([], workload, precision)
     compared = compare_actions.compare(machines or [str(results)], asked, parse_share("--margin", margin), results)
     if output is not None:
-        _say(f"{output}: {in_words(compare_actions.write_compared(compared, output, title))}")
+        _say(f"{output}: {format_size(compare_actions.write_compared(compared, output, title))}")
     elif charts is None:
         compare_actions.print_compared(compared, format_)
     if charts is not None:
         count = compare_actions.write_machine_pictures(
             compared, charts, parse_list("--chart-format", chart_format) or ()
         )
-        _say(f"{charts}: {counted(count, 'picture')}")
+        _say(f"{charts}: {pluralize(count, 'picture')}")
     _tell_problems(compared.problems)
     if fail_on is not None:
         slower = compare_actions.slower_lines(compared)
@@ -222,13 +222,13 @@ def _asked(folders: list[Path], workload: str | None, precision: str | None) -> 
 
 def _tell_problems(problems: list[tuple[str, str]]) -> None:
     """Say which files were left out: first the records of a newer castwise, as these are no accident."""
-    from castwise.cli.report_actions import counted
+    from castwise.cli.report_actions import pluralize
 
     ordered = sorted(problems, key=lambda problem: not problem[1].startswith("a record of schema"))
     for path, reason in ordered[:5]:
         _say(f"Left out: {path}: {reason}")
     if len(problems) > 5:
-        _say(f"Left out: {counted(len(problems) - 5, 'more file')} without a record to read")
+        _say(f"Left out: {pluralize(len(problems) - 5, 'more file')} without a record to read")
 
 
 def _say(line: str) -> None:

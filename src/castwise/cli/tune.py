@@ -23,7 +23,7 @@ from castwise.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from castwise.tune.candidates import Climbed
+    from castwise.tune.candidates import TuningResult
 
 _EXAMPLES = """\
 Examples:
@@ -161,9 +161,9 @@ def tune(  # noqa: PLR0913, PLR0917  an option each
     raise typer.Exit(code)
 
 
-def _emit(file: Path, climbed: "Climbed", limit: float | None, workload: str) -> int:
+def _emit(file: Path, climbed: "TuningResult", limit: float | None, workload: str) -> int:
     """Write the loop that was asked for as a script, the one that fits where there is a limit; return the exit code."""
-    from castwise.cli.report_actions import write_whole
+    from castwise.cli.report_actions import atomic_write
     from castwise.render.emit.script import script_of
     from castwise.render.units import format_bytes
     from castwise.spec.user_model import locate
@@ -176,7 +176,7 @@ def _emit(file: Path, climbed: "Climbed", limit: float | None, workload: str) ->
     measured = measured_words(climbed, spec)
     if spec.own is not None:  # records leave out the folder, which a script has to know
         spec = spec.model_copy(update={"own": locate(workload)})
-    write_whole(file, script_of(spec, measured).encode())
+    atomic_write(file, script_of(spec, measured).encode())
     within = "" if limit is None else f" within {format_bytes(limit)}"
     print(f"{file}: the fastest loop{within} as a script", file=sys.stderr)
     return 0

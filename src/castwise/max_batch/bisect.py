@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from castwise.max_batch.result import START, USABLE, fails, foretell, next_small, trained
+from castwise.max_batch.result import START, USABLE, fails, next_small, predict, trained
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
 
@@ -16,7 +16,7 @@ _STEP = 0.01
 
 
 @dataclass(frozen=True)
-class Grid:
+class BatchGrid:
     """Which batch sizes are tried.
 
     Attributes:
@@ -40,7 +40,7 @@ class _Search:
 
     measure: Measure
     template: TrialSpec
-    grid: Grid
+    grid: BatchGrid
     usable: float
     trials: list[Trial] = field(default_factory=list)
     fits: int = 0
@@ -72,7 +72,7 @@ class _Search:
 
     def guess(self) -> int | None:
         """Return what the two largest batches that fit foretell; None where they foretell nothing."""
-        prediction = foretell(self.trials, self.usable)
+        prediction = predict(self.trials, self.usable)
         foretold = None if prediction is None else prediction.batch_size
         return None if foretold is None else self.grid.aligned(foretold)
 
@@ -94,7 +94,7 @@ class _Search:
         return max(low, middle, self.fits + self.step)
 
 
-def find_limit(measure: Measure, template: TrialSpec, grid: Grid, usable: float = USABLE) -> list[Trial]:
+def find_limit(measure: Measure, template: TrialSpec, grid: BatchGrid, usable: float = USABLE) -> list[Trial]:
     """Return the trials of a search; the largest that trained and the smallest `oom` one are its answer.
 
     A few small batches say what a sample takes; the guess that follows from them is tried, and then what lies between

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from castwise.analysis import steady_metrics
 from castwise.analysis.energy import joules_per_unit
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK, Account, account_of
-from castwise.max_batch.result import Fit, trained
+from castwise.max_batch.result import MaxBatch, trained
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.published import LargestBatch, largest_batches
@@ -17,7 +17,7 @@ from castwise.render.units import format_bytes, format_energy, format_rate, form
 _APART = 1.5
 
 
-def loop_name(fit: Fit) -> str:
+def loop_name(fit: MaxBatch) -> str:
     """Return a fit's loop in a few words: `bf16-mixed, channels-last`."""
     spec = fit.spec
     return f"{spec.precision}, {join(spec.techniques)}" if spec.techniques else spec.precision
@@ -43,7 +43,7 @@ def _step_of(trial: Trial) -> float | None:
     return steady_metrics.step_seconds(trial) if trained(trial) else None
 
 
-def published_of(fit: Fit) -> list[LargestBatch]:
+def published_of(fit: MaxBatch) -> list[LargestBatch]:
     """Return what sources published of a fit's workload in its precision; none of float32 itself, or of other loops."""
     spec = fit.spec
     return [] if spec.techniques or spec.precision == BASELINE else largest_batches(spec.workload, spec.precision)
@@ -56,13 +56,13 @@ def num_steps(trial: Trial | None) -> int | None:
     return trial.facts.warm_up_steps + sum(block.all_steps for block in trial.ranks[0].blocks)
 
 
-def baseline_of(fit: Fit, fits: Sequence[Fit]) -> Fit | None:
+def baseline_of(fit: MaxBatch, fits: Sequence[MaxBatch]) -> MaxBatch | None:
     """Return float32's fit of the same loop, None where there is none."""
     same = (each for each in fits if each.spec.precision == BASELINE and each.spec.techniques == fit.spec.techniques)
     return next(same, None)
 
 
-def ratio_of(fit: Fit, fits: Sequence[Fit]) -> float | None:
+def ratio_of(fit: MaxBatch, fits: Sequence[MaxBatch]) -> float | None:
     """Return how many times float32's largest batch a fit's is; None without float32 beside it."""
     base = baseline_of(fit, fits)
     if base is None or base.largest is None or fit.largest is None or base.failing is None or fit.failing is None:
@@ -70,11 +70,11 @@ def ratio_of(fit: Fit, fits: Sequence[Fit]) -> float | None:
     return fit.largest.spec.batch_size / base.largest.spec.batch_size
 
 
-def _predicted(fit: Fit) -> int | None:
+def _predicted(fit: MaxBatch) -> int | None:
     return fit.prediction.batch_size if fit.prediction is not None else None
 
 
-def _predicted_text(fit: Fit) -> str:
+def _predicted_text(fit: MaxBatch) -> str:
     foretold, error = _predicted(fit), fit.prediction_error
     if foretold is None:
         return "–"
@@ -85,26 +85,26 @@ def _of(trial: Trial | None, get: Callable[[Trial], int | float | None]) -> int 
     return None if trial is None else get(trial)
 
 
-def _published_text(fit: Fit) -> str:
+def _published_text(fit: MaxBatch) -> str:
     found = published_of(fit)
     return "; ".join(f"{each.ratio:.2f}× ({each.gpu})" for each in found) or "–"
 
 
-def _bytes(name: str, title: str, value: Callable[[Fit], float | None]) -> Column[Fit]:
+def _bytes(name: str, title: str, value: Callable[[MaxBatch], float | None]) -> Column[MaxBatch]:
     return Column(name, title, value, lambda fit: format_bytes(value(fit)))
 
 
-def _batch(name: str, title: str, get: Callable[[Fit], Trial | None]) -> Column[Fit]:
+def _batch(name: str, title: str, get: Callable[[MaxBatch], Trial | None]) -> Column[MaxBatch]:
     return Column(
         name, title, lambda fit: _of(get(fit), lambda trial: trial.spec.batch_size), lambda fit: batch_text(get(fit))
     )
 
 
-def _rate(name: str, title: str, get: Callable[[Fit], Trial | None]) -> Column[Fit]:
+def _rate(name: str, title: str, get: Callable[[MaxBatch], Trial | None]) -> Column[MaxBatch]:
     return Column(name, title, lambda fit: _of(get(fit), steady_metrics.throughput), lambda fit: rate_text(get(fit)))
 
 
-SUMMARY: tuple[Column[Fit], ...] = (
+SUMMARY: tuple[Column[MaxBatch], ...] = (
     Column("precision", "precision", lambda fit: fit.spec.precision, lambda fit: fit.spec.precision, left=True),
     Column(
         "techniques",
@@ -128,12 +128,14 @@ SUMMARY: tuple[Column[Fit], ...] = (
 )
 
 
-def shown_summary(fits: Sequence[Fit]) -> list[Column[Fit]]:
+def shown_summary(fits: Sequence[MaxBatch]) -> list[Column[MaxBatch]]:
     """Return the summary's columns worth showing, with the ratio to float32's largest batch and the published ones."""
-    ratio = Column[Fit](
+    ratio = Column[MaxBatch](
         "batch_ratio", "over fp32", lambda fit: ratio_of(fit, fits), lambda fit: format_ratio(ratio_of(fit, fits))
     )
-    published = Column[Fit]("published", "published", lambda fit: published_of(fit) or None, _published_text, left=True)
+    published = Column[MaxBatch](
+        "published", "published", lambda fit: published_of(fit) or None, _published_text, left=True
+    )
     columns = [*SUMMARY[:4], ratio, published, *SUMMARY[4:]]
     return [
         column
@@ -143,12 +145,12 @@ def shown_summary(fits: Sequence[Fit]) -> list[Column[Fit]]:
     ]
 
 
-def curve_of(fits: Sequence[Fit]) -> list[Trial]:
+def curve_of(fits: Sequence[MaxBatch]) -> list[Trial]:
     """Return the trials of the curves: those well apart, the knee, the largest that trained, the first that did not."""
     return [trial for fit in fits for trial in _curve(fit)]
 
 
-def _curve(fit: Fit) -> list[Trial]:
+def _curve(fit: MaxBatch) -> list[Trial]:
     kept: list[Trial] = []
     reach = fit.largest.spec.batch_size / _APART if fit.largest is not None else 0.0
     for trial in fit.trials:
@@ -191,7 +193,7 @@ CURVE: tuple[Column[Trial], ...] = (
 )
 
 
-def accounts_of(fits: Sequence[Fit]) -> list[Account]:
+def accounts_of(fits: Sequence[MaxBatch]) -> list[Account]:
     """Return where memory goes at the largest batch that all fits have measured, or for lack of it at each one's."""
     with_parts = [[t for t in fit.trained if account_of(t) is not None] for fit in fits]
     with_parts = [trials for trials in with_parts if trials]

@@ -97,7 +97,7 @@ _TENSORS = (
 )
 
 
-def why_not_half(base: Account, other: Account, form: Callable[[float], str]) -> str:
+def why_not_halved(base: Account, other: Account, form: Callable[[float], str]) -> str:
     """Return in a sentence what another precision's memory is of float32's, and what keeps it from half of it.
 
     Every part is set beside half of what it holds in float32; those that lie above make up the distance.

@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from castwise.max_batch.columns import CURVE, SUMMARY, accounts_of, curve_of, parts_columns, shown_summary
-from castwise.max_batch.result import Fit, Fitted
+from castwise.max_batch.result import MaxBatch, MaxBatchResult
 from castwise.max_batch.sentences import conclusions, remarks
 from castwise.records.schema import Trial
-from castwise.render.console import say, took_words
+from castwise.render.console import print_line, took_words
 from castwise.render.provenance import measured_on
 from castwise.render.table import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 from castwise.render.units import format_bytes
@@ -20,7 +20,7 @@ _SUMMARY_ALSO = ("fixed_bytes", "num_trials", "num_steps", "sample_bytes", "peak
 _CURVE_ALSO = ("driver_bytes", "step_seconds", "joules_per_unit", "peak_reserved_bytes")
 
 
-def headline(fits: Sequence[Fit]) -> str:
+def headline(fits: Sequence[MaxBatch]) -> str:
     """Return what was fitted, where."""
     spec = fits[0].trials[0].spec
     limit = "" if spec.memory_limit_bytes is None else f" within {format_bytes(spec.memory_limit_bytes)}"
@@ -28,34 +28,34 @@ def headline(fits: Sequence[Fit]) -> str:
     return f"Largest batch of {spec.workload}{limit} on {where}"
 
 
-def print_fitted(fitted: Fitted, console: Console) -> None:
+def print_fitted(fitted: MaxBatchResult, console: Console) -> None:
     """Print what `castwise fit` found to a terminal, and what finding it took."""
     print_fit(fitted.fits, console)
-    say(console, f"{took_words(len(fitted.trials), fitted.num_recorded, fitted.seconds)}.", "dim")
+    print_line(console, f"{took_words(len(fitted.trials), fitted.num_recorded, fitted.seconds)}.", "dim")
 
 
-def print_fit(fits: Sequence[Fit], console: Console) -> None:
+def print_fit(fits: Sequence[MaxBatch], console: Console) -> None:
     """Print the largest batches, the curve below them, and where their memory goes, to a terminal."""
 
     def table(columns: Sequence[Column[Any]], rows: Sequence[Any], also: Sequence[str]) -> None:
         kept, left_out = fitting(columns, rows, console.width, also)
         console.print(terminal_table(kept, rows, width=console.width), crop=False)
         for line in left_out:
-            say(console, f"  {line}", "yellow")
+            print_line(console, f"  {line}", "yellow")
 
-    say(console, headline(fits), "bold")
+    print_line(console, headline(fits), "bold")
     table(shown_summary(fits), fits, _SUMMARY_ALSO)
     for line in remarks(fits):
-        say(console, f"  {line}", "yellow")
+        print_line(console, f"  {line}", "yellow")
     for title, columns, rows in _further(fits):
-        say(console, f"\n{title}", "bold")
+        print_line(console, f"\n{title}", "bold")
         table(columns, rows, _CURVE_ALSO)
     console.print()
     for line in conclusions(fits):
-        say(console, line)
+        print_line(console, line)
 
 
-def markdown_fit(fits: Sequence[Fit]) -> str:
+def markdown_fit(fits: Sequence[MaxBatch]) -> str:
     """Return the same as Markdown."""
     lines = [markdown_text(headline(fits)), "", *markdown_grid(shown_summary(fits), fits), ""]
     lines += [f"- {markdown_text(line)}" for line in remarks(fits)]
@@ -65,12 +65,12 @@ def markdown_fit(fits: Sequence[Fit]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def csv_fit(fitted: Fitted) -> str:
+def csv_fit(fitted: MaxBatchResult) -> str:
     """Return a line a batch that was tried, plain values."""
     return csv_grid((*CURVE, *PART_COLUMNS), [trial for fit in fitted.fits for trial in fit.trials])
 
 
-def json_fit(fitted: Fitted) -> str:
+def json_fit(fitted: MaxBatchResult) -> str:
     """Return the largest batches, the curves, the parts of memory, the sentences and the whole records as JSON."""
     fits = fitted.fits
     document: dict[str, Any] = {
@@ -86,7 +86,7 @@ def json_fit(fitted: Fitted) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _further(fits: Sequence[Fit]) -> list[tuple[str, Sequence[Column[Any]], Sequence[Any]]]:
+def _further(fits: Sequence[MaxBatch]) -> list[tuple[str, Sequence[Column[Any]], Sequence[Any]]]:
     """Return the tables below the first: a title, columns and rows each; those without rows are left out."""
     accounts = accounts_of(fits)
     batch = f", batch {accounts[0].trial.spec.batch_size}" if accounts else ""
@@ -97,7 +97,7 @@ def _further(fits: Sequence[Fit]) -> list[tuple[str, Sequence[Column[Any]], Sequ
     return [each for each in tables if each[2]]
 
 
-def curve_columns(fits: Sequence[Fit]) -> list[Column[Any]]:
+def curve_columns(fits: Sequence[MaxBatch]) -> list[Column[Any]]:
     """Return the curve's columns that have anything to say of these."""
     rows = curve_of(fits)
     return [column for column in CURVE if any(column.value(row) not in (None, "") for row in rows)]

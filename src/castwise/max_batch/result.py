@@ -103,7 +103,7 @@ class Prediction:
         return max(0, int((self.usable_bytes - self.fixed_bytes) / self.sample_bytes))
 
 
-def foretell(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
+def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
     """Return what the two largest of some trials foretell, None where fewer than two have trained.
 
     Args:
@@ -149,7 +149,7 @@ def next_small(trials: Sequence[Trial], first: int) -> int | None:
     if not trained(trials[-1]):
         return None
     following = trials[-1].spec.batch_size * GROWTH
-    found = foretell(trials)
+    found = predict(trials)
     if found is None:
         return following if len(trials) < 2 else None
     largest = found.batch_size
@@ -167,7 +167,7 @@ def small_ones(trials: Sequence[Trial]) -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class Fit:
+class MaxBatch:
     """All trials that differ in their batch size alone.
 
     Attributes:
@@ -205,7 +205,7 @@ class Fit:
     @cached_property
     def prediction(self) -> Prediction | None:
         """Return what its small batches foretold."""
-        return foretell(small_ones(self.trials))
+        return predict(small_ones(self.trials))
 
     @property
     def prediction_error(self) -> float | None:
@@ -246,7 +246,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class MaxBatchResult:
     """What came of `castwise fit`.
 
     Attributes:
@@ -255,7 +255,7 @@ class Fitted:
         num_recorded: How many of the trials were on record before, and are not in the wall time.
     """
 
-    fits: tuple[Fit, ...]
+    fits: tuple[MaxBatch, ...]
     seconds: float
     num_recorded: int = 0
 
@@ -265,13 +265,13 @@ class Fitted:
         return tuple(trial for fit in self.fits for trial in fit.trials)
 
 
-def fits_of(trials: Iterable[Trial]) -> list[Fit]:
+def fits_of(trials: Iterable[Trial]) -> list[MaxBatch]:
     """Return trials that were made to find the largest batch, put together, in the order of their first ones."""
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         if is_fit(trial):
             groups.setdefault(shared_but(trial, "batch_size"), []).append(trial)
-    return [Fit(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
+    return [MaxBatch(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
 
 
 def parts_of(trial: Trial) -> MemoryParts | None:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from castwise.analysis import steady_metrics
 from castwise.errors import UsageError
-from castwise.max_batch.bisect import Grid, find_limit
-from castwise.max_batch.result import GROWTH, START, USABLE, Fit, Fitted, fits_of, is_fit
-from castwise.orchestrator.cached_measure import Asking
-from castwise.orchestrator.job import Going, Job, Request, prepare
+from castwise.max_batch.bisect import BatchGrid, find_limit
+from castwise.max_batch.result import GROWTH, START, USABLE, MaxBatch, MaxBatchResult, fits_of, is_fit
+from castwise.orchestrator.cached_measure import CachedMeasure
+from castwise.orchestrator.job import Job, Request, ResumePolicy, prepare
 from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.reuse import stands
+from castwise.orchestrator.reuse import is_reusable
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Environment, Trial
-from castwise.spec.plan import FIT, SYNTHETIC, Axes, TrialSpec
+from castwise.spec.plan import FIT, SYNTHETIC, ParameterGrid, TrialSpec
 
 MULTIPLE = 8
 # Around the knee, batches are tried until neighbours differ by no more than this factor.
@@ -23,7 +23,7 @@ _KNEE_WITHIN = 2
 
 
 @dataclass(frozen=True)
-class FitRequest:
+class MaxBatchRequest:
     """What a user asked for; None stands for "what suits the machine".
 
     Attributes:
@@ -64,7 +64,7 @@ class FitRequest:
 
 
 @dataclass(frozen=True)
-class Fitting:
+class MaxBatchJob:
     """A search made concrete on this machine.
 
     Attributes:
@@ -75,25 +75,25 @@ class Fitting:
     """
 
     templates: tuple[TrialSpec, ...]
-    grid: Grid
+    grid: BatchGrid
     curve: bool
     job: Job = field(repr=False)
-    _going: Going = field(default_factory=Going, repr=False)
+    _going: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
-    def run(self) -> Fitted:
+    def run(self) -> MaxBatchResult:
         """Search for each loop's largest batch, and fill in its curve."""
         began = time.perf_counter()
-        measure = Asking(self.job.sweep, self._going)
-        fits: list[Fit] = []
+        measure = CachedMeasure(self.job.sweep, self._going)
+        fits: list[MaxBatch] = []
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for fit in reversed(fits) if (share := fit.usable) is not None), USABLE)
             fits.append(self._fit(template, measure, usable))
         recorded = {id(trial) for trial in measure.known.values()}
         num_recorded = sum(id(trial) in recorded for fit in fits for trial in fit.trials)
-        return Fitted(tuple(fits), time.perf_counter() - began, num_recorded)
+        return MaxBatchResult(tuple(fits), time.perf_counter() - began, num_recorded)
 
-    def _fit(self, template: TrialSpec, measure: Asking, usable: float) -> Fit:
+    def _fit(self, template: TrialSpec, measure: CachedMeasure, usable: float) -> MaxBatch:
         trials = find_limit(measure, template, self.grid, usable)
         # What an earlier search of the same loop tried belongs to it, too.
         earlier = [] if self._going.again else [t for t in measure.known.values() if _is_of(t, template)]
@@ -103,7 +103,7 @@ class Fitting:
             tried[trial.spec.key] = trial
         return fits_of(tried.values())[0]
 
-    def _next_of_curve(self, fit: Fit) -> int | None:
+    def _next_of_curve(self, fit: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: the small ones' series, and the knee's lower side."""
         if fit.largest is None or fit.failing is None:
             return None
@@ -122,9 +122,9 @@ class Fitting:
         return middle if at > _KNEE_WITHIN * below and middle not in tried and below < middle < at else None
 
 
-def prepare_fit(
-    request: FitRequest, listener: Listener | None = None, make_engine: EngineFactory | None = None
-) -> Fitting:
+def prepare_max_batch(
+    request: MaxBatchRequest, listener: Listener | None = None, make_engine: EngineFactory | None = None
+) -> MaxBatchJob:
     """Check a request against the machine, and return the search that answers it.
 
     Raises:
@@ -139,7 +139,7 @@ def prepare_fit(
         raise UsageError(f"A batch is seen to train after {least} steps at the least; {request.steps} are too few.")
     job = prepare(
         Request(
-            axes=Axes(
+            axes=ParameterGrid(
                 workloads=(request.workload,),
                 precisions=request.precisions,
                 batch_sizes=(START,),
@@ -165,11 +165,11 @@ def prepare_fit(
     templates = tuple(spec.model_copy(update=update) for spec in job.plan.specs)
     finest = max((own.accumulate for own in job.own.values()), default=1)
     multiple = finest if request.exact else math.lcm(MULTIPLE, finest)
-    going = Going(request.retry, request.again)
-    return Fitting(templates, Grid(multiple, finest, math.lcm(START, finest)), request.curve, job, going)
+    going = ResumePolicy(request.retry, request.again)
+    return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job, going)
 
 
-def _limit(request: FitRequest, environment: Environment) -> int | None:
+def _limit(request: MaxBatchRequest, environment: Environment) -> int | None:
     """Return the most that a trial may take, None where the device alone decides."""
     whole = environment.gpu_memory_bytes if environment.gpu is not None else None
     asked = request.memory_bytes
@@ -190,4 +190,4 @@ def _limit(request: FitRequest, environment: Environment) -> int | None:
 def _is_of(trial: Trial, template: TrialSpec) -> bool:
     own = template.timeless.model_copy(update={"batch_size": trial.spec.batch_size})
     limit = template.protocol.timeout_seconds
-    return is_fit(trial) and trial.spec.timeless == own and stands(trial, limit)
+    return is_fit(trial) and trial.spec.timeless == own and is_reusable(trial, limit)

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from castwise.analysis import steady_metrics
 from castwise.errors import UsageError
 from castwise.max_batch.columns import accounts_of, batch_text, loop_name, num_steps, published_of, rate_text, ratio_of
-from castwise.max_batch.memory_breakdown import TOLERANCE, why_not_half
-from castwise.max_batch.result import Fit
+from castwise.max_batch.memory_breakdown import TOLERANCE, why_not_halved
+from castwise.max_batch.result import MaxBatch
 from castwise.records.memory import Shortfall
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, known_precision
 from castwise.render.units import format_bytes, format_ratio
 
 
-def conclusions(fits: Sequence[Fit]) -> list[str]:
+def conclusions(fits: Sequence[MaxBatch]) -> list[str]:
     """Return what the search found, in sentences."""
     lines = [line for fit in fits for line in _found(fit)]
     lines += [line for fit in fits for line in _ratios(fit, fits)]
@@ -23,7 +23,7 @@ def conclusions(fits: Sequence[Fit]) -> list[str]:
         base = bases.get(account.trial.spec.techniques)
         is_same_batch = base is not None and base.trial.spec.batch_size == account.trial.spec.batch_size
         if base is not None and is_same_batch and _is_narrower(account.trial.spec.precision):
-            lines.append(why_not_half(base, account, format_bytes))
+            lines.append(why_not_halved(base, account, format_bytes))
     return lines
 
 
@@ -33,7 +33,7 @@ def _is_narrower(precision: str) -> bool:
     return row is None or row.param_dtype != "float32" or row.autocast_dtype is not None
 
 
-def _found(fit: Fit) -> list[str]:
+def _found(fit: MaxBatch) -> list[str]:
     largest, failing = fit.largest, fit.failing
     if largest is None or failing is None:
         return []
@@ -51,7 +51,7 @@ def _found(fit: Fit) -> list[str]:
     return [line]
 
 
-def _ratios(fit: Fit, fits: Sequence[Fit]) -> list[str]:
+def _ratios(fit: MaxBatch, fits: Sequence[MaxBatch]) -> list[str]:
     ratio, published = ratio_of(fit, fits), published_of(fit)
     if ratio is None or not published:
         return []
@@ -62,7 +62,7 @@ def _ratios(fit: Fit, fits: Sequence[Fit]) -> list[str]:
     return [f"{loop_name(fit)}: {format_ratio(ratio)} fp32's largest batch; {said}."]
 
 
-def remarks(fits: Sequence[Fit]) -> list[str]:
+def remarks(fits: Sequence[MaxBatch]) -> list[str]:
     """Return what a reader must know of the figures, a line each."""
     lines: list[str] = []
     for fit in fits:
@@ -85,7 +85,7 @@ def remarks(fits: Sequence[Fit]) -> list[str]:
     return lines
 
 
-def refuse_what_never_fits(fits: Sequence[Fit]) -> None:
+def refuse_what_never_fits(fits: Sequence[MaxBatch]) -> None:
     """Say so where memory is too small for the smallest batch of every loop.
 
     Raises:
@@ -96,7 +96,7 @@ def refuse_what_never_fits(fits: Sequence[Fit]) -> None:
         raise UsageError(f"{'; '.join(lines)}.")
 
 
-def why_none(fit: Fit) -> list[str]:
+def why_none(fit: MaxBatch) -> list[str]:
     """Return why no batch fits, a line each: what the smallest one needs, or what it ended in."""
     lines = []
     short = next((trial for trial in fit.trials if trial.status == "oom"), None)
@@ -120,7 +120,7 @@ def _least(trial: Trial, found: Shortfall) -> str:
     return "" if trial.spec.device_type == "cpu" and found else "at least "
 
 
-def _shared(fits: Sequence[Fit]) -> list[str]:
+def _shared(fits: Sequence[MaxBatch]) -> list[str]:
     most = max((fit.num_foreign for fit in fits), default=0)
     if not most:
         return []
@@ -128,14 +128,14 @@ def _shared(fits: Sequence[Fit]) -> list[str]:
     return [f"{others} computed on the GPU while steps were timed: throughput, energy and knees are of a GPU in turns"]
 
 
-def _diverged(fits: Sequence[Fit]) -> list[str]:
+def _diverged(fits: Sequence[MaxBatch]) -> list[str]:
     names = [loop_name(fit) for fit in fits if fit.largest is not None and fit.largest.status == "diverged"]
     if not names:
         return []
     return [f"the loss of {', '.join(names)} was no number at the largest batch: it takes as much memory as any"]
 
 
-def _missing_parts(fits: Sequence[Fit]) -> list[str]:
+def _missing_parts(fits: Sequence[MaxBatch]) -> list[str]:
     reasons: dict[str, None] = {}
     for fit in fits:
         parts = fit.largest.ranks[0].memory_parts if fit.largest is not None and fit.largest.ranks else None

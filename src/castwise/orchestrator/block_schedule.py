@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from castwise.analysis.statistics import FEWEST_BLOCKS, TOLERANCE, blocks_wanted, noise_of
+from castwise.analysis.statistics import FEWEST_BLOCKS, TOLERANCE, noise_of, required_blocks
 from castwise.spec.plan import MeasurementProtocol
 
 # How many times as long as usual a turn may be. Source: chosen here; of longer ones too few are left to see outliers.
@@ -13,7 +13,7 @@ _ENOUGH = 0.5
 
 
 @dataclass(frozen=True)
-class Earlier:
+class PriorStats:
     """What earlier processes of the same cell showed.
 
     Attributes:
@@ -27,7 +27,7 @@ class Earlier:
     apart: float = 0.0
 
 
-class Turns:
+class BlockSchedule:
     """The turns of one process.
 
     Args:
@@ -35,7 +35,7 @@ class Turns:
         earlier: What other processes of its cell showed; None where there were none.
     """
 
-    def __init__(self, protocol: MeasurementProtocol, earlier: Earlier | None = None) -> None:
+    def __init__(self, protocol: MeasurementProtocol, earlier: PriorStats | None = None) -> None:
         self._protocol, self._earlier = protocol, earlier
         self._step_times: list[float] = []
         self._lengths: list[int] = []
@@ -94,5 +94,5 @@ class Turns:
     def _wanted(self) -> float:
         own = noise_of(self._step_times, self._lengths)
         if self._earlier is None:
-            return blocks_wanted(own)
-        return blocks_wanted(max(own, self._earlier.noise), max(TOLERANCE, _ENOUGH * self._earlier.apart))
+            return required_blocks(own)
+        return required_blocks(max(own, self._earlier.noise), max(TOLERANCE, _ENOUGH * self._earlier.apart))

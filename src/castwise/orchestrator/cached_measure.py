@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from castwise.orchestrator.job import Going, recorded_of
-from castwise.orchestrator.trial import Sweep, Uncounted
+from castwise.orchestrator.job import ResumePolicy, load_cached
+from castwise.orchestrator.trial import TrialRunner, UnboundedProgress
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
 
 
-class Asking:
+class CachedMeasure:
     """Returns the trial of a spec: as it is on record, else measured.
 
     Args:
@@ -19,11 +19,11 @@ class Asking:
         known: What was on record when the search began, by spec key.
     """
 
-    def __init__(self, sweep: Sweep, going: Going) -> None:
-        self._sweep = replace(sweep, listener=Uncounted(sweep.listener))
+    def __init__(self, sweep: TrialRunner, going: ResumePolicy) -> None:
+        self._sweep = replace(sweep, listener=UnboundedProgress(sweep.listener))
         self._going = going
         self.known: dict[str, Trial] = {} if sweep.store is None else sweep.store.load(sweep.environment)[0]
 
     def __call__(self, spec: TrialSpec) -> Trial:
         """Return the trial of a spec."""
-        return recorded_of([spec], self.known, self._going).get(spec.key) or self._sweep.run([spec])[0]
+        return load_cached([spec], self.known, self._going).get(spec.key) or self._sweep.run([spec])[0]

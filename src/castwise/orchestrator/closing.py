@@ -8,7 +8,7 @@ from castwise.orchestrator.session import Session
 THREAD_NAME = "castwise leaving"
 
 
-class Leaving:
+class BackgroundCloser:
     """Trials' processes on their way out."""
 
     def __init__(self) -> None:

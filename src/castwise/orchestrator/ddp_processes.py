@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from castwise.errors import EngineError
-from castwise.orchestrator.rpc import Answer, Command, Conversation
+from castwise.orchestrator.rpc import Answer, Command, RpcSession
 from castwise.orchestrator.session import ProcessGoneError, Tell, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.spec.plan import device_of_rank
@@ -47,7 +47,7 @@ class Member(Protocol):
         """End the process and clear up."""
 
 
-class GroupSession(Conversation):
+class GroupSession(RpcSession):
     """The processes of one trial seen from the parent: every command goes to all, and all are listened to at once.
 
     Elastic torchrun has an agent process that imports torch a second time, and whose workers live on, with their GPU

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from castwise.orchestrator.block_schedule import Earlier, Turns
+from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.session import Session, TrialFailedError
-from castwise.orchestrator.trial import Attempt, Sweep, lead
+from castwise.orchestrator.trial import TrialInProgress, TrialRunner, lead
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.spec.plan import TrialSpec
@@ -24,7 +24,7 @@ _STRETCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Sat:
+class InterleavedResult:
     """What came of a sitting.
 
     Attributes:
@@ -39,13 +39,13 @@ class Sat:
 class _Resident:
     """A cell in its process."""
 
-    def __init__(self, spec: TrialSpec, sweep: Sweep, earlier: Earlier | None, *, is_baseline: bool) -> None:
+    def __init__(self, spec: TrialSpec, sweep: TrialRunner, earlier: PriorStats | None, *, is_baseline: bool) -> None:
         self.spec = spec
-        self.attempt = Attempt(spec, sweep.environment)
+        self.attempt = TrialInProgress(spec, sweep.environment)
         self.session: Session = sweep.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         self._started = time.perf_counter()
         self._sweep, self._earlier = sweep, earlier
-        self.turns = Turns(spec.protocol, earlier)
+        self.turns = BlockSchedule(spec.protocol, earlier)
         self.is_baseline = is_baseline
         self.is_done = False  # takes no further turns
         self._seconds: float | None = None  # until it failed
@@ -158,18 +158,18 @@ class _Resident:
             self._seconds = self._passed
 
 
-MovingIn = Literal["together", "first alone", "one by one"]
+SetupOrder = Literal["together", "first alone", "one by one"]
 
 
-def sit(
-    sweep: Sweep,
+def run_interleaved(
+    sweep: TrialRunner,
     specs: Sequence[TrialSpec],
     *,
-    moving_in: MovingIn = "together",
+    moving_in: SetupOrder = "together",
     number: int = 1,
-    earlier: Mapping[str, Earlier] | None = None,
+    earlier: Mapping[str, PriorStats] | None = None,
     baseline: str | None = None,
-) -> Sat:
+) -> InterleavedResult:
     """Let cells take turns until each is settled or its time is up, and return their records.
 
     The processes of the sitting before may still be ending while this one's start, and this one's end when all is
@@ -188,7 +188,7 @@ def sit(
     """
     residents: list[_Resident] = []
 
-    def sit_down(way: MovingIn) -> None:
+    def sit_down(way: SetupOrder) -> None:
         sweep.listener.phase(f"round {number}: starting", 0.0)
         for spec in specs:
             is_baseline = spec.precision == BASELINE if baseline is None else spec.cell == baseline
@@ -217,10 +217,10 @@ def sit(
     name = secrets.token_hex(6) if sum(resident.is_well for resident in residents) > 1 else None
     postponed = [resident for resident in residents if _may_fit_alone(resident, residents)]
     trials = tuple(resident.record(name) for resident in residents if resident not in postponed)
-    return Sat(trials, tuple(resident.spec for resident in postponed))
+    return InterleavedResult(trials, tuple(resident.spec for resident in postponed))
 
 
-def _move_in(residents: list[_Resident], way: MovingIn) -> None:
+def _move_in(residents: list[_Resident], way: SetupOrder) -> None:
     alone = {"together": 0, "first alone": 1, "one by one": len(residents)}[way]
     for resident in residents[:alone]:
         resident.move_in()
@@ -245,7 +245,7 @@ def _close(residents: list[_Resident]) -> None:
             list(pool.map(lambda resident: resident.session.close(), residents))
 
 
-def _warm_up(sweep: Sweep, residents: list[_Resident], number: int) -> None:
+def _warm_up(sweep: TrialRunner, residents: list[_Resident], number: int) -> None:
     """Warm up one after another: while others compute, no step time settles."""
     for index, resident in enumerate(residents):
         sweep.listener.phase(
@@ -254,7 +254,7 @@ def _warm_up(sweep: Sweep, residents: list[_Resident], number: int) -> None:
         resident.warm_up()
 
 
-def _take_turns(sweep: Sweep, residents: list[_Resident], number: int) -> None:
+def _take_turns(sweep: TrialRunner, residents: list[_Resident], number: int) -> None:
     rng, turn = random.Random(number), 0
     while order := _next_turn(residents):
         rng.shuffle(order)

@@ -7,17 +7,24 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from castwise.errors import MissingDataError, UsageError
-from castwise.orchestrator.machine import Bench, EngineFactory, check_device_name, find_bench, look_at_own, provide
-from castwise.orchestrator.reuse import is_of, stands
-from castwise.orchestrator.rounds import Rounds, Rule
+from castwise.orchestrator.machine import (
+    EngineFactory,
+    Machine,
+    check_device_name,
+    detect_machine,
+    inspect_user_model,
+    provide,
+)
+from castwise.orchestrator.reuse import is_reusable, matches_configuration
+from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.session import Engine
-from castwise.orchestrator.trial import Listener, Silent, Sweep, why_lacking
+from castwise.orchestrator.trial import Listener, NullListener, TrialRunner, unsupported_reason
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, Store
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.arguments import listed, named
+from castwise.spec.arguments import as_tuple, split_names
 from castwise.spec.plan import (
     CPU_PROTOCOL,
     CPU_ROUND,
@@ -25,13 +32,13 @@ from castwise.spec.plan import (
     CUDA_PROTOCOL,
     CUDA_ROUND,
     SYNTHETIC,
-    Axes,
     MeasurementProtocol,
+    ParameterGrid,
     Plan,
     TrialSpec,
     build_plan,
 )
-from castwise.spec.user_model import OwnWorkload, locate
+from castwise.spec.user_model import UserWorkload, locate
 
 # What a bare `castwise run` measures: short, and worth telling, on the machine it stands on.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
@@ -69,7 +76,7 @@ class Request:
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
     """
 
-    axes: Axes = field(default_factory=Axes)
+    axes: ParameterGrid = field(default_factory=ParameterGrid)
     device: str | None = None
     data_set: str | None = None
     data_dir: Path | None = None
@@ -77,7 +84,7 @@ class Request:
     seconds: float | None = None
     timeout_seconds: float | None = None
     seed: int = 0
-    rule: Rule | None = None
+    rule: StopRule | None = None
     retry: bool = False
     again: bool = False
     short: bool = False
@@ -103,9 +110,9 @@ class Job:
     recorded: dict[str, Trial]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
-    sweep: Sweep = field(repr=False)
-    rule: Rule | None = None
-    own: Mapping[str, OwnWorkload] = field(default_factory=dict)
+    sweep: TrialRunner = field(repr=False)
+    rule: StopRule | None = None
+    own: Mapping[str, UserWorkload] = field(default_factory=dict)
 
     def run(self) -> list[Trial]:
         """Measure what is missing and return all trials, cell by cell in the plan's order."""
@@ -114,8 +121,8 @@ class Job:
         fresh = {trial.spec.key: trial for trial in self.sweep.run(self.missing)}
         return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.plan.specs]
 
-    def _run_rounds(self, rule: Rule) -> list[Trial]:
-        lacking = [spec for spec in self.plan.specs if why_lacking(spec, self.sweep.environment)]
+    def _run_rounds(self, rule: StopRule) -> list[Trial]:
+        lacking = [spec for spec in self.plan.specs if unsupported_reason(spec, self.sweep.environment)]
         by_cell: dict[str, list[Trial]] = {}
         comparisons: dict[str, list[TrialSpec]] = {}
         for spec in self.plan.specs:
@@ -183,16 +190,16 @@ def run(  # noqa: PLR0913  the command line's options, all by keyword
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    scales: tuple[str | float, ...] | None = listed(loss_scale)
+    scales: tuple[str | float, ...] | None = as_tuple(loss_scale)
     request = Request(
-        axes=Axes(
-            workloads=named(workload),
-            precisions=named(precision),
-            batch_sizes=listed(batch_size),
+        axes=ParameterGrid(
+            workloads=split_names(workload),
+            precisions=split_names(precision),
+            batch_sizes=as_tuple(batch_size),
             loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
-            world_sizes=listed(gpus),
-            parallelisms=named(parallelism),
-            techniques=named(techniques),
+            world_sizes=as_tuple(gpus),
+            parallelisms=split_names(parallelism),
+            techniques=split_names(techniques),
         ),
         device=device,
         data_set=data_set,
@@ -222,16 +229,16 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     """
     _check_names(request)
     store = Store(request.results) if request.results is not None else None
-    bench = find_bench(request.device, request.data_dir, make_engine, _zoo_models(request))
-    own = look_at_own(bench, _own_models(request))
+    bench = detect_machine(request.device, request.data_dir, make_engine, _zoo_models(request))
+    own = inspect_user_model(bench, _own_models(request))
     specs, notes = _plan_for(request, bench, own)
     specs = _supported(specs, bench.environment, explicit=request.axes.precisions is not None)
-    going = Going(request.retry, request.again, notes, _rule(request.rule, bench.device))
-    return replace(assemble(bench, store, specs, going, listener), own=own)
+    going = ResumePolicy(request.retry, request.again, notes, _rule(request.rule, bench.device))
+    return replace(build_job(bench, store, specs, going, listener), own=own)
 
 
 @dataclass(frozen=True)
-class Going:
+class ResumePolicy:
     """How a job goes on from what is recorded.
 
     Attributes:
@@ -245,7 +252,7 @@ class Going:
     retry: bool = False
     again: bool = False
     notes: tuple[str, ...] = ()
-    rule: Rule | None = None
+    rule: StopRule | None = None
     weights: Path | None = None
 
     @property
@@ -254,13 +261,17 @@ class Going:
         return " ".join(self.notes) or None
 
 
-def assemble(
-    bench: Bench, store: Store | None, specs: Sequence[TrialSpec], going: Going, listener: Listener | None = None
+def build_job(
+    bench: Machine,
+    store: Store | None,
+    specs: Sequence[TrialSpec],
+    going: ResumePolicy,
+    listener: Listener | None = None,
 ) -> Job:
     """Return the job that measures those specs that no record answers yet."""
     environment = bench.environment
     known, problems = store.load(environment) if store is not None else ({}, [])
-    recorded = recorded_of(specs, known, going)
+    recorded = load_cached(specs, known, going)
     if going.again and store is not None:
         for spec in specs:
             store.checkpoint(spec, environment).unlink(missing_ok=True)
@@ -270,12 +281,14 @@ def assemble(
         recorded=recorded,
         problems=tuple(problems),
         notes=going.notes,
-        sweep=Sweep(bench.engine, store, environment, listener or Silent(), going.note, weights=going.weights),
+        sweep=TrialRunner(
+            bench.engine, store, environment, listener or NullListener(), going.note, weights=going.weights
+        ),
         rule=going.rule,
     )
 
 
-def recorded_of(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: Going) -> dict[str, Trial]:
+def load_cached(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: ResumePolicy) -> dict[str, Trial]:
     """Return the recorded trials that need not be measured again, by the key of their spec."""
     if going.again:
         return {}
@@ -283,9 +296,9 @@ def recorded_of(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: G
     found: dict[str, Trial] = {}
     for key, trial in known.items():
         spec = asked.get(trial.spec.cell)
-        if spec is not None and is_of(trial, spec):
+        if spec is not None and matches_configuration(trial, spec):
             limit = spec.protocol.timeout_seconds
-            found |= {key: trial} if stands(trial, limit, retry=going.retry) else {}
+            found |= {key: trial} if is_reusable(trial, limit, retry=going.retry) else {}
     return found
 
 
@@ -319,7 +332,7 @@ def _own_models(request: Request) -> tuple[str, ...]:
 
 
 def _plan_for(
-    request: Request, bench: Bench, own: Mapping[str, OwnWorkload]
+    request: Request, bench: Machine, own: Mapping[str, UserWorkload]
 ) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
     is_cpu = bench.device == "cpu"
     axes = request.axes
@@ -351,7 +364,7 @@ def _protocol(request: Request, is_cpu: bool) -> MeasurementProtocol:
     return protocol.model_copy(update=update)
 
 
-def _rule(rule: Rule | None, device: str) -> Rule | None:
+def _rule(rule: StopRule | None, device: str) -> StopRule | None:
     if rule is None or device != "cpu" or rule.budget_seconds is not None or rule.are_rounds_named:
         return rule
     return replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)

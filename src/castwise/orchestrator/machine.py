@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.errors import EngineError, MissingDataError, UsageError
-from castwise.orchestrator.closing import Leaving
+from castwise.orchestrator.closing import BackgroundCloser
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import Engine, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, default_data_dir, verify
-from castwise.spec.user_model import OwnModel, OwnWorkload, locate
+from castwise.spec.user_model import UserModel, UserWorkload, locate
 
 COMMIT_VARIABLE = "CASTWISE_COMMIT"
 
@@ -24,7 +24,7 @@ EngineFactory = Callable[[Path | None, str | None], Engine]
 
 
 @dataclass(frozen=True)
-class Bench:
+class Machine:
     """The machine that jobs run on.
 
     Attributes:
@@ -40,9 +40,9 @@ class Bench:
     data_dir: Path
 
 
-def find_bench(
+def detect_machine(
     device: str | None, data_dir: Path | None, make_engine: EngineFactory | None = None, zoo_models: Sequence[str] = ()
-) -> Bench:
+) -> Machine:
     """Return the machine with the device asked for; None takes the first GPU, or the CPU where there is none.
 
     Raises:
@@ -51,11 +51,11 @@ def find_bench(
     """
     folder = data_dir or default_data_dir()
     engine = (make_engine or ForkserverEngine)(folder, find_commit())
-    environment = find_device(engine, device, zoo_models)
-    return Bench(engine, environment, _device_of(device, environment), folder)
+    environment = choose_device(engine, device, zoo_models)
+    return Machine(engine, environment, _device_of(device, environment), folder)
 
 
-def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
+def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
     """Return the environment that a trial on this device has, from a process of its own.
 
     Args:
@@ -81,10 +81,10 @@ def find_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = 
             f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
         ) from None
     finally:
-        Leaving().see_off([session])  # nothing of it disturbs the plan being made
+        BackgroundCloser().see_off([session])  # nothing of it disturbs the plan being made
 
 
-def look_at_own(bench: Bench, references: Sequence[str]) -> dict[str, OwnWorkload]:
+def inspect_user_model(bench: Machine, references: Sequence[str]) -> dict[str, UserWorkload]:
     """Return what is known of the user's own models, by reference; each one's code runs in a process of its own.
 
     Raises:
@@ -93,7 +93,7 @@ def look_at_own(bench: Bench, references: Sequence[str]) -> dict[str, OwnWorkloa
     return {reference: _look_at(bench, locate(reference)) for reference in references}
 
 
-def _look_at(bench: Bench, model: OwnModel) -> OwnWorkload:
+def _look_at(bench: Machine, model: UserModel) -> UserWorkload:
     session = bench.engine.start(_PROBE_TIMEOUT_SECONDS)
     try:
         session.open(bench.device)

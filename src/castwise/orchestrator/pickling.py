@@ -15,7 +15,7 @@ _FAILURES = (pickle.PicklingError, TypeError, AttributeError, RuntimeError, Valu
 _MOST_DEPTH = 12
 
 
-def send(parts: Mapping[str, Any], folder: Path) -> str:
+def pickle_user_objects(parts: Mapping[str, Any], folder: Path) -> str:
     """Write objects where a trial's process finds them, and return the reference of the workload that they are.
 
     What is defined in `__main__`, in a notebook's cell or in a function travels as code, by cloudpickle; what is

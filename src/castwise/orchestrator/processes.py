@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from castwise.errors import EngineError
 from castwise.orchestrator.ddp_processes import GroupSession
-from castwise.orchestrator.rpc import Answer, Command, Conversation, phase_of
+from castwise.orchestrator.rpc import Answer, Command, RpcSession, command_label
 from castwise.orchestrator.session import ProcessGoneError, Session, Tell, TrialFailedError
 from castwise.records.memory import Shortfall
 from castwise.records.schema import Environment, Status
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 from castwise.worker import entry
 
 _EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pipe or was killed
@@ -38,7 +38,7 @@ _PRELOAD = ["castwise.worker.preload"]  # what the server imports once for all t
 Target = Callable[[Connection, str], None]
 
 
-class _Failed(Document):
+class _Failed(FrozenModel):
     event: Literal["failed"]
     status: Status
     message: str
@@ -55,7 +55,9 @@ class ForkserverEngine:
         target: What a process runs; the door into `worker/` unless a test says otherwise.
     """
 
-    def __init__(self, data_dir: Path | None = None, commit: str | None = None, target: Target = entry.enter) -> None:
+    def __init__(
+        self, data_dir: Path | None = None, commit: str | None = None, target: Target = entry.worker_main
+    ) -> None:
         if importlib.util.find_spec("torch") is None:
             raise EngineError(
                 "PyTorch is not installed, and nothing can be measured without it. "
@@ -78,7 +80,7 @@ class ForkserverEngine:
         return GroupSession(start_one, num_processes, timeout_seconds, self._data_dir, self._commit)
 
 
-class ProcessSession(Conversation):
+class ProcessSession(RpcSession):
     """A trial's process seen from the parent: commands out, events in, a deadline on each."""
 
     def __init__(
@@ -186,12 +188,14 @@ class ProcessSession(Conversation):
         """Return the failure of a command that was not answered within so many seconds."""
         # An epoch may take as long as it likes, as long as it gives signs of life.
         words = "gave no sign of life for" if command["command"] == "run_epoch" else "took longer than"
-        return TrialFailedError("timeout", f"{phase_of(command)} {words} {limit:g} s", self._tail())
+        return TrialFailedError("timeout", f"{command_label(command)} {words} {limit:g} s", self._tail())
 
     def no_answer(self, command: Command) -> TrialFailedError:
         """Return the failure of a command whose answer is none."""
         self.is_busy = True  # with what, nobody knows
-        return TrialFailedError("crashed", f"{phase_of(command)} was answered with what is no answer", self._tail())
+        return TrialFailedError(
+            "crashed", f"{command_label(command)} was answered with what is no answer", self._tail()
+        )
 
     def _receive(self, command: Command) -> Any:
         try:

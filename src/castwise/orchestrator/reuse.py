@@ -5,7 +5,7 @@ from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
 
 
-def is_of(trial: Trial, spec: TrialSpec) -> bool:
+def matches_configuration(trial: Trial, spec: TrialSpec) -> bool:
     """Return whether a trial is of this cell, whichever its round and its time limit.
 
     Defaults are not in a key: a record made under other defaults has the key, and answers another question.
@@ -16,7 +16,7 @@ def is_of(trial: Trial, spec: TrialSpec) -> bool:
     return own.timeless == spec.timeless.model_copy(update={"repeat": own.repeat})
 
 
-def stands(trial: Trial, timeout_seconds: float, *, retry: bool = False) -> bool:
+def is_reusable(trial: Trial, timeout_seconds: float, *, retry: bool = False) -> bool:
     """Return whether a record need not be measured again.
 
     Args:

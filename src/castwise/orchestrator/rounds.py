@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from castwise.analysis.speedup import baselines_among, processes_apart, speedup_estimate, step_estimate
-from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, judge, noise_of, student_quantile
-from castwise.analysis.steady_metrics import turn_lengths, turn_times
+from castwise.analysis.speedup import baselines_among, process_stds, speedup_estimate, step_estimate
+from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, student_quantile, verdict_of
+from castwise.analysis.steady_metrics import block_lengths, block_means
 from castwise.errors import UsageError
-from castwise.orchestrator.block_schedule import Earlier
-from castwise.orchestrator.interleaved import MovingIn, sit
-from castwise.orchestrator.trial import Sweep
+from castwise.orchestrator.block_schedule import PriorStats
+from castwise.orchestrator.interleaved import SetupOrder, run_interleaved
+from castwise.orchestrator.trial import TrialRunner
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
@@ -28,7 +28,7 @@ Ending = Literal["narrow", "budget", "rounds", "failed"]
 
 
 @dataclass(frozen=True)
-class Rule:
+class StopRule:
     """When a comparison ends.
 
     Attributes:
@@ -56,7 +56,7 @@ class Rule:
         rounds: int | None = None,
         margin: str | float | None = None,
         dashes: str = "",
-    ) -> "Rule | None":
+    ) -> "StopRule | None":
         """Return the rule that a user asks for; None where none of the first three is given.
 
         Args:
@@ -90,19 +90,19 @@ class Rule:
         """Return whether a speed-up is known well enough, and what is said of it is not in doubt."""
         if ratio.n < self.min_rounds or ratio.half_width > self.half_width:
             return False
-        return judge(ratio, self.margin).kind != "inconclusive"
+        return verdict_of(ratio, self.margin).kind != "inconclusive"
 
-    def share_of_budget(self, comparisons: int) -> "Rule":
+    def share_of_budget(self, comparisons: int) -> "StopRule":
         """Return the rule for the next of several comparisons that share the budget left."""
         return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds / comparisons)
 
-    def after(self, seconds: float) -> "Rule":
+    def after(self, seconds: float) -> "StopRule":
         """Return the rule once some of the budget is spent."""
         return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds - seconds)
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedTrials:
     """A comparison's end.
 
     Attributes:
@@ -122,9 +122,9 @@ class Rounds:
 
     def __init__(
         self,
-        sweep: Sweep,
+        sweep: TrialRunner,
         cells: Sequence[TrialSpec],
-        rule: Rule,
+        rule: StopRule,
         recorded: Sequence[Trial] = (),
         baseline: TrialSpec | None = None,
     ) -> None:
@@ -144,7 +144,7 @@ class Rounds:
         self._started = time.perf_counter()
         self._longest_round = 0.0
 
-    def run(self) -> Compared:
+    def run(self) -> ComparedTrials:
         """Run rounds until the rule ends them."""
         self._sweep.look(self._cells)
         # Intervals need scipy, half a second to import: while the first processes start, nobody waits for it.
@@ -158,9 +158,9 @@ class Rounds:
             self._sweep.leaving.wait()
             self._sweep.telemetry.close()
         self._say_why(ending)
-        return Compared(tuple(self._trials), ending, time.perf_counter() - self._started)
+        return ComparedTrials(tuple(self._trials), ending, time.perf_counter() - self._started)
 
-    def run_once(self) -> Compared:
+    def run_once(self) -> ComparedTrials:
         """Let all cells sit once more, whatever they had."""
         started = time.perf_counter()
         self._sweep.look(self._cells)
@@ -169,7 +169,7 @@ class Rounds:
         finally:
             self._sweep.leaving.wait()
             self._sweep.telemetry.close()
-        return Compared(tuple(self._trials), "rounds", time.perf_counter() - started)
+        return ComparedTrials(tuple(self._trials), "rounds", time.perf_counter() - started)
 
     def _say_why(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._cells if not self._is_baseline(spec)), default=0)
@@ -231,7 +231,7 @@ class Rounds:
                 continue
             group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
             self._announce(group[0])
-            sat = sit(
+            sat = run_interleaved(
                 self._sweep,
                 group,
                 moving_in=self._moving_in(group, first),
@@ -243,11 +243,11 @@ class Rounds:
             postponed = {spec.cell for spec in sat.postponed}
             waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
 
-    def _earlier(self) -> dict[str, Earlier]:
-        found = {spec.cell: earlier_of(self._of(spec)) for spec in self._cells}
+    def _earlier(self) -> dict[str, PriorStats]:
+        found = {spec.cell: prior_stats_of(self._of(spec)) for spec in self._cells}
         return {cell: earlier for cell, earlier in found.items() if earlier is not None}
 
-    def _moving_in(self, group: Sequence[TrialSpec], first: bool) -> MovingIn:
+    def _moving_in(self, group: Sequence[TrialSpec], first: bool) -> SetupOrder:
         """Return how the cells of a sitting are set up.
 
         CPU cells would take the host from each other, and what set-up takes would be nobody's. What times kernels to
@@ -332,14 +332,14 @@ class Rounds:
         return len(self._of(spec))
 
 
-def earlier_of(trials: Sequence[Trial]) -> Earlier | None:
+def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:
     """Return what a cell's processes showed, None where none was timed long enough to show it."""
-    told = [trial for trial in trials if len(turn_times(trial)) >= FEWEST_BLOCKS]
+    told = [trial for trial in trials if len(block_means(trial)) >= FEWEST_BLOCKS]
     found = step_estimate(told)
     if found is None:
         return None
-    noise = max(noise_of(turn_times(trial), turn_lengths(trial)) for trial in told)
-    return Earlier(noise, found.value, processes_apart(told))
+    noise = max(noise_of(block_means(trial), block_lengths(trial)) for trial in told)
+    return PriorStats(noise, found.value, process_stds(told))
 
 
 def _times_kernels_untold(spec: TrialSpec) -> bool:

@@ -7,23 +7,23 @@ from typing import Any, TypeVar
 
 from castwise.orchestrator.session import Tell, TrialFailedError
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 from castwise.spec.plan import TrialSpec
-from castwise.spec.user_model import OwnModel, OwnWorkload
+from castwise.spec.user_model import UserModel, UserWorkload
 
 Command = dict[str, Any]
 Answer = dict[str, Any]
 
 _OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
 
-_Document = TypeVar("_Document", bound=Document)
+_Document = TypeVar("_Document", bound=FrozenModel)
 
 
-class _Weights(Document):
+class _Weights(FrozenModel):
     files: dict[str, str | None]
 
 
-class Conversation(ABC):
+class RpcSession(ABC):
     """The methods of a session but `open` and `close`, by what a subclass gets answered: an answer a rank.
 
     What is asked of the trial as a whole is rank 0's answer.
@@ -60,10 +60,10 @@ class Conversation(ABC):
         """Make sure that the zoos named have these models."""
         self._ask({"command": "check", "workloads": list(workloads)})
 
-    def look_at(self, model: OwnModel) -> OwnWorkload:
+    def look_at(self, model: UserModel) -> UserWorkload:
         """Run the user's code and say what is known of their model."""
         command = {"command": "look_at", "own": model.model_dump(mode="json")}
-        return self._ask_for(OwnWorkload, "workload", command)[0]
+        return self._ask_for(UserWorkload, "workload", command)[0]
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""
@@ -127,6 +127,6 @@ class Conversation(ABC):
         return documents
 
 
-def phase_of(command: Command) -> str:
+def command_label(command: Command) -> str:
     """Return what a command is called in messages."""
     return f"'{command['command'].replace('_', ' ')}'"

@@ -7,7 +7,7 @@ from typing import Protocol
 from castwise.records.memory import Shortfall
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
 from castwise.spec.plan import TrialSpec
-from castwise.spec.user_model import OwnModel, OwnWorkload
+from castwise.spec.user_model import UserModel, UserWorkload
 
 Tell = Callable[[float], None]
 
@@ -52,7 +52,7 @@ class Session(Protocol):
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
 
-    def look_at(self, model: OwnModel) -> OwnWorkload:
+    def look_at(self, model: UserModel) -> UserWorkload:
         """Run the user's code and say what is known of their model."""
 
     def fetch(self, data_set: str, data_dir: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from castwise.errors import UsageError
-from castwise.orchestrator.closing import Leaving
+from castwise.orchestrator.closing import BackgroundCloser
 from castwise.orchestrator.session import Engine, Session, TrialFailedError
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Trial
 from castwise.records.store import Store, name_of, stem_of
-from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
@@ -42,7 +42,7 @@ class Listener(Protocol):
         """Something is worth a line."""
 
 
-class Silent:
+class NullListener:
     """A listener that says nothing."""
 
     def started(self, spec: TrialSpec, index: int, count: int) -> None:
@@ -58,7 +58,7 @@ class Silent:
         """Say nothing."""
 
 
-class Uncounted:
+class UnboundedProgress:
     """A listener's ears where nobody knows how many trials there will be.
 
     Args:
@@ -88,7 +88,7 @@ class Uncounted:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class TrialRunner:
     """Where trials are measured, kept and told of.
 
     Attributes:
@@ -108,7 +108,7 @@ class Sweep:
     listener: Listener
     data_note: str | None = None
     telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
-    leaving: Leaving = field(default_factory=Leaving, compare=False)
+    leaving: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
     weights: Path | None = None
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
@@ -118,8 +118,8 @@ class Sweep:
         try:
             for index, spec in enumerate(specs, start=1):
                 self.listener.started(spec, index, len(specs))
-                lack = why_lacking(spec, self.environment)
-                trial = self._run_one(spec) if lack is None else Attempt(spec, self.environment).refuse(lack)
+                lack = unsupported_reason(spec, self.environment)
+                trial = self._run_one(spec) if lack is None else TrialInProgress(spec, self.environment).refuse(lack)
                 if self.store is not None and lack is None:  # with more GPUs to be seen, it is to be measured
                     self.store.save(trial)
                 trials.append(trial)
@@ -135,7 +135,7 @@ class Sweep:
 
     def _run_one(self, spec: TrialSpec) -> Trial:
         started = time.perf_counter()
-        attempt = Attempt(spec, self.environment)
+        attempt = TrialInProgress(spec, self.environment)
         session = self.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         try:
             self._measure(session, attempt)
@@ -145,7 +145,7 @@ class Sweep:
             session.close()
         return attempt.record(time.perf_counter() - started)
 
-    def _measure(self, session: Session, attempt: "Attempt") -> None:
+    def _measure(self, session: Session, attempt: "TrialInProgress") -> None:
         listener = self.listener
         listener.phase("starting", 0.0)
         attempt.environment = session.open(attempt.spec.device)
@@ -161,15 +161,15 @@ class Sweep:
         if kept is not None and not kept.is_file():
             listener.remark(f"{attempt.spec.label}: its weights could not be written to '{kept}'")
 
-    def _checkpoint(self, attempt: "Attempt") -> Path | None:
+    def _checkpoint(self, attempt: "TrialInProgress") -> Path | None:
         return None if self.store is None else self.store.checkpoint(attempt.spec, attempt.environment)
 
-    def _kept(self, attempt: "Attempt") -> Path | None:
+    def _kept(self, attempt: "TrialInProgress") -> Path | None:
         if self.weights is None or attempt.spec.kind != "training":
             return None
         return self.weights / name_of(attempt.environment) / f"{stem_of(attempt.spec)}.pt"
 
-    def _run_epochs(self, session: Session, attempt: "Attempt", count: int) -> None:
+    def _run_epochs(self, session: Session, attempt: "TrialInProgress", count: int) -> None:
         resumed = session.resume()
         attempt.facts = self._known(session, resumed.facts)
         attempt.epochs += resumed.epochs
@@ -188,13 +188,13 @@ class Sweep:
     def _known(self, session: Session, facts: Facts) -> Facts:
         return facts.model_copy(update={"ready_seconds": session.ready_seconds, "data_note": self.data_note})
 
-    def _run_blocks(self, session: Session, attempt: "Attempt") -> None:
+    def _run_blocks(self, session: Session, attempt: "TrialInProgress") -> None:
         self.listener.phase("warming up", 0.1)
         attempt.facts = self._known(session, session.warm_up())
         self._time_blocks(session, attempt)
         self.measure_energy(session, attempt, _STRETCH_SECONDS)
 
-    def _time_blocks(self, session: Session, attempt: "Attempt") -> None:
+    def _time_blocks(self, session: Session, attempt: "TrialInProgress") -> None:
         protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
 
         def goes_on() -> bool:
@@ -215,7 +215,7 @@ class Sweep:
                 if len(blocks) > len(attempt.readings):
                     attempt.readings.append(watch.reading)
 
-    def measure_energy(self, session: Session, attempt: "Attempt", seconds: float) -> None:
+    def measure_energy(self, session: Session, attempt: "TrialInProgress", seconds: float) -> None:
         """Let a trial's steps run at a stretch, after its last block, and note what they took; nothing on a CPU."""
         if not self.telemetry.has_counter(attempt.gpus):
             return
@@ -232,7 +232,7 @@ def lead(session: Session, protocol: MeasurementProtocol) -> None:
         session.lead()
 
 
-class Attempt:
+class TrialInProgress:
     """One trial as far as it got: what was learned before a failure stands in the record too."""
 
     def __init__(self, spec: TrialSpec, environment: Environment) -> None:
@@ -243,9 +243,9 @@ class Attempt:
         self.epochs: list[Epoch] = []
         self.samples: tuple[RankSamples, ...] = ()
         self.failure: TrialFailedError | None = None
-        self.readings: list[Reading] = []
+        self.readings: list[TelemetrySummary] = []
         self.gpu_facts: GpuFacts | None = None
-        self.metered: Metered | None = None
+        self.metered: EnergyMeasurement | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     @property
@@ -278,7 +278,7 @@ class Attempt:
             telemetry_note=note_of(self.readings, self.gpu_facts, self.metered),
         )
         if self.failure is None:
-            return judge(trial)
+            return status_of(trial)
         update = {
             "status": self.failure.status,
             "message": self.failure.message,
@@ -293,7 +293,7 @@ class Attempt:
         return self.record(0.0)
 
 
-def why_lacking(spec: TrialSpec, environment: Environment) -> str | None:
+def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
     """Return why a machine cannot run a spec: a technique does not apply, or GPUs are too few; else None."""
     return why_unsupported(spec, environment.capability) or _why_too_few(spec, environment)
 
@@ -308,7 +308,7 @@ def _why_too_few(spec: TrialSpec, environment: Environment) -> str | None:
     return f"{spec.world_size} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
 
 
-def judge(trial: Trial) -> Trial:
+def status_of(trial: Trial) -> Trial:
     """Return the trial, marked `diverged` where its last loss is not a finite number, or its run was given up."""
     blocks, epochs = trial.ranks[0].blocks, trial.ranks[0].epochs
     if epochs:

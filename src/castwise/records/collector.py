@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collector() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Keep Python from looking for cycles, which records have none of: it would look at all of them, ever again.
 
     Reading 10,000 trials takes a third of the time without it (benchmarks/store_scaling.py).

@@ -4,12 +4,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 
 _Bytes = Annotated[int, Field(ge=0)]
 
 
-class MemoryParts(Document):
+class MemoryParts(FrozenModel):
     """What held memory at the peak of one training step after the timed ones, taken apart operation by operation.
 
     A tensor counts once, by its storage; what is saved for backward and lies in a weight or a batch is a weight or a
@@ -63,7 +63,7 @@ class MemoryParts(Document):
         return self.tensors_bytes + (self.workspace_bytes or 0)
 
 
-class Shortfall(Document):
+class Shortfall(FrozenModel):
     """How far memory fell short where a trial ran out of it.
 
     Attributes:

@@ -10,17 +10,17 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from castwise.records.memory import MemoryParts, Shortfall
-from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.registry.precisions import Hardware
 from castwise.registry.workloads import Unit
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 from castwise.spec.plan import TrialSpec
 
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
 # without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
 # RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
-# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. OwnModel.place came later: in records
-# of before, OwnModel.path is absolute, and is read as if it were not. Environment.gpu_uuids, Reading.num_gpus and
+# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. UserModel.place came
+# later: in records of before, UserModel.path is absolute, and is read as if it were not. Environment.gpu_uuids, Reading.num_gpus and
 # Metered.num_gpus came later, with defaults: readings of before are of a trial's first GPU alone. Protocol.lead_seconds
 # and Block.lead_steps came later, with defaults: blocks of before began behind a pause.
 SCHEMA_VERSION = 1
@@ -32,7 +32,7 @@ _Bytes = Annotated[int, Field(ge=0)]
 Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]
 
 
-class Environment(Document):
+class Environment(FrozenModel):
     """The machine and software a trial ran on.
 
     Attributes:
@@ -119,7 +119,7 @@ class Environment(Document):
         return hashlib.sha256(repr((*parts, self.num_threads)).encode()).hexdigest()[:8]
 
 
-class Facts(Document):
+class Facts(FrozenModel):
     """What a trial really ran, found out in its process before the first timed step.
 
     Attributes:
@@ -167,7 +167,7 @@ class Facts(Document):
     averaged_by: Literal["collectives", "shared memory"] | None = None
 
 
-class Block(Document):
+class Block(FrozenModel):
     """A few steps timed as one.
 
     Attributes:
@@ -192,7 +192,7 @@ class Block(Document):
         return self.lead_steps + self.num_steps
 
 
-class Epoch(Document):
+class Epoch(FrozenModel):
     """One pass over the training data, and over the validation data after it.
 
     Attributes:
@@ -236,7 +236,7 @@ class Epoch(Document):
     diverged: str | None = None
 
 
-class Resumed(Document):
+class Resumed(FrozenModel):
     """Where a training trial stands after its set-up.
 
     Attributes:
@@ -248,7 +248,7 @@ class Resumed(Document):
     epochs: tuple[Epoch, ...]
 
 
-class RankSamples(Document):
+class RankSamples(FrozenModel):
     """Everything one process measured; memory is that of its fullest device, where DataParallel gives it several.
 
     Attributes:
@@ -273,7 +273,7 @@ class RankSamples(Document):
     memory_parts: MemoryParts | None = None
 
 
-class Trial(Document):
+class Trial(FrozenModel):
     """One answer: what became of a spec, on which machine, with all raw samples.
 
     Attributes:
@@ -305,8 +305,8 @@ class Trial(Document):
     duration_seconds: float
     log: str = ""
     sitting: str | None = None
-    readings: tuple[Reading, ...] = ()
-    metered: Metered | None = None
+    readings: tuple[TelemetrySummary, ...] = ()
+    metered: EnergyMeasurement | None = None
     gpu_facts: GpuFacts | None = None
     shortfall: Shortfall | None = None
     telemetry_note: str = ""
@@ -315,4 +315,4 @@ class Trial(Document):
     @field_validator("spec")
     @classmethod
     def _without_folders(cls, spec: TrialSpec) -> TrialSpec:
-        return spec.recorded  # records of before `OwnModel.place` have the folder
+        return spec.recorded  # records of before `UserModel.place` have the folder

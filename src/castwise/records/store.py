@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from castwise.errors import StoreError
-from castwise.records.collector import without_collector
+from castwise.records.collector import gc_disabled
 from castwise.records.filenames import KEPT, slug
 from castwise.records.schema import SCHEMA_VERSION, Environment, Trial
 from castwise.spec.plan import TrialSpec
@@ -93,7 +93,7 @@ def read_records(files: Iterable[Path]) -> tuple[list[Record], list[Problem]]:
     """Return the records in some files, oldest first, and the files that are none, each with its reason."""
     records: list[Record] = []
     problems: list[Problem] = []
-    with without_collector():
+    with gc_disabled():
         for file in files:
             try:
                 records.append(Record(file, _read(file)))

@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 
 
-class GpuFacts(Document):
+class GpuFacts(FrozenModel):
     """What the driver says of a GPU that does not change while a trial runs; None where `missing` says why.
 
     Of several GPUs a limit is the lowest of any, a mode is on where it is on all, and memory errors are their sum.
@@ -31,7 +31,7 @@ class GpuFacts(Document):
     missing: dict[str, str] = Field(default_factory=dict)
 
 
-class Reading(Document):
+class TelemetrySummary(FrozenModel):
     """What GPU and host were doing while one block or epoch was timed, as its parent process saw it.
 
     Clocks and power are those of the samples taken while it ran; of the ones just before and just after where it
@@ -89,7 +89,7 @@ class Reading(Document):
         return None if self.power_watts is None else self.power_watts / max(1, self.num_gpus)
 
 
-class Metered(Document):
+class EnergyMeasurement(FrozenModel):
     """What the driver's energy counter said while steps ran on and on, after the timed blocks.
 
     The counter ticks ten times a second (H200): over a timed block it says next to nothing. Here the time is taken from

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Device:
+class GpuModel:
     """What a GPU's vendor prints of it, for one device as PyTorch counts them.
 
     A board that PyTorch sees as two devices (Tesla K80, Instinct MI250X) has half the board's figures.
@@ -59,11 +59,11 @@ def _row(
     bandwidth_gigabytes_per_second: float,
     teraflops: _Teraflops,
     source: str,
-) -> Device:
+) -> GpuModel:
     """Return a row from figures in the datasheets' units; teraflops are fp32, tf32, fp16, bf16, fp8."""
     fp32, tf32, fp16, bf16, fp8 = (None if rate is None else float(round(rate * 1e12)) for rate in teraflops)
     bandwidth = float(round(bandwidth_gigabytes_per_second * 1e9))
-    return Device(names, capability, memory_gigabytes, bandwidth, fp32, tf32, fp16, bf16, fp8, source)
+    return GpuModel(names, capability, memory_gigabytes, bandwidth, fp32, tf32, fp16, bf16, fp8, source)
 
 
 _BLACKWELL = "NVIDIA Blackwell datasheet, individual Blackwell GPU of HGX B200 (sparse figures halved)"
@@ -97,7 +97,7 @@ _MI100 = "AMD Instinct MI100 Accelerator data sheet"
 
 # Some names stand for two GPUs of different peaks and have no row: "AMD Instinct MI60 / MI50" and
 # "AMD Instinct MI250X / MI250" (source: libdrm, data/amdgpu.ids), "NVIDIA GeForce RTX 3080".
-DEVICES: tuple[Device, ...] = (
+DEVICES: tuple[GpuModel, ...] = (
     # names, compute capability, GB, GB/s, TFLOP/s in (fp32, tf32, fp16, bf16, fp8), source
     _row(("NVIDIA B200",), (10, 0), 180, 7700, (75, 1100, 2250, 2250, 4500), _BLACKWELL),
     _row(("NVIDIA GeForce RTX 5090",), (12, 0), 32, 1792, (104.8, 104.8, 209.5, 209.5, 419), _RTX_BLACKWELL),
@@ -175,12 +175,12 @@ _BY_NAME = {name: row for row in DEVICES for name in row.names}
 PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
-def find_device(name: str) -> Device | None:
+def find_gpu_model(name: str) -> GpuModel | None:
     """Return the row with exactly this name, or None; neither a part of a name nor another case counts."""
     return _BY_NAME.get(name)
 
 
-def peak(device: Device | None, dtype: str) -> float | None:
+def peak(device: GpuModel | None, dtype: str) -> float | None:
     """Return a GPU's dense peak in FLOP/s, or None where it is unknown.
 
     Args:

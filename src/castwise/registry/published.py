@@ -14,7 +14,7 @@ PREFIX = "published:"
 
 
 @dataclass(frozen=True)
-class Figure:
+class PublishedFigure:
     """One published figure, and the question that it answers.
 
     Attributes:
@@ -41,7 +41,7 @@ class PublishedMachine:
     """
 
     gpu: str
-    figures: tuple[Figure, ...]
+    figures: tuple[PublishedFigure, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -144,10 +144,10 @@ def is_figure_of(figure: Published, spec: TrialSpec) -> bool:
     )
 
 
-def _figures(suite: Suite) -> list[Figure]:
+def _figures(suite: Suite) -> list[PublishedFigure]:
     specs = _planned(suite.name)
     return [
-        Figure(
+        PublishedFigure(
             suite,
             figure,
             next((spec for spec in specs if is_figure_of(figure, spec)), None),

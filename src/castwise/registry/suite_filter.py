@@ -8,7 +8,7 @@ from castwise.registry.workloads import find_workload
 
 
 @dataclass(frozen=True)
-class Choice:
+class SuiteFilter:
     """What of a suite is run, and how long; None takes all.
 
     Attributes:

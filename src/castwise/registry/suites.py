@@ -11,11 +11,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.precisions import find_precision
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.technique_constraints import resolve
-from castwise.registry.techniques import SETS, TUNED, beside_others, parse_techniques
+from castwise.registry.techniques import SETS, TUNED, normalize_for_world_size, parse_techniques
 from castwise.registry.workloads import find_workload
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, stand_in
 from castwise.spec.recipe import Recipe
@@ -25,7 +25,7 @@ LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there a
 SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
 
-class _Product(Document):
+class _Product(FrozenModel):
     """What cells and searches have in common.
 
     Attributes:
@@ -67,7 +67,7 @@ class Limit(_Product):
     multiple: int = Field(ge=1)
 
 
-class Published(Document):
+class Published(FrozenModel):
     """One figure of the source.
 
     Attributes:
@@ -114,7 +114,7 @@ class Published(Document):
         return None if text is None else parse_loss_scale(text)
 
 
-class Suite(Document):
+class Suite(FrozenModel):
     """A published benchmark.
 
     Attributes:
@@ -209,7 +209,7 @@ def parse_suite(text: str, origin: str) -> Suite:
         raise UsageError(f"'{origin}': {error}") from None
 
 
-def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list[TrialSpec]:
+def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[TrialSpec]:
     """Return the trials of a suite's cells, in the order of its file.
 
     Args:
@@ -220,7 +220,7 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
     Raises:
         UsageError: None of its cells is chosen, or a technique is unknown.
     """
-    choice = choice or Choice()
+    choice = choice or SuiteFilter()
     recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
     loops = [parse_techniques(text) for text in choice.techniques]
     chosen = [
@@ -238,7 +238,7 @@ def specs_of(suite: Suite, *, device: str, choice: Choice | None = None) -> list
         for seed, techniques in itertools.product(range(choice.seeds), loops):
             spec = _training_spec(values, cells, recipe, device, choice)
             tuned = _tuned_loop(suite, spec.workload)
-            names = beside_others(techniques, spec.world_size, most_gpus)
+            names = normalize_for_world_size(techniques, spec.world_size, most_gpus)
             spec = resolve(names, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})
             specs.setdefault(spec.key, spec)
     if not specs:
@@ -257,7 +257,7 @@ def is_search(spec: TrialSpec) -> bool:
     return spec.recipe is not None and spec.recipe.max_steps == LIMIT_STEPS
 
 
-def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> list[tuple[TrialSpec, int]]:
+def limit_specs(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[tuple[TrialSpec, int]]:
     """Return the searches of a suite: a trial of a few steps, and the number its batch size is a multiple of.
 
     Args:
@@ -265,7 +265,7 @@ def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> l
         device: "cpu" or "cuda:N".
         choice: What of the suite is run; None takes all.
     """
-    choice = choice or Choice()
+    choice = choice or SuiteFilter()
     searches = []
     for limit in suite.limits:
         recipe = _recipe(suite, limit.recipe, choice)
@@ -277,13 +277,13 @@ def limit_specs(suite: Suite, *, device: str, choice: Choice | None = None) -> l
     return searches
 
 
-def _training_spec(values: dict[str, Any], cells: Cells, recipe: Recipe, device: str, choice: Choice) -> TrialSpec:
+def _training_spec(values: dict[str, Any], cells: Cells, recipe: Recipe, device: str, choice: SuiteFilter) -> TrialSpec:
     stands_in = choice.synthetic and cells.data_set != SYNTHETIC
     data_set = stand_in(cells.data_set) if stands_in else cells.data_set
     return TrialSpec(device=device, data_set=data_set, kind="training", recipe=recipe, **values)
 
 
-def _recipe(suite: Suite, name: str, choice: Choice) -> Recipe:
+def _recipe(suite: Suite, name: str, choice: SuiteFilter) -> Recipe:
     """Return a recipe as it is to be run; what the user says wins over the quick form."""
     published = suite.recipes[name]
     changes: dict[str, int | bool] = dict(suite.quick.get(name, {})) if choice.quick else {}

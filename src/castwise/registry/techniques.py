@@ -2,7 +2,7 @@
 
 `worker/techniques/` is where a row is applied; this module is what the command line, the plan and the reports know
 of it, without torch, and `technique_rules.py` says which trials can have one. What the plain loop does already is no
-technique: `IN_THE_PLAIN_LOOP` says so to whoever asks.
+technique: `ALREADY_DEFAULT` says so to whoever asks.
 """
 
 from collections.abc import Sequence
@@ -273,7 +273,7 @@ TECHNIQUES: tuple[Technique, ...] = (
 )
 
 # What a user may look for among the techniques and every trial does.
-IN_THE_PLAIN_LOOP: dict[str, str] = {
+ALREADY_DEFAULT: dict[str, str] = {
     "set-to-none": "gradients are set to None, as torch does since 2.0",
     "zero-grad-none": "gradients are set to None, as torch does since 2.0",
 }
@@ -301,8 +301,8 @@ def find_technique(name: str) -> Technique:
         UsageError: No row has the name; the message offers the nearest, or says that the plain loop has it.
     """
     wanted = name.strip().lower()
-    if wanted in IN_THE_PLAIN_LOOP:
-        raise UsageError(f"'{name}' is no technique: {IN_THE_PLAIN_LOOP[wanted]}. Leave it out.")
+    if wanted in ALREADY_DEFAULT:
+        raise UsageError(f"'{name}' is no technique: {ALREADY_DEFAULT[wanted]}. Leave it out.")
     for row in TECHNIQUES:
         if wanted == row.name:
             return row
@@ -314,7 +314,7 @@ def for_one_gpu(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in FOR_SEVERAL_GPUS)
 
 
-def beside_others(names: Sequence[str], world_size: int, most_gpus: int) -> tuple[str, ...]:
+def normalize_for_world_size(names: Sequence[str], world_size: int, most_gpus: int) -> tuple[str, ...]:
     """Return the techniques of a loop on some GPUs, where it is set beside the same one on others.
 
     Args:

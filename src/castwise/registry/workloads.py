@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 from castwise.errors import UsageError, unknown_name
-from castwise.spec.user_model import is_own, shown_name
+from castwise.spec.user_model import is_user_model, shown_name
 
 Unit = Literal["images", "tokens", "samples"]
 Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet", "own"]
@@ -260,7 +260,7 @@ def known_workload(name: str) -> Workload | None:
     for row in WORKLOADS:
         if wanted.lower() == row.name:
             return row
-    return _own_model(shown_name(wanted)) if is_own(wanted) else None
+    return _own_model(shown_name(wanted)) if is_user_model(wanted) else None
 
 
 def unit_of(name: str) -> Unit:

@@ -6,7 +6,7 @@ from rich.markup import escape
 from castwise.render.units import format_duration
 
 
-def say(console: Console, line: str, style: str | None = None) -> None:
+def print_line(console: Console, line: str, style: str | None = None) -> None:
     """Print a line as it stands: wrapped on a terminal, and one line to `grep` where it is piped."""
     console.print(escape(line), style=style, highlight=False, soft_wrap=not console.is_terminal)
 

@@ -14,7 +14,7 @@ from castwise.analysis.advice import Advice
 from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import step_times
 from castwise.analysis.warnings import warnings_of_all
-from castwise.render.console import say
+from castwise.render.console import print_line
 from castwise.render.costs import cost_lines, costs
 from castwise.render.snippets import snippet_lines
 from castwise.render.sparkline import sparkline
@@ -23,7 +23,7 @@ from castwise.render.table import (
     BEST,
     IN_CSV,
     Column,
-    Grid,
+    DataTable,
     csv_grid,
     fitting,
     markdown_grid,
@@ -67,7 +67,7 @@ def print_table(
         prices: What energy costs; None leaves that out.
         elsewhere: Where the figures are that a narrow terminal does without.
     """
-    say(console, headline(rows), "bold")
+    print_line(console, headline(rows), "bold")
     *figures, status = shown_columns(rows)
     columns, left_out = fitting([*figures, *_curves(rows), status], rows, console.width, _DISPENSABLE, elsewhere)
     taken = {item.key for item in advice}
@@ -78,14 +78,14 @@ def print_table(
         return "bold green" if row.trial.spec.key in taken else None
 
     console.print(terminal_table(columns, rows, style, console.width, competing), crop=False)
-    grid = Grid(columns, rows, competing)
+    grid = DataTable(columns, rows, competing)
     best = [f"{BEST} the best at its batch size"] if any(grid.best(column) for column in columns) else []
     for line in [*remarks(rows), *cost_lines(rows, prices), *left_out, *best]:
-        say(console, f"  {line}", "yellow")
+        print_line(console, f"  {line}", "yellow")
     printed = {""}
     for item in advice:
         console.print()
-        say(console, item.sentence, "bold")
+        print_line(console, item.sentence, "bold")
         if item.code not in printed:
             printed.add(item.code)
             # Never wrapped: what is copied from the terminal has to run.

@@ -45,7 +45,7 @@ class Column(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Grid(Generic[R]):
+class DataTable(Generic[R]):
     """A table: columns, and the rows that they take their figures from.
 
     Attributes:
@@ -97,7 +97,7 @@ def terminal_table(
         width: The terminal's; where the table fits into it, only columns that wrap give way. None leaves it to rich.
         group: What rows share whose best values are marked; None for a row that does not compete.
     """
-    grid = Grid(columns, rows, group)
+    grid = DataTable(columns, rows, group)
     best = [grid.best(column) for column in columns]
     if len(rows) > _MOST_LAID_OUT:
         return _Lines(tuple(_lines(grid, best)))
@@ -131,7 +131,7 @@ class _Lines:
         yield from (Segment(f"{line}\n") for line in self.lines)
 
 
-def _lines(grid: Grid[R], best: Sequence[set[int]]) -> Iterator[str]:
+def _lines(grid: DataTable[R], best: Sequence[set[int]]) -> Iterator[str]:
     """Yield a line for the headings, and one a row."""
     columns = []
     for column, places in zip(grid.columns, best, strict=True):
@@ -143,7 +143,7 @@ def _lines(grid: Grid[R], best: Sequence[set[int]]) -> Iterator[str]:
         yield (" " * _GAP).join(line).rstrip()
 
 
-def _listed(grid: Grid[R], best: Sequence[set[int]], style: Callable[[R], str | None]) -> Table:
+def _listed(grid: DataTable[R], best: Sequence[set[int]], style: Callable[[R], str | None]) -> Table:
     """Return a table with a line a figure, row after row."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(overflow="fold")

@@ -22,7 +22,7 @@ AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "t
 
 
 @dataclass(frozen=True)
-class Cell:
+class Configuration:
     """One cell's figures, whether it was timed in steady state or is a training run.
 
     Attributes:
@@ -70,7 +70,7 @@ class Topic:
     """
 
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Configuration, ...]
 
     @property
     def first(self) -> Trial:
@@ -125,7 +125,7 @@ class Topic:
         # A scale that a precision has in all its cells tells none of them apart.
         return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
 
-    def setting(self, cell: Cell, *without: str) -> str:
+    def setting(self, cell: Configuration, *without: str) -> str:
         """Return what tells a cell from the topic's others besides its precision: "batch 128, 4 GPUs".
 
         Args:
@@ -142,7 +142,7 @@ class Topic:
     def _settings(self) -> dict[tuple[int, tuple[str, ...]], str]:
         return {}
 
-    def label(self, cell: Cell, *without: str) -> str:
+    def label(self, cell: Configuration, *without: str) -> str:
         """Return precision and setting, without some axes."""
         setting = self.setting(cell, *without)
         return f"{cell.precision}, {setting}" if setting else cell.precision
@@ -163,7 +163,7 @@ class Collection:
     notes: tuple[str, ...] = ()
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[Configuration]:
         """Return all cells."""
         return [cell for topic in self.topics for cell in topic.cells]
 
@@ -220,7 +220,7 @@ def _count(number: int, one: str, several: str) -> str:
 def _topics(trials: Sequence[Trial]) -> tuple[Topic, ...]:
     steady = [_of_row(row) for row in compare([trial for trial in trials if trial.spec.kind == "steady"])]
     training = [_of_run(run) for run in runs.runs([trial for trial in trials if trial.spec.kind == "training"])]
-    groups: dict[tuple[object, ...], list[Cell]] = {}
+    groups: dict[tuple[object, ...], list[Configuration]] = {}
     for cell in (*steady, *training):
         groups.setdefault((cell.trial.spec.kind, *runs.same_but(cell.trial, *AXES)), []).append(cell)
     several = len({trial.environment.device_name for trial in trials}) > 1
@@ -237,8 +237,8 @@ def _topics(trials: Sequence[Trial]) -> tuple[Topic, ...]:
     return tuple(topics.values())
 
 
-def _of_row(row: Row) -> Cell:
-    return Cell(
+def _of_row(row: Row) -> Configuration:
+    return Configuration(
         trial=row.trial,
         trials=row.trials,
         throughput=row.throughput_estimate,
@@ -252,8 +252,8 @@ def _of_row(row: Row) -> Cell:
     )
 
 
-def _of_run(run: Run) -> Cell:
-    return Cell(
+def _of_run(run: Run) -> Configuration:
+    return Configuration(
         trial=run.trial,
         trials=(run.trial,),
         throughput=_alone(run.throughput),
@@ -304,7 +304,7 @@ def _title(trial: Trial, several_machines: bool) -> str:
     return f"{title} ({trial.environment.device_name})" if several_machines else title
 
 
-def _sort_key(cell: Cell) -> tuple[object, ...]:
+def _sort_key(cell: Configuration) -> tuple[object, ...]:
     spec = cell.trial.spec
     return (
         spec.batch_size,

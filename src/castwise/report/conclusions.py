@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from castwise.analysis.advice import SIMPLEST_FIRST, WORTHWHILE, recommend
 from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_words, perplexity
-from castwise.max_batch.result import Fit, fits_of
+from castwise.max_batch.result import MaxBatch, fits_of
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
-from castwise.report.collection import Cell, Collection, Topic, is_search
+from castwise.report.collection import Collection, Configuration, Topic, is_search
 from castwise.spec.plan import stands_in_for
-from castwise.spec.quantities import few
+from castwise.spec.quantities import truncate_list
 
 _MOST_NAMED = 4  # workloads in the one sentence for all
 
@@ -33,8 +33,8 @@ class Answer:
     precision: str | None
     sentence: str
     code: str
-    cell: Cell | None
-    baseline: Cell | None = None
+    cell: Configuration | None
+    baseline: Configuration | None = None
     cut: str = ""
 
     @property
@@ -79,7 +79,7 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     return f"{where}: " + "; ".join(_clause(precision, given, torn) for (precision, _), given in taken) + "."
 
 
-def _largest_batches(fits: Sequence[Fit]) -> str:
+def _largest_batches(fits: Sequence[MaxBatch]) -> str:
     """Return the largest batches found, by workload; empty where none was looked for."""
     found: dict[str, list[str]] = {}
     for fit in fits:
@@ -96,7 +96,9 @@ def _clause(precision: str, given: Sequence[Answer], torn: set[str]) -> str:
     for each in given:
         by_workload.setdefault(each.topic.first.spec.workload, []).append(each)
     names = [_named(name, answers) if name in torn else name for name, answers in by_workload.items()]
-    words = few(names, most=_MOST_NAMED if len(names) <= _MOST_NAMED else _MOST_NAMED - 1)  # never "and 1 more"
+    words = truncate_list(
+        names, most=_MOST_NAMED if len(names) <= _MOST_NAMED else _MOST_NAMED - 1
+    )  # never "and 1 more"
     gains = sorted(each.gain for each in given if each.gain is not None)
     cut = given[0].cut  # and so of all the others
     if precision == BASELINE:
@@ -139,7 +141,7 @@ def _of_topic(topic: Topic) -> list[Answer]:
 
 def _of_runs(topic: Topic) -> list[Answer]:
     """Return what training runs say, which is less: what else holds them back is in their times."""
-    groups: dict[tuple[object, ...], list[Cell]] = {}
+    groups: dict[tuple[object, ...], list[Configuration]] = {}
     for cell in () if is_search(topic.first) else topic.cells:
         spec = cell.trial.spec
         groups.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.techniques, spec.seed), []).append(
@@ -149,7 +151,7 @@ def _of_runs(topic: Topic) -> list[Answer]:
     return [answer for answer in found if answer is not None]
 
 
-def _of_cells(topic: Topic, cells: Sequence[Cell]) -> Answer | None:
+def _of_cells(topic: Topic, cells: Sequence[Configuration]) -> Answer | None:
     ended = [cell for cell in cells if cell.trial.status == "ok" and cell.speedup is not None]
     baseline = next((cell for cell in ended if cell.precision == BASELINE), None)
     others = [cell for cell in ended if cell.precision in SIMPLEST_FIRST[1:]]
@@ -182,11 +184,11 @@ def _in_runs(cut: str) -> str:
     return f" in runs that were cut short ({cut}), whose end nobody has seen" if cut else ""
 
 
-def _gain(cell: Cell) -> float:
+def _gain(cell: Configuration) -> float:
     return cell.speedup.value if cell.speedup is not None else 0.0
 
 
-def _quality(best: Cell, baseline: Cell) -> str:
+def _quality(best: Configuration, baseline: Configuration) -> str:
     """Return what both runs had learned after as many epochs, where their data is real."""
     pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
     if not pairs or stands_in_for(best.trial.spec.data_set) is not None:

@@ -7,7 +7,7 @@ from castwise.analysis.steady_metrics import spread
 from castwise.analysis.warnings import NOISE
 from castwise.render.units import format_ratio
 from castwise.report.collection import has_interval
-from castwise.spec.quantities import few, format_share
+from castwise.spec.quantities import format_share, truncate_list
 
 
 def disagreements(rows: Sequence[Row]) -> list[str]:
@@ -26,7 +26,7 @@ def _speedups(rows: Sequence[Row]) -> list[str]:
         return []
     return [
         "speed-up compares turns taken moments apart; throughput is that of all turns, whatever drifted between them: "
-        f"its ratio is {few(told)}"
+        f"its ratio is {truncate_list(told)}"
     ]
 
 

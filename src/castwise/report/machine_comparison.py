@@ -17,12 +17,12 @@ from castwise.analysis.statistics import (
     VerdictKind,
     estimate,
     independent_ratio,
-    judge,
+    verdict_of,
 )
 from castwise.records.filenames import free_name
 from castwise.registry.precisions import BASELINE, place_of
 from castwise.registry.workloads import unit_of
-from castwise.report.machines import ASKED, Entry, Machine
+from castwise.report.machines import ASKED, ComparedMachine, Entry
 from castwise.spec.plan import TrialSpec
 
 _FAILED = ("oom", "timeout", "crashed", "diverged")
@@ -31,7 +31,7 @@ _MOST_PRECISIONS = 4  # in the headline
 
 
 @dataclass(frozen=True)
-class Place:
+class MachineResult:
     """A cell on one machine.
 
     Attributes:
@@ -45,7 +45,7 @@ class Place:
         broke: Whether it ended well on the first machine and did not here.
     """
 
-    machine: Machine
+    machine: ComparedMachine
     entry: Entry | None
     throughput: Estimate | None = None
     ratio: Estimate | None = None
@@ -55,7 +55,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparisonRow:
     """One cell on all machines.
 
     Attributes:
@@ -66,7 +66,7 @@ class Line:
     """
 
     spec: TrialSpec
-    places: tuple[Place, ...]
+    places: tuple[MachineResult, ...]
     baseline_batch: int
     is_whole: bool
 
@@ -77,7 +77,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Incomparable:
     """Cells of a machine that are compared with nothing.
 
     Attributes:
@@ -86,13 +86,13 @@ class Refusal:
         labels: The cells.
     """
 
-    machine: Machine
+    machine: ComparedMachine
     reason: str
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MachineComparison:
     """Machines side by side.
 
     Attributes:
@@ -102,13 +102,13 @@ class Comparison:
         margin: How far from 1 a ratio still is "the same".
     """
 
-    machines: tuple[Machine, ...]
-    topics: dict[str, tuple[Line, ...]]
-    refusals: tuple[Refusal, ...]
+    machines: tuple[ComparedMachine, ...]
+    topics: dict[str, tuple[ComparisonRow, ...]]
+    refusals: tuple[Incomparable, ...]
     margin: float
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[ComparisonRow]:
         """Return all lines."""
         return [line for lines in self.topics.values() for line in lines]
 
@@ -118,7 +118,7 @@ class Comparison:
         return [place.verdict for line in self.lines for place in line.places if place.verdict is not None]
 
     @property
-    def slower(self) -> list[tuple[Line, Place]]:
+    def slower(self) -> list[tuple[ComparisonRow, MachineResult]]:
         """Return the cells that are proven slower than on the first machine, or ended well there and not here."""
         return [
             (line, place)
@@ -128,7 +128,7 @@ class Comparison:
         ]
 
 
-def compare_machines(machines: Sequence[Machine], margin: float = MARGIN) -> Comparison:
+def compare_machines(machines: Sequence[ComparedMachine], margin: float = MARGIN) -> MachineComparison:
     """Return machines side by side.
 
     Args:
@@ -137,19 +137,19 @@ def compare_machines(machines: Sequence[Machine], margin: float = MARGIN) -> Com
     """
     questions = dict.fromkeys(question for machine in machines for question in machine.entries)
     shared = [q for q in questions if sum(q in machine.entries for machine in machines) > 1]
-    topics: dict[tuple[object, ...], list[Line]] = {}
+    topics: dict[tuple[object, ...], list[ComparisonRow]] = {}
     for question in shared:
         entries = [machine.entries.get(question) for machine in machines]
         line = _line(machines, entries, margin)
         topics.setdefault(question[3:], []).append(line)
-    titled: dict[str, tuple[Line, ...]] = {}
+    titled: dict[str, tuple[ComparisonRow, ...]] = {}
     for lines in topics.values():
         lines.sort(key=lambda line: (line.spec.batch_size, place_of(line.spec.precision), line.spec.loss_scale))
         titled[free_name(_title(lines[0].spec), titled)] = tuple(lines)
-    return Comparison(tuple(machines), titled, tuple(_refusals(machines, set(shared))), margin)
+    return MachineComparison(tuple(machines), titled, tuple(_refusals(machines, set(shared))), margin)
 
 
-def _line(machines: Sequence[Machine], entries: Sequence[Entry | None], margin: float) -> Line:
+def _line(machines: Sequence[ComparedMachine], entries: Sequence[Entry | None], margin: float) -> ComparisonRow:
     first = entries[0]
     there = [entry for entry in entries if entry is not None]
     batches = [entry.baseline_batch for entry in there if entry.baseline_batch is not None]
@@ -160,13 +160,13 @@ def _line(machines: Sequence[Machine], entries: Sequence[Entry | None], margin: 
     places = []
     for machine, entry in zip(machines, entries, strict=True):
         if entry is None:
-            places.append(Place(machine, None))
+            places.append(MachineResult(machine, None))
             continue
         ratio = verdict = None
         if machine is not machines[0]:
             ratio, verdict = _verdict(machines[0], first, machine, entry, margin)
         places.append(
-            Place(
+            MachineResult(
                 machine=machine,
                 entry=entry,
                 throughput=_throughput(entry, is_whole, units),
@@ -176,10 +176,10 @@ def _line(machines: Sequence[Machine], entries: Sequence[Entry | None], margin: 
                 broke=first is not None and first.status == "ok" and machine is not machines[0] and _is_broken(entry),
             )
         )
-    return Line(there[0].spec, tuple(places), batch, is_whole)
+    return ComparisonRow(there[0].spec, tuple(places), batch, is_whole)
 
 
-def _units(machines: Sequence[Machine], entry: Entry) -> float | None:
+def _units(machines: Sequence[ComparedMachine], entry: Entry) -> float | None:
     """Return the units of a whole run like this, from any machine where one was measured, in whatever precision."""
     alike = (
         other.units
@@ -202,12 +202,12 @@ def _throughput(entry: Entry, is_whole: bool, units: float | None) -> Estimate |
 
 
 def _verdict(
-    first: Machine, base: Entry | None, machine: Machine, entry: Entry, margin: float
+    first: ComparedMachine, base: Entry | None, machine: ComparedMachine, entry: Entry, margin: float
 ) -> tuple[Estimate | None, Verdict]:
     found = _ratio(first, base, machine, entry)
     if isinstance(found, str):
         return None, Verdict("incomparable", found, None)
-    verdict = judge(found, margin)
+    verdict = verdict_of(found, margin)
     if found.n < MIN_PROCESSES:
         alone = [
             each.name
@@ -223,7 +223,7 @@ def _count(entry: Entry) -> int:
     return max(len(entry.run_seconds), len(entry.unit_seconds))
 
 
-def _ratio(first: Machine, base: Entry | None, machine: Machine, entry: Entry) -> Estimate | str:
+def _ratio(first: ComparedMachine, base: Entry | None, machine: ComparedMachine, entry: Entry) -> Estimate | str:
     """Return how many times as fast a cell is as the first machine's, or why that cannot be said."""
     if base is None:
         return f"{first.name} has no such cell"
@@ -241,7 +241,7 @@ def _length(entry: Entry) -> str:
     return f"cut short ({entry.cut})" if entry.cut else "a whole run"
 
 
-def _speedup(machine: Machine, entry: Entry, batch: int) -> Estimate | None:
+def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | None:
     """Return the speed-up over the same machine's float32 at a batch."""
     if entry.spec.precision == BASELINE:
         return None
@@ -265,8 +265,8 @@ def _speedup(machine: Machine, entry: Entry, batch: int) -> Estimate | None:
     return None
 
 
-def _refusals(machines: Sequence[Machine], shared: set[tuple[object, ...]]) -> Iterator[Refusal]:
-    by_workload: dict[str, list[tuple[Machine, Entry]]] = {}
+def _refusals(machines: Sequence[ComparedMachine], shared: set[tuple[object, ...]]) -> Iterator[Incomparable]:
+    by_workload: dict[str, list[tuple[ComparedMachine, Entry]]] = {}
     for machine in machines:
         for entry in machine.entries.values():
             by_workload.setdefault(entry.spec.workload, []).append((machine, entry))
@@ -277,10 +277,10 @@ def _refusals(machines: Sequence[Machine], shared: set[tuple[object, ...]]) -> I
                 others = [each for each in by_workload[entry.spec.workload] if each[0] is not machine]
                 labels.setdefault(_why_alone(entry, others[:_MOST_LOOKED_AT]), []).append(entry.spec.label)
         for reason, of_reason in labels.items():
-            yield Refusal(machine, reason, tuple(dict.fromkeys(of_reason)))
+            yield Incomparable(machine, reason, tuple(dict.fromkeys(of_reason)))
 
 
-def _why_alone(entry: Entry, others: Sequence[tuple[Machine, Entry]]) -> str:
+def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) -> str:
     """Return what the nearest cell of another machine differs in."""
     if not others:
         return "no other machine has this workload"
@@ -302,19 +302,19 @@ def _title(spec: TrialSpec) -> str:
     return ", ".join([*filter(None, parts), *([spec.spread] if spec.spread else [])])
 
 
-def headline(comparison: Comparison) -> str:
+def headline(comparison: MachineComparison) -> str:
     """Return what the comparison comes to: how many times as fast each machine is in each precision."""
     first, *others = comparison.machines
     return " ".join(_sentence(first, machine, comparison) for machine in others)
 
 
-def is_without_intervals(comparison: Comparison) -> bool:
+def is_without_intervals(comparison: MachineComparison) -> bool:
     """Return whether no ratio has an interval, as cells were one process each."""
     compared = [verdict.ratio for verdict in comparison.verdicts if verdict.ratio is not None]
     return bool(compared) and all(ratio.n < MIN_PROCESSES for ratio in compared)
 
 
-def tally(comparison: Comparison) -> str:
+def tally(comparison: MachineComparison) -> str:
     """Return how many ratios say what."""
     counts = Counter(verdict.kind for verdict in comparison.verdicts)
     kinds: tuple[VerdictKind, ...] = get_args(VerdictKind)
@@ -326,7 +326,7 @@ def tally(comparison: Comparison) -> str:
     return f"Verdicts: {words}." if words else "No cell is common to two machines."
 
 
-def _sentence(first: Machine, machine: Machine, comparison: Comparison) -> str:
+def _sentence(first: ComparedMachine, machine: ComparedMachine, comparison: MachineComparison) -> str:
     ratios: dict[str, list[float]] = {}
     workloads: dict[str, None] = {}
     for line in comparison.lines:

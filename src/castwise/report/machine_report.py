@@ -9,12 +9,20 @@ from typing import Any
 from rich.console import Console
 
 from castwise.analysis.statistics import Estimate
-from castwise.render.console import say
-from castwise.render.table import Column, Grid, fitting, markdown_grid, markdown_text, terminal_table
+from castwise.render.console import print_line
+from castwise.render.table import Column, DataTable, fitting, markdown_grid, markdown_text, terminal_table
 from castwise.render.units import format_rate
 from castwise.report.intervals import ratio_text
-from castwise.report.machine_comparison import Comparison, Line, Place, Refusal, headline, is_without_intervals, tally
-from castwise.spec.quantities import few
+from castwise.report.machine_comparison import (
+    ComparisonRow,
+    Incomparable,
+    MachineComparison,
+    MachineResult,
+    headline,
+    is_without_intervals,
+    tally,
+)
+from castwise.spec.quantities import truncate_list
 
 _MOST_LABELS = 4  # cells that a refusal names
 # Of machines that sources describe in a line, beside measured ones.
@@ -36,12 +44,12 @@ class Figure:
     """
 
     title: str
-    line: Line
-    first: Place
-    place: Place
+    line: ComparisonRow
+    first: MachineResult
+    place: MachineResult
 
 
-def figures_of(comparison: Comparison) -> list[Figure]:
+def figures_of(comparison: MachineComparison) -> list[Figure]:
     """Return a figure for each cell of each machine but the first, in order."""
     return [
         Figure(title, line, line.places[0], place)
@@ -52,7 +60,7 @@ def figures_of(comparison: Comparison) -> list[Figure]:
     ]
 
 
-def figure_grid(comparison: Comparison, figures: Sequence[Figure] | None = None) -> Grid[Figure]:
+def figure_grid(comparison: MachineComparison, figures: Sequence[Figure] | None = None) -> DataTable[Figure]:
     """Return the table of ratios and verdicts.
 
     Args:
@@ -74,10 +82,10 @@ def figure_grid(comparison: Comparison, figures: Sequence[Figure] | None = None)
         _gain("speedup_first", f"speed-up on {comparison.machines[0].name}", lambda f: f.first),
         _gain("speedup", f"speed-up {'there' if several else f'on {comparison.machines[1].name}'}", lambda f: f.place),
     ]
-    return Grid([column for column in columns if _is_worth_it(column, rows)], rows)
+    return DataTable([column for column in columns if _is_worth_it(column, rows)], rows)
 
 
-def trait_grid(comparison: Comparison) -> Grid[tuple[str, ...]]:
+def trait_grid(comparison: MachineComparison) -> DataTable[tuple[str, ...]]:
     """Return the table of what differs between the machines; what all share is left out."""
     machines = comparison.machines
     names = dict.fromkeys(name for machine in machines for name in machine.traits)
@@ -87,10 +95,10 @@ def trait_grid(comparison: Comparison) -> Grid[tuple[str, ...]]:
     measured = [number for number, machine in enumerate(machines, start=1) if not machine.is_published]
     # What a source does not say of its machine is no difference, but what its figures are of is worth a line.
     kept = [row for row in rows if len({row[number] for number in measured}) > 1 or row[0] in _ALWAYS_TOLD]
-    return Grid(columns, [row for row in kept if len(set(row[1:])) > 1])
+    return DataTable(columns, [row for row in kept if len(set(row[1:])) > 1])
 
 
-def shared_traits(comparison: Comparison) -> str:
+def shared_traits(comparison: MachineComparison) -> str:
     """Return what the machines have in common, in a line; empty where that is nothing."""
     names = dict.fromkeys(name for machine in comparison.machines for name in machine.traits)
     values = {name: {machine.traits.get(name) for machine in comparison.machines} for name in names}
@@ -98,12 +106,12 @@ def shared_traits(comparison: Comparison) -> str:
     return f"Alike: {', '.join(alike)}." if alike else ""
 
 
-def refusal_line(refusal: Refusal) -> str:
+def refusal_line(refusal: Incomparable) -> str:
     """Return cells that are compared with nothing, and why, in a line."""
-    return f"{refusal.machine.name}: {few(refusal.labels, most=_MOST_LABELS)}: {refusal.reason}"
+    return f"{refusal.machine.name}: {truncate_list(refusal.labels, most=_MOST_LABELS)}: {refusal.reason}"
 
 
-def reason_lines(comparison: Comparison) -> list[str]:
+def reason_lines(comparison: MachineComparison) -> list[str]:
     """Return why ratios are none or tell nothing, a line a reason."""
     found: dict[tuple[str, str], list[str]] = {}
     told = is_without_intervals(comparison)  # then the tally says so once for all
@@ -115,12 +123,12 @@ def reason_lines(comparison: Comparison) -> list[str]:
             if verdict.kind in ("incomparable", "inconclusive"):
                 found.setdefault((verdict.kind, verdict.reason), []).append(line.spec.label)
     return [
-        f"{few(list(dict.fromkeys(labels)), most=_MOST_LABELS)}: {kind}: {reason}"
+        f"{truncate_list(list(dict.fromkeys(labels)), most=_MOST_LABELS)}: {kind}: {reason}"
         for (kind, reason), labels in found.items()
     ]
 
 
-def basis_lines(comparison: Comparison) -> list[str]:
+def basis_lines(comparison: MachineComparison) -> list[str]:
     """Return what throughput and speed-up are, where they are not what they are elsewhere."""
     lines = []
     if any(line.is_whole for line in comparison.lines):
@@ -136,18 +144,18 @@ def basis_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _codes(line: Line) -> set[str]:
+def _codes(line: ComparisonRow) -> set[str]:
     """Return what stands for the code of the user's own model, of each machine."""
     specs = (place.entry.spec for place in line.places if place.entry is not None)
     return {spec.own.digest for spec in specs if spec.own is not None}
 
 
-def note_lines(comparison: Comparison) -> list[str]:
+def note_lines(comparison: MachineComparison) -> list[str]:
     """Return what was left out of the machines."""
     return [f"{machine.name}: {note}" for machine in comparison.machines for note in machine.notes]
 
 
-def failure_lines(comparison: Comparison) -> list[str]:
+def failure_lines(comparison: MachineComparison) -> list[str]:
     """Return the cells that are slower, or do not end well any more, a line each."""
     lines = []
     for line, place in comparison.slower:
@@ -157,30 +165,30 @@ def failure_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_comparison(comparison: MachineComparison, console: Console) -> None:
     """Print the comparison to a terminal."""
-    say(console, headline(comparison), "bold")
-    say(console, tally(comparison))
+    print_line(console, headline(comparison), "bold")
+    print_line(console, tally(comparison))
     grid = figure_grid(comparison)
     if grid.rows:
         console.print()
         columns, left_out = fitting(grid.columns, grid.rows, console.width, _DISPENSABLE, "--format json has all")
         console.print(terminal_table(columns, grid.rows, _style, console.width), crop=False)
         for line in left_out:
-            say(console, f"  {line}", "yellow")
+            print_line(console, f"  {line}", "yellow")
     for line in [*basis_lines(comparison), *reason_lines(comparison)]:
-        say(console, f"  {line}", "yellow")
+        print_line(console, f"  {line}", "yellow")
     traits = trait_grid(comparison)
     if traits.rows:
-        say(console, "\nWhat differs", "bold")
+        print_line(console, "\nWhat differs", "bold")
         console.print(terminal_table(traits.columns, traits.rows, width=console.width), crop=False)
     for title, lines in _lists(comparison):
-        say(console, f"\n{title}", "bold")
+        print_line(console, f"\n{title}", "bold")
         for line in lines:
-            say(console, f"  {line}")
+            print_line(console, f"  {line}")
 
 
-def markdown_comparison(comparison: Comparison) -> str:
+def markdown_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as GitHub's Markdown: what it comes to, the table, and the rest folded."""
     grid, traits = figure_grid(comparison), trait_grid(comparison)
     parts = [f"**{markdown_text(headline(comparison))}** {markdown_text(tally(comparison))}"]
@@ -199,7 +207,7 @@ def markdown_comparison(comparison: Comparison) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def json_comparison(comparison: Comparison) -> str:
+def json_comparison(comparison: MachineComparison) -> str:
     """Return the comparison as JSON: figures with intervals, verdicts, what differs and what is refused."""
     document = {
         "headline": headline(comparison),
@@ -218,7 +226,7 @@ def json_comparison(comparison: Comparison) -> str:
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def verdict_text(place: Place) -> str:
+def verdict_text(place: MachineResult) -> str:
     """Return a verdict with its mark."""
     if place.verdict is None:
         return "–"
@@ -227,14 +235,14 @@ def verdict_text(place: Place) -> str:
     return f"{_MARKS[place.verdict.kind]} {word}"
 
 
-def rate_text(place: Place, unit: str) -> str:
+def rate_text(place: MachineResult, unit: str) -> str:
     """Return a place's throughput, or how it ended where it has none."""
     if place.throughput is None:
         return "–" if place.entry is None or place.entry.status == "ok" else place.entry.status
     return f"{format_rate(place.throughput.value)} {unit}/s"
 
 
-def _lists(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
+def _lists(comparison: MachineComparison) -> Iterator[tuple[str, list[str]]]:
     if comparison.refusals:
         yield "Compared with nothing", [refusal_line(each) for each in comparison.refusals]
     notes = note_lines(comparison)
@@ -246,7 +254,7 @@ def _folded(title: str, content: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
 
 
-def _cell(title: str, line: Line) -> dict[str, Any]:
+def _cell(title: str, line: ComparisonRow) -> dict[str, Any]:
     spec = line.spec
     return {
         "topic": title,
@@ -264,7 +272,7 @@ def _cell(title: str, line: Line) -> dict[str, Any]:
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: MachineResult) -> dict[str, Any]:
     assert place.entry is not None, "only places with a cell are listed"
     return {
         "machine": place.machine.name,

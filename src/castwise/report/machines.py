@@ -11,8 +11,8 @@ from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.speedup import was_timed
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment, Trial
-from castwise.registry.published import Figure, PublishedMachine
-from castwise.report.collection import Cell, Collection, collect
+from castwise.registry.published import PublishedFigure, PublishedMachine
+from castwise.report.collection import Collection, Configuration, collect
 from castwise.spec.plan import TrialSpec, stands_in_for
 
 # What of a recipe says how much of a run is done and counted, and leaves the question as it is.
@@ -80,7 +80,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ComparedMachine:
     """One side of a comparison.
 
     Attributes:
@@ -113,7 +113,7 @@ class Origin:
     notes: Sequence[str] = ()
 
 
-def measured_machines(origins: Sequence[Origin]) -> list[list[Machine]]:
+def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
     """Return for each origin its machine, or several where its trials are of several: those are never mixed."""
     found: list[list[tuple[Origin, Collection, Environment]]] = []
     for origin in origins:
@@ -129,7 +129,7 @@ def published_machine(
     published: PublishedMachine,
     workloads: Names[str] | None = None,
     precisions: Names[str] | None = None,
-) -> Machine:
+) -> ComparedMachine:
     """Return a GPU's published figures as a machine.
 
     Args:
@@ -156,7 +156,7 @@ def published_machine(
         "published in": "; ".join(f"{suite.name}: {suite.source}" for suite in suites),
         "source's machine": "; ".join(f"{suite.name}: {suite.machine}" for suite in suites),
     }
-    return Machine(f"{published.gpu} (published)", entries, traits, is_published=True, notes=tuple(notes))
+    return ComparedMachine(f"{published.gpu} (published)", entries, traits, is_published=True, notes=tuple(notes))
 
 
 def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
@@ -172,8 +172,8 @@ def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
     return alike or [f"{name} #{number}" for number, name in enumerate(ways[-1], start=1)]
 
 
-def _measured(name: str, collection: Collection, notes_of_origin: Sequence[str]) -> Machine:
-    groups: dict[tuple[object, ...], dict[str, list[Cell]]] = {}
+def _measured(name: str, collection: Collection, notes_of_origin: Sequence[str]) -> ComparedMachine:
+    groups: dict[tuple[object, ...], dict[str, list[Configuration]]] = {}
     for cell in collection.cells:
         spec = cell.trial.spec
         # Seeds of one training run are its repetitions; other protocols and lengths are other measurements.
@@ -189,14 +189,14 @@ def _measured(name: str, collection: Collection, notes_of_origin: Sequence[str])
     if left_out:
         cells = "1 cell was" if left_out == 1 else f"{left_out} cells were"
         notes.append(f"{cells} measured in several ways: the one with the most processes, or the whole run, counts")
-    return Machine(name, entries, _traits(collection), notes=tuple(notes))
+    return ComparedMachine(name, entries, _traits(collection), notes=tuple(notes))
 
 
 def _weight(entry: Entry) -> tuple[bool, int, int]:
     return (entry.is_timed, len(entry.run_seconds), len(entry.unit_seconds))
 
 
-def _entry(cells: Sequence[Cell]) -> Entry:
+def _entry(cells: Sequence[Configuration]) -> Entry:
     trials = [trial for cell in cells for trial in cell.trials]
     shown = next((trial for trial in trials if trial.status != "ok"), trials[0])
     training = shown.spec.kind == "training"
@@ -235,7 +235,7 @@ def _cut(trial: Trial) -> str:
     return training_metrics.length_in_words(trial) + ending
 
 
-def _published(figure: Figure) -> Entry:
+def _published(figure: PublishedFigure) -> Entry:
     assert figure.spec is not None, "figures without a run are left out before"
     published, before = figure.published, figure.baseline
     other_batch = before is not None and before.batch_size != published.batch_size
@@ -247,7 +247,7 @@ def _published(figure: Figure) -> Entry:
     )
 
 
-def _label(figure: Figure) -> str:
+def _label(figure: PublishedFigure) -> str:
     published = figure.published
     return f"{published.workload} {published.precision} batch {published.batch_size}"
 

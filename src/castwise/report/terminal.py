@@ -5,7 +5,7 @@ from rich.console import Console
 from castwise.analysis.advice import recommend
 from castwise.max_batch.render import print_fit
 from castwise.max_batch.result import fits_of
-from castwise.render.console import say
+from castwise.render.console import print_line
 from castwise.render.run_report import print_table
 from castwise.report.collection import Collection, Topic
 from castwise.report.conclusions import answers_of, in_one_sentence
@@ -17,13 +17,13 @@ _ELSEWHERE = "`castwise export` has all"
 
 def print_report(collection: Collection, console: Console) -> None:
     """Print the answer, and a table for each topic."""
-    say(console, in_one_sentence(collection, answers_of(collection)), "bold")
-    say(console, summary(collection))
+    print_line(console, in_one_sentence(collection, answers_of(collection)), "bold")
+    print_line(console, summary(collection))
     for topic in collection.topics:
-        say(console, f"\n{topic.title}", "bold underline")
+        print_line(console, f"\n{topic.title}", "bold underline")
         _print_topic(topic, console)
     for note in collection.notes:
-        say(console, f"  {note}", "yellow")
+        print_line(console, f"  {note}", "yellow")
 
 
 def _print_topic(topic: Topic, console: Console) -> None:

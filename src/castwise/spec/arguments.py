@@ -6,7 +6,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-def listed(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
+def as_tuple(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
     """Return one value or several as a tuple, and None as it is."""
     if value is None:
         return None
@@ -15,9 +15,9 @@ def listed(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
     return (value,)
 
 
-def named(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def split_names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
     """Return names, in a list or separated by commas, as a tuple, and None as it is."""
-    names: tuple[str, ...] | None = listed(value)
+    names: tuple[str, ...] | None = as_tuple(value)
     if names is None:
         return None
     parts = (part.strip() for item in names for part in item.split(","))

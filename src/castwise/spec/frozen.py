@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 
-class Document(BaseModel):
+class FrozenModel(BaseModel):
     """Base of all JSON documents: frozen, no unknown keys."""
 
     # JSON has no NaN: written as a string, a diverged trial's loss comes back as what it was.

@@ -13,14 +13,14 @@ from castwise.errors import UsageError, unknown_name
 from castwise.registry.datasets import STAND_IN
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.technique_constraints import resolve
-from castwise.registry.techniques import NONE, beside_others, find_technique, join, parse_techniques
+from castwise.registry.techniques import NONE, find_technique, join, normalize_for_world_size, parse_techniques
 from castwise.registry.techniques import SETS as TECHNIQUE_SETS
 from castwise.registry.workloads import Workload, find_workload
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.quantities import format_bytes
 from castwise.spec.recipe import Recipe
-from castwise.spec.user_model import OwnModel, OwnWorkload
+from castwise.spec.user_model import UserModel, UserWorkload
 
 SYNTHETIC = "synthetic"
 
@@ -28,7 +28,7 @@ TrialKind = Literal["steady", "training"]
 Parallelism = Literal["none", "ddp", "dp"]
 
 
-class MeasurementProtocol(Document):
+class MeasurementProtocol(FrozenModel):
     """How long and how often to measure.
 
     Attributes:
@@ -98,7 +98,7 @@ FIT = MeasurementProtocol(
 )
 
 
-class TrialSpec(Document):
+class TrialSpec(FrozenModel):
     """One question: this workload, in this precision, with these techniques, on this device.
 
     Attributes:
@@ -134,7 +134,7 @@ class TrialSpec(Document):
     kind: TrialKind = "steady"
     recipe: Recipe | None = None
     weights: str | None = None
-    own: OwnModel | None = None
+    own: UserModel | None = None
     memory_limit_bytes: int | None = Field(default=None, ge=1)
     protocol: MeasurementProtocol = MeasurementProtocol()
     seed: int = 0
@@ -222,14 +222,14 @@ class TrialSpec(Document):
         return f"{self.world_size} {unit} ({self.parallelism})" if self.world_size > 1 else ""
 
 
-class Plan(Document):
+class Plan(FrozenModel):
     """The trials of one job, in the order in which they run."""
 
     specs: tuple[TrialSpec, ...]
 
 
 @dataclass(frozen=True)
-class Axes:
+class ParameterGrid:
     """What is crossed with what; None stands for "what suits".
 
     Attributes:
@@ -252,13 +252,13 @@ class Axes:
 
 
 def build_plan(
-    axes: Axes,
+    axes: ParameterGrid,
     *,
     device: str,
     data_set: str = SYNTHETIC,
     protocol: MeasurementProtocol | None = None,
     seed: int = 0,
-    own: Mapping[str, OwnWorkload] = MappingProxyType({}),
+    own: Mapping[str, UserWorkload] = MappingProxyType({}),
 ) -> Plan:
     """Return the product of the axes as a plan, each cell once.
 
@@ -309,7 +309,7 @@ def build_plan(
                     protocol=protocol,
                     seed=seed,
                 )
-                spec = resolve(beside_others(techniques, spread[0], most_gpus), spec)
+                spec = resolve(normalize_for_world_size(techniques, spread[0], most_gpus), spec)
                 specs.setdefault(spec.key, spec)
     return Plan(specs=tuple(specs.values()))
 
@@ -346,7 +346,7 @@ def device_of_rank(device: str, rank: int) -> str:
     return f"{kind}:{int(index) + rank}" if index else device
 
 
-def _spreads(axes: Axes) -> list[tuple[int, Parallelism]]:
+def _spreads(axes: ParameterGrid) -> list[tuple[int, Parallelism]]:
     """Return the numbers of GPUs, each with its ways to share a step; one GPU is shared by no one."""
     ways: list[Parallelism] = [_parallelism(name) for name in axes.parallelisms or ("ddp",)]
     spreads: list[tuple[int, Parallelism]] = []

@@ -98,7 +98,7 @@ def format_bytes(value: float | None) -> str:
     return f"{_three_digits(value / 1024)} {_BINARY_PREFIXES[-1]}"
 
 
-def few(parts: Sequence[str], most: int = _MOST_PARTS, separator: str = ", ") -> str:
+def truncate_list(parts: Sequence[str], most: int = _MOST_PARTS, separator: str = ", ") -> str:
     """Return parts of a sentence in a list, the first of many: `a, b`, `a, b, c, d, e, f and 3 more`.
 
     Args:

@@ -4,13 +4,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 
 Number = float | int | bool | tuple[float, float]
 Rate = Annotated[float, Field(gt=0)]
 
 
-class Loader(Document):
+class Loader(FrozenModel):
     """How batches reach the training loop.
 
     Attributes:
@@ -34,7 +34,7 @@ class Loader(Document):
     non_blocking: bool = False
 
 
-class Schedule(Document):
+class Schedule(FrozenModel):
     """How the learning rate changes.
 
     Attributes:
@@ -48,14 +48,14 @@ class Schedule(Document):
     arguments: dict[str, Number] = Field(default_factory=dict)
 
 
-class Optimizer(Document):
+class Optimizer(FrozenModel):
     """An optimizer of `torch.optim` by class name, with its arguments."""
 
     name: str
     arguments: dict[str, Number] = Field(default_factory=dict)
 
 
-class Recipe(Document):
+class Recipe(FrozenModel):
     """A training run, as its source's code does it.
 
     Attributes:

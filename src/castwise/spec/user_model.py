@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import Field
 
 from castwise.errors import UsageError
-from castwise.spec.frozen import Document
+from castwise.spec.frozen import FrozenModel
 
 OwnKind = Literal["file", "module", "pickle", "transformers"]
 
@@ -25,7 +25,7 @@ _TRANSFORMERS = "transformers:"
 _OBJECT = "own:"
 
 
-class OwnModel(Document):
+class UserModel(FrozenModel):
     """Where a model of the user's own comes from; part of the question that a trial answers.
 
     Attributes:
@@ -56,7 +56,7 @@ class OwnModel(Document):
         return self.model_copy(update={"path": name, "place": place})
 
 
-class OwnWorkload(Document):
+class UserWorkload(FrozenModel):
     """What a look at the user's own model tells before anything is planned.
 
     Attributes:
@@ -65,7 +65,7 @@ class OwnWorkload(Document):
         accumulate: Batches of one optimizer step: batch sizes are multiples of it.
     """
 
-    model: OwnModel
+    model: UserModel
     batch_size: int | None = Field(default=None, ge=1)
     accumulate: int = Field(default=1, ge=1)
 
@@ -97,7 +97,7 @@ class _Reference:
         return _TRANSFORMERS + (path.parent.name or path.name if path.name == "config.json" else path.name)
 
 
-def is_own(name: str) -> bool:
+def is_user_model(name: str) -> bool:
     """Return whether a workload's name is that of a user's own model, as written or as shown."""
     return ":" in name or name.strip().endswith(".py")
 
@@ -118,7 +118,7 @@ def pickle_reference(file: Path, name: str) -> str:
     return f"{_PICKLE}{file}#{name}"
 
 
-def locate(reference: str) -> OwnModel:
+def locate(reference: str) -> UserModel:
     """Return where a user's own model comes from; relative paths are taken from the present folder.
 
     Raises:
@@ -126,7 +126,7 @@ def locate(reference: str) -> OwnModel:
     """
     parsed = _parse(reference.strip())
     if parsed.kind == "module":
-        return OwnModel(kind="module", path=str(Path.cwd()), name=f"{parsed.where}:{parsed.name}")
+        return UserModel(kind="module", path=str(Path.cwd()), name=f"{parsed.where}:{parsed.name}")
     if parsed.kind == "transformers":
         return _locate_config(parsed.where)
     file = Path(parsed.where).expanduser().absolute()
@@ -136,20 +136,20 @@ def locate(reference: str) -> OwnModel:
             f"The file '{parsed.where}' {what}. Name a Python file and a function in it: train_me.py:{parsed.name}; "
             "`castwise init FILE` writes one to start from."
         )
-    return OwnModel(kind=parsed.kind, path=str(file), name=parsed.name)
+    return UserModel(kind=parsed.kind, path=str(file), name=parsed.name)
 
 
-def _locate_config(where: str) -> OwnModel:
+def _locate_config(where: str) -> UserModel:
     path = Path(where).expanduser().absolute()
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
-        return OwnModel(kind="transformers", path=str(file), name=Path(where).name)
+        return UserModel(kind="transformers", path=str(file), name=Path(where).name)
     if "/" in where or where.endswith(".json"):
         raise UsageError(
             f"There is no configuration '{where}'. Name a config.json, the folder it lies in, or a model type of "
             "transformers such as transformers:bert; castwise downloads nothing."
         )
-    return OwnModel(kind="transformers", path="", name=where)
+    return UserModel(kind="transformers", path="", name=where)
 
 
 def _parse(written: str) -> _Reference:

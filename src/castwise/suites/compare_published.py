@@ -15,7 +15,7 @@ from castwise.suites.same_loader import fellow_of
 
 
 @dataclass(frozen=True)
-class Beside:
+class PublishedComparison:
     """One published figure and what was measured of the same cell.
 
     Attributes:
@@ -42,7 +42,7 @@ class Beside:
     reason: str
 
 
-def set_beside(suite: Suite, trials: Sequence[Trial]) -> list[Beside]:
+def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[PublishedComparison]:
     """Return a row for each published figure, in the order of the suite."""
     return [_beside(suite, figure, trials) for figure in suite.published]
 
@@ -63,7 +63,7 @@ def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
     return pairs
 
 
-def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
+def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> PublishedComparison:
     same = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
     baseline = baseline_of(suite, figure)
     published_speedup = _published_speedup(baseline, figure)
@@ -87,7 +87,7 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Beside:
         fellow=None if best is None else fellow_of(best, suite, trials),
     )
     num_epochs, accuracies = _accuracies(figure, same)
-    return Beside(
+    return PublishedComparison(
         published=figure,
         published_speedup=published_speedup,
         trials=same,

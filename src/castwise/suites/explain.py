@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from castwise.analysis import training_metrics
 from castwise.analysis.steady_metrics import unit_of
 from castwise.records.schema import Trial
-from castwise.registry.gpus import Device, find_device, peak
+from castwise.registry.gpus import GpuModel, find_gpu_model, peak
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
 from castwise.spec.quantities import format_share
@@ -101,7 +101,7 @@ def _outcomes(pair: Pair, trial: Trial) -> str:
     if pair.published_outcome == "diverged" and not training_metrics.is_whole(trial):
         return f"{there} on the source's {pair.published_gpu}, had not here by the end of a run cut short"
     if pair.published_outcome == "oom":
-        published, memory = find_device(pair.published_device), trial.environment.gpu_memory_bytes
+        published, memory = find_gpu_model(pair.published_device), trial.environment.gpu_memory_bytes
         reserved = max((rank.peak_reserved_bytes or 0 for rank in trial.ranks), default=0)
         if published is not None and memory is not None and reserved:
             taken = f"{reserved / 2**30:.1f} of {memory / 2**30:.0f} GiB"
@@ -170,7 +170,7 @@ def _waits(trial: Trial, verb: str) -> str:
 def _share_of_peak(trial: Trial) -> float | None:
     """Return the arithmetic done over what the datasheet allows in the precision's format."""
     macs = find_workload(trial.spec.workload).macs_per_sample
-    device = find_device(trial.environment.device_name)
+    device = find_gpu_model(trial.environment.device_name)
     limit = peak(device, find_precision(trial.spec.precision).peak_dtype)
     rate = training_metrics.throughput(trial)
     if macs is None or limit is None or rate is None:
@@ -181,7 +181,7 @@ def _share_of_peak(trial: Trial) -> float | None:
 def _peaks(pair: Pair, trial: Trial, waits: str) -> str:
     """Return what both GPUs' datasheets promise of the precision; with it, or alone, how much the loop waits here."""
     dtype = find_precision(trial.spec.precision).peak_dtype
-    there, here = find_device(pair.published_device), find_device(trial.environment.device_name)
+    there, here = find_gpu_model(pair.published_device), find_gpu_model(trial.environment.device_name)
     name = trial.environment.device_name
     larger = (pair.speedup or 0.0) > (pair.published_speedup or 0.0)
     if _has_tensor_cores(there) is False:
@@ -201,12 +201,12 @@ def _peaks(pair: Pair, trial: Trial, waits: str) -> str:
     return f"{peaks}, and {waits}" if waits else peaks
 
 
-def _has_tensor_cores(device: Device | None) -> bool | None:
+def _has_tensor_cores(device: GpuModel | None) -> bool | None:
     """Return whether an NVIDIA GPU has Tensor Cores; None where its datasheet is not known, and for other GPUs."""
     return None if device is None or device.capability is None else device.capability >= _TENSOR_CORES
 
 
-def _peak_gain(device: Device | None, dtype: str) -> float | None:
+def _peak_gain(device: GpuModel | None, dtype: str) -> float | None:
     above, below = peak(device, dtype), peak(device, "fp32")
     return above / below if above and below else None
 

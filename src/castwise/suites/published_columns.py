@@ -8,45 +8,45 @@ from castwise.records.schema import Trial
 from castwise.render.table import Column
 from castwise.render.training_columns import length_of
 from castwise.render.units import format_bytes, format_percent, format_ratio, format_seconds
-from castwise.suites.compare_published import Beside
+from castwise.suites.compare_published import PublishedComparison
 from castwise.suites.result import LimitFound
 
 
-def shown_beside(rows: Sequence[Beside]) -> list[Column[Beside]]:
+def shown_beside(rows: Sequence[PublishedComparison]) -> list[Column[PublishedComparison]]:
     """Return the columns that hold something."""
     return [column for column in BESIDE if column.name in _ALWAYS or _is_worth_it(column, rows)]
 
 
-def reasons(rows: Sequence[Beside]) -> list[str]:
+def reasons(rows: Sequence[PublishedComparison]) -> list[str]:
     """Return why speed-ups differ, a sentence a figure that has one; a run cut short is named as such."""
     return [f"{_cell(row)}{_cut(row)}: {row.reason}" for row in rows if row.reason]
 
 
-def _is_worth_it(column: Column[Beside], rows: Sequence[Beside]) -> bool:
+def _is_worth_it(column: Column[PublishedComparison], rows: Sequence[PublishedComparison]) -> bool:
     values = {column.value(row) for row in rows}
     return len(values) > 1 if column.name in ("workload", "loss_scale") else values != {None}
 
 
-def _cell(row: Beside) -> str:
+def _cell(row: PublishedComparison) -> str:
     figure = row.published
     scale = f" loss scale {figure.loss_scale}" if figure.loss_scale else ""
     return f"{figure.workload} {figure.precision} batch {figure.batch_size}{scale}"
 
 
-def _cut(row: Beside) -> str:
+def _cut(row: PublishedComparison) -> str:
     lengths = [
         _length_of(trial) for trial in row.trials if trial.status == "ok" and not training_metrics.is_whole(trial)
     ]
     return f" ({lengths[0]})" if lengths else ""
 
 
-def _seconds(row: Beside) -> float | None:
+def _seconds(row: PublishedComparison) -> float | None:
     """Return the median time of the whole runs, None where there is none: times of shortened ones say nothing."""
     splits = (training_metrics.split(trial) for trial in row.trials if training_metrics.is_whole(trial))
     return training_metrics.median(split.total for split in splits if split is not None)
 
 
-def _length(row: Beside) -> str | None:
+def _length(row: PublishedComparison) -> str | None:
     lengths = Counter(_length_of(trial) for trial in row.trials)
     if len(row.trials) < 2:
         return next(iter(lengths), None)
@@ -62,7 +62,7 @@ def _length_of(trial: Trial) -> str:
     return length if trial.status == "ok" else f"{trial.status} after {length}"
 
 
-def _memory(row: Beside) -> int | None:
+def _memory(row: PublishedComparison) -> int | None:
     """Return the measured memory of the same kind as the published."""
     of_kind = {
         "allocated": steady_metrics.peak_allocated_bytes,
@@ -73,11 +73,11 @@ def _memory(row: Beside) -> int | None:
     return max(found, default=None) if row.published.memory_bytes else None
 
 
-def _published_accuracy(row: Beside) -> float | None:
+def _published_accuracy(row: PublishedComparison) -> float | None:
     return row.accuracies[0] if row.accuracies else row.published.accuracy
 
 
-def _after(row: Beside) -> str | None:
+def _after(row: PublishedComparison) -> str | None:
     if (
         row.accuracies is None
         or row.num_epochs is None
@@ -91,7 +91,7 @@ def _text(value: object) -> str:
     return "–" if value is None else str(value)
 
 
-def _published_seconds(row: Beside) -> str:
+def _published_seconds(row: PublishedComparison) -> str:
     return row.published.outcome if row.published.seconds is None else format_seconds(row.published.seconds)
 
 
@@ -113,7 +113,7 @@ DISPENSABLE = (
 
 _ALWAYS = ("precision", "batch_size", "published_seconds", "measured")
 
-BESIDE: tuple[Column[Beside], ...] = (
+BESIDE: tuple[Column[PublishedComparison], ...] = (
     Column("workload", "workload", lambda r: r.published.workload, lambda r: r.published.workload, left=True),
     Column(
         "precision",

@@ -11,10 +11,20 @@ from rich.text import Text
 
 from castwise.analysis.training_metrics import Run
 from castwise.render.provenance import measured_on
-from castwise.render.table import BEST, IN_CSV, Column, Grid, csv_grid, fitting, markdown_grid, plain, terminal_table
+from castwise.render.table import (
+    BEST,
+    IN_CSV,
+    Column,
+    DataTable,
+    csv_grid,
+    fitting,
+    markdown_grid,
+    plain,
+    terminal_table,
+)
 from castwise.render.training_columns import DISPENSABLE as RUNS_ALSO
 from castwise.render.training_columns import EXTRA, competing, loss_curve, run_columns, shown
-from castwise.suites.compare_published import Beside
+from castwise.suites.compare_published import PublishedComparison
 from castwise.suites.published_columns import BESIDE, LIMITS, reasons, shown_beside
 from castwise.suites.published_columns import DISPENSABLE as BESIDE_ALSO
 from castwise.suites.result import SuiteResult, notes
@@ -65,7 +75,7 @@ def print_runs(rows: Sequence[Run], pairs: Mapping[str, float], console: Console
     columns, left_out = fitting(every, rows, console.width, RUNS_ALSO, elsewhere)
     console.print(terminal_table(columns, rows, _style, console.width, competing), crop=False)
     _print_lines(console, left_out, "yellow")
-    grid = Grid(columns, rows, competing)
+    grid = DataTable(columns, rows, competing)
     if any(grid.best(column) for column in columns):
         _print_line(console, f"{BEST} the best among runs that differ in precision alone", "yellow", indent=2)
 
@@ -154,9 +164,9 @@ def _kept(result: SuiteResult) -> dict[str, tuple[str, ...]]:
     return {title: each for title, each in lines.items() if each}
 
 
-def _beside_by_gpu(result: SuiteResult) -> dict[str, list[Beside]]:
+def _beside_by_gpu(result: SuiteResult) -> dict[str, list[PublishedComparison]]:
     """Return the rows of cells that were run, by title: a table for each of the source's GPUs."""
-    tables: dict[str, list[Beside]] = {}
+    tables: dict[str, list[PublishedComparison]] = {}
     for row in result.beside:
         if row.trials:
             tables.setdefault(f"Published on {row.published.gpu}, and measured here", []).append(row)

@@ -12,8 +12,8 @@ from castwise.records.schema import Trial
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import stands_in_for
-from castwise.spec.quantities import few
-from castwise.suites.compare_published import Beside, published_pairs, set_beside
+from castwise.spec.quantities import truncate_list
+from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
 from castwise.suites.tuned_vs_published import TunedPair, tuned_pairs
 
 # Source: torch.utils.data.DataLoader (prefetch_factor).
@@ -73,9 +73,9 @@ class SuiteResult:
         return tuned_pairs(self.runs)
 
     @cached_property
-    def beside(self) -> list[Beside]:
+    def beside(self) -> list[PublishedComparison]:
         """Return the published figures beside the measured ones."""
-        return set_beside(self.suite, self.trials)
+        return compare_with_published(self.suite, self.trials)
 
     @cached_property
     def pairs(self) -> dict[str, float]:
@@ -151,7 +151,8 @@ def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
         if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
     ]
     if told:
-        yield f"speed-up is that of a whole run's time, validation included; the ratio of throughputs is {few(told)}"
+        ratios = truncate_list(told)
+        yield f"speed-up is that of a whole run's time, validation included; the ratio of throughputs is {ratios}"
 
 
 def _prefetched(rows: Sequence[Trial]) -> Iterator[str]:

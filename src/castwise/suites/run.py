@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from castwise.errors import MissingDataError, StoreError, UsageError
-from castwise.max_batch.bisect import Grid, find_limit
-from castwise.orchestrator.cached_measure import Asking
-from castwise.orchestrator.job import Going, Job, assemble
-from castwise.orchestrator.machine import Bench, check_device_name, provide
+from castwise.max_batch.bisect import BatchGrid, find_limit
+from castwise.orchestrator.cached_measure import CachedMeasure
+from castwise.orchestrator.job import Job, ResumePolicy, build_job
+from castwise.orchestrator.machine import Machine, check_device_name, provide
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Trial
 from castwise.records.store import Store, try_to_write
 from castwise.registry.datasets import find_data_set
 from castwise.registry.precisions import find_precision
-from castwise.registry.suite_filter import Choice
+from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import Suite, limit_specs, specs_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec, is_real
@@ -41,7 +41,7 @@ class SuiteRequest:
     """
 
     suite: Suite
-    choice: Choice = field(default_factory=Choice)
+    choice: SuiteFilter = field(default_factory=SuiteFilter)
     results: Path | None = None
     weights: Path | None = None
     timeout_seconds: float | None = None
@@ -78,7 +78,7 @@ class SuiteJob:
     suite: Suite
     job: Job
     searches: tuple[tuple[TrialSpec, int], ...]
-    _going: Going = field(default_factory=Going, repr=False)
+    _going: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
     def run(self) -> SuiteResult:
         """Measure what is missing and return everything."""
@@ -86,11 +86,11 @@ class SuiteJob:
         return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
 
     def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
-        measure = Asking(self.job.sweep, self._going)
-        return tuple(find_limit(measure, template, Grid(multiple, multiple, multiple)))
+        measure = CachedMeasure(self.job.sweep, self._going)
+        return tuple(find_limit(measure, template, BatchGrid(multiple, multiple, multiple)))
 
 
-def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None = None) -> SuiteJob:
+def prepare_suite(request: SuiteRequest, bench: Machine, listener: Listener | None = None) -> SuiteJob:
     """Check a suite against the machine, and return the job that runs it.
 
     Args:
@@ -113,8 +113,8 @@ def prepare_suite(request: SuiteRequest, bench: Bench, listener: Listener | None
     if request.kept is not None:
         _check_folder(request.kept)
     _provide_all([*specs, *(spec for spec, _ in searches)], bench)
-    going = Going(request.retry, request.again, weights=request.kept)
-    job = assemble(bench, store, _with_weights(specs, request.weights, bench), going, listener)
+    going = ResumePolicy(request.retry, request.again, weights=request.kept)
+    job = build_job(bench, store, _with_weights(specs, request.weights, bench), going, listener)
     return SuiteJob(suite, job, tuple(searches), going)
 
 
@@ -134,7 +134,7 @@ def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
     return spec.model_copy(update={"protocol": protocol})
 
 
-def _with_weights(specs: list[TrialSpec], where: Path | None, bench: Bench) -> list[TrialSpec]:
+def _with_weights(specs: list[TrialSpec], where: Path | None, bench: Machine) -> list[TrialSpec]:
     """Return the specs with the pretrained weights that their sources start from, where they can be had."""
     models = list(dict.fromkeys(model for spec in specs if (model := find_workload(spec.workload).pretrained)))
     if not models:
@@ -150,7 +150,7 @@ def _with_weights(specs: list[TrialSpec], where: Path | None, bench: Bench) -> l
     return [spec.model_copy(update={"weights": path}) if path else spec for spec, path in found]
 
 
-def _provide_all(specs: Sequence[TrialSpec], bench: Bench) -> None:
+def _provide_all(specs: Sequence[TrialSpec], bench: Machine) -> None:
     for name in dict.fromkeys(spec.data_set for spec in specs if is_real(spec.data_set)):
         try:
             provide(bench.engine, find_data_set(name), bench.data_dir)
@@ -174,7 +174,7 @@ def check(asked: SuitesRequest) -> None:
         _check_choice(request.choice)
 
 
-def _check_choice(choice: Choice) -> None:
+def _check_choice(choice: SuiteFilter) -> None:
     for workload in choice.workloads or ():
         find_workload(workload)
     for precision in choice.precisions or ():

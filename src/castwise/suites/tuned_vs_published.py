@@ -12,7 +12,7 @@ from castwise.analysis.training_metrics import median as median_of
 from castwise.analysis.warnings import NOISE
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
-from castwise.spec.quantities import few, format_share
+from castwise.spec.quantities import format_share, truncate_list
 
 _LEVEL = 0.95
 
@@ -126,7 +126,7 @@ def tuned_notes(pairs: Sequence[TunedPair]) -> list[str]:
         return []
     return [
         "times as fast counts the first step, in which libraries are loaded and code is compiled; of the published "
-        f"loop's time and the tuned one's it is {few(told)}: a longer run has but one, too"
+        f"loop's time and the tuned one's it is {truncate_list(told)}: a longer run has but one, too"
     ]
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
 
 _Rule = Callable[[Sequence[Any]], Any]
 
 
-def reading_of(each: Mapping[str, Reading], why_not: Mapping[str, str], seconds: float) -> Reading:
+def reading_of(each: Mapping[str, TelemetrySummary], why_not: Mapping[str, str], seconds: float) -> TelemetrySummary:
     """Return the reading of all GPUs of a trial, without what is the host's.
 
     Args:
@@ -20,7 +20,7 @@ def reading_of(each: Mapping[str, Reading], why_not: Mapping[str, str], seconds:
     if why_not:  # a sum over some of them would pass for all
         values |= dict.fromkeys(_OF_ALL)
     missing = _missing({device: reading.missing for device, reading in each.items()}, why_not)
-    return Reading(seconds=seconds, num_gpus=len(each), whose=_whose(each, why_not), missing=missing, **values)
+    return TelemetrySummary(seconds=seconds, num_gpus=len(each), whose=_whose(each, why_not), missing=missing, **values)
 
 
 def facts_of(each: Mapping[str, GpuFacts], why_not: Mapping[str, str]) -> GpuFacts:
@@ -34,7 +34,7 @@ def facts_of(each: Mapping[str, GpuFacts], why_not: Mapping[str, str]) -> GpuFac
     return GpuFacts(missing=missing, **_put_together(_FACTS_RULES, list(each.values())))
 
 
-def metered_of(each: Mapping[str, Metered], why_not: Mapping[str, str]) -> Metered:
+def metered_of(each: Mapping[str, EnergyMeasurement], why_not: Mapping[str, str]) -> EnergyMeasurement:
     """Return the energy of all GPUs of a trial; none of any where it is not known of each.
 
     Args:
@@ -43,10 +43,10 @@ def metered_of(each: Mapping[str, Metered], why_not: Mapping[str, str]) -> Meter
     """
     reasons = {device: metered.missing for device, metered in each.items() if metered.missing}
     if reasons or why_not or not each:
-        said = said_of({**reasons, **why_not}, len(each) + len(why_not))
-        return Metered(num_gpus=len(each), missing=said or "nothing was read")
+        said = join_reasons({**reasons, **why_not}, len(each) + len(why_not))
+        return EnergyMeasurement(num_gpus=len(each), missing=said or "nothing was read")
     seconds = min(metered.seconds for metered in each.values())
-    return Metered(
+    return EnergyMeasurement(
         num_gpus=len(each),
         joules=sum(metered.joules * seconds / metered.seconds for metered in each.values()),
         seconds=seconds,
@@ -55,7 +55,7 @@ def metered_of(each: Mapping[str, Metered], why_not: Mapping[str, str]) -> Meter
     )
 
 
-def said_of(reasons: Mapping[str, str], num_gpus: int) -> str:
+def join_reasons(reasons: Mapping[str, str], num_gpus: int) -> str:
     """Return what GPUs have for a reason, in a line: by their names, but where it is the same for all.
 
     Args:
@@ -72,13 +72,15 @@ def said_of(reasons: Mapping[str, str], num_gpus: int) -> str:
 
 def _missing(each: Mapping[str, Mapping[str, str]], why_not: Mapping[str, str]) -> dict[str, str]:
     names = dict.fromkeys(name for missing in each.values() for name in missing)
-    found = {"gpu": said_of(why_not, len(each) + len(why_not))} if why_not else {}
+    found = {"gpu": join_reasons(why_not, len(each) + len(why_not))} if why_not else {}
     for name in names:
-        found[name] = said_of({device: missing[name] for device, missing in each.items() if name in missing}, len(each))
+        found[name] = join_reasons(
+            {device: missing[name] for device, missing in each.items() if name in missing}, len(each)
+        )
     return found
 
 
-def _whose(each: Mapping[str, Reading], why_not: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def _whose(each: Mapping[str, TelemetrySummary], why_not: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return which GPUs something is of that casts doubt on figures; without what is of all of them."""
     found: dict[str, list[str]] = {}
     for device, reading in each.items():

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from castwise.records.telemetry import GpuFacts, Metered, Reading
+from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.telemetry.aggregate import facts_of, metered_of
 from castwise.telemetry.gpu import Monitor, Sample
 from castwise.telemetry.host import read_host
@@ -34,7 +34,7 @@ Gpus = Mapping[str, str]
 _T = TypeVar("_T")
 
 
-class Watch:
+class BlockWatch:
     """One stretch of time that is watched.
 
     Attributes:
@@ -42,7 +42,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.reading = Reading(seconds=0.0)
+        self.reading = TelemetrySummary(seconds=0.0)
 
 
 class Meter:
@@ -53,7 +53,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.metered = Metered(missing="there is no GPU")
+        self.metered = EnergyMeasurement(missing="there is no GPU")
 
 
 class Telemetry:
@@ -93,12 +93,12 @@ class Telemetry:
         return facts_of(each, self._given_up(gpus)) if each else None
 
     @contextmanager
-    def watch(self, gpus: Gpus) -> Iterator[Watch]:
+    def watch(self, gpus: Gpus) -> Iterator[BlockWatch]:
         """Watch GPUs, and the host, while the `with` block runs.
 
         There is always a sample just before and one just after.
         """
-        watch = Watch()
+        watch = BlockWatch()
         samplers = self._samplers(gpus, lambda monitor: monitor.read, self._period)
         host, started = read_host(), time.perf_counter()
         try:

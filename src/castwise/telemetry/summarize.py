@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from castwise.records.telemetry import GpuFacts, Metered, Reading
-from castwise.telemetry.aggregate import reading_of, said_of
+from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
+from castwise.telemetry.aggregate import join_reasons, reading_of
 from castwise.telemetry.gpu import Sample
 from castwise.telemetry.host import HostSample, is_descendant, pressure, steal
 
@@ -54,7 +54,7 @@ def make_reading(
     host: tuple[HostSample, HostSample],
     seconds: float,
     why_not: Mapping[str, str] | None = None,
-) -> Reading:
+) -> TelemetrySummary:
     """Return what samples come to.
 
     Args:
@@ -78,7 +78,7 @@ def make_reading(
     return reading.model_copy(update=update)
 
 
-def _of_one(samples: Sequence[Sample], processes: Processes, seconds: float) -> Reading:
+def _of_one(samples: Sequence[Sample], processes: Processes, seconds: float) -> TelemetrySummary:
     """Return one GPU's reading, without what is the host's, and without why its processes are not known."""
     # The first and the last are taken outside of the block: clocks and power are those of the others if there are any.
     inner = samples[1:-1] or samples
@@ -86,7 +86,7 @@ def _of_one(samples: Sequence[Sample], processes: Processes, seconds: float) -> 
     missing, energy = _reasons(samples), _energy(samples)
     if energy is None:
         missing.setdefault("energy_joules", "the driver's counter did not move")
-    return Reading(
+    return TelemetrySummary(
         seconds=seconds,
         num_samples=len(samples),
         sm_clock_hertz=_mean(clocks),
@@ -104,7 +104,7 @@ def _of_one(samples: Sequence[Sample], processes: Processes, seconds: float) -> 
     )
 
 
-def metered(samples: Sequence[tuple[float, Sample]]) -> Metered:
+def metered(samples: Sequence[tuple[float, Sample]]) -> EnergyMeasurement:
     """Return the energy between the first and the last tick of the counter.
 
     Args:
@@ -113,21 +113,25 @@ def metered(samples: Sequence[tuple[float, Sample]]) -> Metered:
     told = [(when, sample.energy_joules) for when, sample in samples if sample.energy_joules is not None]
     if not told:
         reasons = (sample.missing.get("energy_joules", "") for _, sample in samples)
-        return Metered(missing=next(filter(None, reasons), "nothing was read"))
+        return EnergyMeasurement(missing=next(filter(None, reasons), "nothing was read"))
     ticks = [(earlier, later) for earlier, later in itertools.pairwise(told) if later[1] != earlier[1]]
     if len(ticks) < _FEWEST_TICKS:
-        return Metered(missing=f"the driver's counter ticked {len(ticks)} times in {told[-1][0] - told[0][0]:.2g} s")
+        return EnergyMeasurement(
+            missing=f"the driver's counter ticked {len(ticks)} times in {told[-1][0] - told[0][0]:.2g} s"
+        )
     (_, (first, before)), (_, (last, after)) = ticks[0], ticks[-1]
     late = max(later[0] - earlier[0] for earlier, later in (ticks[0], ticks[-1]))
-    return Metered(joules=after - before, seconds=last - first, num_ticks=len(ticks) - 1, late_seconds=late)
+    return EnergyMeasurement(joules=after - before, seconds=last - first, num_ticks=len(ticks) - 1, late_seconds=late)
 
 
-def unwatched(count: int) -> list[Reading]:
+def unwatched(count: int) -> list[TelemetrySummary]:
     """Return a reading of nothing for each epoch that an earlier process of the same trial ran."""
-    return [Reading(seconds=0.0, missing={"gpu": _EARLIER})] * count
+    return [TelemetrySummary(seconds=0.0, missing={"gpu": _EARLIER})] * count
 
 
-def note_of(readings: Iterable[Reading], facts: GpuFacts | None, metered: Metered | None = None) -> str:
+def note_of(
+    readings: Iterable[TelemetrySummary], facts: GpuFacts | None, metered: EnergyMeasurement | None = None
+) -> str:
     """Return what of a trial's telemetry is "not available: why", each reason once; empty where all is there.
 
     Args:
@@ -163,7 +167,7 @@ def _foreign(samples: Mapping[str, Sequence[Sample]], processes: Processes) -> t
     unlisted = {device: _why_unlisted(its) for device, its in samples.items()}
     silent = {device: reason for device, reason in unlisted.items() if reason}
     if silent:
-        why = said_of(silent, len(samples))
+        why = join_reasons(silent, len(samples))
     elif counts:
         why = ""
     return max(counts, default=None), why

@@ -16,8 +16,8 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import GRAPHS
 from castwise.spec.plan import TrialSpec
 from castwise.spec.quantities import format_share
-from castwise.tune.candidates import Climbed, loop_name
-from castwise.tune.changes import Move
+from castwise.tune.candidates import TuningResult, loop_name
+from castwise.tune.changes import Change
 
 # Below these a gain says nothing of a bound. Source: chosen here.
 _GAINS = 1.05
@@ -73,7 +73,7 @@ class Evidence:
     power: Power | None = None
 
 
-def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
+def evidence_of(climbed: TuningResult, loop: TrialSpec) -> Evidence:
     """Return what a climb measured beside one of its loops."""
 
     def ratio(over: TrialSpec, spec: TrialSpec) -> Estimate | None:
@@ -84,16 +84,16 @@ def evidence_of(climbed: Climbed, loop: TrialSpec) -> Evidence:
         return None if found is None or _is_in_doubt(found) else found
 
     def inward(precision: str) -> TrialSpec:
-        return Move(precision=precision).on(loop)
+        return Change(precision=precision).on(loop)
 
     full = find_precision(loop.precision).name == "fp32"
     mixed = [found for name in ("bf16-mixed", "fp16-mixed") if (found := ratio(inward("tf32"), inward(name)))]
     return Evidence(
         loop=loop,
-        graph=None if set(GRAPHS) & set(loop.techniques) else ratio(loop, Move(techniques=("cuda-graph",)).on(loop)),
+        graph=None if set(GRAPHS) & set(loop.techniques) else ratio(loop, Change(techniques=("cuda-graph",)).on(loop)),
         half=ratio(loop, loop.model_copy(update={"batch_size": max(1, loop.batch_size // 2)})),
         tf32=ratio(loop, inward("tf32")) if full else None,
-        resident=ratio(loop, Move(techniques=("resident-data",)).on(loop)),
+        resident=ratio(loop, Change(techniques=("resident-data",)).on(loop)),
         waiting=_waiting(climbed, loop),
         power=power_of(climbed.of(loop)),
         sixteen=max(mixed, key=lambda each: each.value) if full and mixed else None,
@@ -105,7 +105,7 @@ def _is_in_doubt(ratio: Estimate) -> bool:
     return ratio.low < 1 and ratio.high >= _GAINS  # neither holds of the NaN that one process has
 
 
-def sentences_of(climbed: Climbed) -> list[str]:
+def sentences_of(climbed: TuningResult) -> list[str]:
     """Return in words what bounded the first loop and what bounds the last, and how that is known."""
     loops = list({loop.cell: loop for loop in (climbed.start, climbed.winner)}.values())
     return [f"{loop_name(loop)}: {words_of(evidence_of(climbed, loop))}" for loop in loops]
@@ -134,7 +134,7 @@ def _input(evidence: Evidence) -> list[str]:
     return [f"not bound by its input: with its data on the device it is {resident.value:.2f} times as fast{waiting}"]
 
 
-def _waiting(climbed: Climbed, loop: TrialSpec) -> float | None:
+def _waiting(climbed: TuningResult, loop: TrialSpec) -> float | None:
     """Return the share of the counted epochs' time in which the host waited for batches; None of steady steps."""
     recipe = loop.recipe
     if recipe is None:
@@ -198,7 +198,7 @@ def power_of(trials: Sequence[Trial]) -> Power | None:
         return None
     capped = sum(_CAPPED in (each.throttle_reasons or ()) for each in known) / len(known)
     clock = statistics.fmean(each.sm_clock_hertz or 0.0 for each in known)
-    excesses = [excess for trial in trials if (excess := steady_metrics.stretch_excess(trial)) is not None]
+    excesses = [excess for trial in trials if (excess := steady_metrics.sustained_slowdown(trial)) is not None]
     return Power(capped, clock, most, statistics.fmean(watts), max(excesses, default=None))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.statistics import Estimate, judge
+from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.registry.technique_constraints import why_unsupported
@@ -21,12 +21,12 @@ from castwise.tune.changes import (
     COMPANION,
     COMPILE_RANK,
     PAIRS,
-    Move,
-    act_on_each_other,
+    Change,
+    change_between,
+    interact,
+    is_applicable,
     is_compiled,
-    makes_sense,
-    may_allow,
-    move_between,
+    may_enable,
 )
 
 Outcome = Literal[
@@ -54,7 +54,7 @@ _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TriedChange:
     """A move that was tried.
 
     Attributes:
@@ -70,7 +70,7 @@ class Attempt:
     """
 
     rung: int
-    move: Move
+    move: Change
     below: TrialSpec
     spec: TrialSpec
     ratio: Estimate | None
@@ -80,13 +80,13 @@ class Attempt:
     over: TrialSpec | None = None
 
     @property
-    def change(self) -> Move:
+    def change(self) -> Change:
         """Return what it changes of the rung below."""
-        return self.move if self.over is None else move_between(self.over, self.spec)
+        return self.move if self.over is None else change_between(self.over, self.spec)
 
 
 @dataclass(frozen=True)
-class Climbed:
+class TuningResult:
     """A climb's end.
 
     Attributes:
@@ -101,7 +101,7 @@ class Climbed:
     """
 
     start: TrialSpec
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[TriedChange, ...]
     trials: tuple[Trial, ...]
     probes: tuple[TrialSpec, ...]
     ending: Ending
@@ -125,7 +125,7 @@ class Climbed:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class SearchSpace:
     """What a climb may try.
 
     Attributes:
@@ -138,7 +138,7 @@ class Ladder:
     techniques: tuple[str, ...]
     start: TrialSpec | None = None
 
-    def moves(self, current: TrialSpec, attempts: Sequence[Attempt]) -> list[Move]:
+    def moves(self, current: TrialSpec, attempts: Sequence[TriedChange]) -> list[Change]:
         """Return what is to be tried next on a loop: the open moves of the lowest rank; none where none is left.
 
         On a loop that compiles each sitting compiles it again: all that compiles no longer than it is tried at once.
@@ -155,22 +155,22 @@ class Ladder:
         rivals = sorted((move for move in found if move.precision), key=lambda move: -_speed(_last(move, attempts)))
         return [*rivals[:_MOST_COMPILED_RIVALS], *(move for move in found if not move.precision)]
 
-    def _all(self, current: TrialSpec, attempts: Sequence[Attempt]) -> list[Move]:
-        new = [name for name in self.techniques if name not in current.techniques and makes_sense(name, current)]
+    def _all(self, current: TrialSpec, attempts: Sequence[TriedChange]) -> list[Change]:
+        new = [name for name in self.techniques if name not in current.techniques and is_applicable(name, current)]
         others = [name for name in self.precisions[1:] if name != current.precision]  # none goes back to the first
         moves = [move for name in others for move in _to(name, new, attempts, current)]
-        moves += [Move(techniques=(name,)) for name in new]
-        pairs = [Move(techniques=pair) for pair in PAIRS if pair[0] in new and self._follows(pair, current)]
+        moves += [Change(techniques=(name,)) for name in new]
+        pairs = [Change(techniques=pair) for pair in PAIRS if pair[0] in new and self._follows(pair, current)]
         moves += [pair for pair in pairs if not _has_refused_part(pair, attempts, current)]
         if self.start is not None and current.batch_size < _LARGEST_BATCH * self.start.batch_size:
-            moves.append(Move(batch_size=2 * current.batch_size))
+            moves.append(Change(batch_size=2 * current.batch_size))
         return moves
 
     def _follows(self, pair: tuple[str, str], current: TrialSpec) -> bool:
         """Return whether a pair's second technique can do anything on a loop that has the first."""
         one, other = pair
         is_new = other in self.techniques and other not in current.techniques
-        return is_new and makes_sense(other, Move(techniques=(one,)).on(current))
+        return is_new and is_applicable(other, Change(techniques=(one,)).on(current))
 
 
 def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, ...]:
@@ -192,7 +192,7 @@ def said_of(ratio: Estimate) -> tuple[Outcome, str]:
     if ratio.n == 1:
         low: Outcome = "slower" if ratio.value < 1 / PROMISING else "same"
         return "second best" if ratio.value > PROMISING else low, _ONE
-    verdict = judge(ratio)
+    verdict = verdict_of(ratio)
     named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
     return named.get(verdict.kind, "unproven"), verdict.reason
 
@@ -209,10 +209,10 @@ def loop_name(spec: TrialSpec) -> str:
     return f"{spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
 
 
-def _to(precision: str, new: Sequence[str], attempts: Sequence[Attempt], current: TrialSpec) -> list[Move]:
+def _to(precision: str, new: Sequence[str], attempts: Sequence[TriedChange], current: TrialSpec) -> list[Change]:
     """Return the moves to a precision: with its companion; without it where that is of no use."""
-    alone, both = Move(precision=precision), Move(precision=precision, techniques=(COMPANION,))
-    if COMPANION not in new or why_unsupported(Move(techniques=(COMPANION,)).on(current)) is not None:
+    alone, both = Change(precision=precision), Change(precision=precision, techniques=(COMPANION,))
+    if COMPANION not in new or why_unsupported(Change(techniques=(COMPANION,)).on(current)) is not None:
         return [alone]
     in_vain = any(
         each.move == both and each.below.cell == current.cell and each.outcome in _IN_VAIN for each in attempts
@@ -220,7 +220,7 @@ def _to(precision: str, new: Sequence[str], attempts: Sequence[Attempt], current
     return [both, alone] if in_vain else [both]
 
 
-def _is_open(move: Move, attempts: Sequence[Attempt], current: TrialSpec) -> bool:
+def _is_open(move: Change, attempts: Sequence[TriedChange], current: TrialSpec) -> bool:
     """Return whether a move is to be tried: not yet tried, promising, or acted on by what was taken since."""
     last = _last(move, attempts)
     if last is None:
@@ -231,9 +231,9 @@ def _is_open(move: Move, attempts: Sequence[Attempt], current: TrialSpec) -> boo
     since = [each for each in attempts if each.outcome == "taken" and each.rung >= last.rung]
     if last.outcome == "unsupported":
         # Without a trial another precision or technique may be what it lacked.
-        return not _refused_itself(last) or any(may_allow(each.move, each.below, move, last.reason) for each in since)
+        return not _refused_itself(last) or any(may_enable(each.move, each.below, move, last.reason) for each in since)
     assert last.ratio is not None, "measured"
-    acting = [each for each in since if act_on_each_other(move, each.move)]
+    acting = [each for each in since if interact(move, each.move)]
     if move.precision is not None:
         casts = _is_narrow(move.precision) and not _is_narrow(current.precision)
         least = _HOPELESS_WITH_CASTS if casts else _HOPELESS
@@ -247,12 +247,12 @@ def _is_narrow(precision: str) -> bool:
     return (row.autocast_dtype or row.param_dtype) != "float32"
 
 
-def _refused_itself(attempt: Attempt) -> bool:
+def _refused_itself(attempt: TriedChange) -> bool:
     """Return whether it took a trial to find that a loop cannot be had."""
     return attempt.outcome == "unsupported" and why_unsupported(attempt.spec) is None
 
 
-def _has_refused_part(pair: Move, attempts: Sequence[Attempt], current: TrialSpec) -> bool:
+def _has_refused_part(pair: Change, attempts: Sequence[TriedChange], current: TrialSpec) -> bool:
     """Return whether a trial refused one of a pair, for a reason that does not name the other, and would again."""
     for part in pair.singles:
         last = _last(part, attempts)
@@ -263,12 +263,12 @@ def _has_refused_part(pair: Move, attempts: Sequence[Attempt], current: TrialSpe
     return False
 
 
-def _uncovered(taken: Sequence[Attempt]) -> float:
+def _uncovered(taken: Sequence[TriedChange]) -> float:
     """Return what was gained by taking away time in which the device waits, whatever the precision."""
     return math.prod(each.ratio.value for each in taken if each.ratio and set(each.move.parts) <= _UNCOVERING)
 
 
-def _last(move: Move, attempts: Sequence[Attempt]) -> Attempt | None:
+def _last(move: Change, attempts: Sequence[TriedChange]) -> TriedChange | None:
     """Return the last attempt at a move; at a precision alone also that with its companion, unless it was in vain."""
     for each in reversed(attempts):
         if each.move == move:
@@ -278,11 +278,11 @@ def _last(move: Move, attempts: Sequence[Attempt]) -> Attempt | None:
     return None
 
 
-def _speed(attempt: Attempt | None) -> float:
+def _speed(attempt: TriedChange | None) -> float:
     return math.inf if attempt is None or attempt.ratio is None else attempt.ratio.value
 
 
-def _lead(since: Sequence[Attempt], rung: int) -> float:
+def _lead(since: Sequence[TriedChange], rung: int) -> float:
     """Return the speed-up of the move taken on the same rung, where that changed the precision too."""
     rivals = (each.ratio.value for each in since if each.rung == rung and each.move.precision and each.ratio)
     return next(rivals, 1.0)

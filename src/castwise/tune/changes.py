@@ -59,7 +59,7 @@ _RANKS = {
 
 
 @dataclass(frozen=True)
-class Move:
+class Change:
     """A change to a loop.
 
     Attributes:
@@ -78,11 +78,11 @@ class Move:
         return ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ()) + self.techniques
 
     @property
-    def singles(self) -> list["Move"]:
+    def singles(self) -> list["Change"]:
         """Return its changes one by one, the precision first."""
-        first = [Move(precision=self.precision)] if self.precision else []
-        batch = [Move(batch_size=self.batch_size)] if self.batch_size else []
-        return [*first, *(Move(techniques=(name,)) for name in self.techniques), *batch]
+        first = [Change(precision=self.precision)] if self.precision else []
+        batch = [Change(batch_size=self.batch_size)] if self.batch_size else []
+        return [*first, *(Change(techniques=(name,)) for name in self.techniques), *batch]
 
     @property
     def name(self) -> str:
@@ -110,19 +110,19 @@ class Move:
         return resolve((*kept, *self.techniques), spec)
 
 
-def move_between(below: TrialSpec, spec: TrialSpec) -> Move:
+def change_between(below: TrialSpec, spec: TrialSpec) -> Change:
     """Return the move that makes one loop of another."""
     added = tuple(name for name in spec.techniques if name not in below.techniques)
     precision = None if spec.precision == below.precision else spec.precision
-    return Move(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
+    return Change(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
 
 
-def is_within(move: Move, reached: Move) -> bool:
+def is_within(move: Change, reached: Change) -> bool:
     """Return whether a move is part of one that several were taken together in."""
     return set(move.parts) <= set(reached.parts) and move.precision in (None, reached.precision)
 
 
-def chain(current: TrialSpec, moves: Sequence[Move]) -> list[TrialSpec]:
+def cumulative_configs(current: TrialSpec, moves: Sequence[Change]) -> list[TrialSpec]:
     """Return the loops on the way up by several moves, one change at a time.
 
     Args:
@@ -147,7 +147,7 @@ def is_compiled(loop: TrialSpec) -> bool:
     return any(_RANKS.get(name, 0) >= COMPILE_RANK for name in loop.techniques)
 
 
-def makes_sense(name: str, current: TrialSpec) -> bool:
+def is_applicable(name: str, current: TrialSpec) -> bool:
     """Return whether a technique can do anything on a loop that has what it has already."""
     if name in _ONLY_ON and _ONLY_ON[name] not in current.techniques:
         return False
@@ -163,12 +163,12 @@ def makes_sense(name: str, current: TrialSpec) -> bool:
     return True
 
 
-def act_on_each_other(one: Move, other: Move) -> bool:
+def interact(one: Change, other: Change) -> bool:
     """Return whether one move may pay otherwise once the other is taken."""
     return any(frozenset((part, another)) in _TOGETHER for part in one.parts for another in other.parts)
 
 
-def may_allow(taken: Move, below: TrialSpec, refused: Move, reason: str) -> bool:
+def may_enable(taken: Change, below: TrialSpec, refused: Change, reason: str) -> bool:
     """Return whether a loop may allow a move that its process refused before.
 
     Args:

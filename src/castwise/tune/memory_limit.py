@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from castwise.spec.plan import TrialSpec
-from castwise.tune.candidates import Attempt
+from castwise.tune.candidates import TriedChange
 
 # Sizes are multiples of this where that costs little of the batch: Tensor Cores take 16-bit numbers by eights.
 # Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication"; the share is chosen here.
@@ -25,7 +25,7 @@ _WORTH = 1.01
 
 
 @dataclass(frozen=True)
-class Held:
+class BatchPoint:
     """What a loop held on one batch.
 
     Attributes:
@@ -46,7 +46,7 @@ def half_batch(spec: TrialSpec) -> TrialSpec | None:
     return spec.model_copy(update={"batch_size": spec.batch_size // 2})
 
 
-def next_batch(measured: Sequence[Held], limit_bytes: float) -> int | None:
+def next_batch(measured: Sequence[BatchPoint], limit_bytes: float) -> int | None:
     """Return the batch to try next, None where no other one promises anything.
 
     Args:
@@ -67,7 +67,9 @@ def next_batch(measured: Sequence[Held], limit_bytes: float) -> int | None:
     return size if size > lowest and _promise(fits[-1], above, size) >= _WORTH else None
 
 
-def least_together(start: TrialSpec, attempts: Sequence[Attempt], needs: Callable[[TrialSpec], float]) -> float:
+def min_memory_estimate(
+    start: TrialSpec, attempts: Sequence[TriedChange], needs: Callable[[TrialSpec], float]
+) -> float:
     """Return what a loop would hold, at the least, had it all that was seen to lessen memory, one on top of the other.
 
     Args:
@@ -83,7 +85,7 @@ def least_together(start: TrialSpec, attempts: Sequence[Attempt], needs: Callabl
     return needs(start) * math.prod(shares.values())
 
 
-def _foretold(fits: Sequence[Held], above: Sequence[Held], aim_bytes: float) -> int:
+def _foretold(fits: Sequence[BatchPoint], above: Sequence[BatchPoint], aim_bytes: float) -> int:
     """Return the batch at which the line through the two batches nearest to it comes to an amount of memory."""
     near = [each for each in (*fits[-1:], *above) if math.isfinite(each.held_bytes)][:2]
     if len(near) < 2:
@@ -98,7 +100,7 @@ def _foretold(fits: Sequence[Held], above: Sequence[Held], aim_bytes: float) -> 
     return math.floor(small.batch_size + (aim_bytes - small.held_bytes) / of_sample)
 
 
-def _promise(fits: Held, above: Sequence[Held], size: int) -> float:
+def _promise(fits: BatchPoint, above: Sequence[BatchPoint], size: int) -> float:
     """Return how many times as fast as the batch that fits a larger one would be, by the line of their steps' times."""
     timed = next((each for each in above if each.rate is not None), None)
     if fits.rate is None or timed is None or timed.rate is None:

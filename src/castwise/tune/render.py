@@ -14,8 +14,8 @@ from castwise.render.units import format_bytes, format_number, format_rate, form
 from castwise.report.intervals import ENDS, End, end_of, ratio_text
 from castwise.spec.plan import TrialSpec
 from castwise.tune.bottleneck import sentences_of
-from castwise.tune.candidates import PROMISING, Climbed, loop_name
-from castwise.tune.rows import Line, climb_unit, lines_of, throughput_of
+from castwise.tune.candidates import PROMISING, TuningResult, loop_name
+from castwise.tune.rows import ResultRow, lines_of, search_unit, throughput_of
 
 _ENDINGS = {
     "nothing left": "nothing that is left pays more than its interval",
@@ -24,7 +24,7 @@ _ENDINGS = {
 }
 
 
-def fastest_within(climbed: Climbed, memory_bytes: float, batch_size: int | None = None) -> Line | None:
+def fastest_within(climbed: TuningResult, memory_bytes: float, batch_size: int | None = None) -> ResultRow | None:
     """Return the fastest loop tried whose processes held no more than this; None where each held more.
 
     That is the fastest loop of all where it does.
@@ -44,7 +44,7 @@ def fastest_within(climbed: Climbed, memory_bytes: float, batch_size: int | None
     return next((line for line in lines if line.spec.cell == climbed.winner.cell), best)
 
 
-def chosen(climbed: Climbed, memory_bytes: float | None) -> TrialSpec | None:
+def chosen(climbed: TuningResult, memory_bytes: float | None) -> TrialSpec | None:
     """Return the loop that was asked for: the fastest, or the fastest within a limit; None where none fits."""
     if memory_bytes is None:
         return climbed.winner
@@ -52,14 +52,14 @@ def chosen(climbed: Climbed, memory_bytes: float | None) -> TrialSpec | None:
     return None if within is None else within.spec
 
 
-def _end_of(end: End) -> Column[Line]:
+def _end_of(end: End) -> Column[ResultRow]:
     """Return the column of one end of the ratio's interval."""
     return Column(
         f"speedup_{end}", end, lambda line: end_of(line.ratio, end), lambda line: format_number(end_of(line.ratio, end))
     )
 
 
-COLUMNS: tuple[Column[Line], ...] = (
+COLUMNS: tuple[Column[ResultRow], ...] = (
     Column("rung", "rung", lambda line: line.rung, lambda line: str(line.rung)),
     Column("tried", "tried", lambda line: line.tried, lambda line: line.tried, left=True),
     Column(
@@ -86,10 +86,10 @@ COLUMNS: tuple[Column[Line], ...] = (
     ),
     Column("outcome", "verdict", lambda line: line.outcome, lambda line: line.outcome or "–", left=True),
 )
-_HELD: Column[Line] = Column(
+_HELD: Column[ResultRow] = Column(
     "peak_reserved_bytes", "memory held", lambda line: line.held_bytes, lambda line: format_bytes(line.held_bytes)
 )
-_MORE: tuple[Column[Line], ...] = (
+_MORE: tuple[Column[ResultRow], ...] = (
     *map(_end_of, ENDS),
     Column(
         "num_processes", "n", lambda line: line.ratio and line.ratio.n, lambda line: str(line.ratio and line.ratio.n)
@@ -104,19 +104,19 @@ _MORE: tuple[Column[Line], ...] = (
 )
 
 
-def _columns(memory_bytes: float | None) -> tuple[Column[Line], ...]:
+def _columns(memory_bytes: float | None) -> tuple[Column[ResultRow], ...]:
     """Return what a table shows: of memory, where there is a limit, what is compared with it."""
     if memory_bytes is None:
         return COLUMNS
     return tuple(_HELD if column.name == "peak_allocated_bytes" else column for column in COLUMNS)
 
 
-def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str]:
+def conclusions(climbed: TuningResult, memory_bytes: float | None = None) -> list[str]:
     """Return the answer in sentences: the fastest loop, the fastest within a limit, why it ended, what bounds it."""
     lines = lines_of(climbed)
     rungs = {line.spec.cell: line for line in lines}
     last = rungs[climbed.winner.cell]
-    unit = climb_unit(climbed)
+    unit = search_unit(climbed)
     found: list[str] = []
     if last.throughput is not None:
         found.append(
@@ -135,7 +135,7 @@ def conclusions(climbed: Climbed, memory_bytes: float | None = None) -> list[str
     return found
 
 
-def _left_unproven(climbed: Climbed, lines: Sequence[Line], fastest: float) -> list[str]:
+def _left_unproven(climbed: TuningResult, lines: Sequence[ResultRow], fastest: float) -> list[str]:
     """Return what was measured faster than the fastest rung, where no time was left to prove it."""
     if climbed.ending != "budget":
         return []
@@ -145,13 +145,13 @@ def _left_unproven(climbed: Climbed, lines: Sequence[Line], fastest: float) -> l
         return []
     return [
         f"Measured faster, but not proven within the time: {_named(climbed, top)}: {format_rate(top.throughput)} "
-        f"{climb_unit(climbed)}/s; the same command with a longer --budget goes on from there."
+        f"{search_unit(climbed)}/s; the same command with a longer --budget goes on from there."
     ]
 
 
-def _of_limit(climbed: Climbed, memory_bytes: float) -> list[str]:
+def _of_limit(climbed: TuningResult, memory_bytes: float) -> list[str]:
     """Return what is within a limit, and what another batch changes."""
-    within, limit, unit = fastest_within(climbed, memory_bytes), format_bytes(memory_bytes), climb_unit(climbed)
+    within, limit, unit = fastest_within(climbed, memory_bytes), format_bytes(memory_bytes), search_unit(climbed)
     if within is None:
         held = [line for line in lines_of(climbed) if line.held_bytes is not None]
         least = min(held, key=lambda line: line.held_bytes or 0, default=None)
@@ -161,7 +161,7 @@ def _of_limit(climbed: Climbed, memory_bytes: float) -> list[str]:
         name = f"{loop_name(least.spec)}, batch {least.spec.batch_size}"
         return [f"{none}; the least is {format_bytes(least.held_bytes)}, by {name}."]
 
-    def told(line: Line) -> str:
+    def told(line: ResultRow) -> str:
         return (
             f"{_named(climbed, line)}: {format_rate(line.throughput)} {unit}/s, holds {format_bytes(line.held_bytes)}"
         )
@@ -174,42 +174,42 @@ def _of_limit(climbed: Climbed, memory_bytes: float) -> list[str]:
     return found
 
 
-def _named(climbed: Climbed, line: Line) -> str:
+def _named(climbed: TuningResult, line: ResultRow) -> str:
     """Return a loop's name, with its batch where that is not the plain loop's."""
     batch_size = line.spec.batch_size
     return loop_name(line.spec) + ("" if batch_size == climbed.start.batch_size else f", batch {batch_size}")
 
 
-def _other_training(climbed: Climbed, line: Line) -> str:
+def _other_training(climbed: TuningResult, line: ResultRow) -> str:
     return (
         f"Batch {line.spec.batch_size} in the place of {climbed.start.batch_size} is another training: "
         "the noise of gradients and the statistics of batch norm differ"
     )
 
 
-def measured_words(climbed: Climbed, spec: TrialSpec) -> str:
+def measured_words(climbed: TuningResult, spec: TrialSpec) -> str:
     """Return what was measured of a loop, where, in a line."""
     own = climbed.of(spec)
     environment = own[0].environment
     return (
-        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {climb_unit(climbed)}/s on "
+        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {search_unit(climbed)}/s on "
         f"{environment.device_name}, torch {environment.torch}, {own[0].started_at[:10]}."
     )
 
 
-def reasons(climbed: Climbed) -> list[str]:
+def reasons(climbed: TuningResult) -> list[str]:
     """Return why moves failed, or could not be had."""
     found = [why_of(line) for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
     return list(dict.fromkeys(found))
 
 
-def why_of(line: Line) -> str:
+def why_of(line: ResultRow) -> str:
     """Return why a move failed, or could not be had, with its name once."""
     # What a technique is refused for begins with its name.
     return line.reason if line.reason.startswith(f"{line.tried} ") else f"{line.tried}: {line.reason}"
 
 
-def headline(climbed: Climbed) -> str:
+def headline(climbed: TuningResult) -> str:
     """Return what was tuned, where."""
     spec = climbed.start
     where = climbed.trials[0].environment.device_name if climbed.trials else spec.device
@@ -220,14 +220,14 @@ def headline(climbed: Climbed) -> str:
 _LEFT_OUT_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
 
 
-def print_tuning(climbed: Climbed, console: Console, memory_bytes: float | None = None) -> None:
+def print_tuning(climbed: TuningResult, console: Console, memory_bytes: float | None = None) -> None:
     """Print a climb to a terminal."""
     soft = not console.is_terminal
     console.print(escape(headline(climbed)), style="bold", soft_wrap=soft)
     lines = lines_of(climbed)
     columns, left_out = fitting(_columns(memory_bytes), lines, console.width, _LEFT_OUT_FIRST)
 
-    def style(line: Line) -> str | None:
+    def style(line: ResultRow) -> str | None:
         return "bold green" if line.outcome == "taken" else (None if line.outcome is None else "dim")
 
     console.print(terminal_table(columns, lines, style), crop=False)
@@ -238,7 +238,7 @@ def print_tuning(climbed: Climbed, console: Console, memory_bytes: float | None 
         console.print(escape(line), soft_wrap=soft)
 
 
-def markdown_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
+def markdown_tuning(climbed: TuningResult, memory_bytes: float | None = None) -> str:
     """Return a climb as Markdown."""
     remarks = [f"- {markdown_text(line)}" for line in reasons(climbed)]
     said = [f"- {markdown_text(line)}" for line in conclusions(climbed, memory_bytes)]
@@ -246,12 +246,12 @@ def markdown_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
     return "\n".join([markdown_text(headline(climbed)), "", *grid, "", *remarks, *said]) + "\n"
 
 
-def csv_tuning(climbed: Climbed) -> str:
+def csv_tuning(climbed: TuningResult) -> str:
     """Return a line a loop that was tried, plain values."""
     return csv_grid((*COLUMNS, *_MORE), lines_of(climbed))
 
 
-def json_tuning(climbed: Climbed, memory_bytes: float | None = None) -> str:
+def json_tuning(climbed: TuningResult, memory_bytes: float | None = None) -> str:
     """Return the lines, the winner, the sentences and the whole records as JSON."""
     within, same = (
         None if memory_bytes is None else fastest_within(climbed, memory_bytes, batch_size)

@@ -6,8 +6,8 @@ from pathlib import Path
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, Request, prepare
 from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.reuse import stands
-from castwise.orchestrator.rounds import Rule
+from castwise.orchestrator.reuse import is_reusable
+from castwise.orchestrator.rounds import StopRule
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Trial
 from castwise.registry.datasets import STAND_IN
@@ -15,10 +15,10 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.techniques import Numerics
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import SYNTHETIC, Axes, TrialSpec
+from castwise.spec.plan import SYNTHETIC, ParameterGrid, TrialSpec
 from castwise.spec.recipe import Recipe
-from castwise.tune.candidates import Ladder, allowed_techniques
-from castwise.tune.search import Climb
+from castwise.tune.candidates import SearchSpace, allowed_techniques
+from castwise.tune.search import TuningSearch
 from castwise.tune.time_budget import limit_of
 
 # A loop that is screened is looked at briefly: one that the host paces never settles, and what is in doubt sits again.
@@ -78,7 +78,7 @@ class TuneRequest:
 
 def prepare_tuning(
     request: TuneRequest, listener: Listener | None = None, make_engine: EngineFactory | None = None
-) -> Climb:
+) -> TuningSearch:
     """Check a request against the machine, and return the climb that answers it.
 
     Raises:
@@ -91,7 +91,7 @@ def prepare_tuning(
     limit = limit_of(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
     job = prepare(
         Request(
-            axes=Axes(
+            axes=ParameterGrid(
                 workloads=(request.workload,),
                 precisions=request.precisions,
                 batch_sizes=None if request.batch_size is None else (request.batch_size,),
@@ -102,7 +102,7 @@ def prepare_tuning(
             results=request.results,
             timeout_seconds=limit,
             seed=request.seed,
-            rule=Rule(),
+            rule=StopRule(),
             retry=request.retry,
             again=request.again,
         ),
@@ -111,12 +111,14 @@ def prepare_tuning(
     )
     specs = [spec for spec in job.plan.specs if request.precisions or keeps_float32(spec.precision)]
     start = _screened(specs[0]) if source is None else training_spec(specs[0], *source)
-    ladder = Ladder(
+    ladder = SearchSpace(
         tuple(spec.precision for spec in specs),
         allowed_techniques(request.numerics, start.kind),
         start if request.larger_batches else None,
     )
-    return Climb(start, ladder, job, request.budget_seconds, _standing(job, start, request), request.memory_bytes)
+    return TuningSearch(
+        start, ladder, job, request.budget_seconds, _standing(job, start, request), request.memory_bytes
+    )
 
 
 def _screened(spec: TrialSpec) -> TrialSpec:
@@ -189,5 +191,5 @@ def _standing(job: Job, start: TrialSpec, request: TuneRequest) -> list[Trial]:
         return []
     trials = job.sweep.store.load(job.sweep.environment)[0].values()
     limit = start.protocol.timeout_seconds
-    standing = (trial for trial in trials if stands(trial, limit, retry=request.retry))
+    standing = (trial for trial in trials if is_reusable(trial, limit, retry=request.retry))
     return sorted(standing, key=lambda trial: trial.started_at)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from castwise.analysis.speedup import speedup_estimate, turns_estimate
-from castwise.analysis.statistics import Estimate, judge
-from castwise.orchestrator.reuse import is_of
+from castwise.analysis.statistics import Estimate, verdict_of
+from castwise.orchestrator.reuse import matches_configuration
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
 from castwise.tune.candidates import Outcome, by_units, needs_of, said_of
@@ -14,7 +14,7 @@ from castwise.tune.candidates import Outcome, by_units, needs_of, said_of
 _BEYOND_PROCESSES = 1.10
 
 
-class Known:
+class LoopResults:
     """Loops by the trials that a climb knows of, which its own add to."""
 
     known: list[Trial]
@@ -47,7 +47,9 @@ class Known:
         if not (self._is_well(below) and self._is_well(spec)):
             return True
         ratio = self._ratio(below, spec)
-        return ratio is None or self._is_clear(below, spec) or (ratio.n > 1 and judge(ratio).kind != "inconclusive")
+        return (
+            ratio is None or self._is_clear(below, spec) or (ratio.n > 1 and verdict_of(ratio).kind != "inconclusive")
+        )
 
     def _is_rung(self, below: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
         ratio = self._ratio(below, spec)
@@ -55,7 +57,7 @@ class Known:
             return False
         if limit is not None and self._needs(spec) <= limit < self._needs(below):
             return True
-        return judge(ratio).kind == "faster" or (ratio.n == 1 and self._is_clear(below, spec))
+        return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self._is_clear(below, spec))
 
     def _is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
         """Return whether one sitting shows more than processes of a cell differ by."""
@@ -84,4 +86,4 @@ class Known:
         return bool(own) and all(trial.status == "ok" for trial in own)
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
-        return [trial for trial in self.known if is_of(trial, spec)]
+        return [trial for trial in self.known if matches_configuration(trial, spec)]

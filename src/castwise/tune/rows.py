@@ -9,13 +9,13 @@ from castwise.analysis.speedup import rate_estimate, speedup_estimate, step_esti
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
-from castwise.tune.candidates import Attempt, Climbed, Outcome, by_units, needs_of
+from castwise.tune.candidates import Outcome, TriedChange, TuningResult, by_units, needs_of
 
 LIMITED = " (within the limit)"  # behind what such a loop changes
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultRow:
     """A loop that was tried, as a line of the table.
 
     Attributes:
@@ -49,7 +49,7 @@ class Line:
     held_bytes: int | None
 
 
-def lines_of(climbed: Climbed) -> list[Line]:
+def lines_of(climbed: TuningResult) -> list[ResultRow]:
     """Return the plain loop and all that was tried, in order.
 
     What was known to be impossible comes once, and no pairs; what a trial refused stands on its rung. A loop that was
@@ -68,40 +68,40 @@ def lines_of(climbed: Climbed) -> list[Line]:
     return each_once(lines)
 
 
-def _was_tried(climbed: Climbed, attempt: Attempt) -> bool:
+def _was_tried(climbed: TuningResult, attempt: TriedChange) -> bool:
     """Return whether a move was more than known to be impossible."""
     return attempt.outcome != "unsupported" or bool(climbed.of(attempt.spec))
 
 
-def each_once(lines: Sequence[Line]) -> list[Line]:
+def each_once(lines: Sequence[ResultRow]) -> list[ResultRow]:
     """Return lines without those of a loop that stands on the same rung already: the better known one is kept."""
-    best: dict[tuple[int, bool, str], Line] = {}
+    best: dict[tuple[int, bool, str], ResultRow] = {}
     for line in lines:
         best[_place(line)] = max(best.get(_place(line), line), line, key=_known)  # the first where they tie
     return [line for line in lines if best[_place(line)] is line]
 
 
-def _place(line: Line) -> tuple[int, bool, str]:
+def _place(line: ResultRow) -> tuple[int, bool, str]:
     return line.rung, line.is_limited, line.spec.cell
 
 
-def _known(line: Line) -> tuple[bool, int]:
+def _known(line: ResultRow) -> tuple[bool, int]:
     return line.outcome == "taken", 0 if line.ratio is None else line.ratio.n
 
 
 def _line(  # noqa: PLR0913, PLR0917  a figure each
-    climbed: Climbed,
+    climbed: TuningResult,
     rung: int,
     tried: str,
     spec: TrialSpec,
     ratio: Estimate | None,
     outcome: Outcome | None,
     reason: str,
-) -> Line:
+) -> ResultRow:
     trials = climbed.of(spec)
     well = [trial for trial in trials if trial.status == "ok"]
     total = by_units(speedup_estimate(climbed.of(climbed.start), well), climbed.start, spec)
-    return Line(
+    return ResultRow(
         rung=rung,
         tried=tried,
         is_limited=False,
@@ -111,7 +111,7 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
         outcome=outcome,
         reason=reason,
         throughput=throughput_of(well),
-        unit=climb_unit(climbed),
+        unit=search_unit(climbed),
         first_step_seconds=max((found for each in trials if (found := _first_step(each)) is not None), default=None),
         peak_bytes=steady_metrics.largest(steady_metrics.peak_allocated_bytes(trial) for trial in well),
         held_bytes=int(held) if math.isfinite(held := needs_of(well)) else None,
@@ -126,7 +126,7 @@ def _first_step(trial: Trial) -> float | None:
     return None if trial.facts is None else trial.facts.first_step_seconds
 
 
-def climb_unit(climbed: Climbed) -> str:
+def search_unit(climbed: TuningResult) -> str:
     """Return what a climb's throughput counts."""
     return next((steady_metrics.unit_of(trial) for trial in climbed.trials), "samples")
 

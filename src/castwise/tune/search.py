@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from castwise.orchestrator.job import Job
-from castwise.orchestrator.rounds import Rounds, Rule
-from castwise.orchestrator.trial import Uncounted, why_lacking
+from castwise.orchestrator.rounds import Rounds, StopRule
+from castwise.orchestrator.trial import UnboundedProgress, unsupported_reason
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
-from castwise.tune.candidates import PROMISING, Attempt, Climbed, Ending, Ladder, Outcome, loop_name
-from castwise.tune.changes import Move, chain, is_compiled, is_within, move_between
-from castwise.tune.memory_limit import Held, half_batch, least_together, next_batch
-from castwise.tune.results import Known
-from castwise.tune.time_budget import Pace, is_short
+from castwise.tune.candidates import PROMISING, Ending, Outcome, SearchSpace, TriedChange, TuningResult, loop_name
+from castwise.tune.changes import Change, change_between, cumulative_configs, is_compiled, is_within
+from castwise.tune.memory_limit import BatchPoint, half_batch, min_memory_estimate, next_batch
+from castwise.tune.results import LoopResults
+from castwise.tune.time_budget import TimeBudget, is_short
 
-_ONCE = Rule(min_rounds=1, max_rounds=1)
+_ONCE = StopRule(min_rounds=1, max_rounds=1)
 # Loops that sit beside the one below at the most: a CPU has no cores for more than one.
 _SIDE_BY_SIDE = {"cuda": 6, "cpu": 1}
 _CONTEXT_BYTES = 2**30  # what a process holds beside its tensors
@@ -27,7 +27,7 @@ _NO_OUTCOME: tuple[Outcome, str] = ("taken", "")
 
 
 @dataclass
-class Climb(Known):
+class TuningSearch(LoopResults):
     """A climb made concrete on this machine.
 
     Attributes:
@@ -40,7 +40,7 @@ class Climb(Known):
     """
 
     start: TrialSpec
-    ladder: Ladder
+    ladder: SearchSpace
     job: Job = field(repr=False)
     budget_seconds: float | None
     known: list[Trial] = field(repr=False, default_factory=list)
@@ -51,16 +51,16 @@ class Climb(Known):
         self._probes: list[TrialSpec] = []
         self._recorded = {id(trial) for trial in self.known}
         # How many trials a climb takes nobody knows, and why rounds of its own end is no news.
-        self._sweep = replace(self.job.sweep, listener=Uncounted(self.job.sweep.listener, remarks=False))
+        self._sweep = replace(self.job.sweep, listener=UnboundedProgress(self.job.sweep.listener, remarks=False))
 
-    def run(self) -> Climbed:
+    def run(self) -> TuningResult:
         """Climb until nothing left pays, or the time is up; then look for what is within the memory limit."""
-        self._pace = Pace(self.budget_seconds)
+        self._pace = TimeBudget(self.budget_seconds)
         self._pace.recall(self.known, self.start)
         self._probe(self.start)
         self._pace.short = is_short(self._of(self.start))
         ending: Ending = "failed"
-        attempts: list[Attempt] = []
+        attempts: list[TriedChange] = []
         if self._is_well(self.start):
             attempts, ending = self._climb(None)
             winner = next((each.spec for each in reversed(attempts) if each.outcome == "taken"), self.start)
@@ -72,26 +72,26 @@ class Climb(Known):
         trials = tuple(trial for spec in self._cells.values() for trial in self._of(spec))
         recorded = sum(id(trial) in self._recorded for trial in trials)
         took, budget = self._pace.seconds, self._pace.budget_seconds
-        return Climbed(self.start, tuple(attempts), trials, tuple(self._probes), ending, took, recorded, budget)
+        return TuningResult(self.start, tuple(attempts), trials, tuple(self._probes), ending, took, recorded, budget)
 
     def _within(
-        self, winner: TrialSpec, attempts: Sequence[Attempt], ending: Ending, limit: float
-    ) -> tuple[list[Attempt], Ending]:
+        self, winner: TrialSpec, attempts: Sequence[TriedChange], ending: Ending, limit: float
+    ) -> tuple[list[TriedChange], Ending]:
         """Look for what is within a limit: the winner on smaller batches, then the other loops where there is hope."""
         sizes, in_time = self._on_smaller_batches(winner, limit)
         rung = sum(each.outcome == "taken" for each in attempts)
         found = self._told_of_sizes(rung, winner, sizes, limit)
         if ending == "budget" or not in_time:
             return found, "budget"
-        if least_together(self.start, attempts, self._needs) > limit:
+        if min_memory_estimate(self.start, attempts, self._needs) > limit:
             return found, ending
         others, ending = self._climb(limit)
         seen = {(each.below.cell, each.spec.cell) for each in attempts}
         return [*found, *(each for each in others if (each.below.cell, each.spec.cell) not in seen)], ending
 
-    def _climb(self, limit: float | None) -> tuple[list[Attempt], Ending]:
+    def _climb(self, limit: float | None) -> tuple[list[TriedChange], Ending]:
         """Climb once; return what was tried, rung by rung, and why it ended."""
-        loops, tries = [self.start], list[Attempt]()
+        loops, tries = [self.start], list[TriedChange]()
         ending: Ending | None = None
         while ending is None:
             current = loops[-1]
@@ -106,7 +106,7 @@ class Climb(Known):
         told = self._told(loops, tries, limit)
         return told, "budget" if any(each.outcome == "not tried" for each in told) else ending
 
-    def _measure(self, loops: Sequence[TrialSpec], moves: Sequence[Move], limit: float | None) -> bool:
+    def _measure(self, loops: Sequence[TrialSpec], moves: Sequence[Change], limit: float | None) -> bool:
         """Screen moves on the loop reached; return whether there was time for all.
 
         What compiles takes minutes, and may take the time that is left: before it does so for the first time, the loop
@@ -123,7 +123,7 @@ class Climb(Known):
         return self._screen(current, specs, self._rungs(loops, limit)[-1])
 
     def _step_up(
-        self, current: TrialSpec, moves: Sequence[Move], tries: list[Attempt], limit: float | None
+        self, current: TrialSpec, moves: Sequence[Change], tries: list[TriedChange], limit: float | None
     ) -> list[TrialSpec]:
         """Return the loops on the way up by all moves that were seen to be faster, none where none was."""
         moves = [move for move in moves if self._of(move.on(current))]
@@ -131,24 +131,28 @@ class Climb(Known):
         better = [move for move in moves if self._pays(current, move.on(current), limit)]
         better.sort(key=lambda move: self._merit(current, move.on(current), limit), reverse=True)
         loops = self._way_up(current, better, limit) if better else []
-        reached = move_between(current, loops[-1]) if loops else Move()
+        reached = change_between(current, loops[-1]) if loops else Change()
         for move in moves:
             spec = move.on(current)
             ratio = self._ratio(current, spec)
             taken = bool(loops) and is_within(move, reached)
             outcome, reason = _NO_OUTCOME if taken else self._outcome(current, spec, limit)
-            tries.append(Attempt(rung, move, current, spec, ratio, outcome, reason))
+            tries.append(TriedChange(rung, move, current, spec, ratio, outcome, reason))
         if loops:
             gain = self._ratio(current, loops[-1])
             if not any(is_within(move, reached) for move in moves):  # a part of one: what is left is open again
-                tries.append(Attempt(rung, reached, current, loops[-1], gain, *_NO_OUTCOME))
+                tries.append(TriedChange(rung, reached, current, loops[-1], gain, *_NO_OUTCOME))
             said = "" if gain is None else f", {gain.value:.2f}×"
             self.job.sweep.listener.remark(f"up by {reached.name}{said}")
         return loops
 
-    def _way_up(self, current: TrialSpec, better: Sequence[Move], limit: float | None) -> list[TrialSpec]:
+    def _way_up(self, current: TrialSpec, better: Sequence[Change], limit: float | None) -> list[TrialSpec]:
         """Return the loops from one up to the best that these moves make together, a change each."""
-        loops = [loop for loop in chain(current, better) if why_lacking(loop, self.job.sweep.environment) is None]
+        loops = [
+            loop
+            for loop in cumulative_configs(current, better)
+            if unsupported_reason(loop, self.job.sweep.environment) is None
+        ]
         best = better[0].on(current)
         if len(loops) > 1 and self._has_time_for([current, *loops]):
             self._sit_together([current, *loops])
@@ -173,17 +177,17 @@ class Climb(Known):
         ratio = self._ratio(current, spec)
         return limit is None or self._needs(spec) <= limit, 0.0 if ratio is None else ratio.value
 
-    def _supported(self, current: TrialSpec, moves: Sequence[Move], tries: list[Attempt]) -> list[Move]:
+    def _supported(self, current: TrialSpec, moves: Sequence[Change], tries: list[TriedChange]) -> list[Change]:
         """Return the moves that the loop can have; note why of those it cannot."""
         rung = 1 + max((each.rung for each in tries if each.outcome == "taken"), default=-1)
-        kept: list[Move] = []
+        kept: list[Change] = []
         for move in moves:
             spec = move.on(current)
-            reason = why_lacking(spec, self.job.sweep.environment)
+            reason = unsupported_reason(spec, self.job.sweep.environment)
             if reason is None:
                 kept.append(move)
             else:
-                tries.append(Attempt(rung, move, current, spec, None, "unsupported", reason))
+                tries.append(TriedChange(rung, move, current, spec, None, "unsupported", reason))
         return kept
 
     # Smaller batches
@@ -191,13 +195,13 @@ class Climb(Known):
     def _on_smaller_batches(self, loop: TrialSpec, limit: float) -> tuple[list[TrialSpec], bool]:
         """Measure a loop on smaller batches; return those that were, and whether there was time for all."""
         # Those on record first: what a loop holds differs from process to process, and another guess is another trial.
-        smaller = (Move(batch_size=size).on(loop) for size in sorted({each.spec.batch_size for each in self.known}))
+        smaller = (Change(batch_size=size).on(loop) for size in sorted({each.spec.batch_size for each in self.known}))
         tried = [loop, *(spec for spec in smaller if spec.batch_size < loop.batch_size and self._of(spec))]
         self._belong(tried)
         for _ in range(_MOST_SIZES):
             size = next_batch([self._held(loop, spec) for spec in tried], limit)
-            spec = None if size is None else Move(batch_size=size).on(loop)
-            if spec is None or why_lacking(spec, self.job.sweep.environment) is not None:
+            spec = None if size is None else Change(batch_size=size).on(loop)
+            if spec is None or unsupported_reason(spec, self.job.sweep.environment) is not None:
                 break
             if not self._has_time_for([loop, spec], keep=0.0):
                 return tried[1:], False
@@ -205,22 +209,24 @@ class Climb(Known):
             tried.append(spec)
         return tried[1:], True
 
-    def _held(self, loop: TrialSpec, spec: TrialSpec) -> Held:
+    def _held(self, loop: TrialSpec, spec: TrialSpec) -> BatchPoint:
         ratio = self._ratio(loop, spec)
         rate = 1.0 if spec.cell == loop.cell else (None if ratio is None else ratio.value)
-        return Held(spec.batch_size, self._needs(spec), rate)
+        return BatchPoint(spec.batch_size, self._needs(spec), rate)
 
-    def _told_of_sizes(self, rung: int, loop: TrialSpec, sizes: Sequence[TrialSpec], limit: float) -> list[Attempt]:
+    def _told_of_sizes(self, rung: int, loop: TrialSpec, sizes: Sequence[TrialSpec], limit: float) -> list[TriedChange]:
         """Return what came of a loop's smaller batches: the fastest of those that fit is taken, whatever it costs."""
         well = [spec for spec in sizes if self._needs(spec) <= limit and self._ratio(loop, spec) is not None]
         best = max(well, key=lambda spec: self._merit(loop, spec, limit), default=None)
         if best is not None:
             self.job.sweep.listener.remark(f"batch {best.batch_size} is within the limit")
-        found: list[Attempt] = []
+        found: list[TriedChange] = []
         for spec in sorted(sizes, key=lambda each: (each is not best, -each.batch_size)):
             named: tuple[Outcome, str] = ("taken" if spec is best else "second best", _OF_TURNS)
             outcome, reason = named if spec in well else self._outcome(loop, spec, limit)
-            found.append(Attempt(rung, move_between(loop, spec), loop, spec, self._shown(loop, spec), outcome, reason))
+            found.append(
+                TriedChange(rung, change_between(loop, spec), loop, spec, self._shown(loop, spec), outcome, reason)
+            )
         return found
 
     # The ladder's proof
@@ -254,13 +260,13 @@ class Climb(Known):
         above = loops[loops.index(rung) + 1 :]
         return [rung, above[-1]] if above and self._pays(rung, above[-1], limit) else []
 
-    def _told(self, loops: Sequence[TrialSpec], tries: Sequence[Attempt], limit: float | None) -> list[Attempt]:
+    def _told(self, loops: Sequence[TrialSpec], tries: Sequence[TriedChange], limit: float | None) -> list[TriedChange]:
         """Return all that was tried, rung by rung.
 
         A loop that is not proven over the rung below is none; the next one is set beside that rung then, and so is all
         that was tried on it.
         """
-        rungs, found, places = [loops[0]], list[Attempt](), {loops[0].cell: 0}
+        rungs, found, places = [loops[0]], list[TriedChange](), {loops[0].cell: 0}
         for loop in loops[1:]:
             below = rungs[-1]
             rung = len(rungs) - 1
@@ -268,11 +274,11 @@ class Climb(Known):
                 rungs.append(loop)
                 shown = self._shown(below, loop)
                 reason = _OF_TURNS if shown is not None and shown.n == 1 else ""
-                found.append(Attempt(rung, move_between(below, loop), below, loop, shown, "taken", reason))
+                found.append(TriedChange(rung, change_between(below, loop), below, loop, shown, "taken", reason))
             else:
                 outcome, reason = self._outcome(below, loop, limit)
                 outcome, ratio = "unproven" if outcome == "second best" else outcome, self._ratio(below, loop)
-                found.append(Attempt(rung, move_between(below, loop), below, loop, ratio, outcome, reason))
+                found.append(TriedChange(rung, change_between(below, loop), below, loop, ratio, outcome, reason))
             places[loop.cell] = len(rungs) - 1
         own = {loop.cell for loop in loops}
         for each in tries:
@@ -287,7 +293,7 @@ class Climb(Known):
                 found.append(replace(other, outcome="unproven") if is_alone else other)
         return sorted(found, key=lambda each: (each.rung, each.outcome != "taken"))
 
-    def _over_rung(self, tried: Attempt, rungs: Sequence[TrialSpec], limit: float | None) -> Attempt:
+    def _over_rung(self, tried: TriedChange, rungs: Sequence[TrialSpec], limit: float | None) -> TriedChange:
         """Return what came of a move on a loop that is no rung, told over the rung below: no other is in the table."""
         below = rungs[tried.rung]
         ratio = self._ratio(below, tried.spec)
@@ -300,11 +306,11 @@ class Climb(Known):
 
     def _probe(self, loop: TrialSpec) -> None:
         """Measure a loop beside what tells its bounds: half the batch, a CUDA graph, resident data, TF32."""
-        wanted = [half_batch(loop), *(Move(techniques=(name,)).on(loop) for name in ("cuda-graph", "resident-data"))]
+        wanted = [half_batch(loop), *(Change(techniques=(name,)).on(loop) for name in ("cuda-graph", "resident-data"))]
         if loop.precision == "fp32" and "tf32" in self.ladder.precisions:
-            wanted.append(Move(precision="tf32").on(loop))
+            wanted.append(Change(precision="tf32").on(loop))
         probes = [spec for spec in wanted if spec is not None and spec.cell != loop.cell and _is_one_more(loop, spec)]
-        probes = [spec for spec in probes if why_lacking(spec, self.job.sweep.environment) is None]
+        probes = [spec for spec in probes if unsupported_reason(spec, self.job.sweep.environment) is None]
         if self._has_time_for([loop, *probes]) and self._screen(loop, probes):
             self._probes += probes
 

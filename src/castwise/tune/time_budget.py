@@ -34,7 +34,7 @@ _Part = tuple[float, tuple[object, ...]]  # of a loop that is compiled by itself
 
 
 @dataclass
-class Pace:
+class TimeBudget:
     """A climb's time.
 
     Attributes:

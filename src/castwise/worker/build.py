@@ -18,14 +18,14 @@ from castwise.worker.models.task import Task
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep, describe
 from castwise.worker.techniques.batch_layout import Prepare, preparation
-from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.config import step_config_of
 from castwise.worker.techniques.model_changes import change_model
 from castwise.worker.techniques.optimizer_options import keep_rates_on_device, optimizer_for
-from castwise.worker.user_model.load import build_own
+from castwise.worker.user_model.load import build_user_model
 
 
 @dataclass(frozen=True)
-class Cell:
+class TrialSetup:
     """A spec's task and its training step, on the device.
 
     Attributes:
@@ -41,7 +41,7 @@ class Cell:
     prepare: Prepare | None
 
 
-def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path | None = None) -> Cell:
+def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path | None = None) -> TrialSetup:
     """Set the numeric state, and build the spec's model and optimizer in it.
 
     Args:
@@ -52,9 +52,11 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
     torch.manual_seed(spec.seed)
-    own = build_own(spec.own) if spec.own is not None else None  # first: what it sets globally is the trial's to decide
+    own = (
+        build_user_model(spec.own) if spec.own is not None else None
+    )  # first: what it sets globally is the trial's to decide
     stack.enter_context(numeric_state(precision))
-    loop = loop_of(spec.techniques)
+    loop = step_config_of(spec.techniques)
     recipe_searches = spec.recipe is not None and spec.recipe.cudnn_benchmark
     if own is None or loop.cudnn_search:  # the user's own setting is kept
         stack.enter_context(_cudnn_search(loop.cudnn_search or recipe_searches))
@@ -81,7 +83,7 @@ def build_cell(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path |
         step.spread(lambda model: spread(model, spec))
     if peers.rank > 0:
         torch.manual_seed(seed_of(spec.seed, rank=peers.rank))  # the same weights, but dropout of one's own
-    return Cell(task, step, describe(step, task, optimizer), preparation(loop))
+    return TrialSetup(task, step, describe(step, task, optimizer), preparation(loop))
 
 
 def _build_task(spec: TrialSpec, row: Workload, data_dir: Path | None) -> Task:

@@ -27,7 +27,7 @@ def _make_file() -> IO[bytes] | None:
 _FILE = _make_file()
 
 
-class DeviceTurn:
+class DeviceLock:
     """A lock on the file: held alone by one that times kernels, together by those that do not.
 
     Attributes:
@@ -82,14 +82,14 @@ class DeviceTurn:
 
 
 @contextmanager
-def device_turn(*, alone: bool, compiles: bool) -> Iterator[DeviceTurn]:
+def device_lock(*, alone: bool, compiles: bool) -> Iterator[DeviceLock]:
     """Hold the device's turn, but while torch compiles.
 
     Args:
         alone: Whether kernels are timed, so that nobody else may compute.
         compiles: Whether something is compiled within.
     """
-    turn = DeviceTurn(alone=alone)
+    turn = DeviceLock(alone=alone)
     try:
         turn.take()
         with _without_while_compiling(turn) if compiles else contextlib.nullcontext():
@@ -99,7 +99,7 @@ def device_turn(*, alone: bool, compiles: bool) -> Iterator[DeviceTurn]:
 
 
 @contextmanager
-def _without_while_compiling(turn: DeviceTurn) -> Iterator[None]:
+def _without_while_compiling(turn: DeviceLock) -> Iterator[None]:
     from torch._dynamo import callback  # there already: preload.py imports it, and torch itself for the first optimizer
 
     begin = callback.on_compile_start(lambda _: turn.give())

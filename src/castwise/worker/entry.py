@@ -6,24 +6,24 @@ import signal
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
-from castwise.worker.lifetime import die_with_parent
+from castwise.worker.lifetime import kill_when_parent_dies
 
 
-def enter(connection: Connection, log_path: str) -> None:
+def worker_main(connection: Connection, log_path: str) -> None:
     """Settle in and serve trials. Runs in the trial's process only.
 
     Args:
         connection: The child's end of the pipe.
         log_path: Takes everything the process prints.
     """
-    settle(log_path)
+    init_process(log_path)
 
     from castwise.worker import server
 
     server.serve(connection)
 
 
-def settle(log_path: str) -> None:
+def init_process(log_path: str) -> None:
     """Send the process's output to a file, make it deaf to Ctrl-C, and tie its life to the parent's.
 
     Args:
@@ -44,7 +44,7 @@ def settle(log_path: str) -> None:
     # What the user's code starts joins this group, and ends with it: `ProcessSession.close` kills the group.
     os.setpgid(0, 0)
     _let_server_go()
-    die_with_parent(os.getppid())
+    kill_when_parent_dies(os.getppid())
 
 
 def _let_server_go() -> None:

@@ -16,14 +16,14 @@ _KEPT_LOSSES = 100  # of an epoch, evenly; enough for a curve
 _SECONDS_BETWEEN_SIGNS = 1.0
 
 
-class Waiting:
+class TimedIterator:
     """An iterator that adds up the host's time in `next`."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         self.seconds = 0.0
 
-    def __iter__(self) -> "Waiting":
+    def __iter__(self) -> "TimedIterator":
         return self
 
     def __next__(self) -> Batch:
@@ -34,7 +34,7 @@ class Waiting:
             self.seconds += time.perf_counter() - started
 
 
-class SignsOfLife:
+class Heartbeat:
     """Tells now and then how much of something is done, so that whoever waits knows that it goes on."""
 
     def __init__(self, tell: Tell | None, total: int) -> None:

@@ -7,7 +7,7 @@ import signal
 _PR_SET_PDEATHSIG = 1  # Source: Linux, include/uapi/linux/prctl.h
 
 
-def die_with_parent(parent_pid: int) -> None:
+def kill_when_parent_dies(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent is gone, whatever ended that.
 
     A killed parent cannot end its children itself. The kernel counts as the parent the thread that forked, so

@@ -26,7 +26,7 @@ class AfterStep:
         self._skipped = skipped
 
 
-class MirroredRates:
+class DeviceLearningRates:
     """Learning rates that a scheduler moves as numbers, and that a graph or a compiled update reads on the device.
 
     A scheduler over rates that are tensors would compute them on the device, in a few launches a step; and not every

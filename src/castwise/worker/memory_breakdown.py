@@ -22,7 +22,7 @@ from castwise.registry.techniques import COMPILING, GRAPHS
 from castwise.spec.plan import TrialSpec
 from castwise.worker.memory import CpuMemory, CudaMemory
 from castwise.worker.models.task import Batch
-from castwise.worker.pytree import tensors_of
+from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 
 _TEMPORARIES, _SAVED, _CASTS, _GRADIENTS, _WEIGHTS = "temporaries", "saved", "weight_casts", "gradients", "weights"
@@ -33,7 +33,7 @@ _HIDING = (*COMPILING, *GRAPHS)
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
-def take_apart(
+def profile_memory(
     spec: TrialSpec, step: TrainingStep, batches: Iterable[Batch], memory: CudaMemory | CpuMemory
 ) -> MemoryParts:
     """Run one more step, and return what held memory at its peak.
@@ -156,7 +156,7 @@ class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         del types
         result = func(*args, **(kwargs or {}))
-        made = tensors_of(result)
+        made = tree_tensors(result)
         for tensor in made:
             self._storages.add(tensor, _TEMPORARIES)
         if func in _COPIES:
@@ -178,9 +178,9 @@ def _register(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> 
             storages.add(tensor.grad, _GRADIENTS)
     for tensor in stepped:
         storages.add(tensor, "masters")  # the weights themselves, where there are none, are known
-    for tensor in tensors_of(list(step.optimizer.state.values())):
+    for tensor in tree_tensors(list(step.optimizer.state.values())):
         storages.add(tensor, "optimizer")
-    for tensor in tensors_of(batches):
+    for tensor in tree_tensors(batches):
         storages.add(tensor, "batches")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.registry.precisions import Precision
-from castwise.worker.pytree import map_tensors
+from castwise.worker.pytree import tree_map_tensors
 
 # Every place where PyTorch decides how a float32 product is computed, parents first (`cudnn` is also
 # cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all.
@@ -129,7 +129,7 @@ def convert_weights(model: nn.Module, row: Precision) -> None:
 
 def cast_floating(nested: Any, dtype: torch.dtype) -> Any:
     """Return the same nest with every floating-point tensor in `dtype`."""
-    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
+    return tree_map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, nested)
 
 
 class Weights:

@@ -23,16 +23,16 @@ from castwise.records.schema import Resumed
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify, shortfall_of
 from castwise.worker.data import fetch
 from castwise.worker.distributed import Peers, join_peers
 from castwise.worker.environment import read_environment
 from castwise.worker.models import check_workload
 from castwise.worker.pretrained import find_weights
-from castwise.worker.steady_run import SteadyCell
+from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
-from castwise.worker.user_model.load import look_at, place_of
+from castwise.worker.user_model.load import inspect_model, place_of
 
 
 def serve(connection: Connection) -> None:
@@ -77,9 +77,9 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
 class _Worker:
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         self.done = False
-        self._own: OwnModel | None = None  # whose code has had a part in this process
+        self._own: UserModel | None = None  # whose code has had a part in this process
         self._tell = tell
-        self._cell: SteadyCell | None = None
+        self._cell: SteadyRun | None = None
         self._run: TrainingRun | None = None
         self._peers = Peers()
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -137,8 +137,8 @@ class _Worker:
         return {"event": "checked"}
 
     def _look_at(self, command: dict[str, Any]) -> dict[str, Any]:
-        self._own = OwnModel.model_validate(command["own"])
-        workload = look_at(self._own)
+        self._own = UserModel.model_validate(command["own"])
+        workload = inspect_model(self._own)
         self.done = True
         return {"event": "looked_at", "workload": workload.model_dump(mode="json")}
 
@@ -169,7 +169,7 @@ class _Worker:
             checkpoint = Path(command["checkpoint"]) if command["checkpoint"] else None
             self._run = TrainingRun(spec, data_dir, checkpoint, self._peers)
         else:
-            self._cell = SteadyCell(spec, data_dir, self._peers)
+            self._cell = SteadyRun(spec, data_dir, self._peers)
         return {"event": "ready"}
 
     def _warm_up(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class _Worker:
         self.done = True
         return {"event": "finished", "samples": samples.model_dump(mode="json")}
 
-    def _running_cell(self) -> SteadyCell:
+    def _running_cell(self) -> SteadyRun:
         assert self._cell is not None, "set_up comes first"
         return self._cell
 

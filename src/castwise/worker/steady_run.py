@@ -14,16 +14,16 @@ from castwise.records.schema import Block, Facts, RankSamples
 from castwise.registry.techniques import compiles, times_kernels
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
-from castwise.worker.build import build_cell
+from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import own_batches
-from castwise.worker.device_lock import device_turn
+from castwise.worker.device_lock import device_lock
 from castwise.worker.distributed import Peers, devices_of
 from castwise.worker.memory import memory_of
-from castwise.worker.memory_breakdown import take_apart
+from castwise.worker.memory_breakdown import profile_memory
 from castwise.worker.models.task import Batch
-from castwise.worker.pytree import tensors_of
+from castwise.worker.pytree import tree_tensors
 from castwise.worker.timing import stopwatch_of
-from castwise.worker.user_model.side_effects import Watch
+from castwise.worker.user_model.side_effects import SideEffectWatch
 
 # Warm-up ends when this many windows in a row agree within this much, and the allocator has not grown in them.
 # Source: chosen here.
@@ -42,7 +42,7 @@ _ROUNDING = 0.01  # of a launch
 _LONGEST_LEAD_SECONDS = 1.0
 
 
-class SteadyCell:
+class SteadyRun:
     """A cell in its own process: everything between "set up" and "finish"."""
 
     def __init__(self, spec: TrialSpec, data_dir: Path | None, peers: Peers | None = None) -> None:
@@ -80,12 +80,12 @@ class SteadyCell:
 
     def _set_up(self, data_dir: Path | None) -> Facts:
         spec, row = self._spec, find_workload(self._spec.workload)
-        cell = build_cell(spec, self._stack, self._peers, data_dir)
+        cell = build_trial(spec, self._stack, self._peers, data_dir)
         self._step = cell.step
         self._batches = own_batches(row, cell.task, spec, row.resident_batches, self._peers)
         if cell.prepare is not None:
             self._batches = [cell.prepare(batch) for batch in self._batches]
-        self._watch = Watch(self._memory) if spec.own is not None else None
+        self._watch = SideEffectWatch(self._memory) if spec.own is not None else None
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def _take_first_step(self) -> None:
@@ -96,7 +96,7 @@ class SteadyCell:
         started, names = time.perf_counter(), self._spec.techniques
         try:
             alone = times_kernels(names) and self._spec.may_hold_device_alone
-            with device_turn(alone=alone, compiles=compiles(names)) as turn:
+            with device_lock(alone=alone, compiles=compiles(names)) as turn:
                 for _ in range(self._step.steps_to_compile):
                     self._run_window(1)
         except BaseException:
@@ -229,7 +229,7 @@ class SteadyCell:
             notes=() if self._watch is None else self._watch.notes(),
         )
         if self._spec.protocol.memory_parts:  # last: it is a step as no other
-            parts = take_apart(self._spec, self._step, self._batches, self._memory)
+            parts = profile_memory(self._spec, self._step, self._batches, self._memory)
             samples = samples.model_copy(update={"memory_parts": parts})
         self._stack.close()
         return samples
@@ -256,7 +256,7 @@ class SteadyCell:
 
 def _num_bytes(batches: Sequence[Batch]) -> int:
     """Return the memory of all batches; views of one tensor share theirs."""
-    storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in tensors_of(batches)}
+    storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in tree_tensors(batches)}
     return sum(storages.values())
 
 

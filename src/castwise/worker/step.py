@@ -19,13 +19,13 @@ from castwise.worker.distributed import Peers
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
 from castwise.worker.loss_scaling import NoScaling, make_loss_scaling
-from castwise.worker.lr_scheduling import AfterStep, MirroredRates
-from castwise.worker.models.task import Batch, OwnLoop, Task
+from castwise.worker.lr_scheduling import AfterStep, DeviceLearningRates
+from castwise.worker.models.task import Batch, Task, UserLoop
 from castwise.worker.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
 from castwise.worker.techniques.batch_layout import Prepare
 from castwise.worker.techniques.compile import CompiledLoss, check_compiler
 from castwise.worker.techniques.compiled_update import CompiledUpdate
-from castwise.worker.techniques.config import PLAIN, Loop
+from castwise.worker.techniques.config import PLAIN, StepConfig
 from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
 
@@ -53,7 +53,7 @@ class TrainingStep:
         loss_scale: str,
         clip_grad_norm: float | None,
         device: torch.device,
-        loop: Loop = PLAIN,
+        loop: StepConfig = PLAIN,
     ) -> None:
         self.model: nn.Module = task.model.to(device)
         self._called = self.model
@@ -231,7 +231,7 @@ class TrainingStep:
 
 
 def _after_step_of(
-    own: OwnLoop, loop: Loop, scaling: NoScaling, optimizer: Optimizer, device: torch.device
+    own: UserLoop, loop: StepConfig, scaling: NoScaling, optimizer: Optimizer, device: torch.device
 ) -> AfterStep | None:
     """Return what steps the user's scheduler, None where there is none.
 
@@ -248,11 +248,11 @@ def _after_step_of(
     if loop.reads_rates_on_device:
         check_hooks(optimizer, loop)  # again: a scheduler may have hooked something
         check_reads_rates(optimizer, loop)
-        step_scheduler = MirroredRates(optimizer, device, step_scheduler)
+        step_scheduler = DeviceLearningRates(optimizer, device, step_scheduler)
     return AfterStep(scaling, step_scheduler)
 
 
-def scaling_of(loop: Loop, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:
+def scaling_of(loop: StepConfig, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:
     """Return the scaling for a canonical loss scale name: torch's own, or one that decides on the device."""
     row = next((row for row in DYNAMIC_SCALES if row.name == name), None)
     if row is not None and loop.scales_on_device:

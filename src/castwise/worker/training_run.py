@@ -14,15 +14,15 @@ from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec, stands_in_for
 from castwise.spec.quantities import format_share
 from castwise.worker import checkpoint as checkpoints
-from castwise.worker.build import build_cell
+from castwise.worker.build import build_trial
 from castwise.worker.data.epoch_iterators import Feed, make_feeds
 from castwise.worker.distributed import Peers, devices_of
-from castwise.worker.epoch_stats import Pass, SignsOfLife, Tell, Waiting, why_diverged
+from castwise.worker.epoch_stats import Heartbeat, Pass, Tell, TimedIterator, why_diverged
 from castwise.worker.lr_schedules import make_run_scheduler
 from castwise.worker.memory import memory_of
 from castwise.worker.models.task import Batch
 from castwise.worker.precision import autocast
-from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.config import step_config_of
 
 # A classifier this little better than guessing, after an epoch or more, has not learned or has lost what it had.
 _CHANCE_MARGIN = 1.1
@@ -47,7 +47,7 @@ class TrainingRun:
         assert spec.recipe is not None, "a training trial has a recipe"
         started = time.perf_counter()
         self._spec, self._checkpoint = spec, checkpoint
-        self._recipe = loop_of(spec.techniques).recipe(spec.recipe)
+        self._recipe = step_config_of(spec.techniques).recipe(spec.recipe)
         self._peers = peers or Peers()
         self._device = torch.device(spec.device)
         self._epochs: list[Epoch] = []
@@ -60,7 +60,7 @@ class TrainingRun:
     def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
         spec, recipe = self._spec, self._recipe
         self._memory = memory_of(*devices_of(spec))
-        cell = build_cell(spec, stack, self._peers)
+        cell = build_trial(spec, stack, self._peers)
         self._task, self._step = cell.task, cell.step
         self._autocast = autocast(find_precision(spec.precision), self._device.type)
         as_run = spec.model_copy(update={"recipe": recipe})
@@ -143,13 +143,13 @@ class TrainingRun:
         skipped_before = self._step.scaling.skipped_steps
         pass_, signs = (
             Pass(recipe.read_loss_every_step, self._steps_per_epoch),
-            SignsOfLife(tell, self._steps_per_epoch),
+            Heartbeat(tell, self._steps_per_epoch),
         )
         counted_from, first_step = 0.0, None
         self._synchronize()
         started = time.perf_counter()
         feed, placing_seconds = self._feeds.training, 0.0
-        batches = Waiting(feed.read(len(self._epochs)))
+        batches = TimedIterator(feed.read(len(self._epochs)))
         for index, read in enumerate(batches):
             placing = time.perf_counter()
             batch = feed.place(read)
@@ -203,7 +203,7 @@ class TrainingRun:
         started = time.perf_counter()
         loss, count, is_classifier = torch.zeros((), device=self._device), 0, False
         right = torch.zeros((), dtype=torch.int64, device=self._device)
-        signs = SignsOfLife(tell, feed.num_batches)
+        signs = Heartbeat(tell, feed.num_batches)
         for index, batch in enumerate(feed.start(0)):
             signs.done(index)
             with self._autocast:

@@ -27,7 +27,7 @@ from castwise.render.emit.workloads import OF_TUPLES, compute_loss_of, data_of, 
 from castwise.spec.loss_scale import DYNAMIC_SCALES, is_dynamic
 from castwise.spec.plan import SYNTHETIC, TrialSpec
 from castwise.spec.recipe import Recipe
-from castwise.spec.user_model import OwnModel, locate
+from castwise.spec.user_model import UserModel, locate
 
 _UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]
 _GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "_by_part", "StepGraph"]
@@ -137,7 +137,7 @@ def _of_workload(spec: TrialSpec, row: Workload, precision: Precision) -> list[s
     ]
 
 
-def _of_own(spec: TrialSpec, own: OwnModel, row: Workload, precision: Precision) -> list[str]:
+def _of_own(spec: TrialSpec, own: UserModel, row: Workload, precision: Precision) -> list[str]:
     masters, updates = precision.master_weights, _compiles_update(spec)
     kernels = _optimizer_kernels(spec)
     wanted = {} if kernels is None else {name: name == kernels for name in ("fused", "foreach")}

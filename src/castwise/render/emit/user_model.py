@@ -5,7 +5,7 @@ from pathlib import Path
 
 from castwise.errors import UsageError
 from castwise.render.emit.source import all_definitions, definitions
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 
 _MODULES = ("contract", "batches", "loss", "optimizer", "lightning")
 
@@ -37,7 +37,7 @@ if contract.accumulate > 1:
 
 _MIRRORED = """\
 if step_scheduler is not None:
-    step_scheduler = MirroredRates(optimizer, DEVICE, step_scheduler)
+    step_scheduler = DeviceLearningRates(optimizer, DEVICE, step_scheduler)
 """
 
 _STEP = """\
@@ -57,10 +57,10 @@ def laid_out(part):
     return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
 
 
-batches = [map_tensors(laid_out, batch) for batch in batches]"""
+batches = [tree_map_tensors(laid_out, batch) for batch in batches]"""
 
 
-def check_own(model: OwnModel, file: Path | None = None) -> None:
+def check_own(model: UserModel, file: Path | None = None) -> None:
     """Make sure that a script can be written of loops over a user's own model.
 
     Args:
@@ -79,7 +79,7 @@ def check_own(model: OwnModel, file: Path | None = None) -> None:
         raise UsageError(f"{file} is the file your model is in; name another for --emit.")
 
 
-def _source_of(model: OwnModel) -> Path:
+def _source_of(model: UserModel) -> Path:
     if model.kind == "file":
         return Path(model.path)
     return Path(model.path, *model.name.partition(":")[0].split(".")).with_suffix(".py")
@@ -95,18 +95,18 @@ def definitions_of_own(*, rates_on_device: bool) -> str:
         "Batch = Any",
         definitions("registry/workloads.py", ["Unit"]),
         all_definitions("worker/pytree.py"),
-        definitions("worker/models/task.py", ["OwnLoop"]),
+        definitions("worker/models/task.py", ["UserLoop"]),
         *(all_definitions(f"worker/user_model/{name}.py") for name in _MODULES),
         definitions("worker/user_model/load.py", ["_in_float32"]),
         definitions("worker/lr_scheduling.py", ["AfterStep"]),
     ]
     if rates_on_device:
         parts.append(definitions("worker/techniques/optimizer_options.py", ["keep_rates_on_device"]))
-        parts.append(definitions("worker/lr_scheduling.py", ["MirroredRates"]))
+        parts.append(definitions("worker/lr_scheduling.py", ["DeviceLearningRates"]))
     return "\n\n\n".join(parts)
 
 
-def model_of_own(model: OwnModel) -> str:
+def model_of_own(model: UserModel) -> str:
     """Return the lines that call the user's function, and name what came of it.
 
     Raises:

@@ -48,17 +48,17 @@ Batch = tuple[Tensor, ...]
 Form = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
-def tensors_of(batch: Batch) -> Batch:
+def tree_tensors(batch: Batch) -> Batch:
     """Return the tensors of a batch."""
     return batch
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+def tree_map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     """Return a batch with every tensor replaced."""
     return tuple(map(function, batch))
 
 
-def form_of(batch: Batch) -> Form:
+def tree_signature(batch: Batch) -> Form:
     """Return the shapes and dtypes of a batch's tensors."""
     return tuple((part.shape, part.dtype) for part in batch)'''
 

@@ -20,7 +20,7 @@ from castwise.report.charts.plotly_parts import (
     variants,
 )
 from castwise.report.charts.tables import bytes_column, cell_grid, rate_columns
-from castwise.report.collection import Cell
+from castwise.report.collection import Configuration
 
 _GIB = 2**30
 _LOGARITHMIC_FROM = 8  # largest batch over smallest
@@ -56,7 +56,7 @@ def batch(subject: TopicSubject) -> Chart | None:
     if knees:
         traces.append(_knees(subject, knees))
     figures = [
-        Column[Cell](
+        Column[Configuration](
             "batch_size", "batch", lambda cell: cell.trial.spec.batch_size, lambda cell: str(cell.trial.spec.batch_size)
         ),
         *rate_columns(),
@@ -85,9 +85,9 @@ def _notes(*, failed: bool, knees: bool) -> list[str]:
     )
 
 
-def _energy(cells: list[Cell]) -> list[Column[Cell]]:
+def _energy(cells: list[Configuration]) -> list[Column[Configuration]]:
     """Return the column of energy, where any cell's was measured."""
-    column = Column[Cell](
+    column = Column[Configuration](
         "joules_per_unit",
         "energy",
         lambda cell: joules_per_unit(cell.trial),
@@ -114,7 +114,7 @@ def _knees(subject: TopicSubject, trials: list[Trial]) -> Document:
     }
 
 
-def _traces(subject: TopicSubject, name: str, cells: list[Cell], variant: int) -> list[Document]:
+def _traces(subject: TopicSubject, name: str, cells: list[Configuration], variant: int) -> list[Document]:
     rated = sorted((cell for cell in cells if cell.throughput), key=lambda cell: cell.trial.spec.batch_size)
     x = [cell.trial.spec.batch_size for cell in rated]
     rates = [cell.throughput.value if cell.throughput else None for cell in rated]
@@ -127,12 +127,12 @@ def _traces(subject: TopicSubject, name: str, cells: list[Cell], variant: int) -
     return [{**above, **panel(0)}, {**below, **panel(1), "showlegend": False}]
 
 
-def _reserved(cell: Cell) -> float | None:
+def _reserved(cell: Configuration) -> float | None:
     held = cell.allocated_bytes if cell.reserved_bytes is None else cell.reserved_bytes
     return None if held is None else held / _GIB
 
 
-def _out_of_memory(subject: TopicSubject, cells: list[Cell], whole: int) -> Document:
+def _out_of_memory(subject: TopicSubject, cells: list[Configuration], whole: int) -> Document:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -148,7 +148,7 @@ def _out_of_memory(subject: TopicSubject, cells: list[Cell], whole: int) -> Docu
     }
 
 
-def _hover(subject: TopicSubject, cell: Cell) -> str:
+def _hover(subject: TopicSubject, cell: Configuration) -> str:
     rate = "" if cell.throughput is None else f"{format_rate(cell.throughput.value)} {cell.unit}/s"
     memory = f"peak reserved {format_bytes(cell.reserved_bytes)}, allocated {format_bytes(cell.allocated_bytes)}"
     return hover([subject.topic.label(cell), rate, interval_text(cell.throughput), memory, subject.file_of(cell.trial)])

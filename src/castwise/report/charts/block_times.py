@@ -4,23 +4,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from castwise.analysis import steady_metrics
-from castwise.records.telemetry import Reading
-from castwise.render.table import Column, Grid
+from castwise.records.telemetry import TelemetrySummary
+from castwise.render.table import Column, DataTable
 from castwise.render.units import format_seconds
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.plotly_parts import (
     MOST_LINES,
     Document,
     axis,
+    downsample,
     layout,
     line,
     panel,
     panels,
     template,
-    thinned,
     variants,
 )
-from castwise.report.collection import Cell
+from castwise.report.collection import Configuration
 from castwise.spec.quantities import format_share
 
 
@@ -28,13 +28,13 @@ from castwise.spec.quantities import format_share
 class _Turn:
     """One timed block or epoch of one cell, counted from 1 over its processes."""
 
-    cell: Cell
+    cell: Configuration
     number: int
     seconds: float | None
-    reading: Reading | None
+    reading: TelemetrySummary | None
 
 
-_PANELS: tuple[tuple[str, str, Callable[[Reading], float | None]], ...] = (
+_PANELS: tuple[tuple[str, str, Callable[[TelemetrySummary], float | None]], ...] = (
     ("SM clock", "MHz", lambda reading: None if reading.sm_clock_hertz is None else reading.sm_clock_hertz / 1e6),
     ("power", "W", lambda reading: reading.gpu_power_watts),
     ("temperature", "°C", lambda reading: reading.max_temperature_celsius),
@@ -55,7 +55,7 @@ def telemetry(subject: TopicSubject) -> Chart | None:
     traces = []
     numbers = variants([cell.precision for cell, _ in shown])
     for (cell, turns), variant in zip(shown, numbers, strict=True):
-        kept = [turns[index] for index in thinned(len(turns))]
+        kept = [turns[index] for index in downsample(len(turns))]
         for index, (title, unit, value) in enumerate(_PANELS):
             values = [value(turn.reading) if turn.reading is not None else None for turn in kept]
             said = template(
@@ -76,7 +76,7 @@ def telemetry(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _of_several(shown: Sequence[tuple[Cell, Sequence[_Turn]]]) -> str:
+def _of_several(shown: Sequence[tuple[Configuration, Sequence[_Turn]]]) -> str:
     if all(cell.trial.spec.world_size == 1 for cell, _ in shown):
         return ""
     return "Of several GPUs the slowest one's clock, the mean power of one, and the hottest one's temperature."
@@ -105,7 +105,7 @@ def blocks(subject: TopicSubject) -> Chart | None:
     numbers = variants([cell.precision for cell, _ in shown])
     for (cell, times), variant in zip(shown, numbers, strict=True):
         middle = steady_metrics.step_seconds(cell.trial) or 1.0
-        kept = thinned(len(times))
+        kept = downsample(len(times))
         values = [100 * (times[index] / middle - 1) for index in kept]
         said = template(
             [topic.label(cell), f"median {format_seconds(middle)} a step", subject.file_of(cell.trial)],
@@ -137,7 +137,7 @@ def blocks(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _turns(cell: Cell) -> list[_Turn]:
+def _turns(cell: Configuration) -> list[_Turn]:
     found: list[_Turn] = []
     for trial in cell.trials:
         times: Sequence[float] = steady_metrics.step_times(trial)
@@ -156,14 +156,14 @@ def _left_out(shown: int, every: int) -> str:
     return f"{shown} of {every:,} cells; `castwise export` has all." if shown < every else ""
 
 
-def _held(cell: Cell) -> str:
+def _held(cell: Configuration) -> str:
     """Return what held the clock down in any turn."""
     seen = (reason for trial in cell.trials for each in trial.readings for reason in each.throttle_reasons or ())
     reasons = ", ".join(dict.fromkeys(seen))
     return f"clock held down by {reasons}" if reasons else ""
 
 
-def _grid(subject: TopicSubject, turns: Sequence[_Turn]) -> Grid[_Turn]:
+def _grid(subject: TopicSubject, turns: Sequence[_Turn]) -> DataTable[_Turn]:
     columns: list[Column[_Turn]] = [
         Column("cell", "cell", lambda t: subject.topic.label(t.cell), lambda t: subject.topic.label(t.cell), left=True),
         Column("turn", "turn", lambda t: t.number, lambda t: str(t.number)),
@@ -171,10 +171,10 @@ def _grid(subject: TopicSubject, turns: Sequence[_Turn]) -> Grid[_Turn]:
     ]
     if any(_tells(turn) for turn in turns):
         columns += [_reading_column(title, unit, value) for title, unit, value in _PANELS]
-    return Grid(columns, turns)
+    return DataTable(columns, turns)
 
 
-def _reading_column(title: str, unit: str, value: Callable[[Reading], float | None]) -> Column[_Turn]:
+def _reading_column(title: str, unit: str, value: Callable[[TelemetrySummary], float | None]) -> Column[_Turn]:
     def of(turn: _Turn) -> float | None:
         return None if turn.reading is None else value(turn.reading)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from castwise.max_batch.result import Fit, fits_of
+from castwise.max_batch.result import MaxBatch, fits_of
 from castwise.records.schema import Trial
-from castwise.render.table import Grid
+from castwise.render.table import DataTable
 from castwise.report.collection import Collection, Topic
 
 R = TypeVar("R")
@@ -32,7 +32,7 @@ class Chart:
     says: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
-    table: "Grid[Any]"
+    table: DataTable[Any]
     note: str = ""
     narrow: dict[str, Any] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class TopicSubject:
     file_of: Callable[[Trial], str]
 
     @property
-    def fits(self) -> list[Fit]:
+    def fits(self) -> list[MaxBatch]:
         """Return the topic's searches for the largest batch."""
         return fits_of(trial for cell in self.topic.cells for trial in cell.trials)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
-from castwise.render.table import Column, Grid
+from castwise.render.table import Column, DataTable
 from castwise.render.theme import INK, ink_on, look_of
 from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import Chart
@@ -15,8 +15,8 @@ from castwise.report.charts.plotly_parts import (
     axis,
     beside_bar,
     error_bars,
+    escape,
     hover,
-    inert,
     interval_text,
     layout,
     on_lines,
@@ -24,7 +24,7 @@ from castwise.report.charts.plotly_parts import (
 )
 from castwise.report.collection import has_interval
 from castwise.report.intervals import ratio_text
-from castwise.report.machine_comparison import Line, Place
+from castwise.report.machine_comparison import ComparisonRow, MachineResult
 from castwise.report.machine_report import rate_text, verdict_text
 
 _MOST_LINES = 24  # cells of a chart
@@ -45,7 +45,7 @@ class MachinesSubject:
     """
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[ComparisonRow]
     file_of: Callable[[Trial], str]
 
 
@@ -84,15 +84,15 @@ def machines(subject: MachinesSubject) -> Chart | None:
     )
 
 
-def _shown(place: Place) -> bool:
+def _shown(place: MachineResult) -> bool:
     return place.throughput is not None or place.speedup is not None
 
 
 def _bars(
     subject: MachinesSubject,
-    line: Line,
+    line: ComparisonRow,
     name: str,
-    places: Sequence[Place],
+    places: Sequence[MachineResult],
     found: Sequence[Estimate | None],
     kind: str,
 ) -> Document:
@@ -105,8 +105,8 @@ def _bars(
     patterns = [own if place.entry and place.entry.status == "ok" else "/" for place in places]
     return {
         "type": "bar",
-        "name": inert(name),
-        "legendgroup": inert(name),
+        "name": escape(name),
+        "legendgroup": escape(name),
         "y": [each.value if each is not None else None for each in found],
         "error_y": error_bars(found),
         "text": None if count > _MOST_TEXTS else [form(each.value) if each is not None else "" for each in found],
@@ -129,13 +129,15 @@ def _bars(
     }
 
 
-def _order(line: Line, lines: Sequence[Line]) -> int:
+def _order(line: ComparisonRow, lines: Sequence[ComparisonRow]) -> int:
     """Return how many cells of the same precision come before one."""
     alike = [each for each in lines if each.spec.precision == line.spec.precision]
     return next(number for number, each in enumerate(alike) if each is line)
 
 
-def _hover(subject: MachinesSubject, line: Line, place: Place, found: Estimate | None, kind: str) -> str:
+def _hover(
+    subject: MachinesSubject, line: ComparisonRow, place: MachineResult, found: Estimate | None, kind: str
+) -> str:
     assert place.entry is not None, "only places with a cell are drawn"
     form = format_ratio if kind == "ratio" else format_rate
     unit = f" {line.unit}/s" if kind == "rate" else f" over fp32 at batch {line.baseline_batch}"
@@ -151,7 +153,7 @@ def _hover(subject: MachinesSubject, line: Line, place: Place, found: Estimate |
     )
 
 
-def _says(lines: Sequence[Line]) -> str:
+def _says(lines: Sequence[ComparisonRow]) -> str:
     gains = [(place.speedup.value, line, place) for line in lines for place in line.places if place.speedup is not None]
     what = "Throughput of whole runs, validation included" if lines[0].is_whole else "Throughput"
     if not gains:
@@ -163,7 +165,7 @@ def _says(lines: Sequence[Line]) -> str:
     )
 
 
-def _layout(lines: Sequence[Line], num_machines: int) -> Document:
+def _layout(lines: Sequence[ComparisonRow], num_machines: int) -> Document:
     document = layout(height=380)
     half = (1 - _GAP) / 2
     document["barmode"] = "group"
@@ -200,7 +202,7 @@ def _one_below_the_other(document: Document) -> Document:
     }
 
 
-def _label(line: Line, lines: Sequence[Line]) -> str:
+def _label(line: ComparisonRow, lines: Sequence[ComparisonRow]) -> str:
     """Return what tells a cell from the others of its chart."""
     spec = line.spec
     batches = {each.spec.batch_size for each in lines}
@@ -210,14 +212,14 @@ def _label(line: Line, lines: Sequence[Line]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _grid(subject: MachinesSubject) -> Grid[tuple[Line, Place]]:
+def _grid(subject: MachinesSubject) -> DataTable[tuple[ComparisonRow, MachineResult]]:
     rows = [(line, place) for line in subject.lines for place in line.places if place.entry is not None]
-    words: list[tuple[str, Callable[[tuple[Line, Place]], str]]] = [
+    words: list[tuple[str, Callable[[tuple[ComparisonRow, MachineResult]], str]]] = [
         ("machine", lambda row: row[1].machine.name),
         ("precision", lambda row: row[0].spec.precision),
         ("loss scale", lambda row: row[0].spec.loss_scale),
     ]
-    columns: list[Column[tuple[Line, Place]]] = [
+    columns: list[Column[tuple[ComparisonRow, MachineResult]]] = [
         Column(name.replace(" ", "_"), name, text, text, left=True) for name, text in words
     ]
     columns.append(Column("batch_size", "batch", lambda r: r[0].spec.batch_size, lambda r: str(r[0].spec.batch_size)))
@@ -228,18 +230,18 @@ def _grid(subject: MachinesSubject) -> Grid[tuple[Line, Place]]:
         Column("verdict", "verdict", lambda r: verdict_text(r[1]), lambda r: verdict_text(r[1]), left=True),
         Column("file", "file", lambda r: _file(subject, r[1]), lambda r: _file(subject, r[1]), left=True),
     ]
-    return Grid(columns, rows)
+    return DataTable(columns, rows)
 
 
 def _ends(
     name: str,
-    get: Callable[[tuple[Line, Place]], Estimate | None],
-    text: Callable[[tuple[Line, Place]], str],
-) -> list[Column[tuple[Line, Place]]]:
+    get: Callable[[tuple[ComparisonRow, MachineResult]], Estimate | None],
+    text: Callable[[tuple[ComparisonRow, MachineResult]], str],
+) -> list[Column[tuple[ComparisonRow, MachineResult]]]:
     title = {"speedup": "speed-up over fp32"}.get(name, name)
     return [Column(name, title, lambda row: found.value if (found := get(row)) is not None else None, text)]
 
 
-def _file(subject: MachinesSubject, place: Place) -> str:
+def _file(subject: MachinesSubject, place: MachineResult) -> str:
     trials = place.entry.trials if place.entry is not None else ()
     return subject.file_of(trials[0]) if trials else "published"

@@ -1,11 +1,11 @@
 """The largest batch of each precision, and what sources published of it."""
 
 from castwise.max_batch.columns import batch_text, loop_name, rate_text, shown_summary
-from castwise.max_batch.result import Fit
-from castwise.render.table import Grid
+from castwise.max_batch.result import MaxBatch
+from castwise.render.table import DataTable
 from castwise.render.theme import INK, look_of
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.plotly_parts import axis, hover, inert, layout
+from castwise.report.charts.plotly_parts import axis, escape, hover, layout
 
 
 def largest(subject: TopicSubject) -> Chart | None:
@@ -14,7 +14,7 @@ def largest(subject: TopicSubject) -> Chart | None:
     if not fits:
         return None
     best = max(fits, key=_size)
-    names = [inert(loop_name(fit)) for fit in fits]
+    names = [escape(loop_name(fit)) for fit in fits]
     document = layout()
     document["barmode"] = "group"
     document["showlegend"] = False
@@ -43,14 +43,14 @@ def largest(subject: TopicSubject) -> Chart | None:
         says=f"The largest batch that trained is {batch_text(best.largest)}, with {loop_name(best)}.",
         traces=[bars],
         layout=document,
-        table=Grid(shown_summary(subject.fits), subject.fits),
+        table=DataTable(shown_summary(subject.fits), subject.fits),
         note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
     )
 
 
-def _files(subject: TopicSubject, fit: Fit) -> list[str]:
+def _files(subject: TopicSubject, fit: MaxBatch) -> list[str]:
     return [subject.file_of(trial) for trial in (fit.largest, fit.failing) if trial is not None]
 
 
-def _size(fit: Fit) -> int:
+def _size(fit: MaxBatch) -> int:
     return 0 if fit.largest is None else fit.largest.spec.batch_size

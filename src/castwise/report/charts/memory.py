@@ -5,7 +5,7 @@ from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.plotly_parts import MOST_BARS, Document, axis, hover, layout, on_lines
 from castwise.report.charts.tables import bytes_column, cell_grid
-from castwise.report.collection import Cell
+from castwise.report.collection import Configuration
 
 _MOST_UPRIGHT = 7  # bars with their names below them, on half a page
 _LONGEST_UPRIGHT = 24  # characters of such a name
@@ -87,7 +87,7 @@ def _height(name: str) -> int:
     return _BAR_HEIGHT + _LINE_HEIGHT * (1 + name.count("<br>"))
 
 
-def weights_bytes(cell: Cell) -> int | None:
+def weights_bytes(cell: Configuration) -> int | None:
     """Return what the model's weights take, from their number and dtypes; None where a dtype is not known."""
     facts = cell.trial.facts
     if facts is None or cell.allocated_bytes is None:
@@ -98,32 +98,32 @@ def weights_bytes(cell: Cell) -> int | None:
     return min(cell.allocated_bytes, sum(count * (size or 0) for count, size in sizes))
 
 
-def _batches(cell: Cell) -> int | None:
+def _batches(cell: Configuration) -> int | None:
     facts = cell.trial.facts
     if facts is None or cell.allocated_bytes is None:
         return None
     return min(facts.data_bytes, cell.allocated_bytes - (weights_bytes(cell) or 0))
 
 
-def _rest(cell: Cell) -> int | None:
+def _rest(cell: Configuration) -> int | None:
     if cell.allocated_bytes is None:
         return None
     return cell.allocated_bytes - (weights_bytes(cell) or 0) - (_batches(cell) or 0)
 
 
-def _unused(cell: Cell) -> int | None:
+def _unused(cell: Configuration) -> int | None:
     if cell.allocated_bytes is None or cell.reserved_bytes is None:
         return None
     return max(0, cell.reserved_bytes - cell.allocated_bytes)
 
 
-def _outside(cell: Cell) -> int | None:
+def _outside(cell: Configuration) -> int | None:
     if cell.driver_bytes is None or cell.reserved_bytes is None:
         return None
     return max(0, cell.driver_bytes - cell.reserved_bytes)
 
 
-def _total(cell: Cell) -> str:
+def _total(cell: Configuration) -> str:
     return f"peak allocated {format_bytes(cell.allocated_bytes)}, reserved {format_bytes(cell.reserved_bytes)}"
 
 

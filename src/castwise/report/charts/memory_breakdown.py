@@ -2,11 +2,11 @@
 
 from castwise.max_batch.columns import account_name, accounts_of, parts_columns, titles_of
 from castwise.max_batch.memory_breakdown import Account
-from castwise.render.table import Grid
+from castwise.render.table import DataTable
 from castwise.render.theme import INK, STACK
 from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, TopicSubject
-from castwise.report.charts.plotly_parts import Document, axis, hover, inert, layout
+from castwise.report.charts.plotly_parts import Document, axis, escape, hover, layout
 
 _GIB = 2**30
 # Colours come around again with another pattern: there are more parts than steps of the scale.
@@ -34,7 +34,7 @@ def parts(subject: TopicSubject) -> Chart | None:
         says=f"{account_name(least)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
         traces=traces,
         layout=document,
-        table=Grid(parts_columns(accounts), accounts),
+        table=DataTable(parts_columns(accounts), accounts),
         note="Of one step after the timed ones, at the moment when it held most.",
     )
 
@@ -43,7 +43,7 @@ def _bars(subject: TopicSubject, accounts: list[Account], number: int, name: str
     return {
         "type": "bar",
         "name": title,
-        "x": [inert(account_name(account)) for account in accounts],
+        "x": [escape(account_name(account)) for account in accounts],
         "y": [account.bytes_of(name) / _GIB for account in accounts],
         "marker": {
             "color": STACK[number % len(STACK)],

@@ -1,6 +1,6 @@
 """The parts that charts are drawn from: plotly's traces and layouts as plain documents.
 
-Names and messages come from records and may be anyone's: whatever text reaches plotly goes through `inert`.
+Names and messages come from records and may be anyone's: whatever text reaches plotly goes through `escape`.
 """
 
 import html
@@ -12,7 +12,7 @@ from typing import Any
 from castwise.analysis.statistics import Estimate
 from castwise.render.theme import FAINT, INK, look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.collection import Cell, Topic, has_interval
+from castwise.report.collection import Configuration, Topic, has_interval
 
 MOST_BARS = 60
 MOST_LINES = 16
@@ -29,7 +29,7 @@ _TALL = 0.3  # of the highest bar: a figure fits into it, upright or level
 Document = dict[str, Any]
 
 
-def inert(text: object) -> str:
+def escape(text: object) -> str:
     """Return text that plotly prints as it stands: it takes a few HTML tags for formatting, and links for links."""
     words = str(text)
     return html.escape(words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…", quote=False)
@@ -37,7 +37,7 @@ def inert(text: object) -> str:
 
 def on_lines(text: str, width: int) -> str:
     """Return text that plotly prints on lines of so many characters."""
-    return "<br>".join(inert(line) for line in textwrap.wrap(text, width)) or "–"
+    return "<br>".join(escape(line) for line in textwrap.wrap(text, width)) or "–"
 
 
 def beside_bar(value: float | None, highest: float, *, plain: bool) -> str:
@@ -75,13 +75,13 @@ def template(lines: Sequence[str], *, values: str) -> str:
         lines: Lines that all its points share.
         values: What differs, with plotly's placeholders: "%{y:.4g} W".
     """
-    shared = [inert(each).replace("%{", "&#37;{") for each in lines if each]
+    shared = [escape(each).replace("%{", "&#37;{") for each in lines if each]
     return "<br>".join([shared[0], values, *shared[1:]]) + "<extra></extra>"
 
 
 def hover(lines: Sequence[str]) -> str:
     """Return the text beside the pointer, a line each."""
-    return "<br>".join(inert(line) for line in lines if line)
+    return "<br>".join(escape(line) for line in lines if line)
 
 
 def interval_text(found: Estimate | None, kind: str = "rate") -> str:
@@ -205,7 +205,7 @@ def line(
         "type": "scatter",
         "mode": "lines" if len(x) > 40 else "lines+markers",
         "name": on_lines(name, _LEGEND_WIDTH),
-        "legendgroup": inert(name),
+        "legendgroup": escape(name),
         "x": list(x),
         "y": [_drawable(value) for value in y],
         "line": {"color": look.colour, "dash": _dash(look.dash, variant), "width": 2},
@@ -224,16 +224,16 @@ def _dash(own: str, variant: int) -> str:
     return _DASHES[(place + variant) % len(_DASHES)]
 
 
-def thinned(count: int, most: int = MOST_POINTS) -> list[int]:
+def downsample(count: int, most: int = MOST_POINTS) -> list[int]:
     """Return which of so many points to draw: first and last, and those between at even distances."""
     if count <= most:
         return list(range(count))
     return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
 
 
-def lines_of(topic: Topic, cells: Sequence[Cell], *varying: str) -> dict[str, list[Cell]]:
+def lines_of(topic: Topic, cells: Sequence[Configuration], *varying: str) -> dict[str, list[Configuration]]:
     """Return cells by the name of the line that they lie on: they differ in the varying axes alone."""
-    found: dict[str, list[Cell]] = {}
+    found: dict[str, list[Configuration]] = {}
     for cell in cells:
         found.setdefault(topic.label(cell, *varying), []).append(cell)
     return found

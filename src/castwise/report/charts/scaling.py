@@ -15,7 +15,7 @@ from castwise.report.charts.plotly_parts import (
     variants,
 )
 from castwise.report.charts.tables import cell_grid, rate_columns, share_column
-from castwise.report.collection import Cell, Topic
+from castwise.report.collection import Configuration, Topic
 
 
 def scaling(subject: TopicSubject) -> Chart | None:
@@ -52,10 +52,10 @@ def scaling(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _lines(topic: Topic) -> dict[str, list[Cell]]:
+def _lines(topic: Topic) -> dict[str, list[Configuration]]:
     """Return the cells of each way to share a step, with the single GPU's in front."""
-    alone: dict[str, list[Cell]] = {}
-    spread: dict[str, list[Cell]] = {}
+    alone: dict[str, list[Configuration]] = {}
+    spread: dict[str, list[Configuration]] = {}
     ways: dict[str, str] = {}
     for cell in topic.cells:
         if cell.throughput is None:
@@ -72,7 +72,7 @@ def _lines(topic: Topic) -> dict[str, list[Cell]]:
     return {way: cells for way, cells in lines.items() if len({cell.trial.spec.world_size for cell in cells}) > 1}
 
 
-def _traces(subject: TopicSubject, name: str, cells: list[Cell], variant: int) -> list[Document]:
+def _traces(subject: TopicSubject, name: str, cells: list[Configuration], variant: int) -> list[Document]:
     x = [cell.trial.spec.world_size for cell in cells]
     texts = [_hover(subject, cell) for cell in cells]
     precision = cells[0].precision
@@ -96,11 +96,11 @@ def _ideal(rate: float, most: int) -> Document:
     }
 
 
-def _hover(subject: TopicSubject, cell: Cell) -> str:
+def _hover(subject: TopicSubject, cell: Configuration) -> str:
     rate = f"{format_rate(_rate(cell))} {cell.unit}/s"
     share = "" if cell.efficiency is None else f"{format_percent(cell.efficiency)} of the ideal"
     return hover([subject.topic.label(cell), rate, interval_text(cell.throughput), share, subject.file_of(cell.trial)])
 
 
-def _rate(cell: Cell) -> float:
+def _rate(cell: Configuration) -> float:
     return cell.throughput.value if cell.throughput is not None else 0.0

@@ -12,10 +12,10 @@ from castwise.render.theme import THEMES
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
 from castwise.report.charts.layout_fit import ON_A_PICTURE, legend_height
 from castwise.report.charts.machines import MachinesSubject, machines
-from castwise.report.charts.plotly_parts import inert
+from castwise.report.charts.plotly_parts import escape
 from castwise.report.charts.registry import charts_of, overview_charts
 from castwise.report.collection import Collection
-from castwise.report.machine_comparison import Comparison
+from castwise.report.machine_comparison import MachineComparison
 
 FORMATS = ("png", "svg")
 _WIDTH = 900  # pixels, of a column in a paper at twice its size
@@ -82,7 +82,7 @@ def on_white(chart: Chart, topic: str = "") -> dict[str, Any]:
     layout = _light(own)
     layout |= {
         "title": {
-            "text": inert(title),
+            "text": escape(title),
             "x": 0.02,
             "y": 1,
             "yanchor": "top",
@@ -114,7 +114,7 @@ def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iter
             yield Picture(f"{name}-{chart.name}", topic.title, chart)
 
 
-def pictures_of_machines(comparison: Comparison, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
+def pictures_of_machines(comparison: MachineComparison, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
     """Return the charts of machines side by side, one a topic; no two have the same file.
 
     Args:

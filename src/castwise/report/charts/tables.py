@@ -3,15 +3,17 @@
 from collections.abc import Callable, Sequence
 
 from castwise.analysis.statistics import Estimate
-from castwise.render.table import Column, Grid
+from castwise.render.table import Column, DataTable
 from castwise.render.units import format_bytes, format_percent, format_rate, format_ratio
 from castwise.report.charts.chart import TopicSubject
-from castwise.report.collection import Cell, has_interval
+from castwise.report.collection import Configuration, has_interval
 
-Getter = Callable[[Cell], Estimate | None]
+Getter = Callable[[Configuration], Estimate | None]
 
 
-def cell_grid(subject: TopicSubject, cells: Sequence[Cell], figures: Sequence[Column[Cell]]) -> Grid[Cell]:
+def cell_grid(
+    subject: TopicSubject, cells: Sequence[Configuration], figures: Sequence[Column[Configuration]]
+) -> DataTable[Configuration]:
     """Return a table of cells: which they are, these figures, and the file they are from."""
     topic = subject.topic
     columns = [text_column("precision", lambda cell: cell.precision)]
@@ -22,56 +24,56 @@ def cell_grid(subject: TopicSubject, cells: Sequence[Cell], figures: Sequence[Co
         text_column("status", lambda cell: cell.trial.status),
         text_column("file", lambda cell: subject.file_of(cell.trial)),
     ]
-    return Grid(columns, cells)
+    return DataTable(columns, cells)
 
 
-def text_column(name: str, text: Callable[[Cell], str]) -> Column[Cell]:
+def text_column(name: str, text: Callable[[Configuration], str]) -> Column[Configuration]:
     """Return a column of words."""
     return Column(name, name, text, text, left=True)
 
 
-def bytes_column(name: str, title: str, value: Callable[[Cell], float | None]) -> Column[Cell]:
+def bytes_column(name: str, title: str, value: Callable[[Configuration], float | None]) -> Column[Configuration]:
     """Return a column of bytes."""
     return Column(name, title, value, lambda cell: format_bytes(value(cell)))
 
 
-def share_column(name: str, title: str, value: Callable[[Cell], float | None]) -> Column[Cell]:
+def share_column(name: str, title: str, value: Callable[[Configuration], float | None]) -> Column[Configuration]:
     """Return a column of shares, in per cent."""
     return Column(name, title, value, lambda cell: format_percent(value(cell)))
 
 
-def rate_columns() -> list[Column[Cell]]:
+def rate_columns() -> list[Column[Configuration]]:
     """Return throughput with its interval."""
     return _with_ends("throughput", lambda cell: cell.throughput, _rate, format_rate)
 
 
-def ratio_columns() -> list[Column[Cell]]:
+def ratio_columns() -> list[Column[Configuration]]:
     """Return the speed-up with its interval and verdict."""
     verdict = text_column("verdict", lambda cell: cell.verdict.kind if cell.verdict else "–")
     return [*_with_ends("speedup", lambda cell: cell.speedup, _ratio, format_ratio), verdict]
 
 
-def _rate(cell: Cell) -> str:
+def _rate(cell: Configuration) -> str:
     return "–" if cell.throughput is None else f"{format_rate(cell.throughput.value)} {cell.unit}/s"
 
 
-def _ratio(cell: Cell) -> str:
+def _ratio(cell: Configuration) -> str:
     return format_ratio(cell.speedup.value if cell.speedup else None)
 
 
 def _with_ends(
-    name: str, get: Getter, text: Callable[[Cell], str], form: Callable[[float | None], str]
-) -> list[Column[Cell]]:
+    name: str, get: Getter, text: Callable[[Configuration], str], form: Callable[[float | None], str]
+) -> list[Column[Configuration]]:
     title = {"speedup": "speed-up"}.get(name, name)
 
-    def end(which: str) -> Callable[[Cell], float | None]:
-        def value(cell: Cell) -> float | None:
+    def end(which: str) -> Callable[[Configuration], float | None]:
+        def value(cell: Configuration) -> float | None:
             found = get(cell)
             return getattr(found, which) if has_interval(found) else None
 
         return value
 
-    def value(cell: Cell) -> float | None:
+    def value(cell: Configuration) -> float | None:
         found = get(cell)
         return found.value if found is not None else None
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from castwise.analysis.statistics import Estimate
 from castwise.registry.precisions import BASELINE
-from castwise.render.table import Grid
+from castwise.render.table import DataTable
 from castwise.render.theme import INK, ink_on, look_of
 from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
@@ -14,15 +14,15 @@ from castwise.report.charts.plotly_parts import (
     axis,
     beside_bar,
     error_bars,
+    escape,
     hover,
-    inert,
     interval_text,
     layout,
     on_lines,
     with_headroom,
 )
 from castwise.report.charts.tables import cell_grid, rate_columns, ratio_columns, text_column
-from castwise.report.collection import Cell, Topic, has_interval
+from castwise.report.collection import Configuration, Topic, has_interval
 
 _MOST_TOPICS = 14  # side by side
 _MOST_LEVEL_TEXTS, _MOST_TEXTS = 8, 30  # bars with their figures in them, on half a page
@@ -30,7 +30,7 @@ _BAR_HEIGHT = 17  # pixels of a lying one
 _SETTING_WIDTH = 20  # characters of a setting below its bars, on a line
 _TITLE_WIDTH = 30  # characters of a topic's title beside its bars
 
-_Get = Callable[[Cell], Estimate | None]
+_Get = Callable[[Configuration], Estimate | None]
 
 
 def throughput(subject: TopicSubject) -> Chart | None:
@@ -95,7 +95,7 @@ def overview(subject: OverviewSubject) -> Chart | None:
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": inert(precision),
+                "name": escape(precision),
                 "y": [on_lines(topic.title, _TITLE_WIDTH) for topic in having],
                 "x": [_value(each) for each in found],
                 "error_x": error_bars(found),
@@ -135,17 +135,17 @@ def overview(subject: OverviewSubject) -> Chart | None:
         says=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
         traces=traces,
         layout=document,
-        table=Grid(columns, [cell for _, cell in rows]),
+        table=DataTable(columns, [cell for _, cell in rows]),
         note=f"{len(shown)} of {len(topics)} shown; the table has all." if len(shown) < len(topics) else "",
     )
 
 
-def _compared(topic: Topic) -> list[Cell]:
+def _compared(topic: Topic) -> list[Configuration]:
     return [cell for cell in topic.cells if cell.precision != BASELINE and cell.speedup is not None]
 
 
-def _best_by_precision(topic: Topic) -> dict[str, Cell]:
-    found: dict[str, Cell] = {}
+def _best_by_precision(topic: Topic) -> dict[str, Configuration]:
+    found: dict[str, Configuration] = {}
     for cell in _compared(topic):
         before = found.get(cell.precision)
         if before is None or _value(cell.speedup) > _value(before.speedup):
@@ -154,23 +154,28 @@ def _best_by_precision(topic: Topic) -> dict[str, Cell]:
 
 
 def _bars(
-    subject: TopicSubject, cells: Sequence[Cell], get: _Get, text: Callable[[Cell], str], kind: str
+    subject: TopicSubject, cells: Sequence[Configuration], get: _Get, text: Callable[[Configuration], str], kind: str
 ) -> list[Document]:
     """Return a trace for all cells where they differ in precision alone, else one for each precision."""
     topic = subject.topic
     if not any(topic.setting(cell) for cell in cells):
-        return [_trace(subject, cells, [inert(cell.precision) for cell in cells], get, text, kind)]
+        return [_trace(subject, cells, [escape(cell.precision) for cell in cells], get, text, kind)]
     traces = []
     for precision in topic.precisions:
         own = [cell for cell in cells if cell.precision == precision]
         if own:
             names = [on_lines(topic.setting(cell), _SETTING_WIDTH) for cell in own]
-            traces.append({**_trace(subject, own, names, get, text, kind), "name": inert(precision)})
+            traces.append({**_trace(subject, own, names, get, text, kind), "name": escape(precision)})
     return traces
 
 
 def _trace(
-    subject: TopicSubject, cells: Sequence[Cell], names: list[str], get: _Get, text: Callable[[Cell], str], kind: str
+    subject: TopicSubject,
+    cells: Sequence[Configuration],
+    names: list[str],
+    get: _Get,
+    text: Callable[[Configuration], str],
+    kind: str,
 ) -> Document:
     found = [get(cell) for cell in cells]
     count, highest = len(subject.topic.cells), max(_value(get(cell)) for cell in subject.topic.cells)
@@ -197,17 +202,17 @@ def _trace(
         },
         "hovertext": [_hover_of(subject, cell, get(cell), kind) for cell in cells],
         "hoverinfo": "text",
-        "showlegend": any(name != inert(cell.precision) for name, cell in zip(names, cells, strict=True)),
+        "showlegend": any(name != escape(cell.precision) for name, cell in zip(names, cells, strict=True)),
     }
 
 
-def _over(cell: Cell, text: str) -> str:
+def _over(cell: Configuration, text: str) -> str:
     """Return what stands over a bar: its figure, and what became of a cell that did not end well."""
     status = cell.trial.status
-    return inert(text) if status in ("ok", text) else f"{inert(text)}<br>{inert(status)}"
+    return escape(text) if status in ("ok", text) else f"{escape(text)}<br>{escape(status)}"
 
 
-def _hover_of(subject: TopicSubject, cell: Cell, found: Estimate | None, kind: str) -> str:
+def _hover_of(subject: TopicSubject, cell: Configuration, found: Estimate | None, kind: str) -> str:
     unit = f" {cell.unit}/s" if kind == "rate" else ""
     return _hover(
         subject.file_of(cell.trial), subject.topic.label(cell), found, kind, unit, cell.trial.status, cell.trial.message
@@ -223,15 +228,15 @@ def _hover(  # noqa: PLR0913, PLR0917  what a reader is told of a bar
     return hover([label, value, interval_text(found, kind), trouble, file])
 
 
-def _rate_text(cell: Cell) -> str:
+def _rate_text(cell: Configuration) -> str:
     return cell.trial.status if cell.throughput is None else format_rate(cell.throughput.value)
 
 
-def _ratio_text(cell: Cell) -> str:
+def _ratio_text(cell: Configuration) -> str:
     return cell.trial.status if cell.speedup is None else format_ratio(cell.speedup.value)
 
 
-def _bar_layout(topic: Topic, cells: Sequence[Cell], title: str) -> Document:
+def _bar_layout(topic: Topic, cells: Sequence[Configuration], title: str) -> Document:
     document = layout()
     document["xaxis"] = axis(type="category", showgrid=False, tickfont={"size": 11})
     document["yaxis"] = axis(title, rangemode="tozero", tickformat=",")
@@ -258,7 +263,7 @@ def _line_at_one(*, vertical: bool = False) -> Document:
     }
 
 
-def _shown(cells: Sequence[Cell], get: _Get) -> list[Cell]:
+def _shown(cells: Sequence[Configuration], get: _Get) -> list[Configuration]:
     """Return the cells that fit into a chart: all, or the highest."""
     if len(cells) <= MOST_BARS:
         return list(cells)
@@ -267,7 +272,7 @@ def _shown(cells: Sequence[Cell], get: _Get) -> list[Cell]:
     return [cell for cell in cells if id(cell) in kept]
 
 
-def _left_out(cells: Sequence[Cell], shown: Sequence[Cell]) -> str:
+def _left_out(cells: Sequence[Configuration], shown: Sequence[Configuration]) -> str:
     if len(shown) == len(cells):
         return ""
     return f"The {len(shown)} highest of {len(cells):,} cells are drawn; the table has all."

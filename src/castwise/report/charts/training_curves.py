@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Epoch
-from castwise.render.table import Column, Grid
+from castwise.render.table import Column, DataTable
 from castwise.render.theme import INK, STACK
 from castwise.render.units import format_percent, format_seconds
 from castwise.report.charts.chart import Chart, TopicSubject
@@ -14,6 +14,7 @@ from castwise.report.charts.plotly_parts import (
     MOST_LINES,
     Document,
     axis,
+    downsample,
     hover,
     layout,
     line,
@@ -21,18 +22,17 @@ from castwise.report.charts.plotly_parts import (
     panel,
     panels,
     template,
-    thinned,
     variants,
 )
 from castwise.report.charts.tables import cell_grid
-from castwise.report.collection import Cell
+from castwise.report.collection import Configuration
 
 
 @dataclass(frozen=True)
 class _Point:
     """A moment of a run: seconds since it began, epochs since it began, and what was seen then."""
 
-    cell: Cell
+    cell: Configuration
     seconds: float
     epoch: float
     value: float
@@ -104,19 +104,19 @@ _WAITS = 0.0005  # of the training: less is shown as nothing
 _PARTS = (("first step", "start"), ("waiting for data", "data"), ("training", "train"), ("validation", "validation"))
 
 
-def _part(cell: Cell, field: str) -> float:
+def _part(cell: Configuration, field: str) -> float:
     parts = training_metrics.split(cell.trial)
     return float(getattr(parts, field)) if parts is not None else 0.0
 
 
-def _part_column(title: str, field: str) -> Column[Cell]:
+def _part_column(title: str, field: str) -> Column[Configuration]:
     return Column(
         f"{field}_seconds", title, lambda cell: _part(cell, field), lambda cell: format_seconds(_part(cell, field))
     )
 
 
 def _curves(
-    subject: TopicSubject, name: str, title: str, y_title: str, points_of: Callable[[Cell], Iterator[_Point]]
+    subject: TopicSubject, name: str, title: str, y_title: str, points_of: Callable[[Configuration], Iterator[_Point]]
 ) -> Chart | None:
     topic = subject.topic
     found = [(cell, _thin(list(points_of(cell)))) for cell in topic.cells]
@@ -147,7 +147,7 @@ def _curves(
     )
 
 
-def _losses(cell: Cell) -> Iterator[_Point]:
+def _losses(cell: Configuration) -> Iterator[_Point]:
     """Return the losses that were written down; within an epoch steps are taken to be equally long."""
     began = 0.0
     for number, epoch in enumerate(training_metrics.epochs_of(cell.trial)):
@@ -157,20 +157,20 @@ def _losses(cell: Cell) -> Iterator[_Point]:
         began += epoch.seconds + epoch.validation_seconds
 
 
-def _accuracies(cell: Cell) -> Iterator[_Point]:
+def _accuracies(cell: Configuration) -> Iterator[_Point]:
     for point, epoch in _epoch_ends(cell):
         if epoch.accuracy is not None:
             yield replace(point, value=100 * epoch.accuracy)
 
 
-def _perplexities(cell: Cell) -> Iterator[_Point]:
+def _perplexities(cell: Configuration) -> Iterator[_Point]:
     for point, epoch in _epoch_ends(cell):
         value = training_metrics.perplexity(epoch)
         if value is not None:
             yield replace(point, value=value)
 
 
-def _epoch_ends(cell: Cell) -> Iterator[tuple[_Point, Epoch]]:
+def _epoch_ends(cell: Configuration) -> Iterator[tuple[_Point, Epoch]]:
     seconds = 0.0
     for number, epoch in enumerate(training_metrics.epochs_of(cell.trial), start=1):
         seconds += epoch.seconds + epoch.validation_seconds
@@ -178,11 +178,11 @@ def _epoch_ends(cell: Cell) -> Iterator[tuple[_Point, Epoch]]:
 
 
 def _thin(points: list[_Point]) -> list[_Point]:
-    return [points[index] for index in thinned(len(points))]
+    return [points[index] for index in downsample(len(points))]
 
 
-def _point_grid(subject: TopicSubject, points: Sequence[_Point], name: str) -> Grid[_Point]:
-    return Grid(
+def _point_grid(subject: TopicSubject, points: Sequence[_Point], name: str) -> DataTable[_Point]:
+    return DataTable(
         (
             Column(
                 "cell", "cell", lambda p: subject.topic.label(p.cell), lambda p: subject.topic.label(p.cell), left=True

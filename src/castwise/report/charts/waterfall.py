@@ -6,13 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 from castwise.registry.precisions import BASELINE
-from castwise.render.table import Grid
+from castwise.render.table import DataTable
 from castwise.render.theme import INK, look_of
 from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import Chart, TopicSubject
 from castwise.report.charts.plotly_parts import axis, hover, interval_text, layout, on_lines
 from castwise.report.charts.tables import cell_grid, rate_columns, text_column
-from castwise.report.collection import Cell, Topic
+from castwise.report.collection import Configuration, Topic
 
 _NAME_WIDTH = 18  # characters of a technique's name below its bar, on a line
 
@@ -56,7 +56,7 @@ def waterfall(subject: TopicSubject) -> Chart | None:
     return drawn(links, topic.unit, last, title, table)
 
 
-def drawn(links: Sequence[Link], unit: str, precision: str, title: str, table: Grid[Any]) -> Chart:
+def drawn(links: Sequence[Link], unit: str, precision: str, title: str, table: DataTable[Any]) -> Chart:
     """Return a chain of loops as a waterfall.
 
     Args:
@@ -104,7 +104,7 @@ def drawn(links: Sequence[Link], unit: str, precision: str, title: str, table: G
     )
 
 
-def _said(subject: TopicSubject, cell: Cell, plain: float) -> str:
+def _said(subject: TopicSubject, cell: Configuration, plain: float) -> str:
     return hover(
         [
             subject.topic.label(cell),
@@ -115,21 +115,21 @@ def _said(subject: TopicSubject, cell: Cell, plain: float) -> str:
     )
 
 
-def _longest_chain(topic: Topic) -> list[Cell]:
+def _longest_chain(topic: Topic) -> list[Configuration]:
     """Return the cells of one setting where each has a change more than the one before.
 
     Changes are techniques, and once the precision: from float32 to another. Of the chains that begin with a plain loop:
     the one that ends fastest, by as many links as there are.
     """
-    settings: dict[str, list[Cell]] = {}
+    settings: dict[str, list[Configuration]] = {}
     for cell in topic.cells:
         if cell.throughput is not None:
             settings.setdefault(topic.setting(cell, "techniques", "loss_scale"), []).append(cell)
     return max(map(_chain_of, settings.values()), key=_end, default=[])
 
 
-def _chain_of(cells: list[Cell]) -> list[Cell]:
-    best: dict[int, list[Cell]] = {}
+def _chain_of(cells: list[Configuration]) -> list[Configuration]:
+    best: dict[int, list[Configuration]] = {}
     ordered = sorted(cells, key=lambda each: (len(_names(each)), each.precision != BASELINE))
     for place, cell in enumerate(ordered):
         below = [best[id(each)] for each in ordered[:place] if id(each) in best and _leads(each, cell)]
@@ -140,30 +140,30 @@ def _chain_of(cells: list[Cell]) -> list[Cell]:
     return max((chain for chain in best.values() if len(chain) > 1 and _names(chain[-1])), key=_end, default=[])
 
 
-def _leads(before: Cell, cell: Cell) -> bool:
+def _leads(before: Configuration, cell: Configuration) -> bool:
     """Return whether a cell has all that another has, and more."""
     if (before.precision, before.trial.spec.loss_scale) == (cell.precision, cell.trial.spec.loss_scale):
         return _names(before) < _names(cell)
     return before.precision == BASELINE != cell.precision and _names(before) <= _names(cell)
 
 
-def _rank(chain: list[Cell]) -> tuple[int, float]:
+def _rank(chain: list[Configuration]) -> tuple[int, float]:
     return len(chain), _rate(chain[-1]) if chain else 0.0
 
 
-def _end(chain: list[Cell]) -> float:
+def _end(chain: list[Configuration]) -> float:
     return _rate(chain[-1]) if chain else 0.0
 
 
-def _names(cell: Cell) -> frozenset[str]:
+def _names(cell: Configuration) -> frozenset[str]:
     return frozenset(cell.trial.spec.techniques)
 
 
-def _added(cell: Cell, before: Cell) -> str:
+def _added(cell: Configuration, before: Configuration) -> str:
     new = _names(cell) - _names(before)
     words = [f"+ {name}" for name in cell.trial.spec.techniques if name in new]
     return " ".join(words if cell.precision == before.precision else [cell.precision, *words])
 
 
-def _rate(cell: Cell) -> float:
+def _rate(cell: Configuration) -> float:
     return cell.throughput.value if cell.throughput is not None else 0.0

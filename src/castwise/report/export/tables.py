@@ -13,8 +13,8 @@ from castwise.analysis.energy import joules_per_unit, power_watts
 from castwise.analysis.statistics import Estimate
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, Trial
-from castwise.records.telemetry import Reading
-from castwise.report.collection import Cell, Collection, has_interval, throughput_of
+from castwise.records.telemetry import TelemetrySummary
+from castwise.report.collection import Collection, Configuration, has_interval, throughput_of
 
 Kind = Literal["text", "integer", "number", "truth"]
 R = TypeVar("R")
@@ -66,7 +66,7 @@ def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable
 
 
 def _cells(collection: Collection, file_of: FileOf) -> FlatTable:
-    fields: list[Field[Cell]] = [
+    fields: list[Field[Configuration]] = [
         *(Field(f.name, f.kind, _of_trial(f)) for f in _QUESTION),
         Field("unit", "text", lambda c: c.unit),
         Field("processes", "integer", lambda c: len(c.trials)),
@@ -161,12 +161,12 @@ def _losses(collection: Collection, file_of: FileOf) -> FlatTable:
 
 
 def _readings(collection: Collection, file_of: FileOf) -> FlatTable:
-    def parts() -> Iterator[_Part[Reading]]:
+    def parts() -> Iterator[_Part[TelemetrySummary]]:
         for trial in collection.trials:
             for number, reading in enumerate(trial.readings, start=1):
                 yield _Part(trial, 0, number, reading)
 
-    fields = _fields_of(Reading, without="missing")
+    fields = _fields_of(TelemetrySummary, without="missing")
     return _flat([*_which(file_of, "turn"), *fields], parts())
 
 
@@ -223,13 +223,13 @@ _MACHINE: tuple[Field[Trial], ...] = (
 )
 
 
-def _of_trial(field: Field[Trial]) -> Callable[[Cell], Any]:
+def _of_trial(field: Field[Trial]) -> Callable[[Configuration], Any]:
     return lambda cell: field.value(cell.trial)
 
 
-def _estimate(name: str, get: Callable[[Cell], Estimate | None]) -> Iterator[Field[Cell]]:
-    def end(which: str) -> Callable[[Cell], float | None]:
-        def value(cell: Cell) -> float | None:
+def _estimate(name: str, get: Callable[[Configuration], Estimate | None]) -> Iterator[Field[Configuration]]:
+    def end(which: str) -> Callable[[Configuration], float | None]:
+        def value(cell: Configuration) -> float | None:
             found = get(cell)
             known = found is not None and (which == "value" or has_interval(found))
             return getattr(found, which) if known else None
@@ -261,7 +261,9 @@ def _of_part(field: Field[Trial]) -> Callable[[_Part[Any]], Any]:
 _KINDS: tuple[tuple[type, Kind], ...] = ((bool, "truth"), (int, "integer"), (float, "number"))
 
 
-def _fields_of(document: type[Block] | type[Epoch] | type[Reading], without: str = "") -> list[Field[_Part[Any]]]:
+def _fields_of(
+    document: type[Block] | type[Epoch] | type[TelemetrySummary], without: str = ""
+) -> list[Field[_Part[Any]]]:
     """Return a document's own fields; several words in one stand beside each other."""
     return [
         Field(name, _kind(info.annotation), _getter(name))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.records.schema import Trial
-from castwise.records.telemetry import Reading
+from castwise.records.telemetry import TelemetrySummary
 from castwise.report.collection import Collection, Topic, throughput_of
 
 
@@ -134,9 +134,9 @@ def _of_blocks(trial: Trial) -> dict[str, list[Point]]:
     return found
 
 
-def _watched(reading: Reading | None) -> dict[str, float | None]:
+def _watched(reading: TelemetrySummary | None) -> dict[str, float | None]:
     """Return what is shown of a reading; the power is one GPU's, as a trial's is."""
-    seen = reading or Reading(seconds=0.0)
+    seen = reading or TelemetrySummary(seconds=0.0)
     return {
         "sm_clock_hertz": seen.sm_clock_hertz,
         "power_watts": seen.gpu_power_watts,

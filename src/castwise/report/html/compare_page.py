@@ -6,12 +6,12 @@ from typing import Any
 from castwise.report import machine_report as said
 from castwise.report.charts.machines import MachinesSubject, machines
 from castwise.report.html.page_frame import PageData, Source, assemble
-from castwise.report.machine_comparison import Comparison, headline, tally
+from castwise.report.machine_comparison import MachineComparison, headline, tally
 
 _MOST_CHARTS = 30
 
 
-def render_comparison(comparison: Comparison, source: Source, title: str = "castwise comparison") -> str:
+def render_comparison(comparison: MachineComparison, source: Source, title: str = "castwise comparison") -> str:
     """Return the comparison as HTML.
 
     Args:

@@ -17,11 +17,11 @@ from typing import Any
 from castwise import __version__
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
-from castwise.render.table import Grid
+from castwise.render.table import DataTable
 from castwise.render.theme import THEMES
 from castwise.report.charts.chart import Chart
 from castwise.report.charts.layout_fit import fitted, fitted_to_phone
-from castwise.spec.quantities import few
+from castwise.spec.quantities import truncate_list
 
 _NUMBERS = (int, float)  # a union would be made anew for each of a million cells
 _MOST_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
@@ -62,7 +62,7 @@ class PageData:
         }
         return name
 
-    def add_table(self, name: str, grid: Grid[Any], *, choices: Sequence[str] = ()) -> str:
+    def add_table(self, name: str, grid: DataTable[Any], *, choices: Sequence[str] = ()) -> str:
         """Add a table under an id, with a filter for each of these columns, and return the id."""
         table = _table(grid)
         table["choices"] = [index for index, column in enumerate(grid.columns) if column.name in choices]
@@ -109,7 +109,7 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
     return str(_environment().get_template(template).render({**frame, **context}))
 
 
-def _table(grid: Grid[Any]) -> dict[str, Any]:
+def _table(grid: DataTable[Any]) -> dict[str, Any]:
     """Return a table for the script: a cell is its text, or its value and its text where it sorts by the former."""
     best = {number: sorted(places) for number, column in enumerate(grid.columns) if (places := grid.best(column))}
     return {
@@ -176,7 +176,7 @@ def _environment() -> Any:
     environment = Environment(
         autoescape=True, loader=FunctionLoader(_read), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["few"] = few
+    environment.filters["few"] = truncate_list
     return environment
 
 

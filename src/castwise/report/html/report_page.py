@@ -8,7 +8,7 @@ from castwise.max_batch.columns import shown_summary
 from castwise.max_batch.sentences import conclusions
 from castwise.max_batch.sentences import remarks as fit_remarks
 from castwise.render.steady_columns import competing, remarks, shown_columns
-from castwise.render.table import Grid
+from castwise.render.table import DataTable
 from castwise.render.training_columns import competing as runs_competing
 from castwise.render.training_columns import run_columns, shown
 from castwise.report.charts.chart import OverviewSubject, TopicSubject
@@ -79,9 +79,9 @@ def render(collection: Collection, source: Source, title: str = "castwise report
 
 def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Source, data: PageData) -> _Section:
     charts = [data.add_chart(chart, anchor) for chart in charts_of(TopicSubject(topic, source.file_of))]
-    grid: Grid[Any]
+    grid: DataTable[Any]
     if topic.is_training:
-        grid = Grid(shown(run_columns({}), topic.runs), topic.runs, runs_competing)
+        grid = DataTable(shown(run_columns({}), topic.runs), topic.runs, runs_competing)
         said = [
             f"{run.trial.spec.label}: {run.trial.status}: {run.trial.message}"
             for run in topic.runs
@@ -89,9 +89,9 @@ def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Sourc
         ]
     elif topic.is_fit:
         fits = TopicSubject(topic, source.file_of).fits
-        grid, said = Grid(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
+        grid, said = DataTable(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
     else:
-        grid = Grid(shown_columns(topic.rows), topic.rows, competing)
+        grid = DataTable(shown_columns(topic.rows), topic.rows, competing)
         said = remarks(topic.rows)
     return _Section(
         anchor=anchor,

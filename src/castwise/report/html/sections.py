@@ -9,12 +9,12 @@ from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.records.schema import Environment, Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
-from castwise.render.table import Column, Grid
+from castwise.render.table import Column, DataTable
 from castwise.render.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.report.collection import Collection, Topic, is_search, throughput_of
 from castwise.report.conclusions import Answer
 from castwise.spec.plan import SYNTHETIC
-from castwise.spec.quantities import few
+from castwise.spec.quantities import truncate_list
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def summary(collection: Collection) -> str:
     dates = sorted({trial.started_at[:10] for trial in trials})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     count = f"{len(trials):,} trial{'s' if len(trials) > 1 else ''}"
-    where = few(names, most=3)
+    where = truncate_list(names, most=3)
     cells = len(collection.cells)
     what = count if cells == len(trials) else f"{count} of {cells:,} cell{'s' if cells > 1 else ''}"
     return f"{what} on {where}, {when}"
@@ -54,9 +54,9 @@ def gist(answer: Answer) -> str:
     return f"{verb} {answer.precision}, {format_ratio(answer.gain)}"
 
 
-def answer_grid(answers: Sequence[Answer]) -> Grid[Answer]:
+def answer_grid(answers: Sequence[Answer]) -> DataTable[Answer]:
     """Return a table of what to take where."""
-    return Grid(
+    return DataTable(
         (
             _words("workload", lambda a: a.topic.title),
             _words("setting", lambda a: "–" if a.cell is None else _setting(a)),
@@ -82,7 +82,7 @@ class _Line:
     peak_bytes: int | None
 
 
-def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> Grid[Any]:
+def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> DataTable[Any]:
     """Return a table of all trials."""
 
     def words(name: str, text: Callable[[Trial], str]) -> Column[_Line]:
@@ -118,7 +118,7 @@ def trial_grid(collection: Collection, file_of: Callable[[Trial], str]) -> Grid[
         for trial in collection.trials
     ]
     kept = [column for column in columns if column.name not in _DULL or len({column.value(line) for line in lines}) > 1]
-    return Grid(kept, lines)
+    return DataTable(kept, lines)
 
 
 # What the table of all trials leaves out where it is the same in all.
@@ -129,11 +129,11 @@ def _count(name: str, title: str, value: Callable[[Trial], int]) -> Column[_Line
     return Column(name, title, lambda line: value(line.trial), lambda line: str(value(line.trial)))
 
 
-def machine_grid(collection: Collection) -> Grid[Any]:
+def machine_grid(collection: Collection) -> DataTable[Any]:
     """Return a table of the machines and their software: a column each, or a row each where they are many."""
     machines = list(collection.machines.values())
     if len(machines) > _MOST_MACHINE_COLUMNS:
-        return Grid([_words(trait, text) for trait, text in _TRAITS], machines)
+        return DataTable([_words(trait, text) for trait, text in _TRAITS], machines)
 
     def column(number: int, machine: Environment) -> Column[tuple[str, Callable[[Environment], str]]]:
         title = machine.device_name
@@ -143,7 +143,7 @@ def machine_grid(collection: Collection) -> Grid[Any]:
 
     columns: list[Column[Any]] = [_words("of the machine", lambda row: row[0])]
     columns += [column(number, machine) for number, machine in enumerate(machines, start=1)]
-    return Grid(columns, _TRAITS)
+    return DataTable(columns, _TRAITS)
 
 
 _MOST_MACHINE_COLUMNS = 4
@@ -172,7 +172,7 @@ def warnings(collection: Collection) -> list[tuple[TrialWarning, int, str]]:
     for trial in collection.trials:
         for each in warnings_of(trial):
             found.setdefault(each.name, (each, []))[1].append(f"{trial.spec.label} ({each.seen})")
-    return [(each, len(labels), few(labels, separator="; ")) for each, labels in found.values()]
+    return [(each, len(labels), truncate_list(labels, separator="; ")) for each, labels in found.values()]
 
 
 def _taken(answer: Answer) -> str:

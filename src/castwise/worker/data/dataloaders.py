@@ -15,7 +15,7 @@ from castwise.spec.recipe import Loader
 from castwise.worker.data.seeding import seed_of
 from castwise.worker.data.transforms import Transform
 from castwise.worker.distributed import Peers
-from castwise.worker.lifetime import die_with_parent
+from castwise.worker.lifetime import kill_when_parent_dies
 
 Images = tuple[Tensor, Tensor]
 Sample = tuple[Tensor, int]
@@ -124,7 +124,7 @@ def make_loader(
 
 
 def _start_worker(parent_pid: int, _: int) -> None:
-    die_with_parent(parent_pid)
+    kill_when_parent_dies(parent_pid)
 
 
 def fastai_split(train: Images, test: Images) -> tuple[Images, Images]:

@@ -20,7 +20,7 @@ from castwise.worker.data.wikitext import Corpus, batchify, load_wikitext2, rand
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.techniques.batch_layout import Prepare
-from castwise.worker.techniques.config import loop_of
+from castwise.worker.techniques.config import step_config_of
 
 _SYNTHETIC_SAMPLES = 100_000  # of an epoch of synthetic data whose recipe names no number
 
@@ -93,7 +93,7 @@ def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None
         count = max(1, (recipe.samples_per_epoch or joint) // joint)
         return Feeds(_resident(own_batches(row, task, spec, count, peers)), None)
     if spec.data_set == SYNTHETIC:
-        if loop_of(spec.techniques).resident_data:
+        if step_config_of(spec.techniques).resident_data:
             return Feeds(_drawn(row, task, spec, recipe, peers), None)
         samples = SyntheticSamples(
             recipe.samples_per_epoch or _SYNTHETIC_SAMPLES, row.input_shape[-1], task.num_classes or 1000
@@ -108,7 +108,7 @@ def _image_feeds(spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: 
     training, validation = (load_images(spec.data_set, data_dir, split) for split in ("train", "test"))
     if recipe.pooled_split:
         training, validation = fastai_split(training, validation)
-    if loop_of(spec.techniques).resident_data:
+    if step_config_of(spec.techniques).resident_data:
         return _device_feeds(spec, recipe, (training, validation), peers)
     transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(STAND_IN))
     samples = ImageSamples(*training, transform)

@@ -23,7 +23,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class OwnLoop:
+class UserLoop:
     """What of the training loop is the user's own.
 
     Attributes:
@@ -40,7 +40,7 @@ class OwnLoop:
     clip_grad_norm: float | None = None
 
 
-class Carried(Protocol):
+class RecurrentState(Protocol):
     """What a task carries from step to step, for those who must know where it lies."""
 
     def read(self) -> tuple[Tensor, ...]:
@@ -85,10 +85,10 @@ class Task:
     num_classes: int | None = None
     units_per_sample: int = 1
     unit: Unit | None = None
-    carried: Carried | None = None
+    carried: RecurrentState | None = None
     begin_epoch: Callable[[], None] = _nothing
     group_of: Callable[[str], int] | None = None
     load_weights: Callable[[Path], None] | None = None
     chunk_loss: Callable[[int], None] | None = None
-    own_loop: OwnLoop | None = None
+    own_loop: UserLoop | None = None
     notes: tuple[str, ...] = ()

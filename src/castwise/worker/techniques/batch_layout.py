@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from castwise.worker.models.task import Batch
-from castwise.worker.pytree import map_tensors
-from castwise.worker.techniques.config import Loop
+from castwise.worker.pytree import tree_map_tensors
+from castwise.worker.techniques.config import StepConfig
 
 Prepare = Callable[[Batch], Batch]
 
 
-def preparation(loop: Loop) -> Prepare | None:
+def preparation(loop: StepConfig) -> Prepare | None:
     """Return what is done to every batch on the device, None where nothing is.
 
     It costs nothing where a batch has the form already: batches that lie on the device are brought to it once.
@@ -21,12 +21,12 @@ def preparation(loop: Loop) -> Prepare | None:
         return None
 
     def prepare(batch: Batch) -> Batch:
-        return map_tensors(lambda part: _as_wanted(part, loop) if part.dim() == 4 else part, batch)  # type: ignore[no-any-return]
+        return tree_map_tensors(lambda part: _as_wanted(part, loop) if part.dim() == 4 else part, batch)  # type: ignore[no-any-return]
 
     return prepare
 
 
-def _as_wanted(images: Tensor, loop: Loop) -> Tensor:
+def _as_wanted(images: Tensor, loop: StepConfig) -> Tensor:
     missing = 0 if loop.num_channels is None else loop.num_channels - images.shape[1]
     if missing > 0:
         images = nn.functional.pad(images, (0, 0, 0, 0, 0, missing))

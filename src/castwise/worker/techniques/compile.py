@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from castwise.errors import TechniqueError
 from castwise.worker.models.task import Batch
-from castwise.worker.pytree import tensors_of
+from castwise.worker.pytree import tree_tensors
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 Shapes = tuple[torch.Size, ...]
@@ -64,4 +64,4 @@ class CompiledLoss:
 
 def shapes_of(batch: Batch) -> Shapes:
     """Return the shapes of a batch's parts."""
-    return tuple(part.shape for part in tensors_of(batch))
+    return tuple(part.shape for part in tree_tensors(batch))

@@ -18,7 +18,7 @@ _STEPS_PER_LAUNCH = 8
 
 
 @dataclass(frozen=True)
-class Loop:
+class StepConfig:
     """The settings of a training loop that techniques change; the defaults are the plain loop.
 
     Attributes:
@@ -85,7 +85,7 @@ class Loop:
         return recipe.model_copy(update={"loader": loader, "read_loss_every_step": reads})
 
 
-PLAIN = Loop()
+PLAIN = StepConfig()
 
 _GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
 
@@ -119,7 +119,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def loop_of(techniques: Sequence[str]) -> Loop:
+def step_config_of(techniques: Sequence[str]) -> StepConfig:
     """Return the loop that these techniques make.
 
     Raises:

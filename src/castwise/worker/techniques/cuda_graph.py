@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from castwise.errors import TechniqueError
-from castwise.worker.models.task import Batch, Carried
-from castwise.worker.pytree import Form, form_of, map_tensors, tensors_of
+from castwise.worker.models.task import Batch, RecurrentState
+from castwise.worker.pytree import Form, tree_map_tensors, tree_signature, tree_tensors
 
 # Steps on the capture's stream before it: libraries are loaded, algorithms are chosen, the optimizer has its state.
 # Source: PyTorch, "CUDA semantics", Whole-network capture: 3 steps.
@@ -101,7 +101,7 @@ class _Captured:
 
 def _by_part(batches: Sequence[Batch]) -> list[list[Tensor]]:
     """Return the tensors of batches by part: those of all batches are one copy."""
-    return [list(parts) for parts in zip(*map(tensors_of, batches), strict=True)]
+    return [list(parts) for parts in zip(*map(tree_tensors, batches), strict=True)]
 
 
 class StepGraph:
@@ -122,7 +122,7 @@ class StepGraph:
         self,
         step: Callable[[Batch], Tensor],
         device: torch.device,
-        carried: Carried | None,
+        carried: RecurrentState | None,
         steps_per_launch: int = 1,
         captures: CudaCaptures | None = None,
     ) -> None:
@@ -151,7 +151,7 @@ class StepGraph:
         A batch of a third shape runs uncaptured.
         """
         try:
-            form = form_of(batch)
+            form = tree_signature(batch)
         except TypeError as error:  # it would stay the first's
             raise TechniqueError(f"cuda-graph needs batches of tensors alone: {error}.") from error
         if self._waiting and form != self._waiting_form:
@@ -199,7 +199,7 @@ class StepGraph:
         losses.copy_(captured.losses)  # the next replay overwrites them
 
     def _capture(self, batches: Sequence[Batch]) -> _Captured:
-        held = [map_tensors(torch.empty_like, batch) for batch in batches]
+        held = [tree_map_tensors(torch.empty_like, batch) for batch in batches]
         losses = torch.empty(len(batches), device=self._device)
         carried = self._carried
         if carried is not None and not self._state:
@@ -218,7 +218,7 @@ class StepGraph:
         replay = self.captures.capture(take_steps)
         return _Captured(_by_part(held), losses, replay)
 
-    def _fill_state(self, carried: Carried) -> None:
+    def _fill_state(self, carried: RecurrentState) -> None:
         """Bring what is carried into the graphs' place, where a new epoch or a step of another shape moved it."""
         now = carried.read()
         if not now:

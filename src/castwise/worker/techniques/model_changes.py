@@ -9,7 +9,7 @@ from castwise.errors import TechniqueError
 from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
 from castwise.worker.kernels.max_pool.module import use_max_pool_kernel
 from castwise.worker.models.task import Task
-from castwise.worker.techniques.config import Loop
+from castwise.worker.techniques.config import StepConfig
 from castwise.worker.techniques.matmul_stem import use_matmul_stem
 from castwise.worker.techniques.space_to_depth import use_space_to_depth
 
@@ -19,7 +19,7 @@ _NEVER = -1e4
 _ALIGNED = 8
 
 
-def change_model(task: Task, loop: Loop) -> None:
+def change_model(task: Task, loop: StepConfig) -> None:
     """Change a task's model in place as a loop wants it; in float32, on the CPU, its weights loaded.
 
     Raises:

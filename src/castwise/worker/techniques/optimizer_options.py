@@ -10,13 +10,13 @@ from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, Optimizer, RAdam, RM
 
 from castwise.errors import TechniqueError
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.techniques.config import Loop
+from castwise.worker.techniques.config import StepConfig
 
 # Those whose state begins at zero, so that a skipped first step leaves zeros.
 _FROM_ZEROS = (SGD, Adam, AdamW, Adamax, RAdam, RMSprop, Adadelta)
 
 
-def optimizer_for(loop: Loop, spec: OptimizerSpec, device: torch.device) -> OptimizerSpec:
+def optimizer_for(loop: StepConfig, spec: OptimizerSpec, device: torch.device) -> OptimizerSpec:
     """Return an optimizer's row with the arguments that a loop adds to it.
 
     One whose steps are captured, or skipped on the device, counts them there: `capturable`, where the class has it.
@@ -26,13 +26,13 @@ def optimizer_for(loop: Loop, spec: OptimizerSpec, device: torch.device) -> Opti
     return replace(spec, arguments=(*spec.arguments, *added.items()))
 
 
-def _counting(loop: Loop, device: torch.device, known: Container[str]) -> dict[str, bool]:
+def _counting(loop: StepConfig, device: torch.device, known: Container[str]) -> dict[str, bool]:
     """Return the setting by which steps are counted on the device, where a loop needs it and an optimizer has it."""
     wanted = loop.scales_on_device and device.type == "cuda" and "capturable" in known
     return {"capturable": True} if wanted else {}
 
 
-def set_as_wanted(optimizer: Optimizer, loop: Loop, device: torch.device, *, may_skip: bool = False) -> None:
+def set_as_wanted(optimizer: Optimizer, loop: StepConfig, device: torch.device, *, may_skip: bool = False) -> None:
     """Set an optimizer that a user has made as a loop's techniques want it, before its first step here.
 
     Args:
@@ -64,7 +64,7 @@ def set_as_wanted(optimizer: Optimizer, loop: Loop, device: torch.device, *, may
         settings.update(wanted)
 
 
-def _check_steps(optimizer: Optimizer, loop: Loop, *, may_skip: bool, counts_on_device: bool) -> None:
+def _check_steps(optimizer: Optimizer, loop: StepConfig, *, may_skip: bool, counts_on_device: bool) -> None:
     """Make sure that a user's optimizer can be stepped as a loop steps it.
 
     Raises:
@@ -83,7 +83,7 @@ def _check_steps(optimizer: Optimizer, loop: Loop, *, may_skip: bool, counts_on_
         raise TechniqueError(f"Some groups of {name} are fused and others are not.")
 
 
-def check_hooks(optimizer: Optimizer, loop: Loop) -> None:
+def check_hooks(optimizer: Optimizer, loop: StepConfig) -> None:
     """Make sure that a step is the optimizer's own where a graph or a compiled update takes its place.
 
     Raises:
@@ -117,7 +117,7 @@ def keep_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:
         group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
 
 
-def check_reads_rates(optimizer: Optimizer, loop: Loop) -> None:
+def check_reads_rates(optimizer: Optimizer, loop: StepConfig) -> None:
     """Make sure that an optimizer computes with rates on the device as with numbers.
 
     A graph would hold fixed what it reads on the host. Source: torch.optim.sgd (`_to_scalar`, and the `item` of its

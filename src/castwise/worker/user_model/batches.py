@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from castwise.errors import UsageError
-from castwise.worker.pytree import map_tensors, tensors_of
+from castwise.worker.pytree import tree_map_tensors, tree_tensors
 
 # Shapes shown in a message.
 _SHAPES_SHOWN = 6
@@ -86,10 +86,10 @@ class BatchMaker:
                 f"The batch size of {self._whose} cannot be told: its example batch's tensors differ in their first "
                 f"dimension (shapes {_shapes(self._example)}). Give a function of the batch size in its place."
             )
-        return map_tensors(lambda t: _resize(t, size) if t.dim() else t, self._example)
+        return tree_map_tensors(lambda t: _resize(t, size) if t.dim() else t, self._example)
 
     def _check_holds_tensors(self, batch: Any) -> None:
-        if not tensors_of(batch):
+        if not tree_tensors(batch):
             raise UsageError(
                 f"The batch of {self._whose} holds no tensor: it is {type(batch).__name__}. Give a tensor, or a "
                 "tuple, list or dict of tensors."
@@ -98,7 +98,7 @@ class BatchMaker:
 
 def is_batch_function(batch: Any) -> bool:
     """Return whether this makes batches, and is none itself: a tokenizer's output can be called, but holds tensors."""
-    return callable(batch) and not isinstance(batch, Tensor) and not tensors_of(batch)
+    return callable(batch) and not isinstance(batch, Tensor) and not tree_tensors(batch)
 
 
 def first_of(batch: Any, whose: str) -> Any:
@@ -125,11 +125,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
     def move(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, torch.float32 if tensor.is_floating_point() else None)
 
-    return map_tensors(move, batch)
+    return tree_map_tensors(move, batch)
 
 
 def _common_first_size(batch: Any) -> int | None:
-    sizes = {tensor.shape[0] for tensor in tensors_of(batch) if tensor.dim()}
+    sizes = {tensor.shape[0] for tensor in tree_tensors(batch) if tensor.dim()}
     return sizes.pop() if len(sizes) == 1 and 0 not in sizes else None
 
 
@@ -141,7 +141,7 @@ def _resize(tensor: Tensor, size: int) -> Tensor:
 
 def _may_hold(batch: Any, size: int) -> bool:
     """Return whether a batch may be one of `size` samples: in some dimension, as a list, or flattened in the first."""
-    tensors = tensors_of(batch)
+    tensors = tree_tensors(batch)
     if any(size in tensor.shape or (tensor.dim() and tensor.shape[0] % size == 0) for tensor in tensors):
         return True
     return any(isinstance(part, list | tuple) and len(part) == size for part in (batch, *_children(batch)))
@@ -154,7 +154,7 @@ def _children(batch: Any) -> Iterable[Any]:
 
 
 def _shapes(batch: Any) -> str:
-    shapes = [tuple(tensor.shape) for tensor in tensors_of(batch)]
+    shapes = [tuple(tensor.shape) for tensor in tree_tensors(batch)]
     shown = ", ".join(map(str, shapes[:_SHAPES_SHOWN]))
     return shown + (", …" if len(shapes) > _SHAPES_SHOWN else "")
 

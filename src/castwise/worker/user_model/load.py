@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from castwise.errors import CastwiseError, UsageError, unknown_name
-from castwise.spec.user_model import OwnModel, OwnWorkload
+from castwise.spec.user_model import UserModel, UserWorkload
 from castwise.worker.models.task import Task
 from castwise.worker.user_model import transformers
 from castwise.worker.user_model.batches import BatchMaker
@@ -30,7 +30,7 @@ from castwise.worker.user_model.source import defined_at, digest, where
 _FILE_MODULE = "castwise_user_file"
 
 
-def look_at(model: OwnModel) -> OwnWorkload:
+def inspect_model(model: UserModel) -> UserWorkload:
     """Return what is known of a user's own model once its code has run.
 
     Raises:
@@ -39,14 +39,14 @@ def look_at(model: OwnModel) -> OwnWorkload:
     loaded = _load(model)
     found = model.model_copy(update={"digest": loaded.digest})
     batch_size = loaded.contract.batch_size or loaded.batches.batch_size
-    return OwnWorkload(model=found, batch_size=batch_size, accumulate=loaded.contract.accumulate)
+    return UserWorkload(model=found, batch_size=batch_size, accumulate=loaded.contract.accumulate)
 
 
-def build_own(model: OwnModel) -> Task:
+def build_user_model(model: UserModel) -> Task:
     """Build the task of a user's own model; random weights come from torch's global seed.
 
     Raises:
-        UsageError: As `look_at`; also where the files are no longer those that were looked at.
+        UsageError: As `inspect_model`; also where the files are no longer those that were looked at.
     """
     loaded = _load(model)
     if model.digest not in ("", loaded.digest):
@@ -63,7 +63,7 @@ def build_own(model: OwnModel) -> Task:
     )
 
 
-def place_of(error: BaseException, model: OwnModel) -> str | None:
+def place_of(error: BaseException, model: UserModel) -> str | None:
     """Return the place of the user's code that an error is about: the innermost it went through, or their function.
 
     Args:
@@ -94,7 +94,7 @@ class _Loaded:
     notes: tuple[str, ...]
 
 
-def _load(model: OwnModel) -> _Loaded:
+def _load(model: UserModel) -> _Loaded:
     whose, notes = _whose(model), list[str]()
     # A fork server's child starts processes by a fork server too. A user's data loader is to have Python's own way,
     # which their training has: what their file defines need not travel then.
@@ -116,7 +116,7 @@ def _load(model: OwnModel) -> _Loaded:
     return _Loaded(contract, batches, digest(files, modules), tuple(notes))
 
 
-def _run(model: OwnModel, whose: str) -> Any:
+def _run(model: UserModel, whose: str) -> Any:
     """Run the user's code and return what their function returns.
 
     Raises:
@@ -133,7 +133,7 @@ def _run(model: OwnModel, whose: str) -> Any:
         ) from None
 
 
-def _whose(model: OwnModel) -> str:
+def _whose(model: UserModel) -> str:
     if model.kind == "file":
         return f"{Path(model.path).name}:{model.name}"
     return f"transformers:{model.name}" if model.kind == "transformers" else model.name
@@ -149,7 +149,7 @@ def _in_float32(model: nn.Module) -> list[str]:
     return [f"your model came in {names}: every precision begins with float32 weights"]
 
 
-def _from_file(model: OwnModel) -> Any:
+def _from_file(model: UserModel) -> Any:
     """Run a Python file as `python FILE` would, but for its `__name__`, and call its function."""
     path = Path(model.path)
     sys.path.insert(0, str(path.parent))
@@ -162,7 +162,7 @@ def _from_file(model: OwnModel) -> Any:
     return _call(module, model.name, path.name)
 
 
-def _from_module(model: OwnModel) -> Any:
+def _from_module(model: UserModel) -> Any:
     """Import a module, from the present folder before anywhere else, and call its function."""
     sys.path.insert(0, model.path)
     name, _, function = model.name.partition(":")
@@ -189,7 +189,7 @@ def _call(module: Any, name: str, whose: str) -> Any:
     return call_without_arguments(function, f"{whose}:{name}")
 
 
-def _from_pickle(model: OwnModel) -> Any:
+def _from_pickle(model: UserModel) -> Any:
     """Return what `castwise.compare` sent: the contract's parts, or a function that returns them."""
     with Path(model.path).open("rb") as file:
         parts = pickle.load(file)
@@ -199,15 +199,15 @@ def _from_pickle(model: OwnModel) -> Any:
     return made if not isinstance(made, nn.Module) else {"model": made}
 
 
-def _from_transformers(model: OwnModel) -> Any:
+def _from_transformers(model: UserModel) -> Any:
     return transformers.build(model)
 
 
-_LOADERS: dict[str, Callable[[OwnModel], Any]] = {
+_LOADERS: dict[str, Callable[[UserModel], Any]] = {
     "file": _from_file,
     "module": _from_module,
     "pickle": _from_pickle,
     "transformers": _from_transformers,
 }
 
-__all__ = ["NAMES", "build_own", "look_at"]
+__all__ = ["NAMES", "build_user_model", "inspect_model"]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.worker.pytree import tensors_of
+from castwise.worker.pytree import tree_tensors
 from castwise.worker.user_model.contract import Contract
 
 # What people call a model that they hand to a function.
@@ -82,7 +82,7 @@ def loss_of_output(output: Any, whose: str) -> Tensor:
         return _scalar(loss, whose)
     if isinstance(output, Tensor) and output.dim() == 0:
         return output
-    parts = [part.float().square().mean() for part in tensors_of(output) if part.is_floating_point()]
+    parts = [part.float().square().mean() for part in tree_tensors(output) if part.is_floating_point()]
     if not parts:
         raise UsageError(
             f"The model of {whose} returned {type(output).__name__} without a floating-point tensor, of which there is "
@@ -101,7 +101,7 @@ class _WhereOutputsAre:
     def __call__(self, output: Any, *target: Any) -> Any:
         if self._is_to_move and isinstance(self._loss, nn.Module):
             self._is_to_move = False
-            devices = [tensor.device for tensor in tensors_of(output)]
+            devices = [tensor.device for tensor in tree_tensors(output)]
             if devices:
                 self._loss.to(devices[0])
         return self._loss(output, *target)

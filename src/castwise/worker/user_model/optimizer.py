@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from castwise.errors import UsageError
-from castwise.worker.models.task import OwnLoop
+from castwise.worker.models.task import UserLoop
 from castwise.worker.precision import Weights
 from castwise.worker.user_model.contract import Contract, is_optimizer
 
@@ -17,14 +17,14 @@ from castwise.worker.user_model.contract import Contract, is_optimizer
 _LEARNING_RATE = 1e-4
 
 
-def make_loop(contract: Contract, whose: str) -> OwnLoop:
+def make_loop(contract: Contract, whose: str) -> UserLoop:
     """Return what of the loop is the user's own.
 
     Args:
         contract: The user's parts.
         whose: The user's function, for messages.
     """
-    return OwnLoop(
+    return UserLoop(
         make_optimizer=lambda weights: _optimizer(contract.optimizer, weights, whose),
         make_scheduler=None if contract.scheduler is None else partial(_scheduler, contract.scheduler, whose),
         accumulate=contract.accumulate,

@@ -22,7 +22,7 @@ _LEAVE_SECONDS = 1.0  # what is on its way out may take
 _FEWEST_BLOCKS = 4
 
 
-class Watch:
+class SideEffectWatch:
     """Watches the user's code from the end of set-up on, for what casts doubt on its figures.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from castwise.errors import UsageError, unknown_name
-from castwise.spec.user_model import OwnModel
+from castwise.spec.user_model import UserModel
 
 # Tokens a sample where the model can take them. Source: chosen here; it is BERT's longest, and half of GPT-2's.
 _MOST_TOKENS = 512
@@ -17,7 +17,7 @@ _CLASS_HEADS = ("AutoModelForSequenceClassification",)
 _IMAGE_HEADS = ("AutoModelForImageClassification",)
 
 
-def build(model: OwnModel) -> dict[str, Any]:
+def build(model: UserModel) -> dict[str, Any]:
     """Return a model of transformers with its batch maker; the loss is the model's own, given labels.
 
     Args:
@@ -53,7 +53,7 @@ def _import(name: str) -> Any:
     return transformers
 
 
-def _read_config(transformers: Any, model: OwnModel) -> Any:
+def _read_config(transformers: Any, model: UserModel) -> Any:
     if model.path:
         values, _ = transformers.PretrainedConfig.get_config_dict(model.path, local_files_only=True)
         model_type = values.get("model_type")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from castwise.worker.kernels.allreduce.flat_buffer import begins_of, places_of
+from castwise.worker.kernels.allreduce.flat_buffer import offsets, views
 from castwise.worker.kernels.allreduce.triton_kernels import BLOCK_BYTES, bring_kernel, mean_kernel, write_addresses
 
 _WARPS = 8
@@ -29,12 +29,12 @@ class SharedGroup:
         """
         device, self._rank, self._ranks = memory.device, rank, len(addresses)
         self._block = BLOCK_BYTES // group[0].element_size()
-        begins = begins_of(group, BLOCK_BYTES)
+        begins = offsets(group, BLOCK_BYTES)
         self._num_blocks = begins[-1] // self._block
         self._share = _share(self._num_blocks, self._ranks)
         in_places = self._num_blocks * BLOCK_BYTES
         self._flat = memory[:in_places].view(group[0].dtype)
-        self.places = places_of(self._flat, group, begins)
+        self.places = views(self._flat, group, begins)
         firsts = torch.tensor([begin // self._block for begin in begins], dtype=torch.int32)
         tensors = torch.arange(len(group), dtype=torch.int32)
         self._tensor_of = tensors.repeat_interleave(firsts.diff()).to(device)
@@ -49,7 +49,7 @@ class SharedGroup:
     @staticmethod
     def num_bytes(group: Sequence[Tensor], ranks: int) -> int:
         """Return the memory that tensors like these need in each rank."""
-        num_blocks = begins_of(group, BLOCK_BYTES)[-1] * group[0].element_size() // BLOCK_BYTES
+        num_blocks = offsets(group, BLOCK_BYTES)[-1] * group[0].element_size() // BLOCK_BYTES
         return (num_blocks + ranks * _share(num_blocks, ranks)) * BLOCK_BYTES
 
     def bring(self, group: Sequence[Tensor]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def begins_of(group: Sequence[Tensor], aligned_bytes: int) -> list[int]:
+def offsets(group: Sequence[Tensor], aligned_bytes: int) -> list[int]:
     """Return the element where each one's place begins, and where the last one ends.
 
     Args:
@@ -18,7 +18,7 @@ def begins_of(group: Sequence[Tensor], aligned_bytes: int) -> list[int]:
     return list(accumulate((-(-each.numel() // step) * step for each in group), initial=0))
 
 
-def places_of(flat: Tensor, group: Sequence[Tensor], begins: Sequence[int]) -> list[Tensor]:
+def views(flat: Tensor, group: Sequence[Tensor], begins: Sequence[int]) -> list[Tensor]:
     """Return the part of a piece of memory that belongs to each tensor, in the tensor's shape.
 
     Each lies in its tensor's own order, which for a weight is the same in all ranks and which autograd gives its
@@ -27,7 +27,7 @@ def places_of(flat: Tensor, group: Sequence[Tensor], begins: Sequence[int]) -> l
     Args:
         flat: Shape (n,), of the tensors' dtype.
         group: The tensors.
-        begins: As `begins_of` has them; the last is at most n.
+        begins: As `offsets` has them; the last is at most n.
     """
     strides = [torch.empty_like(tensor, device="meta").stride() for tensor in group]
     return [

@@ -6,7 +6,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from castwise.errors import TechniqueError
 from castwise.worker.distributed import Peers
-from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean, mean_over
+from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean, make_allreducer
 
 
 class CoalescedReduce:
@@ -79,7 +79,7 @@ class CoalescedReduce:
                 )
         dtypes = dict.fromkeys(parameter.dtype for parameter in trained)
         self._groups = [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
-        self.mean = mean_over(self._peers, self._groups)
+        self.mean = make_allreducer(self._peers, self._groups)
         self._versions = [
             (module, name, buffer, buffer._version)
             for module in self._model.modules()

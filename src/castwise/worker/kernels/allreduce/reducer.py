@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 
 from castwise.errors import UsageError
 from castwise.worker.distributed import Peers
-from castwise.worker.kernels.allreduce.flat_buffer import begins_of, places_of
+from castwise.worker.kernels.allreduce.flat_buffer import offsets, views
 from castwise.worker.techniques.compile import check_compiler
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,13 +39,13 @@ class CollectiveMean:
     def __init__(self, groups: Groups, peers: Peers, earlier_peaks: tuple[int, int] = (0, 0)) -> None:
         """Make places for tensors like these; a group's are of one dtype and on one device."""
         self._peers, self.earlier_peaks = peers, earlier_peaks
-        begins = [begins_of(group, _ALIGNED_BYTES) for group in groups]
+        begins = [offsets(group, _ALIGNED_BYTES) for group in groups]
         # Zeros lie between the places, and stay.
         self.flat = [
             torch.zeros(begin[-1], dtype=group[0].dtype, device=group[0].device)
             for group, begin in zip(groups, begins, strict=True)
         ]
-        self.places = [places_of(*each) for each in zip(self.flat, groups, begins, strict=True)]
+        self.places = [views(*each) for each in zip(self.flat, groups, begins, strict=True)]
 
     def __call__(self, groups: Groups) -> None:
         """Bring the means of all ranks' tensors to their places; all have to ask."""
@@ -109,7 +109,7 @@ class SymmetricMean:
     def bring(self, groups: Groups) -> None:
         """Bring a rank's own tensors to those that average them."""
         for own, group in zip(self._groups, groups, strict=True):
-            own.bring([lying_as(place, tensor) for place, tensor in zip(own.places, group, strict=True)])
+            own.bring([with_layout(place, tensor) for place, tensor in zip(own.places, group, strict=True)])
 
     def average(self) -> None:
         """Average this rank's share of what has come."""
@@ -124,7 +124,7 @@ class Allocated(NamedTuple):
     earlier_peaks: tuple[int, int]
 
 
-def mean_over(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricMean:
+def make_allreducer(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricMean:
     """Return the faster way that there is to average tensors like these, in all ranks the same.
 
     Args:
@@ -164,7 +164,7 @@ def _parts(groups: Groups, peers: Peers) -> list[int]:
     return list(accumulate((SharedGroup.num_bytes(group, peers.world_size) for group in groups), initial=0))
 
 
-def lying_as(place: Tensor, tensor: Tensor) -> Tensor:
+def with_layout(place: Tensor, tensor: Tensor) -> Tensor:
     """Return a tensor whose elements lie as a place's do, where a thread can read several at a time; mostly itself."""
     strides = zip(place.shape, place.stride(), tensor.stride(), strict=True)
     if (
