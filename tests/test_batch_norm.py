@@ -21,7 +21,7 @@ BESIDE_TORCH = """
     import itertools
     import torch
     from torch.nn import functional as F
-    from castwise.worker.techniques import batch_norm_ops as ops
+    from castwise.worker.kernels.batch_norm import ops
 
     torch.manual_seed(0)
     same = lambda kernel: kernel

@@ -6,10 +6,10 @@ import pytest
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 from fake_records import every_kind, steady
 
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS
-from castwise.report.collection import Topic, collect, has_interval, is_search, throughput_of
+from castwise.report.collection import Topic, collect, is_search, throughput_of
 
 
 def only_topic(*trials: Trial) -> Topic:

@@ -211,5 +211,5 @@ def test_h200_is_an_h100_sxm_with_other_memory(dtype):
 
 
 def test_the_module_needs_no_torch():
-    code = "import sys, castwise.devices; sys.exit('torch' in sys.modules)"
+    code = "import sys, castwise.registry.gpus; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

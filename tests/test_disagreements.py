@@ -8,8 +8,8 @@ from fake_engine import fake_spec, fake_trial
 from castwise.analysis.result_table import compare
 from castwise.analysis.steady_metrics import spread
 from castwise.records.schema import Trial
+from castwise.render.disagreements import disagreements
 from castwise.render.steady_columns import remarks
-from castwise.report.disagreements import disagreements
 
 QUIET = (0.1,) * 8
 LOUD = (0.1, 0.12) * 4

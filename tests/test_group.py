@@ -279,15 +279,15 @@ def test_ranks_that_hang(logs: Path) -> None:
 
 
 HANGING = """\
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 
-class Speaking(Silent):
+class Speaking(NullListener):
     def phase(self, name, done):
         print(name, flush=True)
 
 SPEC = SPEC.model_copy(update={"world_size": 2, "parallelism": "ddp"})
 engine = processes.ForkserverEngine(target=partial(faulty_worker.err_in_rank, 1, "hang"))
-Sweep(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
+TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
 """
 
 

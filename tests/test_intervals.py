@@ -5,7 +5,7 @@ import math
 import pytest
 
 from castwise.analysis.statistics import Estimate
-from castwise.report.intervals import end_of, ratio_text
+from castwise.render.intervals import end_of, ratio_text
 
 ALONE = Estimate(1.9, math.nan, math.nan, 1)
 

@@ -502,15 +502,15 @@ import castwise
 print(trial.status, "torch" in sys.modules, flush=True)
 sys.stdin.readline()
 
-from castwise.spec.plan import Axes
+from castwise.spec.plan import ParameterGrid
 from castwise.orchestrator.job import Request, prepare
-from castwise.orchestrator.trial import Silent
+from castwise.orchestrator.trial import NullListener
 
-class Speaking(Silent):
+class Speaking(NullListener):
     def phase(self, name, done):
         print(name, flush=True)
 
-axes = Axes(workloads=("mnist-cnn",), precisions=("fp32",), batch_sizes=(8,))
+axes = ParameterGrid(workloads=("mnist-cnn",), precisions=("fp32",), batch_sizes=(8,))
 prepare(Request(axes=axes, device="cpu", seconds=3600.0), Speaking()).run()
 """
 
@@ -536,14 +536,14 @@ def test_a_real_sweep_without_a_guard_and_its_sudden_end(program: Program) -> No
 
 
 HANGING = """\
-from castwise.orchestrator.trial import Silent, Sweep
+from castwise.orchestrator.trial import NullListener, TrialRunner
 
-class Speaking(Silent):
+class Speaking(NullListener):
     def phase(self, name, done):
         print(name, flush=True)
 
 engine = processes.ForkserverEngine(target=partial(faulty_worker.sleep_at, "run_block"))
-Sweep(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
+TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
 """
 
 

@@ -13,7 +13,7 @@ from castwise.worker.kernels.max_pool.module import KernelMaxPool, use_max_pool_
 
 BESIDE_TORCH = """
     import torch
-    from castwise.worker.techniques import max_pool_kernels as kernels
+    from castwise.worker.kernels.max_pool import triton_kernels as kernels
 
     torch.manual_seed(0)
     for shape in ((2, 5, 8, 8), (1, 3, 9, 7), (2, 4, 7, 10), (1, 2, 3, 4), (1, 70, 31, 32)):

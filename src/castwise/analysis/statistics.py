@@ -284,3 +284,8 @@ def verdict_of(ratio: Estimate, margin: float = 0.01) -> Verdict:
 
 def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
+
+
+def has_interval(found: Estimate | None) -> bool:
+    """Return whether a figure has an interval that says something."""
+    return found is not None and math.isfinite(found.low) and math.isfinite(found.high) and found.low != found.high

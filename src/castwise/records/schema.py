@@ -20,7 +20,8 @@ from castwise.spec.plan import TrialSpec
 # without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
 # RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
 # RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. UserModel.place came
-# later: in records of before, UserModel.path is absolute, and is read as if it were not. Environment.gpu_uuids, Reading.num_gpus and
+# later: in records of before, UserModel.path is absolute, and is read as if it were not.
+# Environment.gpu_uuids, Reading.num_gpus and
 # Metered.num_gpus came later, with defaults: readings of before are of a trial's first GPU alone. Protocol.lead_seconds
 # and Block.lead_steps came later, with defaults: blocks of before began behind a pause.
 SCHEMA_VERSION = 1

@@ -8,12 +8,12 @@ from castwise.analysis.result_table import Row
 from castwise.analysis.warnings import warnings_of_all
 from castwise.registry.precisions import known_precision, why_emulated
 from castwise.registry.techniques import join
+from castwise.render.disagreements import disagreements
+from castwise.render.intervals import ENDS, End, end_of, ratio_text
 from castwise.render.provenance import measured_on
 from castwise.render.table import Column
 from castwise.render.units import format_bytes, format_energy, format_number, format_rate, format_ratio, format_seconds
 from castwise.render.warning_lines import warning_lines
-from castwise.report.disagreements import disagreements
-from castwise.report.intervals import ENDS, End, end_of, ratio_text
 from castwise.spec.plan import SYNTHETIC
 from castwise.spec.quantities import format_share
 

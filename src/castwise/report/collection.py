@@ -201,11 +201,6 @@ def is_search(trial: Trial) -> bool:
     return searches(trial.spec)
 
 
-def has_interval(found: Estimate | None) -> bool:
-    """Return whether a figure has an interval that says something."""
-    return found is not None and math.isfinite(found.low) and math.isfinite(found.high) and found.low != found.high
-
-
 def _left_out(copies: int, repeated: int) -> Iterable[str]:
     if copies:
         yield f"{_count(copies, 'record is a copy', 'records are copies')} of another, and counted once"

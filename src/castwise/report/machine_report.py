@@ -10,9 +10,9 @@ from rich.console import Console
 
 from castwise.analysis.statistics import Estimate
 from castwise.render.console import print_line
+from castwise.render.intervals import ratio_text
 from castwise.render.table import Column, DataTable, fitting, markdown_grid, markdown_text, terminal_table
 from castwise.render.units import format_rate
-from castwise.report.intervals import ratio_text
 from castwise.report.machine_comparison import (
     ComparisonRow,
     Incomparable,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from castwise.analysis.training_metrics import Run
 from castwise.registry.techniques import join
+from castwise.render.intervals import ratio_text
 from castwise.render.table import Column
 from castwise.render.training_columns import gpus_of
 from castwise.render.units import format_bytes, format_seconds
-from castwise.report.intervals import ratio_text
 from castwise.suites.tuned_vs_published import TunedPair, largest_bytes, median_seconds
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
+from castwise.render.intervals import ratio_text
 from castwise.render.table import Column, DataTable
 from castwise.render.theme import INK, ink_on, look_of
 from castwise.render.units import format_rate, format_ratio
@@ -22,8 +23,6 @@ from castwise.report.charts.plotly_parts import (
     on_lines,
     with_headroom,
 )
-from castwise.report.collection import has_interval
-from castwise.report.intervals import ratio_text
 from castwise.report.machine_comparison import ComparisonRow, MachineResult
 from castwise.report.machine_report import rate_text, verdict_text
 

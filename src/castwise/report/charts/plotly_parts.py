@@ -9,10 +9,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.theme import FAINT, INK, look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.collection import Configuration, Topic, has_interval
+from castwise.report.collection import Configuration, Topic
 
 MOST_BARS = 60
 MOST_LINES = 16

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.table import Column, DataTable
 from castwise.render.units import format_bytes, format_percent, format_rate, format_ratio
 from castwise.report.charts.chart import TopicSubject
-from castwise.report.collection import Configuration, has_interval
+from castwise.report.collection import Configuration
 
 Getter = Callable[[Configuration], Estimate | None]
 

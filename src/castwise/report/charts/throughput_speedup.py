@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.registry.precisions import BASELINE
 from castwise.render.table import DataTable
 from castwise.render.theme import INK, ink_on, look_of
@@ -22,7 +22,7 @@ from castwise.report.charts.plotly_parts import (
     with_headroom,
 )
 from castwise.report.charts.tables import cell_grid, rate_columns, ratio_columns, text_column
-from castwise.report.collection import Configuration, Topic, has_interval
+from castwise.report.collection import Configuration, Topic
 
 _MOST_TOPICS = 14  # side by side
 _MOST_LEVEL_TEXTS, _MOST_TEXTS = 8, 30  # bars with their figures in them, on half a page

@@ -10,11 +10,11 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.energy import joules_per_unit, power_watts
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, Trial
 from castwise.records.telemetry import TelemetrySummary
-from castwise.report.collection import Collection, Configuration, has_interval, throughput_of
+from castwise.report.collection import Collection, Configuration, throughput_of
 
 Kind = Literal["text", "integer", "number", "truth"]
 R = TypeVar("R")

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from castwise.analysis.result_table import Row
+from castwise.analysis.statistics import has_interval
 from castwise.analysis.steady_metrics import spread
 from castwise.analysis.warnings import NOISE
 from castwise.render.units import format_ratio
-from castwise.report.collection import has_interval
 from castwise.spec.quantities import format_share, truncate_list
 
 

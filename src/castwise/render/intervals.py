@@ -3,9 +3,8 @@
 import math
 from typing import Literal
 
-from castwise.analysis.statistics import Estimate
+from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.units import format_ratio
-from castwise.report.collection import has_interval
 
 End = Literal["low", "high"]
 ENDS: tuple[End, ...] = ("low", "high")
