@@ -35,12 +35,12 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled(request: pytest.FixtureRequest) -> None:
-    """Let tests on a GPU, dozens of loops in a process, forget what others compiled: torch limits a function's."""
-    if request.node.get_closest_marker("gpu") is not None:
+def _nothing_compiled() -> None:
+    """Forget what earlier tests compiled: torch limits how often a function is compiled in one process."""
+    if "torch._dynamo" in sys.modules:
         import torch
 
-        torch.compiler.reset()
+        torch._dynamo.reset()
 
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -285,7 +285,7 @@ def _graph_definitions(spec: TrialSpec) -> str:
     return "\n\n\n".join(
         [
             *([OF_TUPLES] if spec.own is None else []),
-            definitions("worker/models/task.py", ["Carried"]),
+            definitions("worker/models/task.py", ["RecurrentState"]),
             definitions("worker/techniques/cuda_graph.py", _GRAPH),
         ]
     )
