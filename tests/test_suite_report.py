@@ -18,7 +18,7 @@ from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import SUITE_NAMES, find_suite, limit_specs, specs_of
 from castwise.render.table import Column, fitting, markdown_grid, plain, terminal_table
 from castwise.render.training_columns import EXTRA, length_of, run_columns
-from castwise.suites.published_columns import BESIDE, LIMITS, shown_beside
+from castwise.suites.published_columns import LIMITS, PUBLISHED, shown_published
 from castwise.suites.render import csv_suites, json_suites, markdown_suite, print_suite
 from castwise.suites.result import SuiteResult
 
@@ -339,20 +339,9 @@ def test_json_holds_everything() -> None:
 
 
 def test_no_two_columns_share_a_name() -> None:
-    for columns in ((*run_columns({}), *EXTRA), BESIDE, LIMITS):
+    for columns in ((*run_columns({}), *EXTRA), PUBLISHED, LIMITS):
         names: list[str] = [column.name for column in columns]  # type: ignore[attr-defined]
         assert len(set(names)) == len(names)
-
-
-def test_the_table_and_the_reason_wait_for_data_alike() -> None:
-    made = result("wrn-cifar10")
-    spec = made.trials[1].spec
-    epochs = [fake_epoch(spec, number, load_seconds=1e-4) for number in range(10)]
-    made = replace(made, trials=(made.trials[0], fake_run(spec, *epochs), *made.trials[2:]))
-    row = as_json(made)[0]["runs"][1]
-    assert row["data_share"] > 0.25
-    reason = next(line for line in printed(made, 400).splitlines() if "loader workers" in line)
-    assert f"{100 * row['data_share']:.0f} % of the time in fp16-mixed" in reason
 
 
 @pytest.mark.parametrize(
@@ -445,7 +434,7 @@ def test_plain_values_are_json() -> None:
 
 def test_published_columns_without_a_value_are_left_out() -> None:
     made = result("fastai-cifar100", workloads=("fastai-resnet34",))
-    names = {each.name for each in shown_beside([row for row in made.beside if row.trials])}
+    names = {each.name for each in shown_published([row for row in made.published if row.trials])}
     assert "published_memory_bytes" not in names
     assert "workload" not in names
     assert {"loss_scale", "published_accuracy", "equal_batch_speedup"} <= names

@@ -1,1 +1,1 @@
-"""`castwise suite`: published benchmarks beside the same measured here."""
+"""`castwise suite`: published benchmarks, measured here and compared with their published figures."""

@@ -1,4 +1,4 @@
-"""Set a suite's published figures beside what was measured, cell by cell."""
+"""Compare a suite's published figures with what was measured of the same configurations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,6 @@ from castwise.registry.published import baseline_of, is_figure_of
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec, stands_in_for
-from castwise.suites.explain import Pair, explain
-from castwise.suites.same_loader import fellow_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,6 @@ class PublishedComparison:
         accuracies: Published and measured accuracy after as many epochs; None where either is missing, or where
             the measured one is of random samples or began with random weights.
         num_epochs: Epochs after which those are.
-        reason: Why the two speed-ups differ, in a sentence, as far as measurements tell.
     """
 
     published: Published
@@ -39,12 +36,11 @@ class PublishedComparison:
     ratio: float | None
     accuracies: tuple[float, float] | None
     num_epochs: int | None
-    reason: str
 
 
 def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[PublishedComparison]:
     """Return a row for each published figure, in the order of the suite."""
-    return [_beside(suite, figure, trials) for figure in suite.published]
+    return [_compare(suite, figure, trials) for figure in suite.published]
 
 
 def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
@@ -63,29 +59,16 @@ def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
     return pairs
 
 
-def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> PublishedComparison:
+def _compare(suite: Suite, figure: Published, trials: Sequence[Trial]) -> PublishedComparison:
     same = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
     baseline = baseline_of(suite, figure)
     published_speedup = _published_speedup(baseline, figure)
     speedup = equal = None
-    pairs: list[tuple[Trial, Trial]] = []
     if figure.precision != BASELINE:
-        pairs = _with_baselines(same, trials, baseline.batch_size if baseline else figure.batch_size)
-        speedup = training_metrics.median_speedup(pairs)
+        batch_size = baseline.batch_size if baseline else figure.batch_size
+        speedup = training_metrics.median_speedup(_with_baselines(same, trials, batch_size))
         equal = training_metrics.median_speedup(_with_baselines(same, trials, figure.batch_size))
-    best = next((trial for trial in same if trial.status == "ok"), same[0] if same else None)
     ratio = speedup / published_speedup if speedup and published_speedup else None
-    pair = Pair(
-        published_gpu=figure.gpu,
-        published_device=suite.gpus.get(figure.gpu, figure.gpu),
-        published_outcome=figure.outcome,
-        published_speedup=published_speedup,
-        speedup=speedup,
-        equal_batch_speedup=equal,
-        trial=best,
-        baseline=next((paired for paired, trial in pairs if trial is best), None),
-        fellow=None if best is None else fellow_of(best, suite, trials),
-    )
     num_epochs, accuracies = _accuracies(figure, same)
     return PublishedComparison(
         published=figure,
@@ -96,7 +79,6 @@ def _beside(suite: Suite, figure: Published, trials: Sequence[Trial]) -> Publish
         ratio=ratio,
         accuracies=accuracies,
         num_epochs=num_epochs,
-        reason=explain(pair),
     )
 
 

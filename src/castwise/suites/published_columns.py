@@ -12,32 +12,14 @@ from castwise.suites.compare_published import PublishedComparison
 from castwise.suites.result import LimitFound
 
 
-def shown_beside(rows: Sequence[PublishedComparison]) -> list[Column[PublishedComparison]]:
+def shown_published(rows: Sequence[PublishedComparison]) -> list[Column[PublishedComparison]]:
     """Return the columns that hold something."""
-    return [column for column in BESIDE if column.name in _ALWAYS or _is_worth_it(column, rows)]
-
-
-def reasons(rows: Sequence[PublishedComparison]) -> list[str]:
-    """Return why speed-ups differ, a sentence a figure that has one; a run cut short is named as such."""
-    return [f"{_cell(row)}{_cut(row)}: {row.reason}" for row in rows if row.reason]
+    return [column for column in PUBLISHED if column.name in _ALWAYS or _is_worth_it(column, rows)]
 
 
 def _is_worth_it(column: Column[PublishedComparison], rows: Sequence[PublishedComparison]) -> bool:
     values = {column.value(row) for row in rows}
     return len(values) > 1 if column.name in ("workload", "loss_scale") else values != {None}
-
-
-def _cell(row: PublishedComparison) -> str:
-    figure = row.published
-    scale = f" loss scale {figure.loss_scale}" if figure.loss_scale else ""
-    return f"{figure.workload} {figure.precision} batch {figure.batch_size}{scale}"
-
-
-def _cut(row: PublishedComparison) -> str:
-    lengths = [
-        _length_of(trial) for trial in row.trials if trial.status == "ok" and not training_metrics.is_whole(trial)
-    ]
-    return f" ({lengths[0]})" if lengths else ""
 
 
 def _seconds(row: PublishedComparison) -> float | None:
@@ -113,7 +95,7 @@ DISPENSABLE = (
 
 _ALWAYS = ("precision", "batch_size", "published_seconds", "measured")
 
-BESIDE: tuple[Column[PublishedComparison], ...] = (
+PUBLISHED: tuple[Column[PublishedComparison], ...] = (
     Column("workload", "workload", lambda r: r.published.workload, lambda r: r.published.workload, left=True),
     Column(
         "precision",

@@ -25,8 +25,8 @@ from castwise.render.table import (
 from castwise.render.training_columns import DISPENSABLE as RUNS_ALSO
 from castwise.render.training_columns import EXTRA, competing, loss_curve, run_columns, shown
 from castwise.suites.compare_published import PublishedComparison
-from castwise.suites.published_columns import BESIDE, LIMITS, reasons, shown_beside
-from castwise.suites.published_columns import DISPENSABLE as BESIDE_ALSO
+from castwise.suites.published_columns import DISPENSABLE as PUBLISHED_ALSO
+from castwise.suites.published_columns import LIMITS, PUBLISHED, shown_published
 from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_columns import DISPENSABLE as TUNED_ALSO
 from castwise.suites.tuned_columns import TUNED, shown_tuned
@@ -48,12 +48,11 @@ def print_suite(result: SuiteResult, console: Console) -> None:
         columns, left_out = fitting(shown_tuned(result.tuned), result.tuned, console.width, TUNED_ALSO)
         console.print(terminal_table(columns, result.tuned, width=console.width), crop=False)
         _print_lines(console, [*tuned_notes(result.tuned), *left_out], "yellow")
-    for title, rows in _beside_by_gpu(result).items():
+    for title, rows in _published_by_gpu(result).items():
         console.print(f"\n{escape(title)}", style="bold", highlight=False)
-        shown_columns, left_out = fitting(shown_beside(rows), rows, console.width, BESIDE_ALSO)
+        shown_columns, left_out = fitting(shown_published(rows), rows, console.width, PUBLISHED_ALSO)
         console.print(terminal_table(shown_columns, rows, width=console.width), crop=False)
         _print_lines(console, left_out, "yellow")
-        _print_lines(console, reasons(rows))
     if result.limits:
         console.print("\nLargest batch that trains", style="bold", highlight=False)
         console.print(terminal_table(LIMITS, result.limits, width=console.width), crop=False)
@@ -112,8 +111,8 @@ def markdown_suite(result: SuiteResult) -> str:
     if result.tuned:
         parts += [[f"**{_TUNED_TITLE}**"], markdown_grid(shown_tuned(result.tuned), result.tuned)]
         parts.append(_items(tuned_notes(result.tuned)))
-    for title, rows in _beside_by_gpu(result).items():
-        parts += [[f"**{title}**"], markdown_grid(shown_beside(rows), rows), _items(reasons(rows))]
+    for title, rows in _published_by_gpu(result).items():
+        parts += [[f"**{title}**"], markdown_grid(shown_published(rows), rows)]
     if result.limits:
         parts += [["**Largest batch that trains**"], markdown_grid(LIMITS, result.limits)]
     for title, lines in _kept(result).items():
@@ -164,10 +163,10 @@ def _kept(result: SuiteResult) -> dict[str, tuple[str, ...]]:
     return {title: each for title, each in lines.items() if each}
 
 
-def _beside_by_gpu(result: SuiteResult) -> dict[str, list[PublishedComparison]]:
+def _published_by_gpu(result: SuiteResult) -> dict[str, list[PublishedComparison]]:
     """Return the rows of cells that were run, by title: a table for each of the source's GPUs."""
     tables: dict[str, list[PublishedComparison]] = {}
-    for row in result.beside:
+    for row in result.published:
         if row.trials:
             tables.setdefault(f"Published on {row.published.gpu}, and measured here", []).append(row)
     return tables
@@ -189,7 +188,7 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "machine": result.suite.machine,
         "runs": [plain(columns, run) for run in result.runs],
         "tuned": [plain(TUNED, row) for row in result.tuned],
-        "published": [plain(BESIDE, row) for row in result.beside],
+        "published": [plain(PUBLISHED, row) for row in result.published],
         "largest_batch": [plain(LIMITS, row) for row in result.limits],
         "notes": [*notes(result), *tuned_notes(result.tuned)],
         "oddities": list(result.suite.oddities),

@@ -73,8 +73,8 @@ class SuiteResult:
         return tuned_pairs(self.runs)
 
     @cached_property
-    def beside(self) -> list[PublishedComparison]:
-        """Return the published figures beside the measured ones."""
+    def published(self) -> list[PublishedComparison]:
+        """Return the published figures, each with what was measured of the same configuration."""
         return compare_with_published(self.suite, self.trials)
 
     @cached_property
