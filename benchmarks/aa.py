@@ -118,7 +118,7 @@ def one_set(
     """
     comparisons = pairs_of(seats)
     arms, number, known = Arms(), 0, list[Trial]()
-    sweep = TrialRunner(arms, None, bench.environment, NullListener())
+    runner = TrialRunner(arms, None, bench.environment, NullListener())
     while going := [each for each in comparisons if not each.is_over]:
         if time.perf_counter() > deadline:
             return []
@@ -128,7 +128,7 @@ def one_set(
         specs = [spec.model_copy(update={"repeat": place}) for place in places]
         started = time.perf_counter()
         earlier = prior_stats_of(known)
-        trials = run_interleaved(sweep, specs, number=number, earlier={spec.cell: earlier} if earlier else None).trials
+        trials = run_interleaved(runner, specs, number=number, earlier={spec.cell: earlier} if earlier else None).trials
         _check(trials, len(specs))
         trial_at = dict(zip(places, trials, strict=True))
         known += [trial for place, trial in trial_at.items() if seats[place] == 0]

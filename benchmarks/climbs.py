@@ -117,8 +117,8 @@ def replay(trials: Sequence[Trial], memory_bytes: float | None = None) -> Tuning
     allowed = allowed_techniques(max((each for each in NUMERICS if each in changes), key=NUMERICS.index), start.kind)
     is_larger = any(trial.spec.batch_size > start.batch_size for trial in trials)
     ladder = SearchSpace((start.precision, *precisions), allowed, start if is_larger else None)
-    sweep = TrialRunner(_NoEngine(), None, trials[0].environment, NullListener())
-    job = Job(Plan(specs=(start,)), (), {}, (), (), sweep)
+    runner = TrialRunner(_NoEngine(), None, trials[0].environment, NullListener())
+    job = Job(Plan(specs=(start,)), (), {}, (), (), runner)
     climb = Replay(start, ladder, job, 0.0, memory_bytes=memory_bytes)
     climbed = climb.play(trials)
     if climb.ahead:

@@ -52,11 +52,11 @@ def time_rank(rank: int, spec: TrialSpec, variables: dict[str, str], folder: str
     peers = join_peers(spec.model_copy(update={"device": str(device)}), rank, meeting)
     seconds: dict[str, float | None] = {}
     for name, part in parts_of(make_reduce(spec, device, peers), device, peers):
-        every = [own for own in peers.gather(_time(part, device, peers)) if own is not None]
+        every = [own for own in peers.gather_objects(_time(part, device, peers)) if own is not None]
         seconds[name] = max(every, default=None)
     if rank == 0:
         (Path(folder) / "seconds").write_text(json.dumps(seconds))
-    peers.leave()
+    peers.close()
 
 
 def make_reduce(spec: TrialSpec, device: torch.device, peers: Peers) -> CoalescedReduce:
@@ -88,7 +88,7 @@ def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Ite
     found: list[tuple[str, Work]] = [
         ("copy", lambda: by_collectives.copy(gradients)),
         ("collectives", by_collectives.average),
-        ("largest", lambda: peers.average(largest)),
+        ("largest", lambda: peers.all_reduce_mean(largest)),
     ]
     if device.type == "cuda":
         grouped = ("grouped", lambda: _in_one_launch(by_collectives.average, device))
@@ -136,7 +136,7 @@ def _works(part: Work) -> bool:
 
 def _time(part: Work, device: torch.device, peers: Peers) -> float | None:
     """Return a part's seconds, the median over replays; None where a rank cannot make it."""
-    if not all(peers.gather(_works(part))):
+    if not all(peers.gather_objects(_works(part))):
         return None
     if device.type != "cuda":
         return 0.0  # tried, and nothing to be compared with

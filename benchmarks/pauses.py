@@ -83,7 +83,7 @@ def patterns_of(cell: SteadyRun, gpus: Mapping[str, str], seconds: float) -> dic
     def rested(before: float) -> Timed:
         def timed() -> tuple[Block, float]:
             with telemetry.watch(gpus):
-                seconds = cell.run_stretch(before).seconds if before else 0.0
+                seconds = cell.run_sustained(before).seconds if before else 0.0
                 return cell.run_block(), seconds
 
         return timed
@@ -91,11 +91,11 @@ def patterns_of(cell: SteadyRun, gpus: Mapping[str, str], seconds: float) -> dic
     def as_castwise() -> tuple[Block, float]:
         with telemetry.watch(gpus):
             block = cell.run_block()
-            cell.lead()
+            cell.lead_in()
         return block, block.lead_steps * block.seconds / block.num_steps
 
     return {
-        AT_A_STRETCH: lambda: (cell.run_stretch(seconds), 0.0),
+        AT_A_STRETCH: lambda: (cell.run_sustained(seconds), 0.0),
         **{f"blocks, {1e3 * pause:.0f} ms between them": after(pause) for pause in _PAUSES},
         AS_CASTWISE: as_castwise,
         RESTED: rested(0.0),
@@ -128,7 +128,7 @@ def measure(pattern: str, timed: Timed, seconds: float) -> Turn:
 def after_a_rest(cell: SteadyRun) -> list[Turn]:
     """Return what steps take from a rest on, part by part of the time."""
     time.sleep(_REST_SECONDS)
-    parts = [cell.run_stretch(_PART_SECONDS) for _ in range(_NUM_PARTS)]
+    parts = [cell.run_sustained(_PART_SECONDS) for _ in range(_NUM_PARTS)]
     return [
         Turn(
             f"{number * _PART_SECONDS:.1f} to {(number + 1) * _PART_SECONDS:.1f} s after a rest of {_REST_SECONDS:g} s",

@@ -15,7 +15,7 @@ from pathlib import Path
 from programs import PATIENCE_SECONDS
 
 from castwise.orchestrator.closing import THREAD_NAME
-from castwise.orchestrator.session import Tell, TrialFailedError
+from castwise.orchestrator.session import OnProgress, TrialFailedError
 from castwise.records.memory import MemoryParts, Shortfall
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
 from castwise.records.telemetry import GpuFacts, TelemetrySummary
@@ -61,7 +61,7 @@ FIRST_STEP_SECONDS = 0.5
 # Made up: what of the loader's time is left with techniques of data.
 _LOADING = {"resident-data": 0.0, "loader-workers": 0.25}
 
-_REPEATED = ("lead", "run_block", "run_epoch")
+_REPEATED = ("lead_in", "run_block", "run_epoch")
 PHASES = ("open", "set_up", "warm_up", "run_block", "finish")
 
 # What a fault of this kind makes of a trial, what it says, and the phase it strikes in unless told otherwise.
@@ -296,8 +296,8 @@ class FakeSession:
             if name not in self._engine.models:
                 raise TrialFailedError("unsupported", f"No model '{name}' (fake).", refused=True)
 
-    def look_at(self, model: UserModel) -> UserWorkload:
-        self._enter("look_at", after="open")
+    def inspect(self, model: UserModel) -> UserWorkload:
+        self._enter("inspect", after="open")
         if isinstance(self._engine.own, TrialFailedError):
             raise self._engine.own
         return UserWorkload(model=model.model_copy(update={"digest": FAKE_DIGEST}), batch_size=self._engine.own)
@@ -329,9 +329,9 @@ class FakeSession:
         self._enter("warm_up", after="set_up")
         return fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1)
 
-    def lead(self) -> None:
+    def lead_in(self) -> None:
         assert self.calls[-1] in ("warm_up", "run_block"), f"lead after {self.calls[-1]}"
-        self._enter("lead", after="run_block" if self._blocks else "warm_up")
+        self._enter("lead_in", after="run_block" if self._blocks else "warm_up")
         assert self.spec.protocol.lead_seconds
         assert not self._leads, "one block has one lead"
         self._leads = True
@@ -357,9 +357,9 @@ class FakeSession:
         self._blocks.append(block)
         return block
 
-    def run_stretch(self, seconds: float) -> Block:
+    def run_sustained(self, seconds: float) -> Block:
         assert seconds > 0
-        self._enter("run_stretch", after="run_block")
+        self._enter("run_sustained", after="run_block")
         step = step_seconds(self.spec)
         num_steps = max(1, round(seconds / step))
         return Block(seconds=num_steps * step, num_steps=num_steps, loss=1.0)
@@ -370,12 +370,12 @@ class FakeSession:
         facts = fake_facts(units_per_sample=35 if "-lm" in self.spec.workload else 1)
         return Resumed(facts=facts, epochs=tuple(self._epochs))
 
-    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+    def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         self._enter("run_epoch", after="resume")
         if self._reserved_bytes() > (self._engine.environment.gpu_memory_bytes or 2**63):
             raise TrialFailedError("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", log="(fake)")
-        if tell is not None:
-            tell(0.5)
+        if on_progress is not None:
+            on_progress(0.5)
         number, fault = len(self._epochs), self._fault()
         broken = fault is not None and fault.kind == "nan" and number >= fault.block
         gain = self._engine.gain(self.spec)
@@ -470,7 +470,7 @@ class FakeSession:
 
     def _enter(self, phase: str, after: str) -> None:
         assert not self.closed, f"{phase} after close"
-        before = next((call for call in reversed(self.calls) if call not in ("lead", "run_stretch")), "")
+        before = next((call for call in reversed(self.calls) if call not in ("lead_in", "run_sustained")), "")
         assert before in (after, phase if phase in _REPEATED else after), f"{phase} after {before or 'nothing'}"
         self.calls.append(phase)
         fault = self._fault()

@@ -23,7 +23,7 @@ class NotingEngine(FakeEngine):
         self.sessions.append(_NotingSession(self))
         return self.sessions[-1]
 
-    def sweep(self) -> TrialRunner:
+    def runner(self) -> TrialRunner:
         """Return a sweep whose looks at the GPU are noted."""
         monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
         return TrialRunner(
@@ -32,9 +32,9 @@ class NotingEngine(FakeEngine):
 
 
 class _NotingSession(FakeSession):
-    def lead(self) -> None:
+    def lead_in(self) -> None:
         self._note("lead")
-        super().lead()
+        super().lead_in()
 
     def run_block(self, length: int = 1) -> Block:
         self._note("block")

@@ -51,6 +51,6 @@ def _be_rank(work: Work, spec: TrialSpec, rank: int, folder: Path, connection: C
     own = {"device": device_of_rank(spec.device, rank), "protocol": MeasurementProtocol()}
     peers = join_peers(spec.model_copy(update=own), rank, (folder / "rendezvous").as_uri())
     shown = work(peers, folder)
-    peers.leave()  # before the answer: what hangs here must not pass
+    peers.close()  # before the answer: what hangs here must not pass
     # Plain pickling: what a connection does to tensors by itself needs this process to live until they are read.
     connection.send_bytes(pickle.dumps(shown))

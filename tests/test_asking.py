@@ -23,7 +23,7 @@ class Counting(NullListener):
         self.told.append((index, count))
 
 
-def sweep(engine: FakeEngine, folder: Path | None, listener: NullListener | None = None) -> TrialRunner:
+def runner(engine: FakeEngine, folder: Path | None, listener: NullListener | None = None) -> TrialRunner:
     store = None if folder is None else Store(folder)
     return TrialRunner(engine, store, engine.environment, listener or NullListener())
 
@@ -37,7 +37,7 @@ def on_record(folder: Path, engine: FakeEngine, status: str = "ok") -> Trial:
 def test_what_is_on_record_is_not_measured(tmp_path: Path) -> None:
     engine = FakeEngine()
     kept = on_record(tmp_path, engine)
-    ask = CachedMeasure(sweep(engine, tmp_path), ResumePolicy())
+    ask = CachedMeasure(runner(engine, tmp_path), ResumePolicy())
     assert ask(SMALL) == kept
     assert ask(LARGE).spec == LARGE
     assert [spec.batch_size for spec in engine.measured] == [32]
@@ -48,15 +48,15 @@ def test_what_is_on_record_is_not_measured(tmp_path: Path) -> None:
 def test_what_is_to_be_measured_again_is(tmp_path: Path, status: str, going: ResumePolicy) -> None:
     engine = FakeEngine()
     on_record(tmp_path, engine, status)
-    assert CachedMeasure(sweep(engine, tmp_path), ResumePolicy())(SMALL).status == status
+    assert CachedMeasure(runner(engine, tmp_path), ResumePolicy())(SMALL).status == status
     assert engine.measured == []
-    assert CachedMeasure(sweep(engine, tmp_path), going)(SMALL).status == "ok"
+    assert CachedMeasure(runner(engine, tmp_path), going)(SMALL).status == "ok"
     assert len(engine.measured) == 1
 
 
 def test_trials_are_counted_and_nobody_says_of_how_many() -> None:
     listener = Counting()
-    ask = CachedMeasure(sweep(FakeEngine(), None, listener), ResumePolicy())
+    ask = CachedMeasure(runner(FakeEngine(), None, listener), ResumePolicy())
     ask(SMALL)
     ask(LARGE)
     assert listener.told == [(1, 0), (2, 0)]

@@ -262,7 +262,7 @@ def test_ranks_validate_with_rank_0_s_statistics_and_go_on_from_them(ranks: list
 class Halving(Peers):
     """A rank whose peer has no gradients but zeros."""
 
-    def average(self, tensor: Tensor) -> None:
+    def all_reduce_mean(self, tensor: Tensor) -> None:
         assert tensor.is_contiguous()
         tensor.mul_(0.5)
 

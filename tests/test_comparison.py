@@ -188,9 +188,9 @@ def test_what_a_model_says_of_itself_is_no_digest_yet(engine: FakeEngine) -> Non
     looked: list[UserModel] = []
     session: Any = type(engine.start(1.0))
     engine.sessions.pop()
-    look_at = session.look_at
+    inspect = session.inspect
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "look_at", lambda self, model: looked.append(model) or look_at(self, model))
+        patch.setattr(session, "inspect", lambda self, model: looked.append(model) or inspect(self, model))
         found = castwise.compare(MODEL, BATCH, progress=False, precision="fp32")
     assert [model.digest for model in looked] == [""]
     assert found.trials[0].spec.own is not None

@@ -18,7 +18,7 @@ from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 from castwise.orchestrator import ddp_processes
 from castwise.orchestrator.ddp_processes import GroupSession
 from castwise.orchestrator.processes import ForkserverEngine, Target
-from castwise.orchestrator.session import ProcessGoneError, Tell, TrialFailedError
+from castwise.orchestrator.session import OnProgress, ProcessGoneError, TrialFailedError
 from castwise.records.schema import Epoch, RankSamples
 from castwise.spec.plan import TrialSpec
 
@@ -62,13 +62,13 @@ class FakeMember:
         self._come.append(event)
         self._theirs.send(None)  # only to be waited for
 
-    def take(self, command: dict[str, Any], tell: Tell) -> dict[str, Any] | None:
+    def take(self, command: dict[str, Any], on_progress: OnProgress) -> dict[str, Any] | None:
         self._ours.recv()
         event = self._come.pop(0)
         if isinstance(event, TrialFailedError):
             raise event
         if event["event"] == "progress":
-            tell(event["done"])
+            on_progress(event["done"])
             return None
         self.is_busy = False
         return dict(event)

@@ -186,7 +186,7 @@ def test_a_record_of_another_question_is_not_taken(job: Prepare, request_: dict[
 def test_files_that_are_no_records_are_reported_and_left_alone(job: Prepare) -> None:
     first = job(precisions=("fp32",))
     first.run()
-    store = first.sweep.store
+    store = first.runner.store
     assert store is not None
     alien = store.machine_folder(fake_environment()) / "package.json"
     alien.write_text("{}")

@@ -238,7 +238,7 @@ def test_a_phase_that_takes_too_long(command: str, start: Start, monkeypatch: py
     ask = session._ask
 
     def ask_with_little_patience(
-        asked: dict[str, object], timeout_seconds: float | None = None, tell: object = None
+        asked: dict[str, object], timeout_seconds: float | None = None, on_progress: object = None
     ) -> list[dict[str, object]]:
         return ask(asked, 0.25 if asked["command"] == command else timeout_seconds)
 
@@ -388,7 +388,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
 def test_a_process_that_is_seen_off_ends_by_itself(start: Start, logs: Path) -> None:
     session = start()
     drive(session)
-    BackgroundCloser().see_off([session])
+    BackgroundCloser().close([session])
     wait_until(lambda: not list(logs.iterdir()), "its log is dropped")
     assert not session._process.is_alive()
 

@@ -20,11 +20,11 @@ class Held(FakeSession):
 
 
 def test_nobody_waits_for_them_until_all_are_waited_for() -> None:
-    leaving, sessions = BackgroundCloser(), [Held(FakeEngine()) for _ in range(2)]
-    leaving.see_off(sessions)
+    closer, sessions = BackgroundCloser(), [Held(FakeEngine()) for _ in range(2)]
+    closer.close(sessions)
     assert not any(session.closed for session in sessions)
     for session in sessions:
         session.may_end.set()
-    leaving.wait()
+    closer.wait()
     assert all(session.closed for session in sessions)
-    leaving.wait()
+    closer.wait()

@@ -24,10 +24,10 @@ class Others(Peers):
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
 
-    def gather(self, value: object) -> list[object]:  # type: ignore[override]
+    def gather_objects(self, value: object) -> list[object]:  # type: ignore[override]
         return [value, self._answers.pop(0)]
 
-    def average(self, tensor: torch.Tensor) -> None:
+    def all_reduce_mean(self, tensor: torch.Tensor) -> None:
         tensor.div_(2)
 
 

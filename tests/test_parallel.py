@@ -100,8 +100,8 @@ def run(spec: TrialSpec, peers: Peers, epochs: int, checkpoint: Path | None = No
 def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
     """Return what a rank has to show, in one process so that torch is imported once."""
     results: dict[str, Any] = {
-        "agreed": peers.agree(f"rank {peers.rank}'s"),
-        "gathered": peers.gather(peers.rank),
+        "agreed": peers.broadcast_object(f"rank {peers.rank}'s"),
+        "gathered": peers.gather_objects(peers.rank),
         "threads": torch.get_num_threads(),
         "overflow": overflow_in_one_rank(peers),
         "weights": {name: train(name, "128" if name == "fp16-master" else "none", peers) for name in EXACT},
@@ -198,10 +198,10 @@ class Rank(Peers):
 
 def test_a_lone_process_agrees_with_itself() -> None:
     alone, value = Peers(), object()
-    assert alone.agree(value) is value
-    assert alone.gather(value) == [value]
+    assert alone.broadcast_object(value) is value
+    assert alone.gather_objects(value) == [value]
     alone.barrier()
-    alone.leave()
+    alone.close()
 
 
 @pytest.mark.parametrize(("drop_last", "lengths"), [(False, [4, 1]), (True, [4])])

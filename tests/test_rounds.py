@@ -90,8 +90,8 @@ def compare(
     recorded: Sequence[Trial] = (),
     **rule: object,
 ) -> ComparedTrials:
-    sweep = TrialRunner(made, store, made.environment, NullListener())
-    return Rounds(sweep, specs or cells(), StopRule(**rule), recorded).run()  # type: ignore[arg-type]
+    runner = TrialRunner(made, store, made.environment, NullListener())
+    return Rounds(runner, specs or cells(), StopRule(**rule), recorded).run()  # type: ignore[arg-type]
 
 
 def of(compared: ComparedTrials, precision: str) -> list[Trial]:
@@ -163,8 +163,8 @@ def test_any_cell_may_be_the_baseline() -> None:
     made, specs = engine(), cells("bf16-mixed", "fp16-mixed")
     specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))
     made.gain = lambda spec: 1.5 if spec.techniques else 1.0
-    sweep = TrialRunner(made, None, made.environment, NullListener())
-    compared = Rounds(sweep, specs, StopRule(), baseline=specs[0]).run()
+    runner = TrialRunner(made, None, made.environment, NullListener())
+    compared = Rounds(runner, specs, StopRule(), baseline=specs[0]).run()
     assert compared.ending == "narrow"
     by_cell = {spec.cell: [t for t in compared.trials if t.spec.cell == spec.cell] for spec in specs}
     ratio = speedup_estimate(by_cell[specs[0].cell], by_cell[specs[2].cell])

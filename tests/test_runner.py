@@ -53,13 +53,13 @@ class Diary:
         self.entries.append(("remark", line))
 
 
-def sweep(engine: FakeEngine, store: Store | None = None, listener: Listener | None = None) -> TrialRunner:
+def runner(engine: FakeEngine, store: Store | None = None, listener: Listener | None = None) -> TrialRunner:
     return TrialRunner(engine, store, engine.environment, listener or NullListener())
 
 
 def test_each_spec_is_measured_in_a_process_of_its_own_and_in_order() -> None:
     engine = FakeEngine()
-    trials = sweep(engine).run(SPECS)
+    trials = runner(engine).run(SPECS)
     assert [trial.spec for trial in trials] == list(SPECS)
     assert [trial.status for trial in trials] == ["ok"] * len(SPECS)
     assert engine.measured == list(SPECS)
@@ -69,7 +69,7 @@ def test_each_spec_is_measured_in_a_process_of_its_own_and_in_order() -> None:
 
 def test_a_trial_holds_all_that_was_measured() -> None:
     engine = FakeEngine()
-    (trial,) = sweep(engine).run([fake_spec("fp16-mixed")])
+    (trial,) = runner(engine).run([fake_spec("fp16-mixed")])
     assert trial.environment == engine.environment
     assert trial.facts is not None
     assert trial.facts.ready_seconds == engine.sessions[0].ready_seconds
@@ -83,7 +83,7 @@ def test_a_trial_holds_all_that_was_measured() -> None:
 @each_end
 def test_every_end_is_a_record_and_the_sweep_goes_on(fault: Fault, status: str, word: str, tmp_path: Path) -> None:
     engine, store = FakeEngine(faults={"bf16-mixed": fault}), Store(tmp_path)
-    trials = sweep(engine, store).run(SPECS)
+    trials = runner(engine, store).run(SPECS)
     ends = {trial.spec.precision: trial for trial in trials}
     assert ends["bf16-mixed"].status == status
     assert word in ends["bf16-mixed"].message
@@ -98,7 +98,7 @@ def test_every_end_is_a_record_and_the_sweep_goes_on(fault: Fault, status: str, 
 @each_end
 def test_a_failed_trial_keeps_its_log_and_its_machine(fault: Fault, status: str, word: str) -> None:
     engine = FakeEngine(faults={"fp32": fault})
-    (trial,) = sweep(engine).run([fake_spec()])
+    (trial,) = runner(engine).run([fake_spec()])
     assert trial.environment == engine.environment
     assert bool(trial.log) == (status != "diverged")
     # What was timed before the fault is not thrown away.
@@ -111,7 +111,7 @@ def test_a_failed_trial_keeps_its_log_and_its_machine(fault: Fault, status: str,
 def test_faults_can_follow_each_other() -> None:
     faults = {"fp32": Fault("crash"), "tf32": Fault("timeout"), "bf16-mixed": Fault("oom"), "fp16-true": Fault("nan")}
     engine = FakeEngine(faults=faults)
-    statuses = {trial.spec.precision: trial.status for trial in sweep(engine).run(SPECS)}
+    statuses = {trial.spec.precision: trial.status for trial in runner(engine).run(SPECS)}
     assert statuses == {
         "fp32": "crashed",
         "tf32": "timeout",
@@ -126,13 +126,13 @@ def test_faults_can_follow_each_other() -> None:
 
 def test_a_fault_of_one_spec_leaves_the_precisions_other_cells_alone() -> None:
     small, large = fake_spec(batch_size=1), fake_spec(batch_size=4096)
-    trials = sweep(FakeEngine(faults={large.key: Fault("oom")})).run([small, large])
+    trials = runner(FakeEngine(faults={large.key: Fault("oom")})).run([small, large])
     assert [trial.status for trial in trials] == ["ok", "oom"]
 
 
 def test_a_process_that_dies_before_it_has_its_spec_is_a_record_too(tmp_path: Path) -> None:
     engine = FakeEngine(faults={"#4": Fault("crash", "open")})
-    statuses = [trial.status for trial in sweep(engine, Store(tmp_path)).run(SPECS)]
+    statuses = [trial.status for trial in runner(engine, Store(tmp_path)).run(SPECS)]
     assert statuses == ["ok", "ok", "ok", "crashed", "ok", "ok", "ok", "ok"]
     assert len(load_folder(tmp_path)[0]) == 8
 
@@ -142,7 +142,7 @@ def test_a_process_that_dies_before_it_has_its_spec_is_a_record_too(tmp_path: Pa
 def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(phase: str, number: int, tmp_path: Path) -> None:
     engine, store = FakeEngine(faults={f"#{number}": Fault("interrupt", phase)}), Store(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        sweep(engine, store).run(SPECS)
+        runner(engine, store).run(SPECS)
     assert engine.num_open == 0
     trials, problems = load_folder(tmp_path)
     assert {trial.spec for trial in trials} == set(SPECS[: number - 1])
@@ -159,13 +159,13 @@ def test_a_record_is_stored_before_the_next_trial_starts(tmp_path: Path) -> None
         return start(timeout_seconds, num_processes)
 
     engine.start = counting  # type: ignore[method-assign, assignment]
-    sweep(engine, store).run(SPECS)
+    runner(engine, store).run(SPECS)
     assert seen == list(range(len(SPECS)))
 
 
 def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sweep(FakeEngine()).run(SPECS)
+    runner(FakeEngine()).run(SPECS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,7 +173,7 @@ def test_a_store_that_fails_ends_the_sweep_with_no_process_left(tmp_path: Path) 
     engine, store = FakeEngine(), Store(tmp_path)
     store.machine_folder(engine.environment).write_text("in the way")
     with pytest.raises(StoreError):
-        sweep(engine, store).run(SPECS)
+        runner(engine, store).run(SPECS)
     assert len(engine.sessions) == 1
     assert engine.num_open == 0
 
@@ -186,12 +186,12 @@ def test_an_engine_that_starts_nothing_ends_the_sweep() -> None:
 
     engine.start = refuse  # type: ignore[method-assign, assignment]
     with pytest.raises(EngineError):
-        sweep(engine).run(SPECS)
+        runner(engine).run(SPECS)
 
 
 def test_the_listener_is_told_of_every_trial_and_phase_in_order() -> None:
     diary = Diary()
-    sweep(FakeEngine(faults={"tf32": Fault("oom")}), listener=diary).run([fake_spec(), fake_spec("tf32")])
+    runner(FakeEngine(faults={"tf32": Fault("oom")}), listener=diary).run([fake_spec(), fake_spec("tf32")])
     names = [name for name, _ in diary.entries]
     first, second = names[: names.index("ended") + 1], names[names.index("ended") + 1 :]
     assert first == ["started", "starting", "setting up", "warming up", *["timing"] * 20, "ended"]
@@ -202,7 +202,7 @@ def test_the_listener_is_told_of_every_trial_and_phase_in_order() -> None:
 
 def test_progress_never_goes_back_nor_beyond_the_end() -> None:
     diary = Diary()
-    sweep(FakeEngine(), listener=diary).run([fake_spec()])
+    runner(FakeEngine(), listener=diary).run([fake_spec()])
     done = [value for name, value in diary.entries if name not in ("started", "ended")]
     assert done == sorted(done)  # type: ignore[type-var]
     assert 0 <= done[0] <= done[-1] <= 1  # type: ignore[operator]
@@ -224,7 +224,7 @@ def test_timing_ends_by_blocks_or_by_time_but_not_under_the_fewest(
 ) -> None:
     spec = fake_spec(protocol=protocol)
     assert step_seconds(spec) == pytest.approx(0.0266)
-    (trial,) = sweep(FakeEngine()).run([spec])
+    (trial,) = runner(FakeEngine()).run([spec])
     assert len(trial.ranks[0].blocks) == num_blocks
 
 
@@ -255,7 +255,7 @@ def test_a_divergence_under_dynamic_scaling_names_the_scale(name: str, told: boo
 @pytest.mark.parametrize(("parallelism", "num_processes"), [("ddp", 4), ("dp", 1)])
 def test_each_rank_is_a_process_and_has_its_samples(parallelism: str, num_processes: int) -> None:
     engine = FakeEngine(environment=fake_environment(num_gpus=4))
-    (trial,) = sweep(engine).run([fake_spec(world_size=4, parallelism=parallelism)])
+    (trial,) = runner(engine).run([fake_spec(world_size=4, parallelism=parallelism)])
     assert trial.status == "ok"
     assert engine.sessions[0].num_processes == len(trial.ranks) == num_processes
 
@@ -263,7 +263,7 @@ def test_each_rank_is_a_process_and_has_its_samples(parallelism: str, num_proces
 def test_gpus_that_are_not_there_are_shown_but_neither_measured_nor_stored(tmp_path: Path) -> None:
     engine, store, diary = FakeEngine(environment=fake_environment(num_gpus=2)), Store(tmp_path), Diary()
     specs = [fake_spec(world_size=count, parallelism="ddp") for count in (2, 4)]
-    trials = sweep(engine, store, diary).run(specs)
+    trials = runner(engine, store, diary).run(specs)
     assert [trial.status for trial in trials] == ["ok", "unsupported"]
     assert trials[1].message == "4 GPUs are asked for, and this machine has 2"
     assert len(engine.sessions) == 1
@@ -321,7 +321,7 @@ def training_spec(precision: str = "fp32", epochs: int = 3) -> TrialSpec:
 
 def test_a_training_trial_runs_its_epochs(tmp_path: Path) -> None:
     engine, store = FakeEngine(), Store(tmp_path)
-    (trial,) = sweep(engine, store).run([training_spec()])
+    (trial,) = runner(engine, store).run([training_spec()])
     assert (trial.status, len(trial.ranks[0].epochs)) == ("ok", 3)
     key = trial.spec.key
     assert engine.sessions[0].checkpoint == store.machine_folder(engine.environment) / "checkpoints" / f"{key}.pt"
@@ -330,20 +330,20 @@ def test_a_training_trial_runs_its_epochs(tmp_path: Path) -> None:
 def test_a_training_trial_goes_on_from_its_last_epoch() -> None:
     engine = FakeEngine(faults={"#1": Fault("interrupt", "run_epoch", block=2)})
     with pytest.raises(KeyboardInterrupt):
-        sweep(engine).run([training_spec()])
-    (trial,) = sweep(engine).run([training_spec()])
+        runner(engine).run([training_spec()])
+    (trial,) = runner(engine).run([training_spec()])
     assert len(trial.ranks[0].epochs) == 3
     assert engine.sessions[1].calls.count("run_epoch") == 1
 
 
 def test_a_run_that_diverges_ends_there() -> None:
-    (trial,) = sweep(FakeEngine(faults={"fp32": Fault("nan", "run_epoch", block=1)})).run([training_spec()])
+    (trial,) = runner(FakeEngine(faults={"fp32": Fault("nan", "run_epoch", block=1)})).run([training_spec()])
     assert (trial.status, trial.message) == ("diverged", "the loss was nan (fake)")
     assert len(trial.ranks[0].epochs) == 2
 
 
 def test_a_run_that_crashes_keeps_its_epochs() -> None:
-    (trial,) = sweep(FakeEngine(faults={"fp32": Fault("crash", "run_epoch", block=1)})).run([training_spec()])
+    (trial,) = runner(FakeEngine(faults={"fp32": Fault("crash", "run_epoch", block=1)})).run([training_spec()])
     assert (trial.status, len(trial.ranks[0].epochs)) == ("crashed", 1)
 
 
@@ -362,7 +362,7 @@ def test_an_optimizer_that_never_ran_is_no_result() -> None:
 
 
 def run_led(engine: NotingEngine, **changes: float) -> Trial:
-    (trial,) = engine.sweep().run(
+    (trial,) = engine.runner().run(
         [fake_spec(protocol=MeasurementProtocol(lead_seconds=0.02, **{"num_blocks": 3, **changes}))]
     )
     return trial
@@ -388,6 +388,6 @@ def test_nothing_leads_to_a_block_that_never_comes() -> None:
 
 
 def test_a_lead_that_fails_leaves_each_block_its_reading() -> None:
-    trial = run_led(NotingEngine(fp32=Fault("crash", "lead", block=2)))
+    trial = run_led(NotingEngine(fp32=Fault("crash", "lead_in", block=2)))
     assert (trial.status, trial.message.split(":")[0]) == ("crashed", "RuntimeError")
     assert len(trial.ranks[0].blocks) == len(trial.readings) == 2

@@ -30,9 +30,11 @@ class Engine(FakeEngine):
         return self.sessions[-1]
 
 
-def sit_down(engine: FakeEngine, moving_in: SetupOrder = "together") -> InterleavedResult:
+def sit_down(engine: FakeEngine, setup_order: SetupOrder = "together") -> InterleavedResult:
     specs = [fake_spec("fp32"), fake_spec("bf16-mixed")]
-    return run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs, moving_in=moving_in)
+    return run_interleaved(
+        TrialRunner(engine, None, engine.environment, NullListener()), specs, setup_order=setup_order
+    )
 
 
 class Slow(FakeSession):
@@ -131,8 +133,8 @@ def test_all_take_turns_until_the_baseline_has_settled() -> None:
     assert num_blocks(sit_unevenly(restless_baseline=True)) == [20, 20, 20]
 
 
-@pytest.mark.parametrize(("moving_in", "order"), [("first alone", [0, 1, 1]), ("one by one", [0, 1, 2])])
-def test_how_cells_move_in(moving_in: SetupOrder, order: list[int]) -> None:
+@pytest.mark.parametrize(("setup_order", "order"), [("first alone", [0, 1, 1]), ("one by one", [0, 1, 2])])
+def test_how_cells_move_in(setup_order: SetupOrder, order: list[int]) -> None:
     """Those that are set up at once are all being set up before any of them is ready."""
     engine, ready = Engine(exclusive=False), list[int]()
 
@@ -145,7 +147,7 @@ def test_how_cells_move_in(moving_in: SetupOrder, order: list[int]) -> None:
 
     engine.session, engine.seen = Counted, []  # type: ignore[attr-defined]
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
-    run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs, moving_in=moving_in)
+    run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs, setup_order=setup_order)
     assert engine.seen == order  # type: ignore[attr-defined]
 
 
@@ -166,9 +168,9 @@ def test_a_first_cell_that_does_not_fit_beside_the_others_moves_in_before_them()
 
     engine.session = Greedy
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
-    sweep = TrialRunner(engine, None, engine.environment, NullListener())
-    sat = run_interleaved(sweep, specs)
-    sweep.leaving.wait()
+    runner = TrialRunner(engine, None, engine.environment, NullListener())
+    sat = run_interleaved(runner, specs)
+    runner.closer.wait()
     assert len(engine.sessions) == 6
     assert engine.num_open == 0
     assert sat.trials[0].spec.precision == "fp32"
@@ -192,10 +194,10 @@ def test_processes_end_while_the_next_ones_start_and_before_those_are_set_up() -
             super().close()
 
     engine.session = Slowly
-    sweep = TrialRunner(engine, None, engine.environment, NullListener())
+    runner = TrialRunner(engine, None, engine.environment, NullListener())
     for number in (1, 2):
-        run_interleaved(sweep, [fake_spec("fp32"), fake_spec("tf32")], number=number)
-    sweep.leaving.wait()
+        run_interleaved(runner, [fake_spec("fp32"), fake_spec("tf32")], number=number)
+    runner.closer.wait()
     assert seen[4:] == [("open", 0), ("open", 0), ("set up", 2), ("set up", 2)]
     assert engine.num_open == 0
 
@@ -212,9 +214,9 @@ def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns(
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
     earlier = {specs[0].cell: PriorStats(0.0001, 0.3), specs[1].cell: PriorStats(0.02, 0.2)}
-    sweep = TrialRunner(engine, None, engine.environment, NullListener())
-    trials = run_interleaved(sweep, specs, number=2, earlier=earlier).trials
-    sweep.leaving.wait()
+    runner = TrialRunner(engine, None, engine.environment, NullListener())
+    trials = run_interleaved(runner, specs, number=2, earlier=earlier).trials
+    runner.closer.wait()
     assert told == {"fp32": 0.3, "tf32": 0.2, "bf16-mixed": None}
     first = {trial.spec.precision: trial.ranks[0].blocks[0].num_steps for trial in trials}
     usual = {spec.precision: round(protocol.block_seconds / step_seconds(spec)) for spec in specs}
@@ -250,7 +252,7 @@ def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
 def sit_led(engine: NotingEngine) -> InterleavedResult:
     protocol = MeasurementProtocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
     return run_interleaved(
-        engine.sweep(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
+        engine.runner(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
     )
 
 
@@ -272,7 +274,7 @@ def test_a_neighbour_that_fails_costs_the_next_block_no_lead() -> None:
 
 
 def test_a_lead_that_fails_is_its_own_cell_s_failure() -> None:
-    engine = NotingEngine(tf32=Fault("oom", "lead"))
+    engine = NotingEngine(tf32=Fault("oom", "lead_in"))
     sat = sit_led(engine)
     assert [trial.spec.precision for trial in sat.trials] == ["fp32", "fp16-true"]
     assert [trial.status for trial in sat.trials] == ["ok", "ok"]

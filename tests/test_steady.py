@@ -244,10 +244,10 @@ def test_steps_lead_to_a_block(script: Script, lead_seconds: float, step_seconds
     warm = cell.warm_up()
     assert all(script.clock.rested)
     before = script.clock.steps
-    cell.lead()
+    cell.lead_in()
     assert script.clock.steps == before + lead_steps
     blocks = [cell.run_block()]
-    cell.lead()
+    cell.lead_in()
     blocks.append(cell.run_block(2))
     assert script.clock.rested[-2:] == [lead_steps == 0] * 2
     assert [block.lead_steps for block in blocks] == [lead_steps] * 2
@@ -492,6 +492,6 @@ def test_a_stretch_is_as_long_as_asked_and_not_among_the_samples(script: Script)
     cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
     cell.warm_up()
     cell.run_block()
-    stretch = cell.run_stretch(1.1)
+    stretch = cell.run_sustained(1.1)
     assert (stretch.num_steps, stretch.seconds) == (22, pytest.approx(1.1))
     assert len(cell.finish().blocks) == 1

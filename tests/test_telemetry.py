@@ -33,7 +33,7 @@ def watching(monitor: FakeMonitor, patience_seconds: float = 30.0, period_second
     return Telemetry(lambda uuid: monitor, period_seconds, patience_seconds)
 
 
-def sweep_with(telemetry: Telemetry, engine: FakeEngine) -> TrialRunner:
+def runner_with(telemetry: Telemetry, engine: FakeEngine) -> TrialRunner:
     return TrialRunner(engine, None, engine.environment, NullListener(), telemetry=telemetry)
 
 
@@ -41,7 +41,7 @@ def run(
     telemetry: Telemetry, fault: Fault | None = None, environment: Environment = ON_GPU, spec: TrialSpec | None = None
 ) -> Trial:
     engine = FakeEngine(environment=environment, faults={} if fault is None else {"fp32": fault})
-    (trial,) = sweep_with(telemetry, engine).run([spec or fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
+    (trial,) = runner_with(telemetry, engine).run([spec or fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
     return trial
 
 
@@ -224,8 +224,8 @@ def test_each_epoch_has_a_reading_also_where_an_earlier_process_ran_it() -> None
     engine = FakeEngine(environment=ON_GPU, faults={"#1": Fault("interrupt", "run_epoch", block=2)})
     telemetry = watching(FakeMonitor())
     with pytest.raises(KeyboardInterrupt):
-        sweep_with(telemetry, engine).run([training_spec()])
-    (trial,) = sweep_with(telemetry, engine).run([training_spec()])
+        runner_with(telemetry, engine).run([training_spec()])
+    (trial,) = runner_with(telemetry, engine).run([training_spec()])
     assert [reading.energy_joules for reading in trial.readings] == [None, None, 100.0]
     assert "gpu (an earlier process ran this epoch)" in trial.telemetry_note
 
@@ -237,7 +237,7 @@ def test_who_was_there_before_is_seen_before_the_first_process_starts() -> None:
         seen.append(len(engine.sessions))
         return fake_sample(processes=frozenset({2**22 + 1}))
 
-    (trial,) = sweep_with(watching(FakeMonitor(sample)), engine).run([fake_spec()])
+    (trial,) = runner_with(watching(FakeMonitor(sample)), engine).run([fake_spec()])
     assert seen[0] == 0
     assert {reading.foreign_processes for reading in trial.readings} == {1}
 
@@ -266,8 +266,8 @@ class Stretching(FakeSession):
 
     monitor: FakeMonitor
 
-    def run_stretch(self, seconds: float) -> Block:
-        block, enough = super().run_stretch(seconds), self.monitor.num_reads + 8
+    def run_sustained(self, seconds: float) -> Block:
+        block, enough = super().run_sustained(seconds), self.monitor.num_reads + 8
         deadline = time.monotonic() + 20.0
         while self.monitor.num_reads < enough and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -296,9 +296,9 @@ def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
     monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
     specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
     engine = FakeEngine(environment=ON_GPU, exclusive=False)
-    sweep = sweep_with(watching(monitor, period_seconds=0.001), engine)
-    sat = run_interleaved(sweep, specs, number=number, earlier={specs[0].cell: PriorStats(0.001, 0.1)})
-    sweep.leaving.wait()
+    runner = runner_with(watching(monitor, period_seconds=0.001), engine)
+    sat = run_interleaved(runner, specs, number=number, earlier={specs[0].cell: PriorStats(0.001, 0.1)})
+    runner.closer.wait()
     assert {trial.spec.precision for trial in sat.trials if trial.metered is not None} == metered
 
 
@@ -306,9 +306,9 @@ def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
 def test_without_a_counter_no_stretch_is_run(environment: Environment) -> None:
     monitor = FakeMonitor(sample=lambda _: fake_sample(energy_joules=None))
     engine = FakeEngine(environment=environment)
-    (trial,) = sweep_with(watching(monitor), engine).run([fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
+    (trial,) = runner_with(watching(monitor), engine).run([fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
     assert trial.metered is None
-    assert "run_stretch" not in engine.sessions[0].calls
+    assert "run_sustained" not in engine.sessions[0].calls
 
 
 def watching_two(first: FakeMonitor, second: FakeMonitor, **seconds: float) -> Telemetry:
@@ -344,7 +344,7 @@ def test_of_a_trial_on_the_second_gpu_that_one_is_watched() -> None:
     first, own = FakeMonitor(), FakeMonitor()
     telemetry = watching_two(first, own)
     engine = FakeEngine(environment=second, devices=("cuda:1",))
-    (trial,) = sweep_with(telemetry, engine).run(
+    (trial,) = runner_with(telemetry, engine).run(
         [fake_spec(device="cuda:1", protocol=MeasurementProtocol(num_blocks=3))]
     )
     assert (trial.status, first.num_reads) == ("ok", 0)
@@ -372,7 +372,7 @@ def test_who_was_on_any_gpu_before_is_seen_before_the_first_process_starts() -> 
 
     telemetry = watching_two(FakeMonitor(lambda _: fake_sample(processes=frozenset())), FakeMonitor(sample))
     specs = [fake_spec(), fake_spec(world_size=2, parallelism="ddp")]
-    one, two = sweep_with(telemetry, engine).run(specs)
+    one, two = runner_with(telemetry, engine).run(specs)
     assert seen[0] == 0
     assert {reading.foreign_processes for reading in one.readings} == {None}
     assert {reading.foreign_processes for reading in two.readings} == {1}

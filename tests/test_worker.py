@@ -105,7 +105,7 @@ def test_a_trial_from_its_first_command_to_its_last(talk: Conversation, monkeypa
     assert Facts.model_validate(warm["facts"]).param_dtypes == {"float32": 1_199_882}
     blocks = []
     for _ in range(2):
-        assert talk.ask({"command": "lead"}) == {"event": "leading"}
+        assert talk.ask({"command": "lead_in"}) == {"event": "led_in"}
         answer = talk.ask({"command": "run_block"})
         assert answer["event"] == "block"
         blocks.append(Block.model_validate(answer["block"]))
@@ -221,8 +221,10 @@ def test_an_epoch_s_loss_that_is_no_number_arrives(talk: Conversation, monkeypat
     talk.ask(set_up)
     real = TrainingRun.run_epoch
 
-    def broken(self: TrainingRun, tell: Any = None) -> Epoch:
-        return real(self, tell).model_copy(update={"losses": ((0, float("nan")),), "validation_loss": float("inf")})
+    def broken(self: TrainingRun, on_progress: Any = None) -> Epoch:
+        return real(self, on_progress).model_copy(
+            update={"losses": ((0, float("nan")),), "validation_loss": float("inf")}
+        )
 
     monkeypatch.setattr(TrainingRun, "run_epoch", broken)
     epoch = Epoch.model_validate(talk.ask({"command": "run_epoch"})["epoch"])
@@ -250,7 +252,7 @@ def test_a_check_of_models_that_are_there(talk: Conversation) -> None:
         b'{"command": "open"}',
         b'{"command": "set_up", "spec": {}, "data_dir": null}',
         b'{"command": "warm_up"}',
-        b'{"command": "lead"}',
+        b'{"command": "lead_in"}',
         b'{"command": "run_block"}',
         b'{"command": "finish"}',
         b'{"command": "fetch", "data_set": "no such set", "data_dir": "."}',
@@ -384,7 +386,7 @@ def test_what_is_wrong_with_the_users_code_is_theirs_and_says_where(
 ) -> None:
     file = tmp_path / "train_me.py"
     file.write_text(code)
-    answer = talk.ask({"command": "look_at", "own": own_spec(file)["own"]})
+    answer = talk.ask({"command": "inspect", "own": own_spec(file)["own"]})
     assert (answer["event"], answer["usage"]) == ("failed", True)
     assert answer["message"].startswith(message)
     assert re.search(r" \(train_me\.py:[1-3](, in .+)?\)$", answer["message"]), "one place, the last thing said"
@@ -393,8 +395,8 @@ def test_what_is_wrong_with_the_users_code_is_theirs_and_says_where(
 def test_a_look_at_the_users_code_tells_its_batch_size(talk: Conversation, tmp_path: Path) -> None:
     file = tmp_path / "train_me.py"
     file.write_text("import torch\nbuild = (torch.nn.Linear(3, 2), torch.ones(6, 3))\n")
-    answer = talk.ask({"command": "look_at", "own": own_spec(file)["own"]})
-    assert answer["event"] == "looked_at"
+    answer = talk.ask({"command": "inspect", "own": own_spec(file)["own"]})
+    assert answer["event"] == "inspected"
     assert answer["workload"]["batch_size"] == 6
     assert len(answer["workload"]["model"]["digest"]) == 12
     assert talk.is_over

@@ -197,10 +197,10 @@ def run_suites(
     try:
         with _terminated_as_interrupted():
             with _looking(errors):
-                bench = detect_machine(asked.device, asked.data_dir, make_engine)
+                machine = detect_machine(asked.device, asked.data_dir, make_engine)
             for request in asked.requests:
                 try:
-                    results.append(_run_suite(request, bench, errors))
+                    results.append(_run_suite(request, machine, errors))
                 except UsageError as error:
                     if len(asked.requests) == 1:
                         raise
@@ -219,9 +219,9 @@ def run_suites(
     return refused or (_FAILED if failed or not trials else 0)
 
 
-def _run_suite(request: SuiteRequest, bench: Machine, errors: Console) -> SuiteResult:
+def _run_suite(request: SuiteRequest, machine: Machine, errors: Console) -> SuiteResult:
     progress = LiveProgress(errors)
-    job = prepare_suite(request, bench, progress)
+    job = prepare_suite(request, machine, progress)
     count = len(job.job.plan.specs)
     _say(errors, f"{request.suite.name}: {count} trial{'s' if count > 1 else ''}")
     _announce(job.job, errors)

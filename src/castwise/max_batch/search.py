@@ -78,12 +78,12 @@ class MaxBatchJob:
     grid: BatchGrid
     curve: bool
     job: Job = field(repr=False)
-    _going: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
+    _policy: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
     def run(self) -> MaxBatchResult:
         """Search for each loop's largest batch, and fill in its curve."""
         began = time.perf_counter()
-        measure = CachedMeasure(self.job.sweep, self._going)
+        measure = CachedMeasure(self.job.runner, self._policy)
         fits: list[MaxBatch] = []
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
@@ -96,7 +96,7 @@ class MaxBatchJob:
     def _fit(self, template: TrialSpec, measure: CachedMeasure, usable: float) -> MaxBatch:
         trials = find_limit(measure, template, self.grid, usable)
         # What an earlier search of the same loop tried belongs to it, too.
-        earlier = [] if self._going.again else [t for t in measure.known.values() if _is_of(t, template)]
+        earlier = [] if self._policy.again else [t for t in measure.known.values() if _is_of(t, template)]
         tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
         while self.curve and (size := self._next_of_curve(fits_of(tried.values())[0])) is not None:
             trial = measure(template.model_copy(update={"batch_size": size}))
@@ -157,7 +157,7 @@ def prepare_max_batch(
         listener,
         make_engine,
     )
-    limit = _limit(request, job.sweep.environment)
+    limit = _limit(request, job.runner.environment)
     protocol = FIT.model_copy(update={"warm_up_steps": request.steps - FIT.min_blocks})
     if request.timeout_seconds is not None:
         protocol = protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
@@ -165,8 +165,8 @@ def prepare_max_batch(
     templates = tuple(spec.model_copy(update=update) for spec in job.plan.specs)
     finest = max((own.accumulate for own in job.own.values()), default=1)
     multiple = finest if request.exact else math.lcm(MULTIPLE, finest)
-    going = ResumePolicy(request.retry, request.again)
-    return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job, going)
+    policy = ResumePolicy(request.retry, request.again)
+    return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job, policy)
 
 
 def _limit(request: MaxBatchRequest, environment: Environment) -> int | None:

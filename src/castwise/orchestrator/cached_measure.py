@@ -12,18 +12,18 @@ class CachedMeasure:
     """Returns the trial of a spec: as it is on record, else measured.
 
     Args:
-        sweep: Measures; its listener is told of each trial without a number of all.
-        going: Which records are measured again.
+        runner: Measures; its listener is told of each trial without a number of all.
+        policy: Which records are measured again.
 
     Attributes:
         known: What was on record when the search began, by spec key.
     """
 
-    def __init__(self, sweep: TrialRunner, going: ResumePolicy) -> None:
-        self._sweep = replace(sweep, listener=UnboundedProgress(sweep.listener))
-        self._going = going
-        self.known: dict[str, Trial] = {} if sweep.store is None else sweep.store.load(sweep.environment)[0]
+    def __init__(self, runner: TrialRunner, policy: ResumePolicy) -> None:
+        self._runner = replace(runner, listener=UnboundedProgress(runner.listener))
+        self._policy = policy
+        self.known: dict[str, Trial] = {} if runner.store is None else runner.store.load(runner.environment)[0]
 
     def __call__(self, spec: TrialSpec) -> Trial:
         """Return the trial of a spec."""
-        return load_cached([spec], self.known, self._going).get(spec.key) or self._sweep.run([spec])[0]
+        return load_cached([spec], self.known, self._policy).get(spec.key) or self._runner.run([spec])[0]

@@ -14,7 +14,7 @@ class BackgroundCloser:
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
-    def see_off(self, sessions: Iterable[Session]) -> None:
+    def close(self, sessions: Iterable[Session]) -> None:
         """End these processes, and do not wait for it."""
         threads = [threading.Thread(target=session.close, name=THREAD_NAME) for session in sessions]
         for thread in threads:

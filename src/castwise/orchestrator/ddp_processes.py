@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from castwise.errors import EngineError
 from castwise.orchestrator.rpc import Answer, Command, RpcSession
-from castwise.orchestrator.session import ProcessGoneError, Tell, TrialFailedError
+from castwise.orchestrator.session import OnProgress, ProcessGoneError, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.spec.plan import device_of_rank
 
@@ -31,7 +31,7 @@ class Member(Protocol):
     def send(self, command: Command) -> None:
         """Send a command."""
 
-    def take(self, command: Command, tell: Tell) -> Answer | None:
+    def take(self, command: Command, on_progress: OnProgress) -> Answer | None:
         """Take the event that has come; return the answer, None where it was a sign of life."""
 
     def too_slow(self, command: Command, limit: float) -> TrialFailedError:
@@ -95,14 +95,16 @@ class GroupSession(RpcSession):
             member.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _ask(self, command: Command, timeout_seconds: float | None = None, tell: Tell | None = None) -> list[Answer]:
+    def _ask(
+        self, command: Command, timeout_seconds: float | None = None, on_progress: OnProgress | None = None
+    ) -> list[Answer]:
         try:
             for rank, member in enumerate(self._members):
                 try:
                     member.send(self._for_rank(command, rank))
                 except TrialFailedError as failure:
                     raise _named([rank], failure) from None
-            return self._listen(command, timeout_seconds or self._timeout_seconds, tell or _ignore)
+            return self._listen(command, timeout_seconds or self._timeout_seconds, on_progress or _ignore)
         except TrialFailedError:
             for member in self._members:
                 member.is_busy = True  # none has anything left to do: closing kills them all
@@ -116,7 +118,7 @@ class GroupSession(RpcSession):
             return command | {"spec": spec, "rank": rank, "rendezvous": (self._folder / "rendezvous").as_uri()}
         return command
 
-    def _listen(self, command: Command, limit: float, tell: Tell) -> list[Answer]:
+    def _listen(self, command: Command, limit: float, on_progress: OnProgress) -> list[Answer]:
         """Return every rank's answer, taken in the order in which they come.
 
         Raises:
@@ -131,7 +133,7 @@ class GroupSession(RpcSession):
                 raise _named(waiting, self._members[waiting[0]].too_slow(command, limit))
             for rank in ready:
                 try:
-                    answer = self._members[rank].take(command, tell if rank == 0 else _ignore)
+                    answer = self._members[rank].take(command, on_progress if rank == 0 else _ignore)
                 except TrialFailedError as failure:
                     waiting.remove(rank)
                     raise self._cause(command, rank, failure, waiting) from None

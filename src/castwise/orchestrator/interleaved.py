@@ -13,7 +13,7 @@ from typing import Literal
 
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.session import Session, TrialFailedError
-from castwise.orchestrator.trial import TrialInProgress, TrialRunner, lead
+from castwise.orchestrator.trial import TrialInProgress, TrialRunner, lead_in
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.spec.plan import TrialSpec
@@ -36,40 +36,40 @@ class InterleavedResult:
     postponed: tuple[TrialSpec, ...]
 
 
-class _Resident:
+class _Worker:
     """A cell in its process."""
 
-    def __init__(self, spec: TrialSpec, sweep: TrialRunner, earlier: PriorStats | None, *, is_baseline: bool) -> None:
+    def __init__(self, spec: TrialSpec, runner: TrialRunner, earlier: PriorStats | None, *, is_baseline: bool) -> None:
         self.spec = spec
-        self.attempt = TrialInProgress(spec, sweep.environment)
-        self.session: Session = sweep.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
+        self.trial_in_progress = TrialInProgress(spec, runner.environment)
+        self.session: Session = runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         self._started = time.perf_counter()
-        self._sweep, self._earlier = sweep, earlier
+        self._runner, self._earlier = runner, earlier
         self.turns = BlockSchedule(spec.protocol, earlier)
         self.is_baseline = is_baseline
         self.is_done = False  # takes no further turns
         self._seconds: float | None = None  # until it failed
 
     @property
-    def is_well(self) -> bool:
+    def ok(self) -> bool:
         """Return whether nothing has gone wrong with it."""
-        return self.attempt.failure is None
+        return self.trial_in_progress.failure is None
 
     @property
     def goes_on(self) -> bool:
         """Return whether another turn is to be timed."""
-        return self.is_well and self.turns.goes_on
+        return self.ok and self.turns.goes_on
 
     @property
-    def was_crowded_out(self) -> bool:
+    def hit_oom(self) -> bool:
         """Return whether the device's memory did not do for it."""
-        return self.attempt.failure is not None and self.attempt.failure.status == "oom"
+        return self.trial_in_progress.failure is not None and self.trial_in_progress.failure.status == "oom"
 
-    def arrive(self) -> None:
+    def open_device(self) -> None:
         """Open the device: the process is there, and torch is."""
         self._try(self._open)
 
-    def move_in(self) -> None:
+    def set_up(self) -> None:
         """Set up, which ends with the first step."""
         self._try(self._set_up)
 
@@ -77,7 +77,7 @@ class _Resident:
         """Run until the step time has settled."""
         self._try(self._warm_up)
 
-    def take_turn(self, *, may_be_long: bool = False) -> None:
+    def time_block(self, *, may_be_long: bool = False) -> None:
         """Time one block, or of a training run an epoch.
 
         Args:
@@ -94,7 +94,7 @@ class _Resident:
     def measure_energy(self) -> None:
         """Let steps run at a stretch, for the energy counter; a training run's epochs have readings of their own."""
         if self.spec.recipe is None:
-            self._try(lambda: self._sweep.measure_energy(self.session, self.attempt, _STRETCH_SECONDS))
+            self._try(lambda: self._runner.measure_energy(self.session, self.trial_in_progress, _STRETCH_SECONDS))
 
     def finish(self) -> None:
         """Fetch what the process measured."""
@@ -102,7 +102,7 @@ class _Resident:
 
     def record(self, sitting: str | None) -> Trial:
         """Return the trial."""
-        trial = self.attempt.record(self._passed if self._seconds is None else self._seconds)
+        trial = self.trial_in_progress.record(self._passed if self._seconds is None else self._seconds)
         return trial.model_copy(update={"sitting": sitting})
 
     @property
@@ -110,50 +110,50 @@ class _Resident:
         return time.perf_counter() - self._started
 
     def _open(self) -> None:
-        self.attempt.environment = self.session.open(self.spec.device)
+        self.trial_in_progress.environment = self.session.open(self.spec.device)
 
     def _set_up(self) -> None:
         self.session.set_up(self.spec)
-        self.attempt.gpu_facts = self._sweep.telemetry.gpu_facts(self.attempt.gpus)
+        self.trial_in_progress.gpu_facts = self._runner.telemetry.gpu_facts(self.trial_in_progress.gpus)
 
     def _warm_up(self) -> None:
         recipe = self.spec.recipe
         known = None if self._earlier is None else self._earlier.step_seconds
         facts = self.session.warm_up(known) if recipe is None else self.session.resume().facts
-        update = {"ready_seconds": self.session.ready_seconds, "data_note": self._sweep.data_note}
-        self.attempt.facts = facts.model_copy(update=update)
+        update = {"ready_seconds": self.session.ready_seconds, "data_note": self._runner.data_note}
+        self.trial_in_progress.facts = facts.model_copy(update=update)
         for _ in range(0 if recipe is None else recipe.skip_epochs):  # the first step is in the first
             self._train(recipe)
 
     def _time_block(self, length: int) -> None:
-        lead(self.session, self.spec.protocol)  # behind the last look at the one before: what it sees is that one's
-        with self._sweep.telemetry.watch(self.attempt.gpus) as watch:
+        lead_in(self.session, self.spec.protocol)  # behind the last look at the one before: what it sees is that one's
+        with self._runner.telemetry.watch(self.trial_in_progress.gpus) as watch:
             block = self.session.run_block(length)
-        self.attempt.blocks.append(block)
-        self.attempt.readings.append(watch.reading)
+        self.trial_in_progress.blocks.append(block)
+        self.trial_in_progress.readings.append(watch.reading)
         self.turns.take(block.seconds, block.num_steps, length)
 
     def _train(self, recipe: Recipe | None) -> None:
         """Run an epoch, and count it if the run's throughput does."""
-        with self._sweep.telemetry.watch(self.attempt.gpus) as watch:
+        with self._runner.telemetry.watch(self.trial_in_progress.gpus) as watch:
             epoch = self.session.run_epoch()
-        self.attempt.epochs.append(epoch)
-        self.attempt.readings.append(watch.reading)
+        self.trial_in_progress.epochs.append(epoch)
+        self.trial_in_progress.readings.append(watch.reading)
         if epoch.diverged:
             raise TrialFailedError("diverged", epoch.diverged)
-        if recipe is not None and len(self.attempt.epochs) > recipe.skip_epochs:
+        if recipe is not None and len(self.trial_in_progress.epochs) > recipe.skip_epochs:
             self.turns.take(epoch.seconds, epoch.num_steps)
 
     def _fetch(self) -> None:
-        self.attempt.samples = self.session.finish()
+        self.trial_in_progress.samples = self.session.finish()
 
     def _try(self, act: Callable[[], None]) -> None:
-        if not self.is_well:
+        if not self.ok:
             return
         try:
             act()
         except TrialFailedError as failure:
-            self.attempt.failure = failure
+            self.trial_in_progress.failure = failure
             self.session.close()  # its memory is the others'
             self._seconds = self._passed
 
@@ -162,10 +162,10 @@ SetupOrder = Literal["together", "first alone", "one by one"]
 
 
 def run_interleaved(
-    sweep: TrialRunner,
+    runner: TrialRunner,
     specs: Sequence[TrialSpec],
     *,
-    moving_in: SetupOrder = "together",
+    setup_order: SetupOrder = "together",
     number: int = 1,
     earlier: Mapping[str, PriorStats] | None = None,
     baseline: str | None = None,
@@ -173,12 +173,12 @@ def run_interleaved(
     """Let cells take turns until each is settled or its time is up, and return their records.
 
     The processes of the sitting before may still be ending while this one's start, and this one's end when all is
-    measured, while the caller goes on (`sweep.leaving`).
+    measured, while the caller goes on (`runner.closer`).
 
     Args:
-        sweep: Starts the processes and is told of progress.
+        runner: Starts the processes and is told of progress.
         specs: The cells, the baseline first: it is the last to be short of memory.
-        moving_in: How the cells are set up: all at once; the first alone and then the others at once; or one by one,
+        setup_order: How the cells are set up: all at once; the first alone and then the others at once; or one by one,
             where they would take too much from each other. Where the first does not fit beside the others, all begin
             anew with the first alone. They are warmed up one by one in any case.
         number: The round's number, for progress and for the order of its turns. Energy is measured in the first, and
@@ -186,107 +186,105 @@ def run_interleaved(
         earlier: What earlier processes of a cell showed, by cell.
         baseline: The cell that the others are compared with; None takes float32's.
     """
-    residents: list[_Resident] = []
+    workers: list[_Worker] = []
 
     def sit_down(way: SetupOrder) -> None:
-        sweep.listener.phase(f"round {number}: starting", 0.0)
+        runner.listener.phase(f"round {number}: starting", 0.0)
         for spec in specs:
             is_baseline = spec.precision == BASELINE if baseline is None else spec.cell == baseline
-            residents.append(_Resident(spec, sweep, (earlier or {}).get(spec.cell), is_baseline=is_baseline))
-        _all_at_once(_Resident.arrive, residents)
-        sweep.leaving.wait()  # what they hold is this sitting's
-        sweep.listener.phase(f"round {number}: setting up", 0.05)
-        _move_in(residents, way)
+            workers.append(_Worker(spec, runner, (earlier or {}).get(spec.cell), is_baseline=is_baseline))
+        _all_at_once(_Worker.open_device, workers)
+        runner.closer.wait()  # what they hold is this sitting's
+        runner.listener.phase(f"round {number}: setting up", 0.05)
+        _set_up_all(workers, way)
 
     try:
-        sit_down(moving_in)
-        if moving_in == "together" and _is_first_crowded_out(residents):
-            _close(residents)
-            residents.clear()
+        sit_down(setup_order)
+        if setup_order == "together" and _baseline_hit_oom(workers):
+            _close(workers)
+            workers.clear()
             sit_down("first alone")
-        _warm_up(sweep, residents, number)
-        _take_turns(sweep, residents, number)
-        for resident in residents:
-            if number == 1 or resident.is_new:
-                resident.measure_energy()
-        _all_at_once(_Resident.finish, residents)
+        _warm_up(runner, workers, number)
+        _time_blocks(runner, workers, number)
+        for worker in workers:
+            if number == 1 or worker.is_new:
+                worker.measure_energy()
+        _all_at_once(_Worker.finish, workers)
     except BaseException:
-        _close(residents)
+        _close(workers)
         raise
-    sweep.leaving.see_off([resident.session for resident in residents])
-    name = secrets.token_hex(6) if sum(resident.is_well for resident in residents) > 1 else None
-    postponed = [resident for resident in residents if _may_fit_alone(resident, residents)]
-    trials = tuple(resident.record(name) for resident in residents if resident not in postponed)
-    return InterleavedResult(trials, tuple(resident.spec for resident in postponed))
+    runner.closer.close([worker.session for worker in workers])
+    name = secrets.token_hex(6) if sum(worker.ok for worker in workers) > 1 else None
+    postponed = [worker for worker in workers if _may_fit_alone(worker, workers)]
+    trials = tuple(worker.record(name) for worker in workers if worker not in postponed)
+    return InterleavedResult(trials, tuple(worker.spec for worker in postponed))
 
 
-def _move_in(residents: list[_Resident], way: SetupOrder) -> None:
-    alone = {"together": 0, "first alone": 1, "one by one": len(residents)}[way]
-    for resident in residents[:alone]:
-        resident.move_in()
-    _all_at_once(_Resident.move_in, residents[alone:])
+def _set_up_all(workers: list[_Worker], way: SetupOrder) -> None:
+    alone = {"together": 0, "first alone": 1, "one by one": len(workers)}[way]
+    for worker in workers[:alone]:
+        worker.set_up()
+    _all_at_once(_Worker.set_up, workers[alone:])
 
 
-def _all_at_once(act: Callable[[_Resident], None], residents: list[_Resident]) -> None:
-    if not residents:
+def _all_at_once(act: Callable[[_Worker], None], workers: list[_Worker]) -> None:
+    if not workers:
         return
-    with ThreadPoolExecutor(max_workers=len(residents)) as pool:
+    with ThreadPoolExecutor(max_workers=len(workers)) as pool:
         try:
-            list(pool.map(act, residents))
+            list(pool.map(act, workers))
         except BaseException:
-            _close(residents)  # leaving the pool waits for its threads, and they for their processes
+            _close(workers)  # leaving the pool waits for its threads, and they for their processes
             raise
 
 
-def _close(residents: list[_Resident]) -> None:
+def _close(workers: list[_Worker]) -> None:
     """End all processes; each takes a while to let go of its device."""
-    if residents:
-        with ThreadPoolExecutor(max_workers=len(residents)) as pool:
-            list(pool.map(lambda resident: resident.session.close(), residents))
+    if workers:
+        with ThreadPoolExecutor(max_workers=len(workers)) as pool:
+            list(pool.map(lambda worker: worker.session.close(), workers))
 
 
-def _warm_up(sweep: TrialRunner, residents: list[_Resident], number: int) -> None:
+def _warm_up(runner: TrialRunner, workers: list[_Worker], number: int) -> None:
     """Warm up one after another: while others compute, no step time settles."""
-    for index, resident in enumerate(residents):
-        sweep.listener.phase(
-            f"round {number}: warming up {resident.spec.precision}", 0.1 + 0.3 * index / len(residents)
-        )
-        resident.warm_up()
+    for index, worker in enumerate(workers):
+        runner.listener.phase(f"round {number}: warming up {worker.spec.precision}", 0.1 + 0.3 * index / len(workers))
+        worker.warm_up()
 
 
-def _take_turns(sweep: TrialRunner, residents: list[_Resident], number: int) -> None:
+def _time_blocks(runner: TrialRunner, workers: list[_Worker], number: int) -> None:
     rng, turn = random.Random(number), 0
-    while order := _next_turn(residents):
+    while order := _due(workers):
         rng.shuffle(order)
         turn += 1
-        most = max(resident.spec.protocol.num_blocks for resident in order)
-        sweep.listener.phase(f"round {number}: turn {turn}", 0.4 + 0.6 * min(1.0, turn / most))
+        most = max(worker.spec.protocol.num_blocks for worker in order)
+        runner.listener.phase(f"round {number}: turn {turn}", 0.4 + 0.6 * min(1.0, turn / most))
         # Longer turns of the others spare those of a baseline that needs few itself.
-        may_be_long = all(resident.turns.is_quiet for resident in order if resident.is_baseline)
-        for resident in order:
-            resident.take_turn(may_be_long=may_be_long)
+        may_be_long = all(worker.turns.is_quiet for worker in order if worker.is_baseline)
+        for worker in order:
+            worker.time_block(may_be_long=may_be_long)
 
 
-def _next_turn(residents: list[_Resident]) -> list[_Resident]:
+def _due(workers: list[_Worker]) -> list[_Worker]:
     """Return who takes the next turn: who is not settled yet, and the baseline, of whose turns each ratio is made.
 
     While the baseline is not settled no ratio is, and all take it. Who has once been left out stays out: the
     ratio's turns are those that both sides had, one by one from the first.
     """
-    for resident in residents:
-        resident.is_done |= not resident.is_well
-    baseline = [resident for resident in residents if resident.is_baseline and not resident.is_done]
-    if not any(resident.goes_on for resident in baseline):
-        for resident in residents:
-            resident.is_done |= resident not in baseline and not resident.goes_on
-    order = [resident for resident in residents if not resident.is_done]
-    return order if any(resident.goes_on for resident in order) else []
+    for worker in workers:
+        worker.is_done |= not worker.ok
+    baseline = [worker for worker in workers if worker.is_baseline and not worker.is_done]
+    if not any(worker.goes_on for worker in baseline):
+        for worker in workers:
+            worker.is_done |= worker not in baseline and not worker.goes_on
+    order = [worker for worker in workers if not worker.is_done]
+    return order if any(worker.goes_on for worker in order) else []
 
 
-def _is_first_crowded_out(residents: list[_Resident]) -> bool:
+def _baseline_hit_oom(workers: list[_Worker]) -> bool:
     """Return whether the first has failed, and memory was short: a library may call that by another name."""
-    return len(residents) > 1 and not residents[0].is_well and any(each.was_crowded_out for each in residents)
+    return len(workers) > 1 and not workers[0].ok and any(each.hit_oom for each in workers)
 
 
-def _may_fit_alone(resident: _Resident, residents: list[_Resident]) -> bool:
-    return resident.was_crowded_out and len(residents) > 1
+def _may_fit_alone(worker: _Worker, workers: list[_Worker]) -> bool:
+    return worker.hit_oom and len(workers) > 1

@@ -100,7 +100,7 @@ class Job:
         recorded: The trials that stand already, by spec key, further rounds' among them.
         problems: Files in the machine's results folder that are no records.
         notes: What the user should know before it starts, a sentence each.
-        sweep: Measures what is missing.
+        runner: Measures what is missing.
         rule: When a comparison's rounds end; None measures each cell once, by itself.
         own: What a look at the user's own models told, by their names in the request.
     """
@@ -110,7 +110,7 @@ class Job:
     recorded: dict[str, Trial]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
-    sweep: TrialRunner = field(repr=False)
+    runner: TrialRunner = field(repr=False)
     rule: StopRule | None = None
     own: Mapping[str, UserWorkload] = field(default_factory=dict)
 
@@ -118,11 +118,11 @@ class Job:
         """Measure what is missing and return all trials, cell by cell in the plan's order."""
         if self.rule is not None:
             return self._run_rounds(self.rule)
-        fresh = {trial.spec.key: trial for trial in self.sweep.run(self.missing)}
+        fresh = {trial.spec.key: trial for trial in self.runner.run(self.missing)}
         return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.plan.specs]
 
     def _run_rounds(self, rule: StopRule) -> list[Trial]:
-        lacking = [spec for spec in self.plan.specs if unsupported_reason(spec, self.sweep.environment)]
+        lacking = [spec for spec in self.plan.specs if unsupported_reason(spec, self.runner.environment)]
         by_cell: dict[str, list[Trial]] = {}
         comparisons: dict[str, list[TrialSpec]] = {}
         for spec in self.plan.specs:
@@ -132,11 +132,11 @@ class Job:
             own = {spec.cell for spec in cells}
             known = sorted((t for t in self.recorded.values() if t.spec.cell in own), key=lambda t: t.started_at)
             share = rule.share_of_budget(len(comparisons) - number)
-            compared = Rounds(self.sweep, cells, share, known).run()
+            compared = Rounds(self.runner, cells, share, known).run()
             rule = rule.after(compared.seconds)
             for trial in compared.trials:
                 by_cell.setdefault(trial.spec.cell, []).append(trial)
-        for trial in self.sweep.run(lacking):
+        for trial in self.runner.run(lacking):
             by_cell.setdefault(trial.spec.cell, []).append(trial)
         return [trial for spec in self.plan.specs for trial in by_cell.get(spec.cell, [])]
 
@@ -229,12 +229,12 @@ def prepare(request: Request, listener: Listener | None = None, make_engine: Eng
     """
     _check_names(request)
     store = Store(request.results) if request.results is not None else None
-    bench = detect_machine(request.device, request.data_dir, make_engine, _zoo_models(request))
-    own = inspect_user_model(bench, _own_models(request))
-    specs, notes = _plan_for(request, bench, own)
-    specs = _supported(specs, bench.environment, explicit=request.axes.precisions is not None)
-    going = ResumePolicy(request.retry, request.again, notes, _rule(request.rule, bench.device))
-    return replace(build_job(bench, store, specs, going, listener), own=own)
+    machine = detect_machine(request.device, request.data_dir, make_engine, _zoo_models(request))
+    own = inspect_user_model(machine, _own_models(request))
+    specs, notes = _plan_for(request, machine, own)
+    specs = _supported(specs, machine.environment, explicit=request.axes.precisions is not None)
+    policy = ResumePolicy(request.retry, request.again, notes, _rule(request.rule, machine.device))
+    return replace(build_job(machine, store, specs, policy, listener), own=own)
 
 
 @dataclass(frozen=True)
@@ -262,17 +262,17 @@ class ResumePolicy:
 
 
 def build_job(
-    bench: Machine,
+    machine: Machine,
     store: Store | None,
     specs: Sequence[TrialSpec],
-    going: ResumePolicy,
+    policy: ResumePolicy,
     listener: Listener | None = None,
 ) -> Job:
     """Return the job that measures those specs that no record answers yet."""
-    environment = bench.environment
+    environment = machine.environment
     known, problems = store.load(environment) if store is not None else ({}, [])
-    recorded = load_cached(specs, known, going)
-    if going.again and store is not None:
+    recorded = load_cached(specs, known, policy)
+    if policy.again and store is not None:
         for spec in specs:
             store.checkpoint(spec, environment).unlink(missing_ok=True)
     return Job(
@@ -280,17 +280,17 @@ def build_job(
         missing=tuple(spec for spec in specs if spec.key not in recorded),
         recorded=recorded,
         problems=tuple(problems),
-        notes=going.notes,
-        sweep=TrialRunner(
-            bench.engine, store, environment, listener or NullListener(), going.note, weights=going.weights
+        notes=policy.notes,
+        runner=TrialRunner(
+            machine.engine, store, environment, listener or NullListener(), policy.note, weights=policy.weights
         ),
-        rule=going.rule,
+        rule=policy.rule,
     )
 
 
-def load_cached(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: ResumePolicy) -> dict[str, Trial]:
+def load_cached(specs: Sequence[TrialSpec], known: Mapping[str, Trial], policy: ResumePolicy) -> dict[str, Trial]:
     """Return the recorded trials that need not be measured again, by the key of their spec."""
-    if going.again:
+    if policy.again:
         return {}
     asked = {spec.cell: spec for spec in specs}
     found: dict[str, Trial] = {}
@@ -298,7 +298,7 @@ def load_cached(specs: Sequence[TrialSpec], known: Mapping[str, Trial], going: R
         spec = asked.get(trial.spec.cell)
         if spec is not None and matches_configuration(trial, spec):
             limit = spec.protocol.timeout_seconds
-            found |= {key: trial} if is_reusable(trial, limit, retry=going.retry) else {}
+            found |= {key: trial} if is_reusable(trial, limit, retry=policy.retry) else {}
     return found
 
 
@@ -332,23 +332,23 @@ def _own_models(request: Request) -> tuple[str, ...]:
 
 
 def _plan_for(
-    request: Request, bench: Machine, own: Mapping[str, UserWorkload]
+    request: Request, machine: Machine, own: Mapping[str, UserWorkload]
 ) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
-    is_cpu = bench.device == "cpu"
+    is_cpu = machine.device == "cpu"
     axes = request.axes
     data_set, notes = request.data_set or SYNTHETIC, list[str]()
     if axes.workloads is None:
         workload, precisions = _BARE_CPU if is_cpu else _BARE_CUDA
         axes = replace(axes, workloads=(workload,), precisions=axes.precisions or precisions)
         if request.data_set is None and MNIST.name in find_workload(workload).data_sets:
-            data_set, note = _mnist_or_synthetic(bench.engine, bench.data_dir)
+            data_set, note = _mnist_or_synthetic(machine.engine, machine.data_dir)
             notes += [note] if note else []
     protocol = _protocol(request, is_cpu)
     if request.short and is_cpu and axes.precisions is None:
         axes = replace(axes, precisions=_BARE_CPU[1])
-    plan = build_plan(axes, device=bench.device, data_set=data_set, protocol=protocol, seed=request.seed, own=own)
+    plan = build_plan(axes, device=machine.device, data_set=data_set, protocol=protocol, seed=request.seed, own=own)
     if data_set != SYNTHETIC:
-        provide(bench.engine, find_data_set(data_set), bench.data_dir)
+        provide(machine.engine, find_data_set(data_set), machine.data_dir)
     return plan.specs, tuple(notes)
 
 

@@ -81,23 +81,23 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
             f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
         ) from None
     finally:
-        BackgroundCloser().see_off([session])  # nothing of it disturbs the plan being made
+        BackgroundCloser().close([session])  # nothing of it disturbs the plan being made
 
 
-def inspect_user_model(bench: Machine, references: Sequence[str]) -> dict[str, UserWorkload]:
+def inspect_user_model(machine: Machine, references: Sequence[str]) -> dict[str, UserWorkload]:
     """Return what is known of the user's own models, by reference; each one's code runs in a process of its own.
 
     Raises:
         UsageError: There is no such file or function, it raises, or what it returns cannot be trained.
     """
-    return {reference: _look_at(bench, locate(reference)) for reference in references}
+    return {reference: _inspect(machine, locate(reference)) for reference in references}
 
 
-def _look_at(bench: Machine, model: UserModel) -> UserWorkload:
-    session = bench.engine.start(_PROBE_TIMEOUT_SECONDS)
+def _inspect(machine: Machine, model: UserModel) -> UserWorkload:
+    session = machine.engine.start(_PROBE_TIMEOUT_SECONDS)
     try:
-        session.open(bench.device)
-        return session.look_at(model)
+        session.open(machine.device)
+        return session.inspect(model)
     except TrialFailedError as failure:
         raise UsageError(failure.message, failure.log) from None
     finally:

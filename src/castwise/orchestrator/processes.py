@@ -21,7 +21,7 @@ from typing import Any, Literal
 from castwise.errors import EngineError
 from castwise.orchestrator.ddp_processes import GroupSession
 from castwise.orchestrator.rpc import Answer, Command, RpcSession, command_label
-from castwise.orchestrator.session import ProcessGoneError, Session, Tell, TrialFailedError
+from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
 from castwise.records.memory import Shortfall
 from castwise.records.schema import Environment, Status
 from castwise.spec.frozen import FrozenModel
@@ -139,13 +139,15 @@ class ProcessSession(RpcSession):
         if self._process.is_alive():
             self._process.kill()  # it has nothing to save
 
-    def _ask(self, command: Command, timeout_seconds: float | None = None, tell: Tell | None = None) -> list[Answer]:
+    def _ask(
+        self, command: Command, timeout_seconds: float | None = None, on_progress: OnProgress | None = None
+    ) -> list[Answer]:
         limit = timeout_seconds or self._timeout_seconds
         self.send(command)
         while True:
             if not wait(self.ends, timeout=limit):
                 raise self.too_slow(command, limit)
-            answer = self.take(command, tell or _ignore)
+            answer = self.take(command, on_progress or _ignore)
             if answer is not None:
                 return [answer]
 
@@ -161,12 +163,12 @@ class ProcessSession(RpcSession):
         except OSError:
             raise self._gone() from None
 
-    def take(self, command: Command, tell: Tell) -> Answer | None:
+    def take(self, command: Command, on_progress: OnProgress) -> Answer | None:
         """Take the event that has come (`ends` say when); return the answer, None where it was a sign of life.
 
         Args:
             command: What was sent last.
-            tell: Is called with the share done, where the event says how much.
+            on_progress: Is called with the share done, where the event says how much.
 
         Raises:
             TrialFailedError: The event is a failure, is none at all, or is the process's end (ProcessGoneError).
@@ -174,7 +176,7 @@ class ProcessSession(RpcSession):
         event = self._receive(command)
         try:
             if event["event"] == "progress":
-                tell(float(event["done"]))
+                on_progress(float(event["done"]))
                 return None
             failed = _Failed.model_validate(event) if event["event"] == "failed" else None
         except (KeyError, TypeError, ValueError):

@@ -122,7 +122,7 @@ class Rounds:
 
     def __init__(
         self,
-        sweep: TrialRunner,
+        runner: TrialRunner,
         cells: Sequence[TrialSpec],
         rule: StopRule,
         recorded: Sequence[Trial] = (),
@@ -131,13 +131,13 @@ class Rounds:
         """Begin where earlier jobs ended.
 
         Args:
-            sweep: Starts the processes, keeps the records, is told of progress.
+            runner: Starts the processes, keeps the records, is told of progress.
             cells: The cells, with repeat 0.
             rule: When to end.
             recorded: The trials of these cells that stand already.
             baseline: The cell that the others are compared with; None takes float32's.
         """
-        self._sweep, self._rule, self._baseline = sweep, rule, baseline
+        self._runner, self._rule, self._baseline = runner, rule, baseline
         # The baseline moves in first: without it nothing can be compared.
         self._cells = sorted(cells, key=lambda spec: not self._is_baseline(spec))
         self._trials = list(recorded)
@@ -146,7 +146,7 @@ class Rounds:
 
     def run(self) -> ComparedTrials:
         """Run rounds until the rule ends them."""
-        self._sweep.look(self._cells)
+        self._runner.look(self._cells)
         # Intervals need scipy, half a second to import: while the first processes start, nobody waits for it.
         threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
         try:
@@ -155,20 +155,20 @@ class Rounds:
                 self._run_round(self._open_cells())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
         finally:
-            self._sweep.leaving.wait()
-            self._sweep.telemetry.close()
+            self._runner.closer.wait()
+            self._runner.telemetry.close()
         self._say_why(ending)
         return ComparedTrials(tuple(self._trials), ending, time.perf_counter() - self._started)
 
     def run_once(self) -> ComparedTrials:
         """Let all cells sit once more, whatever they had."""
         started = time.perf_counter()
-        self._sweep.look(self._cells)
+        self._runner.look(self._cells)
         try:
             self._run_round(self._well_cells())
         finally:
-            self._sweep.leaving.wait()
-            self._sweep.telemetry.close()
+            self._runner.closer.wait()
+            self._runner.telemetry.close()
         return ComparedTrials(tuple(self._trials), "rounds", time.perf_counter() - started)
 
     def _say_why(self, ending: Ending) -> None:
@@ -184,7 +184,7 @@ class Rounds:
         spec = self._cells[0]
         where = f"{spec.workload} batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
         where += f" {join(spec.techniques)}" if spec.techniques else ""
-        self._sweep.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
+        self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
 
     def _ending(self) -> Ending | None:
         if not self._open_cells():
@@ -232,9 +232,9 @@ class Rounds:
             group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
             self._announce(group[0])
             sat = run_interleaved(
-                self._sweep,
+                self._runner,
                 group,
-                moving_in=self._moving_in(group, first),
+                setup_order=self._setup_order(group, first),
                 number=number,
                 earlier=self._earlier(),
                 baseline=None if self._baseline is None else self._baseline.cell,
@@ -247,7 +247,7 @@ class Rounds:
         found = {spec.cell: prior_stats_of(self._of(spec)) for spec in self._cells}
         return {cell: earlier for cell, earlier in found.items() if earlier is not None}
 
-    def _moving_in(self, group: Sequence[TrialSpec], first: bool) -> SetupOrder:
+    def _setup_order(self, group: Sequence[TrialSpec], first: bool) -> SetupOrder:
         """Return how the cells of a sitting are set up.
 
         CPU cells would take the host from each other, and what set-up takes would be nobody's. What times kernels to
@@ -271,7 +271,7 @@ class Rounds:
 
     def _groups(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return the sittings that fit into memory by what the first round saw, each with the baseline."""
-        memory = self._sweep.environment.gpu_memory_bytes
+        memory = self._runner.environment.gpu_memory_bytes
         if memory is None:
             return [specs]
         baseline = [spec for spec in specs if self._is_baseline(spec)]
@@ -298,16 +298,16 @@ class Rounds:
 
     def _keep(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
-            if self._sweep.store is not None:
-                self._sweep.store.save(trial)
+            if self._runner.store is not None:
+                self._runner.store.save(trial)
             self._announce(trial.spec)
             self._trials.append(trial)
-            self._sweep.listener.ended(trial)
+            self._runner.listener.ended(trial)
 
     def _announce(self, spec: TrialSpec) -> None:
         """Say which trial this is, of as many as there will be at the least."""
         index = len(self._trials) + 1
-        self._sweep.listener.started(spec, index, max(index, len(self._cells) * self._rule.min_rounds))
+        self._runner.listener.started(spec, index, max(index, len(self._cells) * self._rule.min_rounds))
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
         return [trial for trial in self._trials if trial.spec.cell == spec.cell]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from castwise.orchestrator.session import Tell, TrialFailedError
+from castwise.orchestrator.session import OnProgress, TrialFailedError
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.plan import TrialSpec
@@ -35,13 +35,15 @@ class RpcSession(ABC):
         self._commit = commit
 
     @abstractmethod
-    def _ask(self, command: Command, timeout_seconds: float | None = None, tell: Tell | None = None) -> list[Answer]:
+    def _ask(
+        self, command: Command, timeout_seconds: float | None = None, on_progress: OnProgress | None = None
+    ) -> list[Answer]:
         """Send a command and return each rank's answer.
 
         Args:
             command: The command, as rank 0 is to carry it out.
             timeout_seconds: How long it may take; None takes the session's own limit.
-            tell: Is told of the progress of rank 0.
+            on_progress: Is told of the progress of rank 0.
 
         Raises:
             TrialFailedError: A process failed, or did not answer in time.
@@ -60,9 +62,9 @@ class RpcSession(ABC):
         """Make sure that the zoos named have these models."""
         self._ask({"command": "check", "workloads": list(workloads)})
 
-    def look_at(self, model: UserModel) -> UserWorkload:
+    def inspect(self, model: UserModel) -> UserWorkload:
         """Run the user's code and say what is known of their model."""
-        command = {"command": "look_at", "own": model.model_dump(mode="json")}
+        command = {"command": "inspect", "own": model.model_dump(mode="json")}
         return self._ask_for(UserWorkload, "workload", command)[0]
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
@@ -85,25 +87,25 @@ class RpcSession(ABC):
         """Run until the step time has settled."""
         return self._ask_for(Facts, "facts", {"command": "warm_up", "step_seconds": step_seconds})[0]
 
-    def lead(self) -> None:
+    def lead_in(self) -> None:
         """Launch the steps that lead to the next block."""
-        self._ask({"command": "lead"})
+        self._ask({"command": "lead_in"})
 
     def run_block(self, length: int = 1) -> Block:
         """Time one block of steps, so many times as long as usual."""
         return self._ask_for(Block, "block", {"command": "run_block", "length": length})[0]
 
-    def run_stretch(self, seconds: float) -> Block:
+    def run_sustained(self, seconds: float) -> Block:
         """Run steps for about so many seconds at a stretch."""
-        return self._ask_for(Block, "block", {"command": "run_stretch", "seconds": seconds})[0]
+        return self._ask_for(Block, "block", {"command": "run_sustained", "seconds": seconds})[0]
 
     def resume(self) -> Resumed:
         """Say where a training trial stands."""
         return self._ask_for(Resumed, "resumed", {"command": "resume"})[0]
 
-    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+    def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint; a deadline runs from each sign of life anew."""
-        return self._ask_for(Epoch, "epoch", {"command": "run_epoch"}, tell=tell)[0]
+        return self._ask_for(Epoch, "epoch", {"command": "run_epoch"}, on_progress=on_progress)[0]
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
         """Return all that was measured, by rank, and end the processes."""
@@ -116,10 +118,10 @@ class RpcSession(ABC):
         key: str,
         command: Command,
         timeout_seconds: float | None = None,
-        tell: Tell | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[_Document]:
         documents: list[_Document] = []
-        for rank, answer in enumerate(self._ask(command, timeout_seconds, tell)):
+        for rank, answer in enumerate(self._ask(command, timeout_seconds, on_progress)):
             try:
                 documents.append(model.model_validate(answer[key]))
             except (KeyError, ValueError):

@@ -9,7 +9,7 @@ from castwise.records.schema import Block, Environment, Epoch, Facts, RankSample
 from castwise.spec.plan import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
 
-Tell = Callable[[float], None]
+OnProgress = Callable[[float], None]
 
 
 class TrialFailedError(Exception):
@@ -52,7 +52,7 @@ class Session(Protocol):
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
 
-    def look_at(self, model: UserModel) -> UserWorkload:
+    def inspect(self, model: UserModel) -> UserWorkload:
         """Run the user's code and say what is known of their model."""
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
@@ -76,23 +76,23 @@ class Session(Protocol):
             step_seconds: What earlier processes of the same cell took for a step; None where there were none.
         """
 
-    def lead(self) -> None:
+    def lead_in(self) -> None:
         """Launch the steps that lead to the next block, and do not wait for them."""
 
     def run_block(self, length: int = 1) -> Block:
         """Time one block of steps, so many times as long as usual."""
 
-    def run_stretch(self, seconds: float) -> Block:
+    def run_sustained(self, seconds: float) -> Block:
         """Run steps for about so many seconds at a stretch; they are not among the samples."""
 
     def resume(self) -> Resumed:
         """Say where a training trial stands."""
 
-    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+    def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint.
 
         Args:
-            tell: Is called now and then with the share of the epoch done, 0 to 1.
+            on_progress: Is called now and then with the share of the epoch done, 0 to 1.
         """
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:

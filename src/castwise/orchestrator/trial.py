@@ -98,7 +98,7 @@ class TrialRunner:
         listener: Is told of progress.
         data_note: Stands in every record's facts.
         telemetry: Watches device and host while blocks and epochs are timed.
-        leaving: Processes that have been measured, and are ending.
+        closer: Processes that have been measured, and are ending.
         weights: The folder in which trained models' weights are kept; None keeps none.
     """
 
@@ -108,7 +108,7 @@ class TrialRunner:
     listener: Listener
     data_note: str | None = None
     telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
-    leaving: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
+    closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
     weights: Path | None = None
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
@@ -135,101 +135,105 @@ class TrialRunner:
 
     def _run_one(self, spec: TrialSpec) -> Trial:
         started = time.perf_counter()
-        attempt = TrialInProgress(spec, self.environment)
+        trial_in_progress = TrialInProgress(spec, self.environment)
         session = self.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
         try:
-            self._measure(session, attempt)
+            self._measure(session, trial_in_progress)
         except TrialFailedError as failure:
-            attempt.failure = failure
+            trial_in_progress.failure = failure
         finally:
             session.close()
-        return attempt.record(time.perf_counter() - started)
+        return trial_in_progress.record(time.perf_counter() - started)
 
-    def _measure(self, session: Session, attempt: "TrialInProgress") -> None:
+    def _measure(self, session: Session, trial_in_progress: "TrialInProgress") -> None:
         listener = self.listener
         listener.phase("starting", 0.0)
-        attempt.environment = session.open(attempt.spec.device)
+        trial_in_progress.environment = session.open(trial_in_progress.spec.device)
         listener.phase("setting up", 0.02)
-        session.set_up(attempt.spec, self._checkpoint(attempt))
-        attempt.gpu_facts = self.telemetry.gpu_facts(attempt.gpus)
-        if attempt.spec.recipe is not None:
-            self._run_epochs(session, attempt, attempt.spec.recipe.num_epochs)
+        session.set_up(trial_in_progress.spec, self._checkpoint(trial_in_progress))
+        trial_in_progress.gpu_facts = self.telemetry.gpu_facts(trial_in_progress.gpus)
+        if trial_in_progress.spec.recipe is not None:
+            self._run_epochs(session, trial_in_progress, trial_in_progress.spec.recipe.num_epochs)
         else:
-            self._run_blocks(session, attempt)
-        kept = self._kept(attempt)
-        attempt.samples = session.finish(kept)
+            self._run_blocks(session, trial_in_progress)
+        kept = self._kept(trial_in_progress)
+        trial_in_progress.samples = session.finish(kept)
         if kept is not None and not kept.is_file():
-            listener.remark(f"{attempt.spec.label}: its weights could not be written to '{kept}'")
+            listener.remark(f"{trial_in_progress.spec.label}: its weights could not be written to '{kept}'")
 
-    def _checkpoint(self, attempt: "TrialInProgress") -> Path | None:
-        return None if self.store is None else self.store.checkpoint(attempt.spec, attempt.environment)
+    def _checkpoint(self, trial_in_progress: "TrialInProgress") -> Path | None:
+        return (
+            None if self.store is None else self.store.checkpoint(trial_in_progress.spec, trial_in_progress.environment)
+        )
 
-    def _kept(self, attempt: "TrialInProgress") -> Path | None:
-        if self.weights is None or attempt.spec.kind != "training":
+    def _kept(self, trial_in_progress: "TrialInProgress") -> Path | None:
+        if self.weights is None or trial_in_progress.spec.kind != "training":
             return None
-        return self.weights / name_of(attempt.environment) / f"{stem_of(attempt.spec)}.pt"
+        return self.weights / name_of(trial_in_progress.environment) / f"{stem_of(trial_in_progress.spec)}.pt"
 
-    def _run_epochs(self, session: Session, attempt: "TrialInProgress", count: int) -> None:
+    def _run_epochs(self, session: Session, trial_in_progress: "TrialInProgress", count: int) -> None:
         resumed = session.resume()
-        attempt.facts = self._known(session, resumed.facts)
-        attempt.epochs += resumed.epochs
-        attempt.readings += unwatched(len(resumed.epochs))
-        while len(attempt.epochs) < count and not (attempt.epochs and attempt.epochs[-1].diverged):
-            number = len(attempt.epochs) + 1
+        trial_in_progress.facts = self._known(session, resumed.facts)
+        trial_in_progress.epochs += resumed.epochs
+        trial_in_progress.readings += unwatched(len(resumed.epochs))
+        while len(trial_in_progress.epochs) < count and not (
+            trial_in_progress.epochs and trial_in_progress.epochs[-1].diverged
+        ):
+            number = len(trial_in_progress.epochs) + 1
 
-            def tell(done: float, number: int = number) -> None:
+            def on_progress(done: float, number: int = number) -> None:
                 self.listener.phase(f"epoch {number} of {count}", 0.05 + 0.95 * (number - 1 + done) / count)
 
-            tell(0.0)
-            with self.telemetry.watch(attempt.gpus) as watch:
-                attempt.epochs.append(session.run_epoch(tell))
-            attempt.readings.append(watch.reading)
+            on_progress(0.0)
+            with self.telemetry.watch(trial_in_progress.gpus) as watch:
+                trial_in_progress.epochs.append(session.run_epoch(on_progress))
+            trial_in_progress.readings.append(watch.reading)
 
     def _known(self, session: Session, facts: Facts) -> Facts:
         return facts.model_copy(update={"ready_seconds": session.ready_seconds, "data_note": self.data_note})
 
-    def _run_blocks(self, session: Session, attempt: "TrialInProgress") -> None:
+    def _run_blocks(self, session: Session, trial_in_progress: "TrialInProgress") -> None:
         self.listener.phase("warming up", 0.1)
-        attempt.facts = self._known(session, session.warm_up())
-        self._time_blocks(session, attempt)
-        self.measure_energy(session, attempt, _STRETCH_SECONDS)
+        trial_in_progress.facts = self._known(session, session.warm_up())
+        self._time_blocks(session, trial_in_progress)
+        self.measure_energy(session, trial_in_progress, _STRETCH_SECONDS)
 
-    def _time_blocks(self, session: Session, attempt: "TrialInProgress") -> None:
-        protocol, blocks, timed = attempt.spec.protocol, attempt.blocks, 0.0
+    def _time_blocks(self, session: Session, trial_in_progress: "TrialInProgress") -> None:
+        protocol, blocks, timed = trial_in_progress.spec.protocol, trial_in_progress.blocks, 0.0
 
         def goes_on() -> bool:
             is_late = timed > protocol.max_seconds and len(blocks) >= protocol.min_blocks
             return len(blocks) < protocol.num_blocks and not is_late
 
-        lead(session, protocol)
+        lead_in(session, protocol)
         while goes_on():
             share = max(len(blocks) / protocol.num_blocks, min(1.0, timed / protocol.max_seconds))
             self.listener.phase("timing", 0.3 + 0.7 * share)
             try:
-                with self.telemetry.watch(attempt.gpus) as watch:
+                with self.telemetry.watch(trial_in_progress.gpus) as watch:
                     blocks.append(session.run_block())
                     timed += blocks[-1].seconds
                     if goes_on():
-                        lead(session, protocol)  # before the last look at the GPU, which takes milliseconds
+                        lead_in(session, protocol)  # before the last look at the GPU, which takes milliseconds
             finally:
-                if len(blocks) > len(attempt.readings):
-                    attempt.readings.append(watch.reading)
+                if len(blocks) > len(trial_in_progress.readings):
+                    trial_in_progress.readings.append(watch.reading)
 
-    def measure_energy(self, session: Session, attempt: "TrialInProgress", seconds: float) -> None:
+    def measure_energy(self, session: Session, trial_in_progress: "TrialInProgress", seconds: float) -> None:
         """Let a trial's steps run at a stretch, after its last block, and note what they took; nothing on a CPU."""
-        if not self.telemetry.has_counter(attempt.gpus):
+        if not self.telemetry.has_counter(trial_in_progress.gpus):
             return
         self.listener.phase("metering", 1.0)
-        with self.telemetry.meter(attempt.gpus) as meter:
-            stretch = session.run_stretch(seconds)
+        with self.telemetry.meter(trial_in_progress.gpus) as meter:
+            stretch = session.run_sustained(seconds)
         step_seconds = stretch.seconds / stretch.num_steps
-        attempt.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
+        trial_in_progress.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
 
 
-def lead(session: Session, protocol: MeasurementProtocol) -> None:
+def lead_in(session: Session, protocol: MeasurementProtocol) -> None:
     """Launch the steps that lead to a trial's next block, if any do."""
     if protocol.lead_seconds:
-        session.lead()
+        session.lead_in()
 
 
 class TrialInProgress:

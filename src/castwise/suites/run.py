@@ -78,7 +78,7 @@ class SuiteJob:
     suite: Suite
     job: Job
     searches: tuple[tuple[TrialSpec, int], ...]
-    _going: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
+    _policy: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
     def run(self) -> SuiteResult:
         """Measure what is missing and return everything."""
@@ -86,16 +86,16 @@ class SuiteJob:
         return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
 
     def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
-        measure = CachedMeasure(self.job.sweep, self._going)
+        measure = CachedMeasure(self.job.runner, self._policy)
         return tuple(find_limit(measure, template, BatchGrid(multiple, multiple, multiple)))
 
 
-def prepare_suite(request: SuiteRequest, bench: Machine, listener: Listener | None = None) -> SuiteJob:
+def prepare_suite(request: SuiteRequest, machine: Machine, listener: Listener | None = None) -> SuiteJob:
     """Check a suite against the machine, and return the job that runs it.
 
     Args:
         request: What the user asked for.
-        bench: The machine.
+        machine: The machine.
         listener: Is told of progress.
 
     Raises:
@@ -103,19 +103,19 @@ def prepare_suite(request: SuiteRequest, bench: Machine, listener: Listener | No
         StoreError: The results folder, or that of weights, cannot be written.
     """
     suite, choice = request.suite, request.choice
-    specs = [_patient(spec, request) for spec in specs_of(suite, device=bench.device, choice=choice)]
+    specs = [_patient(spec, request) for spec in specs_of(suite, device=machine.device, choice=choice)]
     searches = [
         (_patient(spec, request), multiple)
-        for spec, multiple in limit_specs(suite, device=bench.device, choice=choice)
-        if bench.environment.gpu_memory_bytes
+        for spec, multiple in limit_specs(suite, device=machine.device, choice=choice)
+        if machine.environment.gpu_memory_bytes
     ]
     store = Store(request.results) if request.results is not None else None
     if request.kept is not None:
         _check_folder(request.kept)
-    _provide_all([*specs, *(spec for spec, _ in searches)], bench)
-    going = ResumePolicy(request.retry, request.again, weights=request.kept)
-    job = build_job(bench, store, _with_weights(specs, request.weights, bench), going, listener)
-    return SuiteJob(suite, job, tuple(searches), going)
+    _provide_all([*specs, *(spec for spec, _ in searches)], machine)
+    policy = ResumePolicy(request.retry, request.again, weights=request.kept)
+    job = build_job(machine, store, _with_weights(specs, request.weights, machine), policy, listener)
+    return SuiteJob(suite, job, tuple(searches), policy)
 
 
 def _check_folder(kept: Path) -> None:
@@ -134,12 +134,12 @@ def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
     return spec.model_copy(update={"protocol": protocol})
 
 
-def _with_weights(specs: list[TrialSpec], where: Path | None, bench: Machine) -> list[TrialSpec]:
+def _with_weights(specs: list[TrialSpec], where: Path | None, machine: Machine) -> list[TrialSpec]:
     """Return the specs with the pretrained weights that their sources start from, where they can be had."""
     models = list(dict.fromkeys(model for spec in specs if (model := find_workload(spec.workload).pretrained)))
     if not models:
         return specs
-    session = bench.engine.start(_FIND_TIMEOUT_SECONDS)
+    session = machine.engine.start(_FIND_TIMEOUT_SECONDS)
     try:
         files = session.find_weights(models, where)
     except TrialFailedError as failure:
@@ -150,10 +150,10 @@ def _with_weights(specs: list[TrialSpec], where: Path | None, bench: Machine) ->
     return [spec.model_copy(update={"weights": path}) if path else spec for spec, path in found]
 
 
-def _provide_all(specs: Sequence[TrialSpec], bench: Machine) -> None:
+def _provide_all(specs: Sequence[TrialSpec], machine: Machine) -> None:
     for name in dict.fromkeys(spec.data_set for spec in specs if is_real(spec.data_set)):
         try:
-            provide(bench.engine, find_data_set(name), bench.data_dir)
+            provide(machine.engine, find_data_set(name), machine.data_dir)
         except MissingDataError as missing:
             raise MissingDataError(
                 f"{missing} Or measure time and memory alone, on random samples of its shape, with --synthetic."

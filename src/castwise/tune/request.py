@@ -187,9 +187,9 @@ def keeps_float32(precision: str) -> bool:
 
 def _standing(job: Job, start: TrialSpec, request: TuneRequest) -> list[Trial]:
     """Return the records of this machine that need not be measured again."""
-    if request.again or job.sweep.store is None:
+    if request.again or job.runner.store is None:
         return []
-    trials = job.sweep.store.load(job.sweep.environment)[0].values()
+    trials = job.runner.store.load(job.runner.environment)[0].values()
     limit = start.protocol.timeout_seconds
     standing = (trial for trial in trials if is_reusable(trial, limit, retry=request.retry))
     return sorted(standing, key=lambda trial: trial.started_at)

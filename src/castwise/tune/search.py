@@ -51,7 +51,7 @@ class TuningSearch(LoopResults):
         self._probes: list[TrialSpec] = []
         self._recorded = {id(trial) for trial in self.known}
         # How many trials a climb takes nobody knows, and why rounds of its own end is no news.
-        self._sweep = replace(self.job.sweep, listener=UnboundedProgress(self.job.sweep.listener, remarks=False))
+        self._runner = replace(self.job.runner, listener=UnboundedProgress(self.job.runner.listener, remarks=False))
 
     def run(self) -> TuningResult:
         """Climb until nothing left pays, or the time is up; then look for what is within the memory limit."""
@@ -143,7 +143,7 @@ class TuningSearch(LoopResults):
             if not any(is_within(move, reached) for move in moves):  # a part of one: what is left is open again
                 tries.append(TriedChange(rung, reached, current, loops[-1], gain, *_NO_OUTCOME))
             said = "" if gain is None else f", {gain.value:.2f}×"
-            self.job.sweep.listener.remark(f"up by {reached.name}{said}")
+            self.job.runner.listener.remark(f"up by {reached.name}{said}")
         return loops
 
     def _way_up(self, current: TrialSpec, better: Sequence[Change], limit: float | None) -> list[TrialSpec]:
@@ -151,7 +151,7 @@ class TuningSearch(LoopResults):
         loops = [
             loop
             for loop in cumulative_configs(current, better)
-            if unsupported_reason(loop, self.job.sweep.environment) is None
+            if unsupported_reason(loop, self.job.runner.environment) is None
         ]
         best = better[0].on(current)
         if len(loops) > 1 and self._has_time_for([current, *loops]):
@@ -183,7 +183,7 @@ class TuningSearch(LoopResults):
         kept: list[Change] = []
         for move in moves:
             spec = move.on(current)
-            reason = unsupported_reason(spec, self.job.sweep.environment)
+            reason = unsupported_reason(spec, self.job.runner.environment)
             if reason is None:
                 kept.append(move)
             else:
@@ -201,7 +201,7 @@ class TuningSearch(LoopResults):
         for _ in range(_MOST_SIZES):
             size = next_batch([self._held(loop, spec) for spec in tried], limit)
             spec = None if size is None else Change(batch_size=size).on(loop)
-            if spec is None or unsupported_reason(spec, self.job.sweep.environment) is not None:
+            if spec is None or unsupported_reason(spec, self.job.runner.environment) is not None:
                 break
             if not self._has_time_for([loop, spec], keep=0.0):
                 return tried[1:], False
@@ -219,7 +219,7 @@ class TuningSearch(LoopResults):
         well = [spec for spec in sizes if self._needs(spec) <= limit and self._ratio(loop, spec) is not None]
         best = max(well, key=lambda spec: self._merit(loop, spec, limit), default=None)
         if best is not None:
-            self.job.sweep.listener.remark(f"batch {best.batch_size} is within the limit")
+            self.job.runner.listener.remark(f"batch {best.batch_size} is within the limit")
         found: list[TriedChange] = []
         for spec in sorted(sizes, key=lambda each: (each is not best, -each.batch_size)):
             named: tuple[Outcome, str] = ("taken" if spec is best else "second best", _OF_TURNS)
@@ -310,7 +310,7 @@ class TuningSearch(LoopResults):
         if loop.precision == "fp32" and "tf32" in self.ladder.precisions:
             wanted.append(Change(precision="tf32").on(loop))
         probes = [spec for spec in wanted if spec is not None and spec.cell != loop.cell and _is_one_more(loop, spec)]
-        probes = [spec for spec in probes if unsupported_reason(spec, self.job.sweep.environment) is None]
+        probes = [spec for spec in probes if unsupported_reason(spec, self.job.runner.environment) is None]
         if self._has_time_for([loop, *probes]) and self._screen(loop, probes):
             self._probes += probes
 
@@ -366,7 +366,7 @@ class TuningSearch(LoopResults):
         self._belong(specs)
         began = time.perf_counter()
         recorded = [trial for spec in specs for trial in self._of(spec)]
-        rounds = Rounds(self._sweep, specs, _ONCE, recorded, baseline)
+        rounds = Rounds(self._runner, specs, _ONCE, recorded, baseline)
         compared = rounds.run_once() if again else rounds.run()
         fresh = compared.trials[len(recorded) :]
         self.known += fresh
@@ -378,7 +378,7 @@ class TuningSearch(LoopResults):
 
     def _width(self, current: TrialSpec) -> int:
         """Return how many loops may sit beside one: as many as hold what it does fit into the device's memory."""
-        most, memory = _SIDE_BY_SIDE[current.device_type], self.job.sweep.environment.gpu_memory_bytes
+        most, memory = _SIDE_BY_SIDE[current.device_type], self.job.runner.environment.gpu_memory_bytes
         needs = self._needs(self.start)
         if memory is None or not math.isfinite(needs):
             return most

@@ -27,24 +27,24 @@ class Peers:
     rank = 0
     world_size = 1
 
-    def agree(self, value: _T) -> _T:
+    def broadcast_object(self, value: _T) -> _T:
         """Return rank 0's value, in every rank; all have to ask."""
         return value
 
-    def gather(self, value: _T) -> list[_T]:
+    def gather_objects(self, value: _T) -> list[_T]:
         """Return every rank's value, in every rank, by rank; all have to ask."""
         return [value]
 
-    def share(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give tensors rank 0's values, in every rank; all have to ask for as many of the same shapes and dtypes."""
 
-    def average(self, tensor: Tensor) -> None:
+    def all_reduce_mean(self, tensor: Tensor) -> None:
         """Give a contiguous tensor the mean of all ranks' values, in every rank; all have to ask."""
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the connections; nothing can be agreed on any more."""
 
 
@@ -56,27 +56,27 @@ class ProcessGroup(Peers):
         self.world_size = distributed.get_world_size()
         self._device = device
 
-    def agree(self, value: _T) -> _T:
+    def broadcast_object(self, value: _T) -> _T:
         """Return rank 0's value, in every rank."""
         box = [value]
         distributed.broadcast_object_list(box, src=0, device=self._device)
         return box[0]
 
-    def gather(self, value: _T) -> list[_T]:
+    def gather_objects(self, value: _T) -> list[_T]:
         """Return every rank's value, in every rank, by rank."""
         boxes: list[Any] = [None] * self.world_size
         distributed.all_gather_object(boxes, value)
         return boxes
 
     @torch.no_grad()
-    def share(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Give tensors rank 0's values, in every rank."""
         for tensor in tensors:
             values = tensor.detach().contiguous()  # NCCL takes no others
             distributed.broadcast(values, src=0)
             tensor.copy_(values)
 
-    def average(self, tensor: Tensor) -> None:
+    def all_reduce_mean(self, tensor: Tensor) -> None:
         """Give a contiguous tensor the mean of all ranks' values, in every rank.
 
         It is divided before it is summed, as DistributedDataParallel does: of float16 gradients under a loss scale the
@@ -94,7 +94,7 @@ class ProcessGroup(Peers):
         """Wait until all ranks are here."""
         distributed.barrier()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the process group."""
         distributed.destroy_process_group()
 

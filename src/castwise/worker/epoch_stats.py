@@ -8,7 +8,7 @@ from torch import Tensor
 
 from castwise.worker.models.task import Batch
 
-Tell = Callable[[float], None]
+OnProgress = Callable[[float], None]
 
 # Losses in a row that are no number before a run is given up: a dynamic loss scale may see a few at its start.
 _HOPELESS_LOSSES = 20
@@ -37,22 +37,22 @@ class TimedIterator:
 class Heartbeat:
     """Tells now and then how much of something is done, so that whoever waits knows that it goes on."""
 
-    def __init__(self, tell: Tell | None, total: int) -> None:
+    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
         """Begin.
 
         Args:
-            tell: Is called with the share done, 0 to 1, about once a second; None tells nobody.
+            on_progress: Is called with the share done, 0 to 1, about once a second; None tells nobody.
             total: Steps in all.
         """
-        self._tell, self._total = tell, max(1, total)
+        self._on_progress, self._total = on_progress, max(1, total)
         self._told = time.perf_counter()
 
     def done(self, steps: int) -> None:
         """Take note of the steps done so far."""
         now = time.perf_counter()
-        if self._tell is not None and now - self._told > _SECONDS_BETWEEN_SIGNS:
+        if self._on_progress is not None and now - self._told > _SECONDS_BETWEEN_SIGNS:
             self._told = now
-            self._tell(min(1.0, steps / self._total))
+            self._on_progress(min(1.0, steps / self._total))
 
 
 class Pass:

@@ -1,10 +1,10 @@
 """The trial's process: one command in, one event out, both JSON; never raises.
 
-Commands: {"command": "open" | "check" | "look_at" | "fetch" | "find_weights" | "set_up" | "warm_up" | "lead" |
-          "run_block" | "run_stretch" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a rendezvous
-          where there are several.
+Commands: {"command": "open" | "check" | "inspect" | "fetch" | "find_weights" | "set_up" | "warm_up" | "lead_in" |
+          "run_block" | "run_sustained" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a
+          rendezvous where there are several.
 Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
-          {"event": "opened" | "checked" | "looked_at" | "fetched" | "weights" | "ready" | "warm" | "leading" |
+          {"event": "opened" | "checked" | "inspected" | "fetched" | "weights" | "ready" | "warm" | "led_in" |
           "block" | "resumed" | "epoch" | "finished" | "failed", ...}.
 """
 
@@ -75,24 +75,24 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
 
 
 class _Worker:
-    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, send_event: Callable[[dict[str, Any]], None]) -> None:
         self.done = False
         self._own: UserModel | None = None  # whose code has had a part in this process
-        self._tell = tell
+        self._send_event = send_event
         self._cell: SteadyRun | None = None
         self._run: TrainingRun | None = None
         self._peers = Peers()
         self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "open": self._open,
             "check": self._check,
-            "look_at": self._look_at,
+            "inspect": self._inspect,
             "fetch": self._fetch,
             "find_weights": self._find_weights,
             "set_up": self._set_up,
             "warm_up": self._warm_up,
-            "lead": self._lead,
+            "lead_in": self._lead_in,
             "run_block": self._run_block,
-            "run_stretch": self._run_stretch,
+            "run_sustained": self._run_sustained,
             "resume": self._resume,
             "run_epoch": self._run_epoch,
             "finish": self._finish,
@@ -113,7 +113,7 @@ class _Worker:
             text += f" ({place})" if place is not None else ""
             # What the user's code raises before anything is measured is theirs to mend, as a misspelt name is.
             refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
-            usage = refused or name == "look_at"
+            usage = refused or name == "inspect"
             event: dict[str, Any] = {"event": "failed", "status": status, "message": text, "usage": usage}
             shortfall = shortfall_of(error)
             if shortfall is not None:
@@ -136,11 +136,11 @@ class _Worker:
             check_workload(find_workload(name))
         return {"event": "checked"}
 
-    def _look_at(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _inspect(self, command: dict[str, Any]) -> dict[str, Any]:
         self._own = UserModel.model_validate(command["own"])
         workload = inspect_model(self._own)
         self.done = True
-        return {"event": "looked_at", "workload": workload.model_dump(mode="json")}
+        return {"event": "inspected", "workload": workload.model_dump(mode="json")}
 
     def _fetch(self, command: dict[str, Any]) -> dict[str, Any]:
         fetch(command["data_set"], Path(command["data_dir"]))
@@ -176,16 +176,16 @@ class _Worker:
         facts = self._running_cell().warm_up(command.get("step_seconds"))
         return {"event": "warm", "facts": facts.model_dump(mode="json")}
 
-    def _lead(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._running_cell().lead()
-        return {"event": "leading"}
+    def _lead_in(self, _: dict[str, Any]) -> dict[str, Any]:
+        self._running_cell().lead_in()
+        return {"event": "led_in"}
 
     def _run_block(self, command: dict[str, Any]) -> dict[str, Any]:
         block = self._running_cell().run_block(command.get("length", 1))
         return {"event": "block", "block": block.model_dump(mode="json")}
 
-    def _run_stretch(self, command: dict[str, Any]) -> dict[str, Any]:
-        block = self._running_cell().run_stretch(float(command["seconds"]))
+    def _run_sustained(self, command: dict[str, Any]) -> dict[str, Any]:
+        block = self._running_cell().run_sustained(float(command["seconds"]))
         return {"event": "block", "block": block.model_dump(mode="json")}
 
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -194,14 +194,14 @@ class _Worker:
         return {"event": "resumed", "resumed": json.loads(resumed.model_dump_json())}
 
     def _run_epoch(self, _: dict[str, Any]) -> dict[str, Any]:
-        epoch = self._training_run().run_epoch(lambda done: self._tell({"event": "progress", "done": done}))
+        epoch = self._training_run().run_epoch(lambda done: self._send_event({"event": "progress", "done": done}))
         return {"event": "epoch", "epoch": json.loads(epoch.model_dump_json())}
 
     def _finish(self, command: dict[str, Any]) -> dict[str, Any]:
         if self._run is not None and command.get("weights"):
             self._run.keep_weights(Path(command["weights"]))
         samples = (self._run or self._running_cell()).finish()
-        self._peers.leave()
+        self._peers.close()
         self.done = True
         return {"event": "finished", "samples": samples.model_dump(mode="json")}
 

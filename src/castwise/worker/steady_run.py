@@ -122,7 +122,7 @@ class SteadyRun:
             if step_seconds is not None and (as_known or len(self._windows) == first):
                 window_steps = _KNOWN_WINDOW_SECONDS / step_seconds
             # Rank 0's clock and allocator decide for all.
-            num_steps, is_long_enough, settled, time_is_up = self._peers.agree(
+            num_steps, is_long_enough, settled, time_is_up = self._peers.broadcast_object(
                 (
                     self._whole_launches(window_steps),
                     (is_known or self._warm_up_steps >= protocol.warm_up_steps) and self._has_all_memory(),
@@ -133,8 +133,10 @@ class SteadyRun:
             if is_long_enough and (settled or time_is_up):
                 break
             self._run_window(num_steps)
-        self._steps_per_block = self._peers.agree(self._whole_launches(protocol.block_seconds / self._windows[-1]))
-        self._steps_to_lead = self._peers.agree(self._lead_of(protocol))
+        self._steps_per_block = self._peers.broadcast_object(
+            self._whole_launches(protocol.block_seconds / self._windows[-1])
+        )
+        self._steps_to_lead = self._peers.broadcast_object(self._lead_of(protocol))
         graph = self._step.graph
         self._warm_up_peak = self._step.peak_allocated_ever(self._memory.peak_allocated())
         self._memory.restart()
@@ -180,7 +182,7 @@ class SteadyRun:
         self._windows.append(seconds / steps)
         self._reserved.append(self._memory.reserved())
 
-    def lead(self) -> None:
+    def lead_in(self) -> None:
         """Launch the steps that lead to the next block, and do not wait for them.
 
         What is done meanwhile is no rest of the device's, behind which its clock is another than in the midst of steps.
@@ -209,13 +211,13 @@ class SteadyRun:
             self._watch.saw(block)
         return block
 
-    def run_stretch(self, seconds: float) -> Block:
+    def run_sustained(self, seconds: float) -> Block:
         """Run steps for so many seconds at a stretch; return them as a block, which is not among the samples."""
         last = self._blocks[-1]
         steps = seconds * last.num_steps / last.seconds
         at_once = self._step.steps_per_launch
         # At the least: a step or two of half a second are no more ticks of the energy counter than asked for.
-        count = self._peers.agree(at_once * math.ceil(steps / at_once - _ROUNDING))
+        count = self._peers.broadcast_object(at_once * math.ceil(steps / at_once - _ROUNDING))
         taken, loss = self._time_steps(count)
         return Block(seconds=taken, num_steps=count, loss=loss.item())
 

@@ -99,7 +99,7 @@ class TrainingStep:
     def average_gradients(self, peers: Peers) -> None:
         """Let ranks average their gradients behind backward, without a wrapper; they begin with rank 0's model."""
         whole = (*self.model.parameters(), *self.model.buffers(), *self._weights.stepped)
-        peers.share({id(tensor): tensor for tensor in whole}.values())
+        peers.broadcast({id(tensor): tensor for tensor in whole}.values())
         self._reduce = CoalescedReduce(self.model, peers)
 
     def share_statistics(self) -> None:

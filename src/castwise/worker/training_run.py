@@ -17,7 +17,7 @@ from castwise.worker import checkpoint as checkpoints
 from castwise.worker.build import build_trial
 from castwise.worker.data.epoch_iterators import Feed, make_feeds
 from castwise.worker.distributed import Peers, devices_of
-from castwise.worker.epoch_stats import Heartbeat, Pass, Tell, TimedIterator, why_diverged
+from castwise.worker.epoch_stats import Heartbeat, OnProgress, Pass, TimedIterator, why_diverged
 from castwise.worker.lr_schedules import make_run_scheduler
 from castwise.worker.memory import memory_of
 from castwise.worker.models.task import Batch
@@ -71,7 +71,7 @@ class TrainingRun:
         self._steps_per_epoch = min(whole, recipe.max_steps or whole)
         self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
         self._memory.restart()
-        if self._checkpoint is not None and self._peers.agree(self._checkpoint.is_file()):
+        if self._checkpoint is not None and self._peers.broadcast_object(self._checkpoint.is_file()):
             self._load(self._checkpoint)
         return cell.facts
 
@@ -85,24 +85,24 @@ class TrainingRun:
         """Return the model, as it is trained."""
         return self._step.model
 
-    def run_epoch(self, tell: Tell | None = None) -> Epoch:
+    def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint that the next starts from.
 
         Args:
-            tell: Is called with the share of the epoch done, about once a second; None tells nobody.
+            on_progress: Is called with the share of the epoch done, about once a second; None tells nobody.
         """
-        epoch = self._train(tell)
+        epoch = self._train(on_progress)
         self._step.share_statistics()  # in all ranks, also where only some go on to validate
         is_last = len(self._epochs) + 1 >= self._recipe.num_epochs
         if self._feeds.validation is not None and epoch.diverged is None:
             if self._recipe.validate_each_epoch:
-                epoch = self._validate(self._feeds.validation, epoch, tell)
+                epoch = self._validate(self._feeds.validation, epoch, on_progress)
             elif is_last:  # no part of the run: neither of its time, nor of its memory, nor of what came of it
                 self._held = self._read_memory()
-                judged = self._validate(self._feeds.validation, epoch, tell)
+                judged = self._validate(self._feeds.validation, epoch, on_progress)
                 epoch = judged.model_copy(update={"validation_seconds": 0.0, "diverged": None})
         # Each rank has seen losses of its own; what follows from them must be the same in all.
-        validation_loss, diverged = self._peers.agree((epoch.validation_loss, epoch.diverged))
+        validation_loss, diverged = self._peers.broadcast_object((epoch.validation_loss, epoch.diverged))
         epoch = epoch.model_copy(update={"diverged": diverged})
         self._scheduler.after_epoch(validation_loss)
         self._epochs.append(epoch)
@@ -136,14 +136,14 @@ class TrainingRun:
         """Restore the process's numeric state."""
         self._stack.close()
 
-    def _train(self, tell: Tell | None) -> Epoch:
+    def _train(self, on_progress: OnProgress | None) -> Epoch:
         recipe, batch_size = self._recipe, self._spec.process_batch_size
         self._step.model.train()
         self._task.begin_epoch()
         skipped_before = self._step.scaling.skipped_steps
         pass_, signs = (
             Pass(recipe.read_loss_every_step, self._steps_per_epoch),
-            Heartbeat(tell, self._steps_per_epoch),
+            Heartbeat(on_progress, self._steps_per_epoch),
         )
         counted_from, first_step = 0.0, None
         self._synchronize()
@@ -192,10 +192,10 @@ class TrainingRun:
         if self._peers.world_size == 1:
             return pass_.hopeless
         look = self._recipe.read_loss_every_step and pass_.num_steps % _AGREE_EVERY == 0
-        return look and self._peers.agree(pass_.hopeless)
+        return look and self._peers.broadcast_object(pass_.hopeless)
 
     @torch.no_grad()
-    def _validate(self, feed: Feed, epoch: Epoch, tell: Tell | None) -> Epoch:
+    def _validate(self, feed: Feed, epoch: Epoch, on_progress: OnProgress | None) -> Epoch:
         judge = self._task.judge
         assert judge is not None, "a recipe that validates needs a workload that judges"
         self._step.model.eval()
@@ -203,7 +203,7 @@ class TrainingRun:
         started = time.perf_counter()
         loss, count, is_classifier = torch.zeros((), device=self._device), 0, False
         right = torch.zeros((), dtype=torch.int64, device=self._device)
-        signs = Heartbeat(tell, feed.num_batches)
+        signs = Heartbeat(on_progress, feed.num_batches)
         for index, batch in enumerate(feed.start(0)):
             signs.done(index)
             with self._autocast:
@@ -246,7 +246,7 @@ class TrainingRun:
             "epochs": [epoch.model_dump_json() for epoch in self._epochs],
             "random": checkpoints.random_state(self._device),
         }
-        ranks = self._peers.gather(own)
+        ranks = self._peers.gather_objects(own)
         if self._peers.rank == 0:
             state = {
                 "question": self._question,
@@ -259,7 +259,7 @@ class TrainingRun:
 
     def _load(self, path: Path) -> None:
         state = checkpoints.load(path, self._device, self._question)
-        if not self._peers.agree(state is not None) or state is None:
+        if not self._peers.broadcast_object(state is not None) or state is None:
             return
         own = state["ranks"][self._peers.rank]
         self._step.load_state_dict(state["step"])

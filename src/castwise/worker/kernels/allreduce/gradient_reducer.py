@@ -59,11 +59,11 @@ class CoalescedReduce:
     def share_statistics(self) -> None:
         """Give all ranks rank 0's running statistics: each moves its own, and evaluation alone reads them."""
         norms = (module for module in self._model.modules() if isinstance(module, _NormBase))
-        self._peers.share(buffer for norm in norms for buffer in norm.buffers(recurse=False))
+        self._peers.broadcast(buffer for norm in norms for buffer in norm.buffers(recurse=False))
 
     def _begin(self, has_gradient: list[bool]) -> None:
         """Agree on which weights have gradients, once: a rank that waits for another's would wait for ever."""
-        for number, others in enumerate(self._peers.gather(has_gradient)):
+        for number, others in enumerate(self._peers.gather_objects(has_gradient)):
             for name, here, there in zip(self._names, has_gradient, others, strict=True):
                 if here != there:
                     raise TechniqueError(

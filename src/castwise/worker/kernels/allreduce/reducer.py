@@ -60,7 +60,7 @@ class CollectiveMean:
     def average(self) -> None:
         """Average what lies in the places."""
         for flat in self.flat:
-            self._peers.average(flat)
+            self._peers.all_reduce_mean(flat)
 
 
 class SymmetricMean:
@@ -132,12 +132,12 @@ def make_allreducer(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricM
         groups: Each of one dtype, all on one device.
     """
     # What one rank alone may lack is asked for step by step: sharing itself waits for all others.
-    allocated = allocate(groups, peers) if all(peers.gather(can_share(peers, groups))) else None
-    if all(peers.gather(allocated is not None)) and allocated is not None:
+    allocated = allocate(groups, peers) if all(peers.gather_objects(can_share(peers, groups))) else None
+    if all(peers.gather_objects(allocated is not None)) and allocated is not None:
         made: SymmetricMean | None = None
         with suppress(RuntimeError):  # NCCL has ways around what is not allowed
             made = SymmetricMean(groups, peers, allocated)
-        if all(peers.gather(made is not None)) and made is not None:
+        if all(peers.gather_objects(made is not None)) and made is not None:
             return made
     return CollectiveMean(groups, peers, (0, 0) if allocated is None else allocated.earlier_peaks)
 
@@ -183,7 +183,7 @@ def can_share(peers: Peers, groups: Groups) -> bool:
     if not any(tensor.numel() for tensor in tensors):
         return False
     device = tensors[0].device
-    others = [other for other in peers.gather(device.index) if other != device.index]
+    others = [other for other in peers.gather_objects(device.index) if other != device.index]
     return (
         device.type == "cuda"
         and torch.version.hip is None
