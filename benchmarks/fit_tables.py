@@ -7,16 +7,16 @@ from pathlib import Path
 from stored import IMAGES, NOT_MEASURED, load, where_of
 
 from castwise.max_batch.columns import (
-    account_name,
-    accounts_of,
     baseline_of,
+    breakdown_name,
+    breakdowns_of,
     loop_name,
+    part_titles,
     ratio_of,
     shown_summary,
-    titles_of,
 )
 from castwise.max_batch.render import headline
-from castwise.max_batch.result import MaxBatch, fits_of
+from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.max_batch.sentences import conclusions, remarks
 from castwise.registry.precisions import PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
@@ -39,7 +39,7 @@ def measured_fits(folder: Path) -> dict[str, list[list[MaxBatch]]]:
     found: dict[str, list[list[MaxBatch]]] = {}
     for path in sorted(folder.glob("*")):
         groups: dict[int | None, list[MaxBatch]] = {}
-        for fit in fits_of(load(path)):
+        for fit in max_batches_of(load(path)):
             groups.setdefault(fit.spec.memory_limit_bytes, []).append(fit)
         if groups:
             found[path.name] = list(groups.values())
@@ -106,17 +106,18 @@ def account(fits: Sequence[MaxBatch]) -> str:
 
     Parts are lines here, and loops columns: a page is less wide than a terminal.
     """
-    accounts = accounts_of(fits)
+    accounts = breakdowns_of(fits)
     if not accounts:
         return NOT_MEASURED
-    names = " | ".join(account_name(each) for each in accounts)
+    names = " | ".join(breakdown_name(each) for each in accounts)
     batches = sorted({each.trial.spec.batch_size for each in accounts})
     lines = [
         f"| batch {' and '.join(f'{batch:,}' for batch in batches)} | {names} |",
         f"|---|{'---:|' * len(accounts)}",
     ]
     rows = [
-        (title, [format_bytes(each.bytes_of(part)) for each in accounts]) for part, title in titles_of(accounts).items()
+        (title, [format_bytes(each.bytes_of(part)) for each in accounts])
+        for part, title in part_titles(accounts).items()
     ]
     rows += [
         ("in all", [format_bytes(each.total_bytes) for each in accounts]),

@@ -19,9 +19,9 @@ from fake_engine import (
     fake_trial,
 )
 
-from castwise.max_batch.columns import accounts_of, parts_columns
+from castwise.max_batch.columns import breakdown_columns, breakdowns_of
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
-from castwise.max_batch.result import START, MaxBatch, fits_of, held_bytes, is_fit
+from castwise.max_batch.result import START, MaxBatch, held_bytes, is_max_batch_trial, max_batches_of
 from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
@@ -168,8 +168,8 @@ def test_on_a_cpu_the_limit_counts_from_the_first_step() -> None:
 
 
 def test_other_trials_are_no_search() -> None:
-    assert not is_fit(fake_trial())
-    assert fits_of([fake_trial()]) == []
+    assert not is_max_batch_trial(fake_trial())
+    assert max_batches_of([fake_trial()]) == []
 
 
 def test_sources_that_filled_their_memory_are_set_beside() -> None:
@@ -198,8 +198,8 @@ def test_the_command_prints_what_was_foretold_and_verified(command: CommandLine)
 
 
 def test_parts_of_memory_have_a_sum_for_the_peak_and_one_for_all() -> None:
-    accounts = accounts_of(list(fit().values()))
-    columns = parts_columns(accounts)
+    accounts = breakdowns_of(list(fit().values()))
+    columns = breakdown_columns(accounts)
     names = [column.name for column in columns]
     seen, beyond = names.index("seen_bytes"), [names.index(name) for name in BEYOND_THE_PEAK if name in names]
     assert beyond
@@ -305,6 +305,6 @@ RECORDS = Path(__file__).parent.parent / "benchmarks" / "records" / "fit"
 def test_what_was_foretold_on_a_real_gpu_was_near(folder: Path) -> None:
     """Models that concatenate lose memory to fragmentation, of which small batches do not tell."""
     trials, _ = load_folder(folder)
-    for found in fits_of(trials):
+    for found in max_batches_of(trials):
         assert found.prediction_error is not None
         assert abs(found.prediction_error) < (0.09 if folder.name == "dpn92" else 0.035), found.spec.precision

@@ -17,7 +17,7 @@ from fit_tables import (
 from stored import NOT_MEASURED
 from test_fit import fit
 
-from castwise.max_batch.result import MaxBatch, fits_of
+from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.records.telemetry import TelemetrySummary
 
 GIB = 2**30
@@ -62,7 +62,9 @@ def test_the_summary_is_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
 
 def test_what_a_clock_says_of_a_gpu_in_turns_is_left_out() -> None:
     reading = TelemetrySummary(seconds=1.0, num_samples=1, foreign_processes=2)
-    shared = fits_of(trial.model_copy(update={"readings": (reading,)}) for each in FOUND for trial in each.trials)
+    shared = max_batches_of(
+        trial.model_copy(update={"readings": (reading,)}) for each in FOUND for trial in each.trials
+    )
     assert is_shared(shared)
     assert not is_shared(FOUND)
     head = rows(summaries({"resnet50": [shared]}))[0]

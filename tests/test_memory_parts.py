@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from castwise.max_batch.result import fits_of
+from castwise.max_batch.result import max_batches_of
 from castwise.records.memory import MemoryParts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES
@@ -157,4 +157,4 @@ def test_torch_s_own_words_say_how_far() -> None:
     assert found.needed_bytes > found.free_bytes
     assert shortfall_of(torch.OutOfMemoryError("no memory")) is None
     assert shortfall_of(ValueError("Tried to allocate 1.00 GiB")) is None
-    assert fits_of([]) == []
+    assert max_batches_of([]) == []

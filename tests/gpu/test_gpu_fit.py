@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from castwise.analysis.steady_metrics import peak_allocated_bytes, peak_reserved_bytes
-from castwise.max_batch.memory_breakdown import TOLERANCE, account_of
+from castwise.max_batch.memory_breakdown import TOLERANCE, breakdown_of
 from castwise.max_batch.result import MaxBatch, available_bytes
 from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
@@ -56,13 +56,13 @@ def test_the_whole_gpu_is_found_and_used() -> None:
 def test_parts_sum_to_the_measured_peak(precision: str) -> None:
     found = fit("resnet50", precision, memory_bytes=8 * GIB, curve=False)[precision]
     for trial in found.trained:
-        account = account_of(trial)
+        account = breakdown_of(trial)
         assert account is not None
         assert abs(account.error) < TOLERANCE, (trial.spec.label, account)
         assert account.bytes_of("outside_bytes") > 0
         if trial.facts is not None and precision in ("fp32", "tf32", "fp16-mixed", "bf16-mixed"):
             assert account.bytes_of("weights_bytes") >= 4 * trial.facts.num_parameters
-    large = account_of(found.trained[-1])
+    large = breakdown_of(found.trained[-1])
     assert large is not None
     assert large.bytes_of("saved_bytes") > 0.5 * (peak_allocated_bytes(large.trial) or 0)
 
@@ -70,7 +70,7 @@ def test_parts_sum_to_the_measured_peak(precision: str) -> None:
 def test_the_optimizers_state_is_there_under_loss_scaling() -> None:
     found = fit("resnet50", "fp16-mixed", memory_bytes=LIMIT, curve=False)["fp16-mixed"]
     for trial in found.trained:
-        account = account_of(trial)
+        account = breakdown_of(trial)
         assert account is not None
         assert trial.facts is not None
         assert account.bytes_of("optimizer_bytes") >= 4 * trial.facts.num_parameters
@@ -79,7 +79,7 @@ def test_the_optimizers_state_is_there_under_loss_scaling() -> None:
 def test_the_mlp_of_the_amp_recipe_takes_more_under_autocast_and_the_copies_of_weights_are_seen() -> None:
     """Source 000 saw 1.17 times fp32's memory."""
     found = fit("mlp-4096", "fp32", "fp16-mixed", memory_bytes=8 * GIB, curve=False)
-    small = {name: account_of(each.trained[0]) for name, each in found.items()}
+    small = {name: breakdown_of(each.trained[0]) for name, each in found.items()}
     mixed, full = small["fp16-mixed"], small["fp32"]
     assert mixed is not None
     assert full is not None

@@ -16,7 +16,7 @@ from castwise.cli import doctor
 from castwise.errors import UsageError
 from castwise.max_batch import render as max_batch_render
 from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
-from castwise.max_batch.sentences import refuse_what_never_fits
+from castwise.max_batch.sentences import raise_if_nothing_fits
 from castwise.orchestrator.job import Job, Request, prepare
 from castwise.orchestrator.machine import EngineFactory, Machine, choose_device, detect_machine, find_commit
 from castwise.orchestrator.processes import ForkserverEngine
@@ -161,15 +161,15 @@ def fit(
         return _interrupted(errors, request.results, again=request.again)
     if verbose:
         _print_logs([trial for trial in fitted.trials if trial.status != "oom"], errors)
-    refuse_what_never_fits(fitted.fits)
+    raise_if_nothing_fits(fitted.fits)
     if output == "table":
-        max_batch_render.print_fitted(fitted, run_report.result_console())
+        max_batch_render.print_result(fitted, run_report.result_console())
     elif output == "markdown":
-        sys.stdout.write(max_batch_render.markdown_fit(fitted.fits))
+        sys.stdout.write(max_batch_render.markdown_max_batches(fitted.fits))
     elif output == "csv":
-        sys.stdout.write(max_batch_render.csv_fit(fitted))
+        sys.stdout.write(max_batch_render.csv_result(fitted))
     else:
-        sys.stdout.write(max_batch_render.json_fit(fitted) + "\n")
+        sys.stdout.write(max_batch_render.json_result(fitted) + "\n")
     sys.stdout.flush()
     # That float16 without masters diverges, or that a batch does not fit, is what a search is there to find out.
     failed = any(trial.status in ("crashed", "timeout") for trial in fitted.trials)

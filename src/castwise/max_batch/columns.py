@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.energy import joules_per_unit
-from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK, Account, account_of
+from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK, MemoryBreakdown, breakdown_of
 from castwise.max_batch.result import MaxBatch, trained
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
@@ -193,9 +193,9 @@ CURVE: tuple[Column[Trial], ...] = (
 )
 
 
-def accounts_of(fits: Sequence[MaxBatch]) -> list[Account]:
+def breakdowns_of(fits: Sequence[MaxBatch]) -> list[MemoryBreakdown]:
     """Return where memory goes at the largest batch that all fits have measured, or for lack of it at each one's."""
-    with_parts = [[t for t in fit.trained if account_of(t) is not None] for fit in fits]
+    with_parts = [[t for t in fit.trained if breakdown_of(t) is not None] for fit in fits]
     with_parts = [trials for trials in with_parts if trials]
     if not with_parts:
         return []
@@ -203,44 +203,44 @@ def accounts_of(fits: Sequence[MaxBatch]) -> list[Account]:
     chosen = [
         next(t for t in trials if t.spec.batch_size == max(common)) if common else trials[-1] for trials in with_parts
     ]
-    return [account for trial in chosen if (account := account_of(trial)) is not None]
+    return [account for trial in chosen if (account := breakdown_of(trial)) is not None]
 
 
-def titles_of(accounts: Sequence[Account]) -> dict[str, str]:
+def part_titles(accounts: Sequence[MemoryBreakdown]) -> dict[str, str]:
     """Return the parts that any of some accounts has, by name, as people read them."""
     known = {part.name: part.title for account in accounts for part in account.parts}
     return {name: title for name, title in known.items() if any(each.bytes_of(name) for each in accounts)}
 
 
-def parts_columns(accounts: Sequence[Account]) -> list[Column[Account]]:
+def breakdown_columns(accounts: Sequence[MemoryBreakdown]) -> list[Column[MemoryBreakdown]]:
     """Return a column for each part that any of the accounts has, their sums, and the peak that was measured.
 
     On a GPU there are two sums: what the peak is made of, and all, with what the allocator and the driver hold beside.
     """
-    name = Column[Account]("precision", "precision", account_name, account_name, left=True)
-    parts = [_part_column(name, title) for name, title in titles_of(accounts).items()]
+    name = Column[MemoryBreakdown]("precision", "precision", breakdown_name, breakdown_name, left=True)
+    parts = [_part_column(name, title) for name, title in part_titles(accounts).items()]
     within = [column for column in parts if column.name not in BEYOND_THE_PEAK]
     beyond = [column for column in parts if column.name in BEYOND_THE_PEAK]
-    seen = Column[Account](
+    seen = Column[MemoryBreakdown](
         "seen_bytes", "held at the peak", lambda each: each.seen_bytes, lambda each: format_bytes(each.seen_bytes)
     )
-    peak = Column[Account](
+    peak = Column[MemoryBreakdown](
         "parts_error",
         "measured peak",
         lambda each: each.error,
         lambda each: f"{format_bytes(each.peak_bytes)} ({100 * each.error:+z.1f} %)",
     )
-    total = Column[Account](
+    total = Column[MemoryBreakdown](
         "total_bytes", "in all", lambda each: each.total_bytes, lambda each: format_bytes(each.total_bytes)
     )
     return [name, *within, seen, peak, *beyond, *([total] if beyond else [])]
 
 
-def account_name(account: Account) -> str:
+def breakdown_name(account: MemoryBreakdown) -> str:
     """Return the loop an account is of, in a few words."""
     spec = account.trial.spec
     return f"{spec.precision}, {join(spec.techniques)}" if spec.techniques else spec.precision
 
 
-def _part_column(name: str, title: str) -> Column[Account]:
+def _part_column(name: str, title: str) -> Column[MemoryBreakdown]:
     return Column(name, title, lambda each: each.bytes_of(name), lambda each: format_bytes(each.bytes_of(name)))

@@ -34,7 +34,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Account:
+class MemoryBreakdown:
     """A trial's memory in parts.
 
     Attributes:
@@ -63,7 +63,7 @@ class Account:
         return next((part.num_bytes or 0 for part in self.parts if part.name == name), 0)
 
 
-def account_of(trial: Trial) -> Account | None:
+def breakdown_of(trial: Trial) -> MemoryBreakdown | None:
     """Return where a trial's memory goes; None where its step was not taken apart."""
     parts, peak = parts_of(trial), held_bytes(trial)
     if parts is None or not peak:
@@ -73,7 +73,7 @@ def account_of(trial: Trial) -> Account | None:
         rest = max(0, peak - parts.tensors_bytes)
         found = (*tensors, Part("process_bytes", "process besides tensors", rest))
         whole = parts.tensors_bytes + rest
-        return Account(trial, found, whole, peak, whole)
+        return MemoryBreakdown(trial, found, whole, peak, whole)
     allocated, reserved = peak_allocated_bytes(trial) or 0, peak_reserved_bytes(trial) or 0
     slack = max(0, reserved - parts.peak_bytes)
     found = (
@@ -82,7 +82,7 @@ def account_of(trial: Trial) -> Account | None:
         Part("slack_bytes", "allocator's slack", slack),
         Part("outside_bytes", "CUDA context and others", parts.outside_bytes),
     )
-    return Account(trial, found, sum(part.num_bytes or 0 for part in found), allocated, parts.peak_bytes)
+    return MemoryBreakdown(trial, found, sum(part.num_bytes or 0 for part in found), allocated, parts.peak_bytes)
 
 
 _TENSORS = (
@@ -97,7 +97,7 @@ _TENSORS = (
 )
 
 
-def why_not_halved(base: Account, other: Account, form: Callable[[float], str]) -> str:
+def why_not_halved(base: MemoryBreakdown, other: MemoryBreakdown, form: Callable[[float], str]) -> str:
     """Return in a sentence what another precision's memory is of float32's, and what keeps it from half of it.
 
     Every part is set beside half of what it holds in float32; those that lie above make up the distance.
@@ -120,20 +120,20 @@ def why_not_halved(base: Account, other: Account, form: Callable[[float], str]) 
     return f"{head}. What makes it {more}: {'; '.join(reasons)}."
 
 
-def _excess(base: Account, other: Account, part: Part) -> float:
+def _excess(base: MemoryBreakdown, other: MemoryBreakdown, part: Part) -> float:
     if part.name in BEYOND_THE_PEAK:
         return 0.0
     return other.bytes_of(part.name) - base.bytes_of(part.name) / 2
 
 
-def _saved(base: Account, other: Account, form: Callable[[float], str]) -> str:
+def _saved(base: MemoryBreakdown, other: MemoryBreakdown, form: Callable[[float], str]) -> str:
     """Return the part that shrank most."""
     most = max(base.parts, key=lambda part: base.bytes_of(part.name) - other.bytes_of(part.name))
     part = next(each for each in other.parts if each.name == most.name)
     return f". Most is saved in {most.title}: {_change(base, part, form)}."
 
 
-def _change(base: Account, part: Part, form: Callable[[float], str]) -> str:
+def _change(base: MemoryBreakdown, part: Part, form: Callable[[float], str]) -> str:
     before, now = base.bytes_of(part.name), part.num_bytes or 0
     if before == 0:
         return f"{form(now)} more"

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from castwise.max_batch.columns import CURVE, SUMMARY, accounts_of, curve_of, parts_columns, shown_summary
+from castwise.max_batch.columns import CURVE, SUMMARY, breakdown_columns, breakdowns_of, curve_of, shown_summary
 from castwise.max_batch.result import MaxBatch, MaxBatchResult
 from castwise.max_batch.sentences import conclusions, remarks
 from castwise.records.schema import Trial
@@ -28,13 +28,13 @@ def headline(fits: Sequence[MaxBatch]) -> str:
     return f"Largest batch of {spec.workload}{limit} on {where}"
 
 
-def print_fitted(fitted: MaxBatchResult, console: Console) -> None:
+def print_result(fitted: MaxBatchResult, console: Console) -> None:
     """Print what `castwise fit` found to a terminal, and what finding it took."""
-    print_fit(fitted.fits, console)
+    print_max_batches(fitted.fits, console)
     print_line(console, f"{took_words(len(fitted.trials), fitted.num_recorded, fitted.seconds)}.", "dim")
 
 
-def print_fit(fits: Sequence[MaxBatch], console: Console) -> None:
+def print_max_batches(fits: Sequence[MaxBatch], console: Console) -> None:
     """Print the largest batches, the curve below them, and where their memory goes, to a terminal."""
 
     def table(columns: Sequence[Column[Any]], rows: Sequence[Any], also: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ def print_fit(fits: Sequence[MaxBatch], console: Console) -> None:
         print_line(console, line)
 
 
-def markdown_fit(fits: Sequence[MaxBatch]) -> str:
+def markdown_max_batches(fits: Sequence[MaxBatch]) -> str:
     """Return the same as Markdown."""
     lines = [markdown_text(headline(fits)), "", *markdown_grid(shown_summary(fits), fits), ""]
     lines += [f"- {markdown_text(line)}" for line in remarks(fits)]
@@ -65,12 +65,12 @@ def markdown_fit(fits: Sequence[MaxBatch]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def csv_fit(fitted: MaxBatchResult) -> str:
+def csv_result(fitted: MaxBatchResult) -> str:
     """Return a line a batch that was tried, plain values."""
     return csv_grid((*CURVE, *PART_COLUMNS), [trial for fit in fitted.fits for trial in fit.trials])
 
 
-def json_fit(fitted: MaxBatchResult) -> str:
+def json_result(fitted: MaxBatchResult) -> str:
     """Return the largest batches, the curves, the parts of memory, the sentences and the whole records as JSON."""
     fits = fitted.fits
     document: dict[str, Any] = {
@@ -88,11 +88,11 @@ def json_fit(fitted: MaxBatchResult) -> str:
 
 def _further(fits: Sequence[MaxBatch]) -> list[tuple[str, Sequence[Column[Any]], Sequence[Any]]]:
     """Return the tables below the first: a title, columns and rows each; those without rows are left out."""
-    accounts = accounts_of(fits)
+    accounts = breakdowns_of(fits)
     batch = f", batch {accounts[0].trial.spec.batch_size}" if accounts else ""
     tables: list[tuple[str, Sequence[Column[Any]], Sequence[Any]]] = [
         ("Throughput, memory and energy over the batch size", curve_columns(fits), curve_of(fits)),
-        (f"Where the memory goes{batch}", parts_columns(accounts), accounts),
+        (f"Where the memory goes{batch}", breakdown_columns(accounts), accounts),
     ]
     return [each for each in tables if each[2]]
 

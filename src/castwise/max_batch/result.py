@@ -42,7 +42,7 @@ def fails(trial: Trial, fitting: int) -> bool:
     return trial.status == "oom" or (trial.status == "crashed" and 0 < fitting < trial.spec.batch_size)
 
 
-def is_fit(trial: Trial) -> bool:
+def is_max_batch_trial(trial: Trial) -> bool:
     """Return whether a trial was made to find the largest batch."""
     return trial.spec.kind == "steady" and trial.spec.protocol.memory_parts
 
@@ -265,11 +265,11 @@ class MaxBatchResult:
         return tuple(trial for fit in self.fits for trial in fit.trials)
 
 
-def fits_of(trials: Iterable[Trial]) -> list[MaxBatch]:
+def max_batches_of(trials: Iterable[Trial]) -> list[MaxBatch]:
     """Return trials that were made to find the largest batch, put together, in the order of their first ones."""
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
-        if is_fit(trial):
+        if is_max_batch_trial(trial):
             groups.setdefault(shared_but(trial, "batch_size"), []).append(trial)
     return [MaxBatch(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
 

@@ -8,7 +8,15 @@ from pathlib import Path
 from castwise.analysis import steady_metrics
 from castwise.errors import UsageError
 from castwise.max_batch.bisect import BatchGrid, find_limit
-from castwise.max_batch.result import GROWTH, START, USABLE, MaxBatch, MaxBatchResult, fits_of, is_fit
+from castwise.max_batch.result import (
+    GROWTH,
+    START,
+    USABLE,
+    MaxBatch,
+    MaxBatchResult,
+    is_max_batch_trial,
+    max_batches_of,
+)
 from castwise.orchestrator.cached_measure import CachedMeasure
 from castwise.orchestrator.job import Job, Request, ResumePolicy, prepare
 from castwise.orchestrator.machine import EngineFactory
@@ -98,10 +106,10 @@ class MaxBatchJob:
         # What an earlier search of the same loop tried belongs to it, too.
         earlier = [] if self._policy.again else [t for t in measure.known.values() if _is_of(t, template)]
         tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
-        while self.curve and (size := self._next_of_curve(fits_of(tried.values())[0])) is not None:
+        while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
             trial = measure(template.model_copy(update={"batch_size": size}))
             tried[trial.spec.key] = trial
-        return fits_of(tried.values())[0]
+        return max_batches_of(tried.values())[0]
 
     def _next_of_curve(self, fit: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: the small ones' series, and the knee's lower side."""
@@ -190,4 +198,4 @@ def _limit(request: MaxBatchRequest, environment: Environment) -> int | None:
 def _is_of(trial: Trial, template: TrialSpec) -> bool:
     own = template.timeless.model_copy(update={"batch_size": trial.spec.batch_size})
     limit = template.protocol.timeout_seconds
-    return is_fit(trial) and trial.spec.timeless == own and is_reusable(trial, limit)
+    return is_max_batch_trial(trial) and trial.spec.timeless == own and is_reusable(trial, limit)

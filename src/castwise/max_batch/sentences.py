@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 from castwise.analysis import steady_metrics
 from castwise.errors import UsageError
-from castwise.max_batch.columns import accounts_of, batch_text, loop_name, num_steps, published_of, rate_text, ratio_of
+from castwise.max_batch.columns import (
+    batch_text,
+    breakdowns_of,
+    loop_name,
+    num_steps,
+    published_of,
+    rate_text,
+    ratio_of,
+)
 from castwise.max_batch.memory_breakdown import TOLERANCE, why_not_halved
 from castwise.max_batch.result import MaxBatch
 from castwise.records.memory import Shortfall
@@ -17,7 +25,7 @@ def conclusions(fits: Sequence[MaxBatch]) -> list[str]:
     """Return what the search found, in sentences."""
     lines = [line for fit in fits for line in _found(fit)]
     lines += [line for fit in fits for line in _ratios(fit, fits)]
-    accounts = accounts_of(fits)
+    accounts = breakdowns_of(fits)
     bases = {each.trial.spec.techniques: each for each in accounts if each.trial.spec.precision == BASELINE}
     for account in accounts:
         base = bases.get(account.trial.spec.techniques)
@@ -77,7 +85,7 @@ def remarks(fits: Sequence[MaxBatch]) -> list[str]:
     lines += _missing_parts(fits)
     lines += [
         f"{account.trial.spec.label}: the step taken apart peaked {100 * account.error:+.1f} % beside the timed ones"
-        for account in accounts_of(fits)
+        for account in breakdowns_of(fits)
         if abs(account.error) > TOLERANCE
     ]
     if any(fit.spec.device_type == "cpu" for fit in fits):
@@ -85,7 +93,7 @@ def remarks(fits: Sequence[MaxBatch]) -> list[str]:
     return lines
 
 
-def refuse_what_never_fits(fits: Sequence[MaxBatch]) -> None:
+def raise_if_nothing_fits(fits: Sequence[MaxBatch]) -> None:
     """Say so where memory is too small for the smallest batch of every loop.
 
     Raises:

@@ -10,7 +10,7 @@ from castwise.analysis import training_metrics as runs
 from castwise.analysis.result_table import Row, compare
 from castwise.analysis.statistics import Estimate, Verdict
 from castwise.analysis.training_metrics import Run
-from castwise.max_batch.result import is_fit
+from castwise.max_batch.result import is_max_batch_trial
 from castwise.records.filenames import free_name
 from castwise.records.schema import Environment, Trial
 from castwise.registry.precisions import known_precision, place_of
@@ -83,9 +83,9 @@ class Topic:
         return self.first.spec.kind == "training"
 
     @property
-    def is_fit(self) -> bool:
+    def is_max_batch(self) -> bool:
         """Return whether its cells were measured to find the largest batch."""
-        return is_fit(self.first)
+        return is_max_batch_trial(self.first)
 
     @property
     def unit(self) -> str:
@@ -293,7 +293,7 @@ def _title(trial: Trial, several_machines: bool) -> str:
         steps = spec.recipe.max_steps
         whole = "training" if steps is None else f"training, {steps} steps an epoch"
         title += f": {'search for the largest batch' if is_search(trial) else whole}"
-    if is_fit(trial):
+    if is_max_batch_trial(trial):
         limit = spec.memory_limit_bytes
         title += ": largest batch" + (f" within {limit / 2**30:.3g} GiB" if limit is not None else "")
     return f"{title} ({trial.environment.device_name})" if several_machines else title

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from castwise.analysis.advice import SIMPLEST_FIRST, WORTHWHILE, recommend
 from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_words, perplexity
-from castwise.max_batch.result import MaxBatch, fits_of
+from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
 from castwise.report.collection import Collection, Configuration, Topic, is_search
@@ -58,7 +58,7 @@ def answers_of(collection: Collection) -> list[Answer]:
 def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     """Return what all answers come to."""
     if not answers:
-        return _largest_batches(fits_of(collection.trials)) or "No trial was measured."
+        return _largest_batches(max_batches_of(collection.trials)) or "No trial was measured."
     if len(answers) == 1:
         return answers[0].sentence
     machines = list(dict.fromkeys(each.device_name for each in collection.machines.values()))
@@ -125,7 +125,7 @@ def _named(workload: str, answers: Sequence[Answer]) -> str:
 
 
 def _of_topic(topic: Topic) -> list[Answer]:
-    if topic.is_fit:
+    if topic.is_max_batch:
         return []  # what fits is no word on what to take
     if topic.is_training:
         return _of_runs(topic)

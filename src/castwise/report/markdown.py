@@ -1,8 +1,8 @@
 """A collection of records as Markdown, for issues and pull requests."""
 
 from castwise.analysis.advice import recommend
-from castwise.max_batch.render import markdown_fit
-from castwise.max_batch.result import fits_of
+from castwise.max_batch.render import markdown_max_batches
+from castwise.max_batch.result import max_batches_of
 from castwise.render.run_report import to_markdown
 from castwise.render.table import markdown_grid, markdown_text
 from castwise.render.training_columns import run_columns, shown
@@ -26,8 +26,8 @@ def markdown_report(collection: Collection) -> str:
 
 def _topic(topic: Topic) -> str:
     head = f"### {markdown_text(topic.title)}\n\n"
-    if topic.is_fit:
-        return head + markdown_fit(fits_of(trial for cell in topic.cells for trial in cell.trials))
+    if topic.is_max_batch:
+        return head + markdown_max_batches(max_batches_of(trial for cell in topic.cells for trial in cell.trials))
     if not topic.is_training:
         return head + to_markdown(topic.rows, recommend(topic.rows))
     lines = [markdown_text(topic_line(topic)), "", *markdown_grid(shown(run_columns({}), topic.runs), topic.runs)]

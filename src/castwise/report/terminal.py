@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from castwise.analysis.advice import recommend
-from castwise.max_batch.render import print_fit
-from castwise.max_batch.result import fits_of
+from castwise.max_batch.render import print_max_batches
+from castwise.max_batch.result import max_batches_of
 from castwise.render.console import print_line
 from castwise.render.run_report import print_table
 from castwise.report.collection import Collection, Topic
@@ -27,8 +27,8 @@ def print_report(collection: Collection, console: Console) -> None:
 
 
 def _print_topic(topic: Topic, console: Console) -> None:
-    if topic.is_fit:
-        print_fit(fits_of(trial for cell in topic.cells for trial in cell.trials), console)
+    if topic.is_max_batch:
+        print_max_batches(max_batches_of(trial for cell in topic.cells for trial in cell.trials), console)
     elif topic.is_training:
         print_runs(topic.runs, {}, console, _ELSEWHERE)
     else:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from castwise.max_batch.result import MaxBatch, fits_of
+from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.records.schema import Trial
 from castwise.render.table import DataTable
 from castwise.report.collection import Collection, Topic
@@ -52,7 +52,7 @@ class TopicSubject:
     @property
     def fits(self) -> list[MaxBatch]:
         """Return the topic's searches for the largest batch."""
-        return fits_of(trial for cell in self.topic.cells for trial in cell.trials)
+        return max_batches_of(trial for cell in self.topic.cells for trial in cell.trials)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Where memory goes at a step's peak, by what it is there for."""
 
-from castwise.max_batch.columns import account_name, accounts_of, parts_columns, titles_of
-from castwise.max_batch.memory_breakdown import Account
+from castwise.max_batch.columns import breakdown_columns, breakdown_name, breakdowns_of, part_titles
+from castwise.max_batch.memory_breakdown import MemoryBreakdown
 from castwise.render.table import DataTable
 from castwise.render.theme import INK, STACK
 from castwise.render.units import format_bytes
@@ -15,11 +15,11 @@ _PATTERNS = ("", "/", ".")
 
 def parts(subject: TopicSubject) -> Chart | None:
     """Return a bar for each loop, stacked by what held its memory; None where no step was taken apart."""
-    accounts = accounts_of(subject.fits)
+    accounts = breakdowns_of(subject.fits)
     if not accounts:
         return None
     least = min(accounts, key=lambda each: each.seen_bytes)
-    titles = titles_of(accounts)
+    titles = part_titles(accounts)
     traces = [_bars(subject, accounts, number, *named) for number, named in enumerate(titles.items())]
     document = layout(height=420)
     document["barmode"] = "stack"
@@ -31,19 +31,19 @@ def parts(subject: TopicSubject) -> Chart | None:
     return Chart(
         name="parts",
         title=f"Where the memory goes{batch}",
-        says=f"{account_name(least)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
+        says=f"{breakdown_name(least)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
         traces=traces,
         layout=document,
-        table=DataTable(parts_columns(accounts), accounts),
+        table=DataTable(breakdown_columns(accounts), accounts),
         note="Of one step after the timed ones, at the moment when it held most.",
     )
 
 
-def _bars(subject: TopicSubject, accounts: list[Account], number: int, name: str, title: str) -> Document:
+def _bars(subject: TopicSubject, accounts: list[MemoryBreakdown], number: int, name: str, title: str) -> Document:
     return {
         "type": "bar",
         "name": title,
-        "x": [escape(account_name(account)) for account in accounts],
+        "x": [escape(breakdown_name(account)) for account in accounts],
         "y": [account.bytes_of(name) / _GIB for account in accounts],
         "marker": {
             "color": STACK[number % len(STACK)],
@@ -51,7 +51,7 @@ def _bars(subject: TopicSubject, accounts: list[Account], number: int, name: str
             "line": {"color": INK, "width": 0.5},
         },
         "hovertext": [
-            hover([account_name(each), f"{title}: {format_bytes(each.bytes_of(name))}", subject.file_of(each.trial)])
+            hover([breakdown_name(each), f"{title}: {format_bytes(each.bytes_of(name))}", subject.file_of(each.trial)])
             for each in accounts
         ],
         "hoverinfo": "text",

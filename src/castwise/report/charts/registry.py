@@ -38,7 +38,7 @@ _OF_FITS = ("largest", "batch", "parts")
 
 def charts_of(subject: TopicSubject) -> list[Chart]:
     """Return the charts of a topic that its records have something for."""
-    kinds = [kind for kind in TOPIC_CHARTS if not subject.topic.is_fit or kind.name in _OF_FITS]
+    kinds = [kind for kind in TOPIC_CHARTS if not subject.topic.is_max_batch or kind.name in _OF_FITS]
     return [chart for kind in kinds if (chart := kind.make(subject)) is not None]
 
 

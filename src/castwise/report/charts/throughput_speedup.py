@@ -81,7 +81,7 @@ def speedup(subject: TopicSubject) -> Chart | None:
 
 def overview(subject: OverviewSubject) -> Chart | None:
     """Return the speed-ups of all topics, a group of bars each."""
-    topics = [topic for topic in subject.collection.topics if _compared(topic) and not topic.is_fit]
+    topics = [topic for topic in subject.collection.topics if _compared(topic) and not topic.is_max_batch]
     if len(topics) < 2:
         return None
     shown = topics[:_MOST_TOPICS]

@@ -87,7 +87,7 @@ def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Sourc
             for run in topic.runs
             if run.trial.status != "ok"
         ]
-    elif topic.is_fit:
+    elif topic.is_max_batch:
         fits = TopicSubject(topic, source.file_of).fits
         grid, said = DataTable(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
     else:
