@@ -94,7 +94,7 @@ def parts_of(reduce: CoalescedReduce, device: torch.device, peers: Peers) -> Ite
         grouped = ("grouped", lambda: _in_one_launch(by_collectives.average, device))
         found += [grouped, ("two-shot", _two_shot(largest, device))]
     if isinstance(mean, SymmetricMean):
-        found += [("bring", lambda: mean.bring(gradients)), ("write", mean.average)]
+        found += [("bring", lambda: mean.scatter(gradients)), ("write", mean.average)]
     return [*found, ("whole", whole)]
 
 

@@ -10,7 +10,7 @@ from hand_loops import Batch, Step, autocast_of, make_step
 from suite_loops import make_scheduler, scheduled
 from torch import Tensor, nn
 
-from castwise.registry.datasets import STAND_IN
+from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.recipe import Recipe
 from castwise.worker.data.preloaded import load_images
@@ -64,7 +64,7 @@ class _Images:
 
     def __init__(self, task: "HandTask", split: str, device: torch.device) -> None:
         assert task.data_set is not None
-        name = task.data_set.removeprefix(STAND_IN)
+        name = task.data_set.removeprefix(SYNTHETIC_PREFIX)
         pixels, labels = load_images(task.data_set, Path(task.data_dir) if task.data_dir else None, split)
         mean, deviation = (torch.tensor(each, device=device).view(1, -1, 1, 1) for each in STATISTICS[name])
         images = (pixels.to(device) / 255 - mean) / deviation

@@ -13,7 +13,7 @@ from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.plan import TrialSpec
 from castwise.worker import build as cells
 from castwise.worker.build import TrialSetup
-from castwise.worker.data.sharding import own_batches
+from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch
 
@@ -73,7 +73,7 @@ def cell_of(spec: TrialSpec, peers: Peers = ALONE) -> Iterator[tuple[TrialSetup,
             for module in cell.task.model.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
-            batches = own_batches(row, cell.task, spec, 4, peers)
+            batches = rank_batches(row, cell.task, spec, 4, peers)
             yield cell, [cell.prepare(batch) if cell.prepare else batch for batch in batches]
     finally:
         cells.find_workload = found

@@ -54,7 +54,7 @@ def step_of(
     task = make_task(
         net, cross_entropy if contract.training_step is None else make_compute_loss(contract, "x.py:build")
     )
-    task.own_loop = make_loop(contract, "x.py:build")
+    task.user_loop = make_loop(contract, "x.py:build")
     row = find_precision(precision)
     return TrainingStep(
         task,

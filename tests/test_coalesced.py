@@ -91,7 +91,7 @@ def take_steps(peers: Peers, precision: str, loss_scale: str, names: tuple[str, 
 def accumulated(peers: Peers, *, reduce: bool) -> list[Tensor]:
     """Return the weights after steps of two batches each."""
     task = make_task(make_net())
-    task.own_loop = UserLoop(lambda weights: SGD(weights.stepped, lr=0.1), lambda _: lambda: None, accumulate=2)
+    task.user_loop = UserLoop(lambda weights: SGD(weights.stepped, lr=0.1), lambda _: lambda: None, accumulate=2)
     row = find_precision("fp32")
     step = TrainingStep(task, row, MOMENTUM_SGD, loss_scale="none", clip_grad_norm=0.5, device=CPU)
     joined(step, peers, reduce=reduce)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_cifar import binary_file, draw, put
 
-from castwise.registry.datasets import CIFAR100, STAND_IN
+from castwise.registry.datasets import CIFAR100, SYNTHETIC_PREFIX
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Loader, Recipe
@@ -89,7 +89,7 @@ def test_every_image_set_has_a_transform(name: str) -> None:
 def test_a_stand_in_is_as_large_as_the_real_set(
     workload: str, name: str, shape: tuple[int, ...], num_train: int, num_classes: int
 ) -> None:
-    feeds = feeds_of(workload, STAND_IN + name, None, validation_batch_size=16)
+    feeds = feeds_of(workload, SYNTHETIC_PREFIX + name, None, validation_batch_size=16)
     assert feeds.training.num_batches == num_train // 4
     assert feeds.validation is not None
     assert feeds.validation.num_batches == 10_000 // 16

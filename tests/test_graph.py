@@ -99,7 +99,7 @@ def test_a_language_model_s_state_is_carried_through_launches_and_forgotten_with
         with cell_of(spec_of(WORDS, "fp32")) as (cell, batches):
             step = cell.step
             if graphed:
-                graph = StepGraph(step._train, CPU, cell.task.carried, at_once, FakeCaptures())  # type: ignore[arg-type]
+                graph = StepGraph(step._train, CPU, cell.task.recurrent_state, at_once, FakeCaptures())  # type: ignore[arg-type]
             losses: list[Tensor] = []
             for index in range(26):
                 if index in {9, 18}:

@@ -47,7 +47,7 @@ class Growing:
     def __init__(self) -> None:
         self.bytes = 0
 
-    def held(self) -> int:
+    def current_bytes(self) -> int:
         self.bytes += 1_500_000
         return self.bytes
 
@@ -58,6 +58,6 @@ def test_what_is_kept_of_each_step_is_told_by_all_steps() -> None:
         watch = SideEffectWatch(Growing())  # type: ignore[arg-type]
         watch.start()
         for _ in range(8):
-            watch.saw(Block(seconds=1.0, num_steps=steps, lead_steps=lead_steps, loss=1.0))
+            watch.record_block(Block(seconds=1.0, num_steps=steps, lead_steps=lead_steps, loss=1.0))
         notes.append(watch.notes())
     assert notes[0] == notes[1] != ()

@@ -53,13 +53,13 @@ THERE, FULL = Allocated(torch.zeros(1), PEAKS), None
 def test_ranks_on_a_cpu_take_collectives() -> None:
     mean = make_allreducer(Others(None, False, False), GROUPS)
     assert isinstance(mean, CollectiveMean)
-    assert [[(place.shape, place.dtype) for place in places] for places in mean.places] == [
+    assert [[(place.shape, place.dtype) for place in places] for places in mean.outputs] == [
         [(each.shape, each.dtype) for each in group] for group in GROUPS
     ]
     mean([[torch.full_like(each, 3) for each in group] for group in GROUPS])
-    assert all(bool((place == 1.5).all()) for places in mean.places for place in places)
+    assert all(bool((place == 1.5).all()) for places in mean.outputs for place in places)
     assert [int(flat.count_nonzero()) for flat in mean.flat] == [9, 3], "zeros stay between the places"
-    assert all(place.data_ptr() % 64 == 0 for places in mean.places for place in places)
+    assert all(place.data_ptr() % 64 == 0 for places in mean.outputs for place in places)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_shares_of_all_ranks_make_the_mean_rounded_once() -> None:
                 groups = [SharedGroup(given[0], memory, addresses, rank) for rank, memory in enumerate(memories)]
                 for turn in range(2):
                     for group, own in zip(groups, given):
-                        group.bring(own)
+                        group.scatter(own)
                     for group in groups:
                         group.average()
                     for memory in memories:
                         assert (memory[size:] == 7).all()
                     for number in range(len(shapes)):
-                        places = [group.places[number] for group in groups]
+                        places = [group.outputs[number] for group in groups]
                         assert all(torch.equal(place, places[0]) for place in places), "all ranks have the same bits"
                         assert places[0].stride() == given[0][number].stride()
                         expected = torch.stack([own[number].double() for own in given]).mean(0)

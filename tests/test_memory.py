@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from castwise.worker import memory
-from castwise.worker.memory import CpuMemory, CudaMemory, memory_of
+from castwise.worker.memory import CpuMemory, CudaMemory, memory_meter
 
 MIB = 2**20
 
@@ -49,7 +49,7 @@ def test_a_process_that_shrank_has_grown_by_nothing(proc: FakeProc) -> None:
 
 def test_a_new_stretch_resets_the_kernel_s_peak(proc: FakeProc) -> None:
     proc.write(resident=100, peak=100)
-    CpuMemory().restart()
+    CpuMemory().reset_peak()
     assert proc.clear_refs.read_text() == "5"
 
 
@@ -57,7 +57,7 @@ def test_without_the_reset_the_peak_is_the_whole_trial_s(proc: FakeProc) -> None
     proc.write(resident=100, peak=100)
     meter = CpuMemory()
     proc.clear_refs.mkdir()  # cannot be written, by root neither
-    meter.restart()
+    meter.reset_peak()
     proc.write(resident=100, peak=130)
     assert meter.peak_allocated() == 30 * 1024
 
@@ -67,7 +67,7 @@ def test_without_proc_the_peak_is_unknown(proc: FakeProc, missing: str) -> None:
     if missing != "file":
         proc.write(resident=None if missing == "resident" else 100, peak=None if missing == "peak" else 100)
     meter = CpuMemory()
-    meter.restart()
+    meter.reset_peak()
     assert meter.peak_allocated() is None
 
 
@@ -87,10 +87,10 @@ def touch(num_bytes: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_stretch() -> None:
     meter = CpuMemory()
-    meter.restart()
+    meter.reset_peak()
     touch(64 * MIB)
     held = meter.peak_allocated()
-    meter.restart()
+    meter.reset_peak()
     after = meter.peak_allocated()
     assert held is not None
     assert after is not None
@@ -100,7 +100,7 @@ def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_stretch() -> No
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", CpuMemory), ("cuda:0", CudaMemory)])
 def test_each_device_has_its_meter(device: str, kind: type) -> None:
-    assert type(memory_of(torch.device(device))) is kind
+    assert type(memory_meter(torch.device(device))) is kind
 
 
 def test_of_several_gpus_the_fullest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +109,6 @@ def test_of_several_gpus_the_fullest_counts(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, bytes_of.__getitem__)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 - bytes_of[device], 10))
-    meter = memory_of(first, second)
+    meter = memory_meter(first, second)
     assert (meter.peak_allocated(), meter.peak_reserved(), meter.driver_used()) == (7, 7, 7)
     assert meter.reserved() == 12, "growth on any device tells that warm-up goes on"

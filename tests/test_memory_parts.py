@@ -106,8 +106,8 @@ def test_steps_that_loss_scaling_skips_are_waited_for(own: UserModel) -> None:
 
 def test_growth_beyond_the_limit_is_an_out_of_memory_that_says_how_far() -> None:
     memory = CpuMemory()
-    memory.restart()
-    memory.confine(16 * 2**20)
+    memory.reset_peak()
+    memory.set_limit(16 * 2**20)
     memory.check()
     # A map of its own: what tests before this one have freed may lie in the heap still, and a tensor then in that.
     with mmap.mmap(-1, 2**26) as held:

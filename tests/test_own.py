@@ -23,7 +23,7 @@ from castwise.registry.workloads import find_workload
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel, locate, pickle_reference
 from castwise.worker.build import TrialSetup, build_trial
-from castwise.worker.data.sharding import own_batches
+from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
 from castwise.worker.precision import read_fp32_precision
 from castwise.worker.steady_run import SteadyRun
@@ -73,7 +73,7 @@ def spec_of(reference: str, precision: str = "fp32", batch_size: int = 4) -> Tri
 def train(spec: TrialSpec, steps: int = 2) -> tuple[TrialSetup, list[float]]:
     with ExitStack() as stack:
         cell = build_trial(spec, stack, Peers())
-        batches = own_batches(find_workload(spec.workload), cell.task, spec, 2, Peers())
+        batches = rank_batches(find_workload(spec.workload), cell.task, spec, 2, Peers())
         losses = [cell.step(batches[step % len(batches)]).item() for step in range(steps)]
     return cell, losses
 
@@ -301,7 +301,7 @@ def test_channels_last_reaches_the_images_of_a_dict(write: Callable[..., str]) -
     with ExitStack() as stack:
         cell = build_trial(spec, stack, Peers())
         assert cell.prepare is not None
-        (batch, *_) = own_batches(find_workload(spec.workload), cell.task, spec, 1, Peers())
+        (batch, *_) = rank_batches(find_workload(spec.workload), cell.task, spec, 1, Peers())
         prepared: Any = cell.prepare(batch)
         assert prepared["pixels"].is_contiguous(memory_format=torch.channels_last)
         assert cell.step.model.conv.weight.is_contiguous(memory_format=torch.channels_last)

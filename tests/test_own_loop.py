@@ -25,13 +25,13 @@ every_cpu_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row
 def make_step(precision: str, net: nn.Module, *, loss_scale: str | None = None, **parts: Any) -> TrainingStep:
     row = find_precision(precision)
     task = make_task(net)
-    task.own_loop = make_loop(Contract(model=net, **parts), "x.py:build")
+    task.user_loop = make_loop(Contract(model=net, **parts), "x.py:build")
     return TrainingStep(
         task,
         row,
         UNUSED,
         loss_scale=row.loss_scale if loss_scale is None else loss_scale,
-        clip_grad_norm=task.own_loop.clip_grad_norm,
+        clip_grad_norm=task.user_loop.clip_grad_norm,
         device=CPU,
     )
 
@@ -70,7 +70,7 @@ def test_an_optimizers_function_is_given_what_is_stepped() -> None:
 
 def make_own_task(step: TrainingStep) -> Any:
     task = make_task(step.model)
-    task.own_loop = UserLoop(make_optimizer=lambda _: step.optimizer, make_scheduler=lambda _: lambda: None)
+    task.user_loop = UserLoop(make_optimizer=lambda _: step.optimizer, make_scheduler=lambda _: lambda: None)
     return task
 
 

@@ -22,7 +22,7 @@ from castwise.spec.recipe import Loader, Optimizer, Recipe
 from castwise.worker import training_run
 from castwise.worker.data import epoch_iterators
 from castwise.worker.data.dataloaders import SyntheticSamples, make_loader
-from castwise.worker.data.sharding import own_batches, own_columns
+from castwise.worker.data.sharding import rank_batches, rank_columns
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.models import build_task
 from castwise.worker.precision import convert_weights
@@ -236,19 +236,19 @@ def test_each_epoch_has_its_own_order_and_always_the_same() -> None:
 
 def test_ranks_read_other_columns_of_one_text() -> None:
     rows = torch.arange(12).view(2, 6)
-    assert own_columns(rows, Rank(0)).tolist() == [[0, 1, 2], [6, 7, 8]]
-    assert own_columns(rows, Rank(1)).tolist() == [[3, 4, 5], [9, 10, 11]]
+    assert rank_columns(rows, Rank(0)).tolist() == [[0, 1, 2], [6, 7, 8]]
+    assert rank_columns(rows, Rank(1)).tolist() == [[3, 4, 5], [9, 10, 11]]
     row = find_workload("lstm-lm")
     task = replace(build_task(row), make_batches=lambda count, size, *_: [(rows, rows.flatten() + 100)])
     spec = SPEC.model_copy(update={"workload": "lstm-lm", "batch_size": 3})
-    ((tokens, targets),) = own_batches(row, task, spec, 1, Rank(1))
+    ((tokens, targets),) = rank_batches(row, task, spec, 1, Rank(1))
     assert tokens.tolist() == [[3, 4, 5], [9, 10, 11]]
     assert targets.tolist() == [103, 104, 105, 109, 110, 111]
 
 
 def test_images_are_each_rank_s_own() -> None:
     row = find_workload("mnist-cnn")
-    (first, _), (second, _) = (own_batches(row, build_task(row), SPEC, 1, Rank(rank))[0] for rank in range(2))
+    (first, _), (second, _) = (rank_batches(row, build_task(row), SPEC, 1, Rank(rank))[0] for rank in range(2))
     assert first.shape == second.shape == (8, 1, 28, 28)
     assert not torch.equal(first, second)
 

@@ -7,7 +7,7 @@ import pytest
 from castwise.records.schema import Block
 from castwise.worker.memory import CpuMemory
 from castwise.worker.user_model import side_effects
-from castwise.worker.user_model.side_effects import SideEffectWatch, helpers, note_on_helpers
+from castwise.worker.user_model.side_effects import SideEffectWatch, count_helpers, helper_notes
 
 MIB = 2**20
 
@@ -17,7 +17,7 @@ class FakeMemory(CpuMemory):
         super().__init__()
         self._values = iter(held)
 
-    def held(self) -> int | None:
+    def current_bytes(self) -> int | None:
         return next(self._values)
 
 
@@ -28,7 +28,7 @@ def watched(*held: int | None, printed: tuple[int, int] = (0, 0), steps: int = 1
         watch = SideEffectWatch(FakeMemory(*held))
         watch.start()
         for _ in held:
-            watch.saw(Block(seconds=1.0, num_steps=steps, loss=1.0))
+            watch.record_block(Block(seconds=1.0, num_steps=steps, loss=1.0))
         return watch.notes()
 
 
@@ -69,13 +69,13 @@ def test_printed_bytes_are_those_of_the_log(tmp_path: Path) -> None:
 
 
 def test_processes_that_still_run_are_counted() -> None:
-    before = helpers()
-    assert note_on_helpers(before) == []
+    before = count_helpers()
+    assert helper_notes(before) == []
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        (note,) = note_on_helpers(before)
+        (note,) = helper_notes(before)
         assert note == "your code has started 1 process or thread that runs beside the steps"
     finally:
         process.kill()
         process.communicate()
-    assert note_on_helpers(before) == []
+    assert helper_notes(before) == []

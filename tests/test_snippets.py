@@ -42,7 +42,7 @@ def measured(row: Precision, clip: float | None, accumulate: int) -> list[Tensor
     """Return the weights after two of castwise's own steps."""
     net = make_net()
     task = make_task(net)
-    task.own_loop = make_loop(
+    task.user_loop = make_loop(
         Contract(net, accumulate=accumulate, clip_grad_norm=clip, optimizer=lambda p: torch.optim.SGD(p, lr=LR)), "x"
     )
     unused = OptimizerSpec("SGD", (("lr", LR),))

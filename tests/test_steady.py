@@ -112,7 +112,7 @@ class Script:
         task.make_batches = lambda count, *_: [(torch.tensor([[float(index)]]),) for index in range(count)]
         self._monkeypatch.setattr(cell_module, "build_task", lambda *_, **__: task)
         self._monkeypatch.setattr(steady_run, "stopwatch_of", lambda _: self.clock)
-        self._monkeypatch.setattr(steady_run, "memory_of", lambda _: self.memory)
+        self._monkeypatch.setattr(steady_run, "memory_meter", lambda _: self.memory)
         self._monkeypatch.setattr(steady_run, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
         return SteadyRun(spec, None)
 

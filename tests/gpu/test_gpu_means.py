@@ -54,8 +54,8 @@ def means(peers: Peers, _: Path) -> list[list[torch.Tensor]]:
     shown = []
 
     def look() -> None:
-        shown.append([place.clone().cpu() for places in mean.places for place in places])
-        for places in mean.places:
+        shown.append([place.clone().cpu() for places in mean.outputs for place in places])
+        for places in mean.outputs:
             for place in places:
                 place.zero_()
         torch.cuda.synchronize()
@@ -73,12 +73,12 @@ def means(peers: Peers, _: Path) -> list[list[torch.Tensor]]:
     for each in others:
         each.fill_(float("nan"))
     mean(given)
-    mean(mean.places)  # their own means
+    mean(mean.outputs)  # their own means
     look()
     if peers.rank:
         given[0][1][-1] = float("inf")
     mean(given)
-    assert mean.places[0][1][-1].isinf(), "an overflow in one rank is one in all"
+    assert mean.outputs[0][1][-1].isinf(), "an overflow in one rank is one in all"
     for graph in graphs:
         graph.reset()
     return shown

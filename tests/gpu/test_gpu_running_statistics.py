@@ -10,7 +10,7 @@ from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec
 from castwise.worker.build import build_trial
-from castwise.worker.data.sharding import own_batches
+from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
 
 pytestmark = [
@@ -34,7 +34,7 @@ def statistics_after_steps(workload: str, *techniques: str) -> tuple[list[Tensor
         for group in cell.step.optimizer.param_groups:
             group["lr"] = group["lr"] * 0 if isinstance(group["lr"], Tensor) else 0.0
             group["weight_decay"] = 0.0
-        batches = own_batches(find_workload(workload), cell.task, spec, 4, Peers())
+        batches = rank_batches(find_workload(workload), cell.task, spec, 4, Peers())
         batches = [cell.prepare(batch) if cell.prepare else batch for batch in batches]
         for index in range(NUM_STEPS):
             cell.step(batches[index % 4])

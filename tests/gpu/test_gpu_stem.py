@@ -12,7 +12,7 @@ from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import TrialSpec
 from castwise.worker.build import build_trial
-from castwise.worker.data.sharding import own_batches
+from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.batch_norm.module import RELU, After, Before, KernelBatchNorm
 from castwise.worker.kernels.max_pool.module import KernelMaxPool
@@ -172,7 +172,7 @@ def losses(precision: str, *techniques: str) -> Tensor:
     assert why_unsupported(spec) is None
     with ExitStack() as stack:
         cell = build_trial(spec, stack, Peers())
-        batches = own_batches(find_workload(spec.workload), cell.task, spec, 4, Peers())
+        batches = rank_batches(find_workload(spec.workload), cell.task, spec, 4, Peers())
         batches = [cell.prepare(batch) if cell.prepare else batch for batch in batches]
         found = [cell.step(batches[index % 4]).detach().clone() for index in range(10)]
         return torch.stack(found).double().cpu()

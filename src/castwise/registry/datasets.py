@@ -11,7 +11,7 @@ from castwise.errors import DataError, MissingDataError, unknown_name
 
 DATA_VARIABLE = "CASTWISE_DATA"
 # Before a data set's name: random data in its place, as much of it and of the same shape.
-STAND_IN = "synthetic:"
+SYNTHETIC_PREFIX = "synthetic:"
 
 
 @dataclass(frozen=True)

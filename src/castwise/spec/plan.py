@@ -10,7 +10,7 @@ from typing import Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from castwise.errors import UsageError, unknown_name
-from castwise.registry.datasets import STAND_IN
+from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.technique_constraints import resolve
 from castwise.registry.techniques import NONE, find_technique, join, normalize_for_world_size, parse_techniques
@@ -327,12 +327,12 @@ def check_data_set(workload: Workload, data_set: str) -> None:
 
 def stand_in(data_set: str) -> str:
     """Return the name of random samples in the shape and number of a real data set's: `synthetic:mnist`."""
-    return STAND_IN + data_set
+    return SYNTHETIC_PREFIX + data_set
 
 
 def stands_in_for(data_set: str) -> str | None:
     """Return the real data set that random samples stand in for, or None where they are no stand-in."""
-    return data_set.removeprefix(STAND_IN) if data_set.startswith(STAND_IN) else None
+    return data_set.removeprefix(SYNTHETIC_PREFIX) if data_set.startswith(SYNTHETIC_PREFIX) else None
 
 
 def is_real(data_set: str) -> bool:

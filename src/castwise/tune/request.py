@@ -10,7 +10,7 @@ from castwise.orchestrator.reuse import is_reusable
 from castwise.orchestrator.rounds import StopRule
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Trial
-from castwise.registry.datasets import STAND_IN
+from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.techniques import Numerics
@@ -97,7 +97,7 @@ def prepare_tuning(
                 batch_sizes=None if request.batch_size is None else (request.batch_size,),
             ),
             device=request.device,
-            data_set=SYNTHETIC if data_set.startswith(STAND_IN) else data_set,
+            data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else data_set,
             data_dir=request.data_dir,
             results=request.results,
             timeout_seconds=limit,
@@ -135,7 +135,7 @@ def published_run(workload: str, data_set: str | None) -> tuple[str, Recipe] | N
         data_set: The data set, or a stand-in for it; None takes the suite's.
     """
     name = find_workload(workload).name
-    wanted = None if data_set is None else data_set.removeprefix(STAND_IN)
+    wanted = None if data_set is None else data_set.removeprefix(SYNTHETIC_PREFIX)
     for suite in map(find_suite, SUITE_NAMES):
         for cells in suite.cells:
             if name in {find_workload(each).name for each in cells.workloads} and wanted in (None, cells.data_set):
@@ -171,7 +171,7 @@ def source_of(request: TuneRequest) -> tuple[str, Recipe] | None:
     if not request.training and request.data_set in (None, SYNTHETIC):
         return None
     source = published_run(request.workload, request.data_set)
-    if source is None and (request.training or str(request.data_set).startswith(STAND_IN)):
+    if source is None and (request.training or str(request.data_set).startswith(SYNTHETIC_PREFIX)):
         raise UsageError(
             f"No suite trains {request.workload} on {request.data_set or 'any data'}. "
             "Leave --training and --data-set out to tune its steps."

@@ -70,7 +70,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         precision,
         optimizer,
         loss_scale=spec.loss_scale,
-        clip_grad_norm=row.clip_grad_norm if task.own_loop is None else task.own_loop.clip_grad_norm,
+        clip_grad_norm=row.clip_grad_norm if task.user_loop is None else task.user_loop.clip_grad_norm,
         device=torch.device(spec.device),
         loop=loop,
     )

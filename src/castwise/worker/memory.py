@@ -30,7 +30,7 @@ class CudaMemory:
     def __init__(self, *devices: torch.device) -> None:
         self._devices = devices
 
-    def restart(self) -> None:
+    def reset_peak(self) -> None:
         """Begin a new stretch."""
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before that the allocator knows no device
         for device in self._devices:
@@ -49,7 +49,7 @@ class CudaMemory:
         states = [torch.cuda.mem_get_info(device) for device in self._devices]
         return max(total - free for free, total in states)
 
-    def held(self) -> int | None:
+    def current_bytes(self) -> int | None:
         """Return the bytes that tensors hold now, on all devices."""
         return sum(torch.cuda.memory_allocated(device) for device in self._devices)
 
@@ -61,7 +61,7 @@ class CudaMemory:
         """Return the bytes in use on the device that the allocator does not hold: context, libraries, others'."""
         return max(0, (self.driver_used() or 0) - self.reserved())
 
-    def confine(self, limit_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int) -> None:
         """Let the allocator hold no more than this on each device; what asks for more runs out of memory."""
         for device in self._devices:
             whole = torch.cuda.get_device_properties(device).total_memory
@@ -81,7 +81,7 @@ class CpuMemory:
         self._before = _read_status_bytes("VmRSS")
         self._limit: int | None = None
 
-    def restart(self) -> None:
+    def reset_peak(self) -> None:
         """Begin a new stretch."""
         try:
             _CLEAR_REFS.write_text("5")
@@ -103,7 +103,7 @@ class CpuMemory:
         """Return None: a CPU has no driver of its own."""
         return None
 
-    def held(self) -> int | None:
+    def current_bytes(self) -> int | None:
         """Return the bytes of the resident set now, None where /proc is not to be had."""
         return _read_status_bytes("VmRSS")
 
@@ -115,7 +115,7 @@ class CpuMemory:
         """Return None: a CPU has no allocator that anything could lie outside of."""
         return None
 
-    def confine(self, limit_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int) -> None:
         """Let `check` refuse growth beyond this: the kernel's own limits count address space, which says little."""
         self._limit = limit_bytes
 
@@ -130,7 +130,7 @@ class CpuMemory:
             raise MemoryLimitError(peak, self._limit)
 
 
-def memory_of(*devices: torch.device) -> CudaMemory | CpuMemory:
+def memory_meter(*devices: torch.device) -> CudaMemory | CpuMemory:
     """Return the meter for the devices of a process."""
     return CudaMemory(*devices) if devices[0].type == "cuda" else CpuMemory()
 

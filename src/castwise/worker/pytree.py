@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-Form = Hashable
+TreeSignature = Hashable
 
 
 def tree_map_tensors(function: Callable[[Tensor], Any], nest: Any) -> Any:
@@ -27,7 +27,7 @@ def tree_tensors(nest: Any) -> list[Tensor]:
     return found
 
 
-def tree_signature(nest: Any) -> Form:
+def tree_signature(nest: Any) -> TreeSignature:
     """Return a nest's form: what its parts are and are called, in their order, and its tensors' shapes and dtypes.
 
     Raises:

@@ -32,7 +32,7 @@ from castwise.worker.models import check_workload
 from castwise.worker.pretrained import find_weights
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.training_run import TrainingRun
-from castwise.worker.user_model.load import inspect_model, place_of
+from castwise.worker.user_model.load import error_location, inspect_model
 
 
 def serve(connection: Connection) -> None:
@@ -109,7 +109,7 @@ class _Worker:
             self.done = True
             traceback.print_exc()
             status, text = classify(error)
-            place = place_of(error, self._own) if self._own is not None and status != "oom" else None
+            place = error_location(error, self._own) if self._own is not None and status != "oom" else None
             text += f" ({place})" if place is not None else ""
             # What the user's code raises before anything is measured is theirs to mend, as a misspelt name is.
             refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)

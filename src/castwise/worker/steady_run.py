@@ -15,10 +15,10 @@ from castwise.registry.techniques import compiles, times_kernels
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.worker.build import build_trial
-from castwise.worker.data.sharding import own_batches
+from castwise.worker.data.sharding import rank_batches
 from castwise.worker.device_lock import device_lock
 from castwise.worker.distributed import Peers, devices_of
-from castwise.worker.memory import memory_of
+from castwise.worker.memory import memory_meter
 from castwise.worker.memory_breakdown import profile_memory
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors
@@ -57,11 +57,11 @@ class SteadyRun:
         self._stack = ExitStack()
         self._spec, self._peers = spec, peers or Peers()
         self._device = torch.device(spec.device)
-        self._memory = memory_of(*devices_of(spec))
+        self._memory = memory_meter(*devices_of(spec))
         self._stopwatch = stopwatch_of(self._device)
-        self._memory.restart()  # what the process held before is not the trial's
+        self._memory.reset_peak()  # what the process held before is not the trial's
         if spec.memory_limit_bytes is not None:
-            self._memory.confine(spec.memory_limit_bytes)
+            self._memory.set_limit(spec.memory_limit_bytes)
         try:
             self._facts = self._set_up(data_dir)
         except BaseException:
@@ -82,7 +82,7 @@ class SteadyRun:
         spec, row = self._spec, find_workload(self._spec.workload)
         cell = build_trial(spec, self._stack, self._peers, data_dir)
         self._step = cell.step
-        self._batches = own_batches(row, cell.task, spec, row.resident_batches, self._peers)
+        self._batches = rank_batches(row, cell.task, spec, row.resident_batches, self._peers)
         if cell.prepare is not None:
             self._batches = [cell.prepare(batch) for batch in self._batches]
         self._watch = SideEffectWatch(self._memory) if spec.own is not None else None
@@ -139,7 +139,7 @@ class SteadyRun:
         self._steps_to_lead = self._peers.broadcast_object(self._lead_of(protocol))
         graph = self._step.graph
         self._warm_up_peak = self._step.peak_allocated_ever(self._memory.peak_allocated())
-        self._memory.restart()
+        self._memory.reset_peak()
         self._skipped_before = self._step.scaling.skipped_steps
         update = {
             "warm_up_seconds": _since(started),
@@ -208,7 +208,7 @@ class SteadyRun:
         self._skipped_before = skipped
         self._blocks.append(block)
         if self._watch is not None:
-            self._watch.saw(block)
+            self._watch.record_block(block)
         return block
 
     def run_sustained(self, seconds: float) -> Block:

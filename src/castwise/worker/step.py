@@ -62,7 +62,7 @@ class TrainingStep:
             self.model.to(memory_format=torch.channels_last)
         self.model.train()
         self._weights = make_weights(self.model, precision)
-        own = task.own_loop
+        own = task.user_loop
         if own is not None:
             self.optimizer = own.make_optimizer(self._weights)
             set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
@@ -76,7 +76,9 @@ class TrainingStep:
         if loop.compile_mode is not None:
             check_compiler(device)
             self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
-        self.graph = StepGraph(self._train, device, task.carried, loop.steps_per_launch) if loop.cuda_graph else None
+        self.graph = (
+            StepGraph(self._train, device, task.recurrent_state, loop.steps_per_launch) if loop.cuda_graph else None
+        )
         self.steps_per_launch = loop.steps_per_launch
         self._make: Prepare | None = None
         self._run = self.graph or self._train
@@ -326,7 +328,7 @@ def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
         units_per_sample=task.units_per_sample,
         unit=task.unit,
         param_dtypes=dtypes,
-        optimizer=describe_optimizer(optimizer) if task.own_loop is None else describe_own_optimizer(step.optimizer),
+        optimizer=describe_optimizer(optimizer) if task.user_loop is None else describe_own_optimizer(step.optimizer),
         clip_grad_norm=step.clip_grad_norm,
         accumulate=step.accumulate,
         fp32_precision=read_fp32_precision(),

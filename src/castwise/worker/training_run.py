@@ -19,7 +19,7 @@ from castwise.worker.data.epoch_iterators import Feed, make_feeds
 from castwise.worker.distributed import Peers, devices_of
 from castwise.worker.epoch_stats import Heartbeat, OnProgress, Pass, TimedIterator, why_diverged
 from castwise.worker.lr_schedules import make_run_scheduler
-from castwise.worker.memory import memory_of
+from castwise.worker.memory import memory_meter
 from castwise.worker.models.task import Batch
 from castwise.worker.precision import autocast
 from castwise.worker.techniques.config import step_config_of
@@ -59,7 +59,7 @@ class TrainingRun:
 
     def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
         spec, recipe = self._spec, self._recipe
-        self._memory = memory_of(*devices_of(spec))
+        self._memory = memory_meter(*devices_of(spec))
         cell = build_trial(spec, stack, self._peers)
         self._task, self._step = cell.task, cell.step
         self._autocast = autocast(find_precision(spec.precision), self._device.type)
@@ -70,7 +70,7 @@ class TrainingRun:
         whole = self._feeds.training.num_batches
         self._steps_per_epoch = min(whole, recipe.max_steps or whole)
         self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
-        self._memory.restart()
+        self._memory.reset_peak()
         if self._checkpoint is not None and self._peers.broadcast_object(self._checkpoint.is_file()):
             self._load(self._checkpoint)
         return cell.facts
@@ -196,7 +196,7 @@ class TrainingRun:
 
     @torch.no_grad()
     def _validate(self, feed: Feed, epoch: Epoch, on_progress: OnProgress | None) -> Epoch:
-        judge = self._task.judge
+        judge = self._task.evaluate_batch
         assert judge is not None, "a recipe that validates needs a workload that judges"
         self._step.model.eval()
         self._task.begin_epoch()

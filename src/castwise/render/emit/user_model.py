@@ -22,7 +22,7 @@ model = contract.model
 _in_float32(model)
 UNITS_PER_SAMPLE, UNIT = contract.units_per_sample, contract.unit
 own_batches = BatchMaker(contract.batch, contract.accumulate, WHOSE)
-own_loop = make_loop(contract, WHOSE)
+user_loop = make_loop(contract, WHOSE)
 compute_loss = make_compute_loss(contract, WHOSE)"""
 
 _SET = """\
@@ -41,7 +41,7 @@ if step_scheduler is not None:
 """
 
 _STEP = """\
-step_scheduler = None if own_loop.make_scheduler is None else own_loop.make_scheduler(optimizer)
+step_scheduler = None if user_loop.make_scheduler is None else user_loop.make_scheduler(optimizer)
 {mirrored}after_step = None if step_scheduler is None else AfterStep(scaling, step_scheduler)
 launch = {launch}
 
@@ -130,7 +130,7 @@ def optimizer_of_own(wanted: Mapping[str, bool], *, masters: bool) -> list[str]:
         masters: Whether float32 masters are stepped in the weights' places.
     """
     lines = [f"weights = {'MasterWeights' if masters else 'Weights'}(model)"]
-    lines.append("optimizer = own_loop.make_optimizer(weights)")
+    lines.append("optimizer = user_loop.make_optimizer(weights)")
     if wanted:
         lines.append(_SET.format(wanted=dict(wanted)))
     if not {"fused", "foreach"}.isdisjoint(wanted):

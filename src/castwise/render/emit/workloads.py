@@ -45,7 +45,7 @@ def make_batches(count, batch_size, device, generator):
 # castwise's own reach into data classes and mappings too; what the models of scripts take and return is tuples.
 OF_TUPLES = '''\
 Batch = tuple[Tensor, ...]
-Form = tuple[tuple[torch.Size, torch.dtype], ...]
+TreeSignature = tuple[tuple[torch.Size, torch.dtype], ...]
 
 
 def tree_tensors(batch: Batch) -> Batch:
@@ -58,7 +58,7 @@ def tree_map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batc
     return tuple(map(function, batch))
 
 
-def tree_signature(batch: Batch) -> Form:
+def tree_signature(batch: Batch) -> TreeSignature:
     """Return the shapes and dtypes of a batch's tensors."""
     return tuple((part.shape, part.dtype) for part in batch)'''
 

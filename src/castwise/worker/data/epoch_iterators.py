@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from castwise.registry.datasets import STAND_IN, WIKITEXT2
+from castwise.registry.datasets import SYNTHETIC_PREFIX, WIKITEXT2
 from castwise.registry.workloads import Workload
 from castwise.spec.plan import SYNTHETIC, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
 from castwise.worker.data.dataloaders import Images, ImageSamples, SyntheticSamples, fastai_split, make_loader
 from castwise.worker.data.gpu_augmentation import Augmentation, DeviceImages, DrawnImages, Epochs, find_augmentation
 from castwise.worker.data.preloaded import load_images
-from castwise.worker.data.sharding import own_batches, own_columns
+from castwise.worker.data.sharding import rank_batches, rank_columns
 from castwise.worker.data.transforms import find_transform
 from castwise.worker.data.wikitext import Corpus, batchify, load_wikitext2, random_corpus, segments
 from castwise.worker.distributed import Peers
@@ -86,12 +86,12 @@ def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None
     """
     recipe, device = spec.recipe, torch.device(spec.device)
     assert recipe is not None, "a training trial has a recipe"
-    if spec.data_set.removeprefix(STAND_IN) == WIKITEXT2.name:
+    if spec.data_set.removeprefix(SYNTHETIC_PREFIX) == WIKITEXT2.name:
         return _text_feeds(spec, recipe, _load_corpus(spec, data_dir), peers)
     if spec.data_set == SYNTHETIC and recipe.loader.resident:
         joint = spec.batch_size * spec.world_size
         count = max(1, (recipe.samples_per_epoch or joint) // joint)
-        return Feeds(_resident(own_batches(row, task, spec, count, peers)), None)
+        return Feeds(_resident(rank_batches(row, task, spec, count, peers)), None)
     if spec.data_set == SYNTHETIC:
         if step_config_of(spec.techniques).resident_data:
             return Feeds(_drawn(row, task, spec, recipe, peers), None)
@@ -110,7 +110,7 @@ def _image_feeds(spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: 
         training, validation = fastai_split(training, validation)
     if step_config_of(spec.techniques).resident_data:
         return _device_feeds(spec, recipe, (training, validation), peers)
-    transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(STAND_IN))
+    transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(SYNTHETIC_PREFIX))
     samples = ImageSamples(*training, transform)
     loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
     if not recipe.validates:
@@ -128,7 +128,7 @@ def _validation_loader(recipe: Recipe) -> Loader:
 
 
 def _device_feeds(spec: TrialSpec, recipe: Recipe, splits: tuple[Images, Images], peers: Peers) -> Feeds:
-    device, name = torch.device(spec.device), spec.data_set.removeprefix(STAND_IN)
+    device, name = torch.device(spec.device), spec.data_set.removeprefix(SYNTHETIC_PREFIX)
     augmentation = find_augmentation(recipe.transform or name)
     training = DeviceImages(splits[0], name, augmentation, _epochs(spec, recipe, peers), device)
     feed = Feed(training.num_batches, training.start, make=training.make)
@@ -158,7 +158,7 @@ def _prepared(feed: Feed, prepare: Prepare) -> Feed:
 
 
 def _load_corpus(spec: TrialSpec, data_dir: Path | None) -> Corpus:
-    if spec.data_set.startswith(STAND_IN):
+    if spec.data_set.startswith(SYNTHETIC_PREFIX):
         return random_corpus()
     assert data_dir is not None, "real data has a folder"
     return load_wikitext2(data_dir)
@@ -166,7 +166,7 @@ def _load_corpus(spec: TrialSpec, data_dir: Path | None) -> Corpus:
 
 def _text_feeds(spec: TrialSpec, recipe: Recipe, corpus: Corpus, peers: Peers) -> Feeds:
     device = torch.device(spec.device)
-    columns = own_columns(batchify(corpus.train, spec.batch_size * peers.world_size), peers)
+    columns = rank_columns(batchify(corpus.train, spec.batch_size * peers.world_size), peers)
     training = segments(columns.to(device))
     if not recipe.validates:
         return Feeds(_resident(training), None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from castwise.errors import DataError
-from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST, STAND_IN, WIKITEXT2
+from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST, SYNTHETIC_PREFIX, WIKITEXT2
 from castwise.worker.data.cifar import load_cifar10, load_cifar100
 from castwise.worker.data.mnist import load_mnist
 from castwise.worker.data.transforms import STATISTICS
@@ -33,7 +33,7 @@ def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tenso
     """Return all images of a split: real ones, or random ones in their place (`synthetic:cifar10`).
 
     Args:
-        data_set: A name of `IMAGE_SETS`, with or without `STAND_IN` before it.
+        data_set: A name of `IMAGE_SETS`, with or without `SYNTHETIC_PREFIX` before it.
         data_dir: Where real ones lie.
         split: "train" or "test".
 
@@ -43,8 +43,8 @@ def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tenso
     Raises:
         DataError: The real set is missing or wrong.
     """
-    if data_set.startswith(STAND_IN):
-        return random_images(data_set.removeprefix(STAND_IN), split)
+    if data_set.startswith(SYNTHETIC_PREFIX):
+        return random_images(data_set.removeprefix(SYNTHETIC_PREFIX), split)
     assert data_dir is not None, "real data has a folder"
     return IMAGE_SETS[data_set](data_dir, split)
 

@@ -12,7 +12,7 @@ from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch, Task
 
 
-def own_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: Peers) -> Sequence[Batch]:
+def rank_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: Peers) -> Sequence[Batch]:
     """Return the batches that this rank's steps take in turn, on its device.
 
     Images are drawn, or shuffled, from a seed of the rank's own. A text has one order: ranks read other columns of it.
@@ -32,12 +32,12 @@ def own_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: P
     generator = torch.Generator(device).manual_seed(spec.seed)
     joint = task.make_batches(count, spec.batch_size * peers.world_size, device, generator)
     return [
-        (own_columns(tokens, peers), own_columns(targets.view(tokens.shape), peers).flatten())
+        (rank_columns(tokens, peers), rank_columns(targets.view(tokens.shape), peers).flatten())
         for tokens, targets in joint
     ]
 
 
-def own_columns(rows: Tensor, peers: Peers) -> Tensor:
+def rank_columns(rows: Tensor, peers: Peers) -> Tensor:
     """Return a rank's columns of a text that all ranks read side by side.
 
     Args:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from castwise.registry.workloads import Workload
-from castwise.worker.models.task import Batch, Judged, Task
+from castwise.worker.models.task import Batch, BatchScore, Task
 
 # Source: pytorch/examples word_language_model main.py at 0d3fe14a (--bptt, --nlayers); WikiText-2 has 33,278
 # different words, <eos> among them.
@@ -110,7 +110,7 @@ class CarriedLoss:
         self.hidden = _detach(hidden)
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
 
-    def judge(self, model: nn.Module, batch: Batch) -> Judged:
+    def evaluate_batch(self, model: nn.Module, batch: Batch) -> BatchScore:
         """Return a validation batch's summed loss and its number of targets; the state is carried as in training."""
         num_targets = batch[1].numel()
         return self.compute_loss(model, batch) * num_targets, None, num_targets
@@ -147,9 +147,9 @@ def build(row: Workload) -> Task:
         model=model,
         make_batches=_make_batches,
         compute_loss=carried.compute_loss,
-        judge=carried.judge,
+        evaluate_batch=carried.evaluate_batch,
         units_per_sample=_NUM_STEPS,
-        carried=carried,
+        recurrent_state=carried,
         begin_epoch=carried.forget,
         chunk_loss=carried.chunk,
     )

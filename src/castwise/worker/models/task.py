@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from castwise.worker.precision import Weights
 
 Batch = tuple[Tensor, ...]
-Judged = tuple[Tensor, Tensor | None, int]
+BatchScore = tuple[Tensor, Tensor | None, int]
 
 
 def _nothing() -> None:
@@ -63,10 +63,10 @@ class Task:
         num_classes: Classes of a classifier, for telling what chance gives; None for other workloads.
         units_per_sample: Units of throughput in one sample.
         unit: What throughput counts, where it is not what the workload's row says.
-        judge: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the number
-            of targets predicted right, or None where that says nothing; the number of targets. None without
+        evaluate_batch: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the
+            number of targets predicted right, or None where that says nothing; the number of targets. None without
             validation data.
-        carried: What is carried from step to step; None where nothing is.
+        recurrent_state: What is carried from step to step; None where nothing is.
         begin_epoch: Forgets what is carried from step to step (a language model's hidden state).
         group_of: Returns the layer group of a parameter of the model, by the parameter's name; groups count from 0
             and can have learning rates of their own. None where the model has no layer groups.
@@ -74,21 +74,21 @@ class Task:
             raises DataError where the file is not theirs. None where the workload takes none.
         chunk_loss: Has the loss computed in this many parts, whose logits are computed again in backward; None where
             the loss is small beside the model.
-        own_loop: What of the loop is the user's own; None for the workloads castwise has.
+        user_loop: What of the loop is the user's own; None for the workloads castwise has.
         notes: What a reader of the figures must know of the user's code.
     """
 
     model: nn.Module
     make_batches: Callable[[int, int, torch.device, torch.Generator], Sequence[Batch]]
     compute_loss: Callable[[nn.Module, Batch], Tensor]
-    judge: Callable[[nn.Module, Batch], Judged] | None = None
+    evaluate_batch: Callable[[nn.Module, Batch], BatchScore] | None = None
     num_classes: int | None = None
     units_per_sample: int = 1
     unit: Unit | None = None
-    carried: RecurrentState | None = None
+    recurrent_state: RecurrentState | None = None
     begin_epoch: Callable[[], None] = _nothing
     group_of: Callable[[str], int] | None = None
     load_weights: Callable[[Path], None] | None = None
     chunk_loss: Callable[[int], None] | None = None
-    own_loop: UserLoop | None = None
+    user_loop: UserLoop | None = None
     notes: tuple[str, ...] = ()

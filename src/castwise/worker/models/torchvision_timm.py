@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.workloads import Workload
-from castwise.worker.models.task import Batch, Judged, Task
+from castwise.worker.models.task import Batch, BatchScore, Task
 
 _NUM_CLASSES = 1000
 
@@ -60,7 +60,7 @@ def image_task(model: nn.Module, input_shape: tuple[int, ...], num_classes: int,
         model=model,
         make_batches=make_batches,
         compute_loss=_cross_entropy,
-        judge=judge_labels,
+        evaluate_batch=evaluate_labels,
         num_classes=num_classes,
     )
 
@@ -70,7 +70,7 @@ def _cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(model(images).float(), labels)
 
 
-def judge_labels(model: nn.Module, batch: Batch) -> Judged:
+def evaluate_labels(model: nn.Module, batch: Batch) -> BatchScore:
     """Return a validation batch's summed loss, its number of right labels, and its number of labels."""
     images, labels = batch
     logits = model(images).float()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from castwise.errors import TechniqueError
 from castwise.worker.models.task import Batch, RecurrentState
-from castwise.worker.pytree import Form, tree_map_tensors, tree_signature, tree_tensors
+from castwise.worker.pytree import TreeSignature, tree_map_tensors, tree_signature, tree_tensors
 
 # Steps on the capture's stream before it: libraries are loaded, algorithms are chosen, the optimizer has its state.
 # Source: PyTorch, "CUDA semantics", Whole-network capture: 3 steps.
@@ -138,11 +138,11 @@ class StepGraph:
         self._step, self._carried, self._device = step, carried, device
         self._steps_per_launch = steps_per_launch
         self.captures = captures or CudaCaptures(device)
-        self._warm_up_steps: dict[Form, int] = {}  # that are still to be run, by a batch's form
-        self._captured: dict[tuple[Form, int], _Captured] = {}
+        self._warm_up_steps: dict[TreeSignature, int] = {}  # that are still to be run, by a batch's form
+        self._captured: dict[tuple[TreeSignature, int], _Captured] = {}
         self._state: tuple[Tensor, ...] = ()
         self._waiting: list[Batch] = []
-        self._waiting_form: Form = None
+        self._waiting_form: TreeSignature = None
         self._losses = torch.empty(0)  # of the steps that wait
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -174,7 +174,7 @@ class StepGraph:
             self._launch([batch], self._losses[index : index + 1])
         self._waiting = []
 
-    def _is_ready(self, form: Form) -> bool:
+    def _is_ready(self, form: TreeSignature) -> bool:
         """Return whether batches of this shape had their warm-up, and what is carried has a form."""
         if form not in self._warm_up_steps:
             if len(self._warm_up_steps) == _MOST_SHAPES:

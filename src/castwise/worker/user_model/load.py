@@ -23,7 +23,7 @@ from castwise.worker.user_model.global_state import user_code
 from castwise.worker.user_model.lightning import adapt, is_lightning_module
 from castwise.worker.user_model.loss import make_compute_loss
 from castwise.worker.user_model.optimizer import check_optimizer, make_loop
-from castwise.worker.user_model.side_effects import helpers, note_on_helpers
+from castwise.worker.user_model.side_effects import count_helpers, helper_notes
 from castwise.worker.user_model.source import defined_at, digest, where
 
 # The name that a user's file has among the modules: not its own, which another module may have.
@@ -58,12 +58,12 @@ def build_user_model(model: UserModel) -> Task:
         compute_loss=make_compute_loss(contract, _whose(model)),
         units_per_sample=contract.units_per_sample,
         unit=contract.unit,
-        own_loop=make_loop(contract, _whose(model)),
+        user_loop=make_loop(contract, _whose(model)),
         notes=loaded.notes,
     )
 
 
-def place_of(error: BaseException, model: UserModel) -> str | None:
+def error_location(error: BaseException, model: UserModel) -> str | None:
     """Return the place of the user's code that an error is about: the innermost it went through, or their function.
 
     Args:
@@ -99,7 +99,7 @@ def _load(model: UserModel) -> _Loaded:
     # A fork server's child starts processes by a fork server too. A user's data loader is to have Python's own way,
     # which their training has: what their file defines need not travel then.
     multiprocessing.set_start_method(None, force=True)
-    modules, beside = set(sys.modules), helpers()
+    modules, beside = set(sys.modules), count_helpers()
     with user_code(notes):
         returned = _run(model, whose)
         contract = read_contract(returned, whose)
@@ -111,7 +111,7 @@ def _load(model: UserModel) -> _Loaded:
             )
         check_optimizer(contract.optimizer, contract.model, whose)
         batches = BatchMaker(contract.batch, contract.accumulate, whose)
-    notes += note_on_helpers(beside) + _in_float32(contract.model)
+    notes += helper_notes(beside) + _in_float32(contract.model)
     files = [Path(model.path)] if model.path and model.kind != "module" else []
     return _Loaded(contract, batches, digest(files, modules), tuple(notes))
 

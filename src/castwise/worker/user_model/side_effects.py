@@ -40,10 +40,10 @@ class SideEffectWatch:
         """Begin: from here on steps are timed."""
         self._printed = _printed_bytes()
 
-    def saw(self, block: Block) -> None:
+    def record_block(self, block: Block) -> None:
         """Take note of a timed block."""
         self._num_steps += block.all_steps if self._held else 0
-        self._held.append(self._memory.held())
+        self._held.append(self._memory.current_bytes())
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen, a sentence each."""
@@ -71,7 +71,7 @@ def _note_on_printing(count: int) -> list[str]:
     return [f"{count:,} bytes were printed while steps were timed: printing is part of these step times"]
 
 
-def helpers() -> int:
+def count_helpers() -> int:
     """Return the processes and Python threads that this process has started and that still run."""
     processes = 0
     with contextlib.suppress(OSError):
@@ -80,10 +80,10 @@ def helpers() -> int:
     return processes + threading.active_count()
 
 
-def note_on_helpers(before: int) -> list[str]:
+def helper_notes(before: int) -> list[str]:
     """Return a sentence where there are more processes and threads than before."""
     deadline = time.monotonic() + _LEAVE_SECONDS
-    while (count := helpers() - before) > 0 and time.monotonic() < deadline:
+    while (count := count_helpers() - before) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)  # a loader's queue has a thread that ends some time after its workers
     if count <= 0:
         return []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from castwise.worker.kernels.allreduce.flat_buffer import offsets, views
-from castwise.worker.kernels.allreduce.triton_kernels import BLOCK_BYTES, bring_kernel, mean_kernel, write_addresses
+from castwise.worker.kernels.allreduce.triton_kernels import BLOCK_BYTES, mean_kernel, scatter_kernel, write_addresses
 
 _WARPS = 8
 
@@ -34,7 +34,7 @@ class SharedGroup:
         self._share = _share(self._num_blocks, self._ranks)
         in_places = self._num_blocks * BLOCK_BYTES
         self._flat = memory[:in_places].view(group[0].dtype)
-        self.places = views(self._flat, group, begins)
+        self.outputs = views(self._flat, group, begins)
         firsts = torch.tensor([begin // self._block for begin in begins], dtype=torch.int32)
         tensors = torch.arange(len(group), dtype=torch.int32)
         self._tensor_of = tensors.repeat_interleave(firsts.diff()).to(device)
@@ -52,7 +52,7 @@ class SharedGroup:
         num_blocks = offsets(group, BLOCK_BYTES)[-1] * group[0].element_size() // BLOCK_BYTES
         return (num_blocks + ranks * _share(num_blocks, ranks)) * BLOCK_BYTES
 
-    def bring(self, group: Sequence[Tensor]) -> None:
+    def scatter(self, group: Sequence[Tensor]) -> None:
         """Bring every block of the tensors to its owner.
 
         Args:
@@ -66,7 +66,7 @@ class SharedGroup:
         if self._is_captured or addresses != self._in_table:
             write_addresses(self._table, addresses)
             self._in_table = addresses
-        bring_kernel[(self._ranks * self._share,)](
+        scatter_kernel[(self._ranks * self._share,)](
             self._table,
             self._tensor_of,
             self._first_of,

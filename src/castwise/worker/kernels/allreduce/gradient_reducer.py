@@ -52,7 +52,7 @@ class CoalescedReduce:
         self._check(has_gradient)
         assert self.mean is not None, "the first step makes it"
         self.mean([[_gradient(parameter) for parameter in group] for group in self._groups])
-        for group, places in zip(self._groups, self.mean.places, strict=True):
+        for group, places in zip(self._groups, self.mean.outputs, strict=True):
             for parameter, place in zip(group, places, strict=True):
                 parameter.grad = place
 

@@ -45,7 +45,7 @@ class CollectiveMean:
             torch.zeros(begin[-1], dtype=group[0].dtype, device=group[0].device)
             for group, begin in zip(groups, begins, strict=True)
         ]
-        self.places = [views(*each) for each in zip(self.flat, groups, begins, strict=True)]
+        self.outputs = [views(*each) for each in zip(self.flat, groups, begins, strict=True)]
 
     def __call__(self, groups: Groups) -> None:
         """Bring the means of all ranks' tensors to their places; all have to ask."""
@@ -54,7 +54,7 @@ class CollectiveMean:
 
     def copy(self, groups: Groups) -> None:
         """Bring a rank's own tensors to their places."""
-        for places, group in zip(self.places, groups, strict=True):
+        for places, group in zip(self.outputs, groups, strict=True):
             torch._foreach_copy_(places, list(group))
 
     def average(self) -> None:
@@ -97,19 +97,19 @@ class SymmetricMean:
             SharedGroup(group, memory[begin:], [address + begin for address in self._handle.buffer_ptrs], peers.rank)
             for group, begin in zip(groups, begins[:-1], strict=True)
         ]
-        self.places = [group.places for group in self._groups]
+        self.outputs = [group.outputs for group in self._groups]
 
     def __call__(self, groups: Groups) -> None:
         """Bring the means of all ranks' tensors to their places; all have to ask."""
-        self.bring(groups)
+        self.scatter(groups)
         self._handle.barrier()  # all has come, and nobody reads the means of the step before any more
         self.average()
         self._handle.barrier()  # all means are there, and no rank reads what was brought to it any more
 
-    def bring(self, groups: Groups) -> None:
+    def scatter(self, groups: Groups) -> None:
         """Bring a rank's own tensors to those that average them."""
         for own, group in zip(self._groups, groups, strict=True):
-            own.bring([with_layout(place, tensor) for place, tensor in zip(own.places, group, strict=True)])
+            own.scatter([with_layout(place, tensor) for place, tensor in zip(own.outputs, group, strict=True)])
 
     def average(self) -> None:
         """Average this rank's share of what has come."""

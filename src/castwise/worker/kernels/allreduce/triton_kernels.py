@@ -22,7 +22,7 @@ def address_kernel(table, addresses):
 
 
 @triton.jit
-def bring_kernel(  # noqa: PLR0913, PLR0917  a kernel has no other way to be told
+def scatter_kernel(  # noqa: PLR0913, PLR0917  a kernel has no other way to be told
     table, tensor_of, first_of, numel_of, slots, like, num_blocks, share, rank, ranks: tl.constexpr, block: tl.constexpr
 ):
     """Bring one block of a rank's tensors to its owner; behind a tensor's end there are zeros."""
