@@ -19,8 +19,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import slowed
+from stored import place_of
 
 from castwise.analysis.statistics import Estimate, estimate, noise_of, paired_ratio, verdict_of
 from castwise.analysis.steady_metrics import step_seconds, step_times
@@ -37,6 +39,7 @@ from castwise.spec.plan import CUDA_ROUND, TrialSpec
 CELLS = ("mnist-cnn:fp16-mixed:512", "resnet50:fp16-mixed:128")
 SLOWDOWNS = (0.0, 0.01, 0.02)
 _PROTOCOL = CUDA_ROUND
+_VERDICTS = ("same", "inconclusive", "faster", "slower")
 
 
 class Arms:
@@ -160,6 +163,35 @@ def _write(path: Path | None, bench: Machine, accounts: Sequence[dict[str, objec
     if path is not None:
         environment = bench.environment.model_dump(mode="json")
         path.write_text(json.dumps({"environment": environment, "cells": accounts}, indent=1) + "\n")
+
+
+def table(paths: Sequence[Path]) -> str:
+    """Return what the runs on record found: a row per configuration and slowdown, all runs together."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    places: list[str] = []
+    for path in paths:
+        document = json.loads(path.read_text())
+        places.append(place_of(document["environment"], path.stem[:10]))
+        for cell in document["cells"]:
+            for each in cell["comparisons"]:
+                found.setdefault((cell["cell"], each["slowdown"]), []).append(each)
+    lines = [
+        "; ".join(dict.fromkeys(places)),
+        "",
+        f"| configuration | slowed down by | comparisons | {' | '.join(_VERDICTS)} | right | rounds | half-width |",
+        "|---|---:|---:|" + "---:|" * (len(_VERDICTS) + 3),
+    ]
+    for (cell, slowdown), comparisons in sorted(found.items()):
+        counts = [sum(each["verdict"] == verdict for each in comparisons) for verdict in _VERDICTS]
+        # Of two equal sides nothing can be found: not to be wrong is right.
+        right = counts[0] + counts[1] if slowdown == 0 else counts[3]
+        width = statistics.fmean((each["high"] - each["low"]) / 2 / each["speedup"] for each in comparisons)
+        rounds = statistics.fmean(each["rounds"] for each in comparisons)
+        lines.append(
+            f"| {cell} | {f'{slowdown:.0%}' if slowdown else '–'} | {len(comparisons)} | "
+            f"{' | '.join(map(str, counts))} | {right / len(comparisons):.0%} | {rounds:.1f} | {width:.2%} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:

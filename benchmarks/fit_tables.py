@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from stored import IMAGES, NOT_MEASURED, load, where_of
+from stored import NOT_MEASURED, load, where_of
 
 from castwise.max_batch.columns import (
     baseline_of,
@@ -51,14 +51,9 @@ def is_shared(fits: Sequence[MaxBatch]) -> bool:
     return any(fit.num_foreign for fit in fits)
 
 
-def picture_of(name: str) -> str:
-    """Return what the picture of a workload's curve is called."""
-    return f"fit-{name}.png"
-
-
 def summaries(measured: Measured) -> str:
     """Return the largest batches of every workload on record."""
-    found = [_summary(name, fits) for name, groups in measured.items() for fits in groups]
+    found = [_summary(fits) for groups in measured.values() for fits in groups]
     return "\n".join(found) or NOT_MEASURED
 
 
@@ -84,19 +79,16 @@ def _command(fits: Sequence[MaxBatch]) -> str:
     return f"castwise fit {spec.workload}{named}{limit}"
 
 
-def _summary(name: str, fits: Sequence[MaxBatch]) -> str:
+def _summary(fits: Sequence[MaxBatch]) -> str:
     """Return what `castwise fit` prints of one workload first: the largest batches, and what must be known of them."""
     trials = [trial for fit in fits for trial in fit.trials]
     took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
     head = f"{markdown_text(headline(fits))}: {len(trials)} trials, {took}"
     said = [f"- {markdown_text(line)}" for line in remarks(fits)]
     columns = shown_summary(fits)
-    picture = picture_of(name)
     if is_shared(fits):  # the batches and the memory are right, and nothing that a clock says
         columns = [column for column in columns if column.name not in _TIMED]
         head = f"{markdown_text(headline(fits))}: {len(trials)} trials"
-    elif (IMAGES / picture).is_file():
-        head += f" ([its curve](images/{picture}))"
     table = [head, "", *markdown_grid(columns, fits)]
     return "\n".join([*table, *([""] if said else []), *said]) + "\n"
 

@@ -1,13 +1,12 @@
 """A published run by hand: its data lies on the device, the step may be a CUDA graph, nothing is read in between."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from hand_loops import Batch, Step, autocast_of, make_step
-from suite_loops import make_scheduler, scheduled
 from torch import Tensor, nn
 
 from castwise.registry.datasets import SYNTHETIC_PREFIX
@@ -20,6 +19,7 @@ from castwise.worker.models import build_task
 if TYPE_CHECKING:
     from goal_hand import HandTask
 
+_Batch = TypeVar("_Batch")
 _PADDING = 4  # of CIFAR's crops
 _WARM_UP_STEPS = 3  # Source: PyTorch, "CUDA semantics", Whole-network capture
 
@@ -57,6 +57,30 @@ def train_run(task: "HandTask", recipe: Recipe) -> dict[str, object]:
             torch.cuda.synchronize(device)
         epochs.append(time.perf_counter() - started)
     return {"epochs": epochs, "total_seconds": time.perf_counter() - begun, "accuracy": accuracy}
+
+
+def make_scheduler(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, steps_per_epoch: int
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return a schedule that costs what the run's costs; its rates do not matter to the time."""
+    if recipe.schedule.kind == "step":
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, **recipe.schedule.arguments)
+    total = steps_per_epoch * recipe.epochs
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 0.001 + step / total))
+
+
+def scheduled(
+    batches: Iterable[_Batch], recipe: Recipe, scheduler: torch.optim.lr_scheduler.LRScheduler
+) -> Iterator[_Batch]:
+    """Yield an epoch's batches, as many as the run takes; move the rate after each, or once behind the last."""
+    for index, batch in enumerate(batches):
+        yield batch
+        if recipe.schedule.kind != "step":
+            scheduler.step()
+        if index + 1 == recipe.max_steps:
+            break
+    if recipe.schedule.kind == "step":
+        scheduler.step()
 
 
 class _Images:

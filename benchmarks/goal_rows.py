@@ -1,6 +1,6 @@
 """The rows of the speed goals: what is trained, what is to be reached, by hand how, and by castwise how. Data only."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 # What a goal is about.
@@ -233,14 +233,3 @@ def find_rows(text: str | None) -> tuple[GoalRow, ...]:
         if name not in known:
             raise ValueError(f"No row named '{name}'. Rows: {', '.join(known)}.")
     return tuple(known[name] for name in names)
-
-
-def with_max_autotune(row: GoalRow) -> GoalRow:
-    """Return a row whose loops of castwise's are tried under max-autotune too."""
-    tried = []
-    for loop in row.ours:
-        names = loop.techniques.split("+")
-        if "compile" in names:
-            names[names.index("compile")] = "compile-max-autotune"
-            tried.append(replace(loop, techniques="+".join(names)))
-    return replace(row, ours=(*row.ours, *tried))

@@ -1,8 +1,8 @@
 """Take the pictures of docs/reports.md: reports and a comparison of benchmarks/records/, in headless Chromium.
 
-docs/report.html, the report of all of them, is written beside; and the charts of docs/climbs.md and docs/fit.md.
+docs/report.html is the report of all of them.
 
-    python benchmarks/screenshots.py [--out docs/images] [--charts-only]
+    python benchmarks/screenshots.py [--out docs/images]
 
 Needs Chromium on the PATH (`make browser`).
 """
@@ -13,12 +13,10 @@ import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
-from record_charts import pictures
 
 from castwise.analysis.result_table import MARGIN
 from castwise.cli.compare_actions import compare, write_compared
 from castwise.cli.report_actions import Asked, find, write_report
-from castwise.report.charts.static_images import write_pictures
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records"
@@ -29,14 +27,10 @@ def main() -> None:
     """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "images")
-    parser.add_argument("--charts-only", action="store_true", help="leave the pages as they are")
     arguments = parser.parse_args()
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    for drawn in write_pictures(pictures(), out, ("png",)):
-        print(drawn)
-    if not arguments.charts_only:
-        _take(out)
+    _take(out)
 
 
 def _take(out: Path) -> None:

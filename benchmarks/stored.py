@@ -5,12 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
 from castwise.records.store import load_folder
 
 RECORDS = Path(__file__).resolve().parent / "records"
-IMAGES = RECORDS.parent.parent / "docs" / "images"
 NOT_MEASURED = "Not measured yet.\n"
 
 
@@ -48,11 +46,6 @@ def by_place(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[
         (where if len(found) == 1 else f"{where} ({', '.join(row['name'] for row in own)})", own)
         for where, own in found.items()
     ]
-
-
-def ratio_with_interval(found: Estimate) -> str:
-    """Return a ratio to three places, with its interval where there are several values: `0.997 [0.992, 1.003]`."""
-    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.n > 1 else "")
 
 
 def where_of(trial: Trial) -> str:

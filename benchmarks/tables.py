@@ -9,26 +9,18 @@ the exit code says whether every table is what its records give.
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import climb_tables
-import climbs
-import dropout_tables
-import emitted_tables
-import exchange_tables
+import aa
+import emitted
 import fit_tables
 import own_tables
-import pauses_tables
-import side_by_side_tables
-import trust_tables
+import search_tables
 from goal_rows import ROWS
-from goal_tables import goals_table, least_time_table, measured_rows
-from kernel_floor_tables import kernel_floor_table
-from round_cost import sittings_of, table_of
-from stored import NOT_MEASURED, RECORDS, load, place_of
+from goal_tables import goals_table, measured_rows
+from stored import RECORDS, load, place_of
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
@@ -36,9 +28,8 @@ from castwise.cli.listings import NUMERICS
 from castwise.records.schema import Trial
 from castwise.registry.suites import LIMIT_STEPS, Suite, find_suite, specs_of
 from castwise.registry.techniques import TECHNIQUES, needs_of
-from castwise.registry.workloads import find_workload
 from castwise.render.run_report import markdown_table
-from castwise.render.units import format_rate, format_seconds
+from castwise.render.units import format_seconds
 from castwise.spec.plan import TrialSpec
 from castwise.suites.render import markdown_suite
 from castwise.suites.result import SuiteResult
@@ -73,24 +64,6 @@ def advice(workload: str) -> str:
     """Return what castwise says of one workload's trials, and the code it prints."""
     (item,) = recommend([row for row in rows() if row.trial.spec.workload == workload])
     return f"> {item.sentence}\n\n```python\n{item.code}\n```\n"
-
-
-def hand_written(_: str) -> str:
-    """Return castwise's throughput beside that of the loops written by hand for the design."""
-    lines = ["| workload | precision | hand-written loop | castwise | difference |", "|---|---|---:|---:|---:|"]
-    for figure in tomllib.loads((HERE / "hand_written.toml").read_text())["figure"]:
-        row = next(
-            row
-            for row in rows()
-            if (row.trial.spec.workload, row.trial.spec.precision) == (figure["workload"], figure["precision"])
-        )
-        unit = find_workload(figure["workload"]).unit
-        difference = (row.throughput or 0.0) / figure["per_second"] - 1
-        lines.append(
-            f"| {figure['workload']} | {figure['precision']} | {format_rate(figure['per_second'])} {unit}/s "
-            f"| {format_rate(row.throughput)} {unit}/s | {100 * difference:+.1f} % |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def overhead(name: str) -> str:
@@ -144,28 +117,6 @@ def _is_search(trial: Trial, found: Suite) -> bool:
     return bool(found.limits) and recipe is not None and recipe.max_steps == LIMIT_STEPS
 
 
-def suite_loops(_: str) -> str:
-    """Return how long whole runs take in castwise beside loops written by hand."""
-    lines = [
-        "| suite | workload | precision | batch | length | by hand | castwise | difference | measured |",
-        "|---|---|---|---:|---|---:|---:|---:|---|",
-    ]
-    for path in sorted((RECORDS / "suite_loops").glob("*.json")):
-        document = json.loads(path.read_text())
-        environment = document["environment"]
-        where = f"{environment['gpu']}, torch {environment['torch']}, driver {environment['driver']}, {path.name[:10]}"
-        for cell in document["cells"]:
-            done = cell["stop_after"] or cell["epochs"]
-            length = f"{cell['epochs']} epochs" if done == cell["epochs"] else f"{done} of {cell['epochs']} epochs"
-            hand, ours = cell["hand_seconds"], cell["castwise_seconds"]
-            parts = " | ".join(cell["cell"].split(":"))
-            lines.append(
-                f"| {parts} | {length} | {format_seconds(hand)} | {format_seconds(ours)} "
-                f"| {100 * (ours / hand - 1):+.1f} % | {where} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
 def coverage(name: str) -> str:
     """Return how often simulated intervals hold the truth, as one run of coverage.py found it."""
     lines = [
@@ -184,11 +135,6 @@ def coverage(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def round_cost(name: str) -> str:
-    """Return where the seconds of a command's rounds went."""
-    return "\n".join(table_of(sittings_of(load(RECORDS / "rounds" / name)))) + "\n"
-
-
 def techniques(_: str) -> str:
     """Return the registry of techniques."""
     lines = ["| technique | what it does | needs | costs | numbers | in |", "|---|---|---|---|---|---|"]
@@ -203,18 +149,6 @@ def goals(_: str) -> str:
     """Return the speed goals, as far as they were measured."""
     measured = measured_rows(RECORDS / "goals")
     return goals_table([measured[row.name] for row in ROWS if row.name in measured])
-
-
-def least_time(name: str) -> str:
-    """Return the least times of the goals' steps on one GPU."""
-    document = json.loads((RECORDS / "least_time" / f"{name}.json").read_text())
-    return least_time_table(document, measured_rows(RECORDS / "goals"))
-
-
-def kernel_floor(name: str) -> str:
-    """Return the floors of the goals' steps with the library's own kernels, as one run found them."""
-    document = json.loads((RECORDS / "kernel_floor" / f"{name}.json").read_text())
-    return kernel_floor_table(document, measured_rows(RECORDS / "goals"))
 
 
 @cache
@@ -233,57 +167,18 @@ def fit_said(name: str) -> str:
     return fit_tables.sentences(fits().get(name, [[]])[0])
 
 
-@cache
-def measured_climbs() -> tuple[climb_tables.Climb, ...]:
-    """Return every climb on record whose account is known."""
-    accounts = ((name, climbs.known_account(name)) for name in climbs.names())
-    return tuple((name, account, load(RECORDS / "tune" / name)) for name, account in accounts if account is not None)
-
-
-def climb(name: str) -> str:
-    """Return one climb's ladder."""
-    found = next((each for each in measured_climbs() if each[0] == name), None)
-    return NOT_MEASURED if found is None else climb_tables.ladder(*found[1:])
-
-
-def climb_said(name: str) -> str:
-    """Return what one climb came to, in a sentence."""
-    found = next((each for each in measured_climbs() if each[0] == name), None)
-    return NOT_MEASURED if found is None else climb_tables.in_a_sentence(*found)
-
-
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
     "scaling": scaling,
     "loops": loops,
     "advice": advice,
-    "hand_written": hand_written,
     "overhead": overhead,
     "coverage": coverage,
-    "side_by_side": lambda name: side_by_side_tables.side_by_side_table(load(RECORDS / "side_by_side" / name)),
-    "emitted": lambda names: emitted_tables.emitted_table(
-        *(RECORDS / "emitted" / f"{name}.json" for name in names.split())
-    ),
-    "pauses": lambda names: pauses_tables.pauses_table(
-        *(RECORDS / "pauses" / f"{name}.json" for name in names.split())
-    ),
-    "exchange": lambda name: exchange_tables.exchange_table(RECORDS / "exchange" / f"{name}.json"),
-    "round_cost": round_cost,
-    "aa": lambda _: trust_tables.same_or_slower((RECORDS / "aa").glob("*.json")),
-    "neighbours": lambda name: trust_tables.neighbours(RECORDS / "residents" / f"{name}.json"),
-    "by_hand": lambda name: trust_tables.by_hand(RECORDS / "hand_runs" / f"{name}.json"),
-    "processes": lambda name: trust_tables.processes(sorted((RECORDS / "rounds" / name).iterdir())),
-    "stretches": lambda names: trust_tables.stretches(
-        trial for name in names.split() for trial in load(RECORDS / name)
-    ),
-    "invocations": lambda name: trust_tables.invocations(sorted((RECORDS / "rounds" / name).iterdir())),
-    "dropout_statistics": lambda name: dropout_tables.dropout_table(RECORDS / "dropout_statistics" / f"{name}.json"),
+    "emitted": lambda names: emitted.table([RECORDS / "emitted" / f"{name}.json" for name in names.split()]),
+    "aa": lambda _: aa.table(sorted((RECORDS / "aa").glob("*.json"))),
     "suite": suite,
-    "suite_loops": suite_loops,
     "techniques": techniques,
     "goals": goals,
-    "least_time": least_time,
-    "kernel_floor": kernel_floor,
     "own": lambda _: own_tables.models(load(RECORDS / "own")),
     "fits": lambda _: fit_tables.summaries(fits()),
     "fit": lambda name: fit_tables.in_a_sentence(name, fits()),
@@ -291,10 +186,9 @@ TABLES: dict[str, Callable[[str], str]] = {
     "fit_said": fit_said,
     "fit_sources": lambda _: fit_tables.beside_sources(fits()),
     "fit_predictions": lambda _: fit_tables.predictions(fits()),
-    "climbs": lambda _: climb_tables.summary(measured_climbs(), "climbs.md"),
-    "climb": climb,
-    "climb_said": climb_said,
-    "ladders": lambda _: climb_tables.ladders(measured_climbs()),
+    "searches": lambda _: search_tables.summary(),
+    "search": search_tables.accepted,
+    "search_sentence": search_tables.sentence,
 }
 
 
@@ -306,8 +200,6 @@ def fill(text: str) -> str:
 def main() -> int:
     """Write the documents, or check them."""
     stale = []
-    if "--check" not in sys.argv:
-        climbs.keep_all()
     for path in DOCUMENTS:
         before = path.read_text()
         after = fill(before)

@@ -1,18 +1,74 @@
-"""The documents' tables are what their records give."""
+"""The documents' tables are what their records give, and the scripts that measure run in their smallest form."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import emitted
+import pytest
+import search_tables
+
+from castwise.orchestrator.machine import detect_machine
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_the_tables_are_up_to_date() -> None:
-    check = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
-    result = subprocess.run(check, capture_output=True, text=True, check=False)
+def run(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+
+
+def test_tables_are_up_to_date() -> None:
+    result = run("tables.py", "--check")
     assert result.returncode == 0, result.stderr
 
 
 def test_no_document_has_an_empty_table() -> None:
     documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert not [path.name for path in documents if "-->\n<!-- /table" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", sorted(search_tables.searches()))
+def test_fastest_loop_on_record_is_a_valid_trial(name: str) -> None:
+    assert emitted.fastest_of(name).key
+
+
+def test_emitted_script_and_loop_are_compared() -> None:
+    protocol = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.1, block_seconds=0.01, num_blocks=2, min_blocks=1)
+    spec = TrialSpec(
+        workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=protocol
+    )
+    runs = emitted.compare(spec, detect_machine("cpu", None), 1, ("--steps", "4", "--warm-up", "1"))
+    assert [run["side"] for run in runs] == [emitted.CASTWISE, emitted.SCRIPT]
+    assert all(run["per_second"] > 0 for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [((1.005, 0.995, 1.0), "yes"), ((0.905, 0.895, 0.9), "no"), ((0.9, 1.1), "undecided"), ((1.0,), "one process")],
+)
+def test_table_of_emitted_scripts_gives_a_verdict(tmp_path: Path, ratios: tuple[float, ...], verdict: str) -> None:
+    turns = [
+        {"side": side, "per_second": speed}
+        for ratio in ratios
+        for side, speed in ((emitted.CASTWISE, 100.0), (emitted.SCRIPT, 100.0 * ratio))
+    ]
+    loop = {"name": "lstm-lm", "spec": emitted.fastest_of("lstm-lm").model_dump(mode="json"), "turns": turns}
+    environment = {"gpu": "Fake GPU", "torch": "2.11", "driver": "1", "commit": "abc"}
+    path = tmp_path / "2026-11-23-h200.json"
+    path.write_text(json.dumps({"environment": environment, "loops": [loop]}))
+    assert emitted.table([path]).splitlines()[-1].endswith(f"| {len(ratios)} | {verdict} |")
+
+
+@pytest.mark.slow
+def test_speed_goals_run_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "folder" / "goals.json"
+    options = ("--device", "cpu", "--tiny", "--rows", "mnist", "--first", "--rounds", "0", "--out", str(out))
+    result = run("goals.py", *options)
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(out.read_text())["rows"]
+    assert [turn["side"] for turn in row["turns"]] == ["hand", "castwise"]
+    assert all(turn["seconds"] > 0 for turn in row["turns"])
+    assert not row["is_whole"]

@@ -1,0 +1,108 @@
+"""Tables of what `castwise tune` found: from its JSON, without the trials, under benchmarks/records/searches/."""
+
+import json
+from functools import cache
+from typing import Any
+
+from stored import RECORDS, place_of
+
+from castwise.registry.techniques import join
+from castwise.render.table import markdown_text
+from castwise.render.units import format_bytes, format_duration, format_rate, format_ratio, format_seconds
+
+Search = dict[str, Any]
+_ENDINGS = {"nothing left": "nothing left to try", "budget": "the budget", "failed": "the first loop failed"}
+
+
+@cache
+def searches() -> dict[str, Search]:
+    """Return every search on record by its name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted((RECORDS / "searches").glob("*.json"))}
+
+
+def summary() -> str:
+    """Return a line per search: its first loop, the fastest loop, and what it took to find it."""
+    lines = [
+        "| workload | batch | first loop | fastest loop | throughput | speed-up | peak memory, first | peak memory "
+        "| first step | trials | time | ended by |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for name, search in searches().items():
+        first, last = search["rows"][0], _fastest_row(search)
+        cells = (
+            name,
+            str(search["batch_size"]),
+            _rate(search, first),
+            markdown_text(_loop(search["fastest"])),
+            _rate(search, last),
+            format_ratio(last["total_speedup"]),
+            format_bytes(first["peak_allocated_bytes"]),
+            format_bytes(last["peak_allocated_bytes"]),
+            format_seconds(last["first_step_seconds"]),
+            str(search["num_trials"]),
+            format_duration(search["seconds"]),
+            _ENDINGS[search["ending"]],
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    places: dict[str, list[str]] = {}
+    for name, search in searches().items():
+        places.setdefault(_place(search), []).append(name)
+    measured = [f"- {', '.join(names)}: {place}" for place, names in places.items()]
+    return "\n".join([*lines, "", *measured]) + "\n"
+
+
+def accepted(name: str) -> str:
+    """Return the accepted changes of one search, in order."""
+    search = searches()[name]
+    lines = [
+        _place(search),
+        "",
+        "| change | speed-up over the loop before | processes | throughput | over the first loop | peak memory |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in search["rows"]:
+        if row is search["rows"][0]:
+            change, ratio = f"first loop, {row['precision']}", "–"
+        elif row["outcome"] == "taken":
+            change = row["tried"]
+            ratio = f"{row['speedup']:.3f} [{row['speedup_low']:.3f}, {row['speedup_high']:.3f}]"
+        else:
+            continue
+        total, peak = format_ratio(row["total_speedup"]), format_bytes(row["peak_allocated_bytes"])
+        cells = (change, ratio, str(row["num_processes"] or "–"), _rate(search, row), total, peak)
+        lines.append(f"| {' | '.join(map(markdown_text, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def sentence(name: str) -> str:
+    """Return what one search found in a sentence, with its command, machine and date."""
+    search = searches()[name]
+    first, last = search["rows"][0], _fastest_row(search)
+    limit = search["memory_limit_bytes"]
+    command = f"castwise tune {name}" + (f" --memory {limit / 2**30:g}GiB" if limit else "")
+    return (
+        f"`{command}` ({_place(search)}): from {_rate(search, first)} to {_rate(search, last)}, "
+        f"{format_ratio(last['total_speedup'])} the {first['precision']} loop without techniques, in "
+        f"{format_bytes(last['peak_allocated_bytes'])} instead of {format_bytes(first['peak_allocated_bytes'])}; "
+        f"{search['num_trials']} trials in {format_duration(search['seconds'])}.\n"
+    )
+
+
+def _fastest_row(search: Search) -> dict[str, Any]:
+    """Return the last row of the fastest loop: the one compared with the accepted loop before it."""
+    fastest = search["fastest"]
+    wanted = (fastest["precision"], join(fastest["techniques"]), fastest["batch_size"])
+    rows = [row for row in search["rows"] if row["throughput_per_second"] is not None]
+    return next(row for row in reversed(rows) if (row["precision"], row["techniques"], row["batch_size"]) == wanted)
+
+
+def _rate(search: Search, row: dict[str, Any]) -> str:
+    return f"{format_rate(row['throughput_per_second'])} {search['unit']}/s"
+
+
+def _loop(loop: dict[str, Any]) -> str:
+    return ", ".join((loop["precision"], *loop["techniques"]))
+
+
+def _place(search: Search) -> str:
+    return place_of(search["environment"], search["started_at"][:10])
