@@ -12,7 +12,7 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, ste
 from castwise.records.schema import Trial
 from castwise.render.table import DataTable, csv_grid
 from castwise.render.theme import LOOKS, THEMES
-from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
+from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
 from castwise.report.charts.layout_fit import fitted, fitted_to_phone
 from castwise.report.charts.plotly_parts import MOST_BARS, MOST_LINES, downsample, escape
 from castwise.report.charts.registry import OVERVIEW_CHARTS, TOPIC_CHARTS, charts_of, overview_charts
@@ -27,8 +27,8 @@ def file_of(trial: Trial) -> str:
 
 def charts(*trials: Trial) -> list[Chart]:
     collection = collect(trials)
-    of_topics = [chart for topic in collection.topics for chart in charts_of(TopicSubject(topic, file_of))]
-    return overview_charts(OverviewSubject(collection, file_of)) + of_topics
+    of_topics = [chart for topic in collection.groups for chart in charts_of(GroupSubject(topic, file_of))]
+    return overview_charts(CollectionSubject(collection, file_of)) + of_topics
 
 
 def chart(name: str, *trials: Trial) -> Chart:

@@ -40,7 +40,7 @@ def rows(level: str, collection: Collection = COLLECTION) -> list[dict[str, Any]
 def test_each_level_has_a_row_for_each_of_its_things() -> None:
     trials = COLLECTION.trials
     assert len(rows("trials")) == len(trials)
-    assert len(rows("cells")) == len(COLLECTION.cells) < len(trials)
+    assert len(rows("cells")) == len(COLLECTION.configurations) < len(trials)
     assert len(rows("blocks")) == sum(len(rank.blocks) for trial in trials for rank in trial.ranks)
     epochs = [epoch for trial in trials for rank in trial.ranks for epoch in rank.epochs]
     assert len(rows("epochs")) == len(epochs) == 24

@@ -31,13 +31,13 @@ def rounds(precision: str, *seconds: float, **changes: object) -> list[Trial]:
 
 
 def only(comparison: MachineComparison) -> ComparisonRow:
-    (line,) = comparison.lines
+    (line,) = comparison.rows
     return line
 
 
 def test_a_ratio_is_that_of_independent_means_with_welch_s_interval() -> None:
     here, there = (0.30, 0.303, 0.297), (0.1, 0.101, 0.0995)
-    place = only(beside(rounds("fp32", *here), [elsewhere(t) for t in rounds("fp32", *there)])).places[1]
+    place = only(beside(rounds("fp32", *here), [elsewhere(t) for t in rounds("fp32", *there)])).results[1]
     expected = independent_ratio(here, there)
     assert place.ratio is not None
     assert place.verdict is not None
@@ -68,7 +68,7 @@ def test_verdicts(there: tuple[float, ...], margin: float, kind: str) -> None:
 
 def test_one_process_gives_a_ratio_and_no_verdict_and_that_is_said() -> None:
     comparison = beside([steady()], [other_machine(steady())])
-    place = only(comparison).places[1]
+    place = only(comparison).results[1]
     assert place.ratio is not None
     assert place.ratio.value == pytest.approx(0.5)
     assert math.isnan(place.ratio.low)
@@ -80,10 +80,10 @@ def test_one_process_gives_a_ratio_and_no_verdict_and_that_is_said() -> None:
 def test_precision_s_speed_up_stands_side_by_side() -> None:
     trials = [steady("fp32"), steady("bf16-mixed")]
     comparison = beside(trials, [other_machine(trials[0]), elsewhere_slow(trials[1])])
-    mixed = comparison.lines[1]
-    gains = [place.speedup.value for place in mixed.places if place.speedup is not None]
+    mixed = comparison.rows[1]
+    gains = [place.speedup.value for place in mixed.results if place.speedup is not None]
     assert gains == pytest.approx([2.5, 5.0], rel=0.01)
-    assert [place.speedup for place in comparison.lines[0].places] == [None, None]
+    assert [place.speedup for place in comparison.rows[0].results] == [None, None]
 
 
 def elsewhere_slow(trial: Trial) -> Trial:
@@ -108,17 +108,17 @@ def test_the_headline_says_it_by_precision() -> None:
 
 def test_what_differs_in_more_than_the_machine_is_refused_with_what_it_is() -> None:
     comparison = beside([steady(), steady("tf32")], [elsewhere(steady(batch_size=8)), elsewhere(steady("tf32"))])
-    assert [line.spec.precision for line in comparison.lines] == ["tf32"]
-    reasons = {(each.machine.name, each.labels, each.reason) for each in comparison.refusals}
+    assert [line.spec.precision for line in comparison.rows] == ["tf32"]
+    reasons = {(each.machine.name, each.labels, each.reason) for each in comparison.incomparable}
     assert ("Fake GPU", ("resnet50 fp32 batch 256",), "the nearest cell of Other GPU differs in batch size") in reasons
     other = beside([steady(), steady("tf32")], [elsewhere(steady("tf32")), elsewhere(steady(workload="dpn92"))])
-    assert [each.reason for each in other.refusals][1] == "no other machine has this workload"
+    assert [each.reason for each in other.incomparable][1] == "no other machine has this workload"
 
 
 def test_steady_state_is_never_compared_with_a_training_run() -> None:
     comparison = beside([steady()], [elsewhere(fake_run(fake_training()))])
-    assert comparison.lines == []
-    assert "steady-state steps here, a training run on Other GPU" in comparison.refusals[0].reason
+    assert comparison.rows == []
+    assert "steady-state steps here, a training run on Other GPU" in comparison.incomparable[0].reason
 
 
 def test_whole_runs_are_compared_by_wall_time_and_cut_ones_by_throughput_and_never_mixed() -> None:
@@ -127,8 +127,8 @@ def test_whole_runs_are_compared_by_wall_time_and_cut_ones_by_throughput_and_nev
     assert by_time.is_whole
     by_rate = only(beside([fake_run(cut)], [elsewhere(fake_run(cut))]))
     assert not by_rate.is_whole
-    assert by_rate.places[1].ratio is not None
-    place = only(beside([fake_run(whole)], [elsewhere(fake_run(cut))])).places[1]
+    assert by_rate.results[1].ratio is not None
+    place = only(beside([fake_run(whole)], [elsewhere(fake_run(cut))])).results[1]
     assert place.ratio is None
     assert place.verdict is not None
     assert place.verdict.kind == "incomparable"
@@ -140,7 +140,7 @@ def test_a_slower_validation_is_in_the_ratio_of_whole_runs() -> None:
     slow = fake_run(
         spec, *(fake_epoch(spec, number).model_copy(update={"validation_seconds": 1e4}) for number in (0, 1))
     )
-    place = only(beside([fake_run(spec)], [elsewhere(slow)])).places[1]
+    place = only(beside([fake_run(spec)], [elsewhere(slow)])).results[1]
     assert place.ratio is not None
     assert place.ratio.value < 0.1
 
@@ -157,7 +157,7 @@ def test_a_cell_that_no_longer_ends_well_is_a_regression_and_one_that_never_did_
 
 def test_three_machines_are_each_compared_with_the_first() -> None:
     comparison = beside([steady()], [other_machine(steady())], [elsewhere(steady(factor=0.5))])
-    ratios = [place.ratio.value if place.ratio else None for place in only(comparison).places]
+    ratios = [place.ratio.value if place.ratio else None for place in only(comparison).results]
     assert ratios == [None, pytest.approx(0.5), pytest.approx(2.0)]
 
 
@@ -165,12 +165,12 @@ def test_published_figures_stand_beside_a_run_of_the_suite() -> None:
     figures = {f.published.precision: f for f in find_published("P100").figures}
     runs = [fake_run(f.spec) for f in figures.values() if f.spec is not None]
     machines = [published_machine(find_published("P100")), *measured_machines([Origin("mine", runs)])[0]]
-    lines = {line.spec.precision: line for line in compare_machines(machines).lines}
-    place = lines["fp16-mixed"].places[1]
+    lines = {line.spec.precision: line for line in compare_machines(machines).rows}
+    place = lines["fp16-mixed"].results[1]
     total = sum(epoch.seconds + epoch.validation_seconds for epoch in runs[1].ranks[0].epochs)
     assert place.ratio is not None
     assert place.ratio.value == pytest.approx(figures["fp16-mixed"].published.seconds / total)
-    first = lines["fp16-mixed"].places[0]
+    first = lines["fp16-mixed"].results[0]
     assert first.throughput is not None, "the same samples in the published time"
     assert place.throughput is not None
     assert place.throughput.value / first.throughput.value == pytest.approx(place.ratio.value)
@@ -183,15 +183,15 @@ def test_speed_ups_are_over_the_batch_that_the_source_paired() -> None:
     published = find_published("2080Ti")
     specs = [f.spec for f in published.figures if f.published.workload == "fastai-resnet18" and f.spec is not None]
     machines = [published_machine(published), *measured_machines([Origin("mine", [fake_run(s) for s in specs])])[0]]
-    line = next(line for line in compare_machines(machines).lines if line.spec.precision == "fp16-master")
+    line = next(line for line in compare_machines(machines).rows if line.spec.precision == "fp16-master")
     assert line.baseline_batch == 408
-    assert all(place.speedup is not None for place in line.places)
+    assert all(place.speedup is not None for place in line.results)
 
 
 def test_thousands_of_cells_that_have_no_partner_are_refused_together() -> None:
     here = [steady(batch_size=batch) for batch in range(1, 200)]
     comparison = beside([*here, steady("tf32")], [elsewhere(steady("tf32"))])
-    (refusal,) = comparison.refusals
+    (refusal,) = comparison.incomparable
     assert len(refusal.labels) == 199
     named = "batch 1, resnet50 fp32 batch 2, resnet50 fp32 batch 3, resnet50 fp32 batch 4 and 195 more: "
     assert named in refusal_line(refusal)

@@ -156,9 +156,9 @@ def _identity(trial: Trial) -> tuple[str, str, str]:
 
 
 def _check_common(comparison: MachineComparison) -> None:
-    if comparison.lines:
+    if comparison.rows:
         return
-    refusals = comparison.refusals
+    refusals = comparison.incomparable
     why = f"{refusals[0].machine.name}: {refusals[0].labels[0]}: {refusals[0].reason}" if refusals else "no cells"
     more = f" (and {pluralize(len(refusals) - 1, 'more reason')})" if len(refusals) > 1 else ""
     names = " and ".join(machine.name for machine in comparison.machines)

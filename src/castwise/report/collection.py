@@ -31,10 +31,10 @@ class Configuration:
         throughput: Units per second; without an interval where one process was measured.
         speedup: Over float32.
         verdict: What the speed-up says; None for float32, for training runs, and where nothing was measured.
-        efficiency: Scaling efficiency; None on one GPU.
-        allocated_bytes: Peak of what tensors held.
-        reserved_bytes: Peak of what the allocator held.
-        driver_bytes: In use on the device at the end, by the driver's word.
+        scaling_efficiency: Scaling efficiency; None on one GPU.
+        peak_allocated_bytes: Peak of what tensors held.
+        peak_reserved_bytes: Peak of what the allocator held.
+        driver_used_bytes: In use on the device at the end, by the driver's word.
         source: What the figures were taken from.
     """
 
@@ -43,10 +43,10 @@ class Configuration:
     throughput: Estimate | None
     speedup: Estimate | None
     verdict: Verdict | None
-    efficiency: float | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    driver_bytes: int | None
+    scaling_efficiency: float | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    driver_used_bytes: int | None
     source: Row | Run
 
     @property
@@ -61,21 +61,21 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Topic:
+class ComparisonGroup:
     """Cells that differ in nothing but `AXES`: what goes into one chart.
 
     Attributes:
         title: What it is called; no two topics of a collection share theirs.
-        cells: Its cells, by batch size, GPUs and so on, and then in the registry's order of precisions.
+        configurations: Its cells, by batch size, GPUs and so on, and then in the registry's order of precisions.
     """
 
     title: str
-    cells: tuple[Configuration, ...]
+    configurations: tuple[Configuration, ...]
 
     @property
     def first(self) -> Trial:
         """Return a trial that has what all have in common."""
-        return self.cells[0].trial
+        return self.configurations[0].trial
 
     @property
     def is_training(self) -> bool:
@@ -90,38 +90,38 @@ class Topic:
     @property
     def unit(self) -> str:
         """Return what throughput counts."""
-        return self.cells[0].unit
+        return self.configurations[0].unit
 
     @cached_property
     def has_loops(self) -> bool:
         """Return whether its cells have several sets of techniques; each of its answers asks."""
-        return len({cell.trial.spec.techniques for cell in self.cells}) > 1
+        return len({cell.trial.spec.techniques for cell in self.configurations}) > 1
 
     @property
     def rows(self) -> list[Row]:
         """Return the rows of steady cells."""
-        return [cell.source for cell in self.cells if isinstance(cell.source, Row)]
+        return [cell.source for cell in self.configurations if isinstance(cell.source, Row)]
 
     @property
     def runs(self) -> list[Run]:
         """Return the runs of training cells."""
-        return [cell.source for cell in self.cells if isinstance(cell.source, Run)]
+        return [cell.source for cell in self.configurations if isinstance(cell.source, Run)]
 
     @property
     def precisions(self) -> list[str]:
         """Return the precisions among its cells, in the registry's order."""
-        return sorted({cell.precision for cell in self.cells}, key=place_of)
+        return sorted({cell.precision for cell in self.configurations}, key=place_of)
 
     @property
     def settings(self) -> list[str]:
         """Return what cells have besides their precision, in words, in order; one empty one where all have the same."""
-        return list(dict.fromkeys(self.setting(cell) for cell in self.cells))
+        return list(dict.fromkeys(self.setting(cell) for cell in self.configurations))
 
     @cached_property
     def _varying(self) -> tuple[str, ...]:
         names = ["batch_size", "world_size", "parallelism", "techniques", "seed"]
-        varying = [name for name in names if len({_axis(cell.trial, name) for cell in self.cells}) > 1]
-        scales = {(cell.precision, cell.trial.spec.loss_scale) for cell in self.cells}
+        varying = [name for name in names if len({_axis(cell.trial, name) for cell in self.configurations}) > 1]
+        scales = {(cell.precision, cell.trial.spec.loss_scale) for cell in self.configurations}
         # A scale that a precision has in all its cells tells none of them apart.
         return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
 
@@ -154,18 +154,18 @@ class Collection:
 
     Attributes:
         trials: The trials that count, oldest first.
-        topics: Their cells by topic: steady ones first, each kind in the order of its first trial.
+        groups: Their cells by topic: steady ones first, each kind in the order of its first trial.
         notes: What was left out, a line each.
     """
 
     trials: tuple[Trial, ...]
-    topics: tuple[Topic, ...]
+    groups: tuple[ComparisonGroup, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def cells(self) -> list[Configuration]:
+    def configurations(self) -> list[Configuration]:
         """Return all cells."""
-        return [cell for topic in self.topics for cell in topic.cells]
+        return [cell for topic in self.groups for cell in topic.configurations]
 
     @property
     def machines(self) -> dict[str, Environment]:
@@ -212,7 +212,7 @@ def _count(number: int, one: str, several: str) -> str:
     return f"{number:,} {one if number == 1 else several}"
 
 
-def _topics(trials: Sequence[Trial]) -> tuple[Topic, ...]:
+def _topics(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
     steady = [_of_row(row) for row in compare([trial for trial in trials if trial.spec.kind == "steady"])]
     training = [_of_run(run) for run in runs.runs([trial for trial in trials if trial.spec.kind == "training"])]
     groups: dict[tuple[object, ...], list[Configuration]] = {}
@@ -222,13 +222,13 @@ def _topics(trials: Sequence[Trial]) -> tuple[Topic, ...]:
     alike: dict[str, list[Trial]] = {}
     for cells in groups.values():
         alike.setdefault(_title(cells[0].trial, several), []).append(cells[0].trial)
-    topics: dict[str, Topic] = {}
+    topics: dict[str, ComparisonGroup] = {}
     for cells in groups.values():
         first = cells[0].trial
         title = _title(first, several)
         # What still has one title differs in protocol or recipe, which no title says in a word.
         title = free_name(title + _apart(first.environment, [each.environment for each in alike[title]]), topics)
-        topics[title] = Topic(title, tuple(sorted(cells, key=_sort_key)))
+        topics[title] = ComparisonGroup(title, tuple(sorted(cells, key=_sort_key)))
     return tuple(topics.values())
 
 
@@ -239,10 +239,10 @@ def _of_row(row: Row) -> Configuration:
         throughput=row.throughput_estimate,
         speedup=row.speedup_estimate,
         verdict=row.verdict,
-        efficiency=row.scaling_efficiency,
-        allocated_bytes=row.peak_allocated_bytes,
-        reserved_bytes=row.peak_reserved_bytes,
-        driver_bytes=steady_metrics.largest(runs.driver_used_bytes(trial) for trial in row.trials),
+        scaling_efficiency=row.scaling_efficiency,
+        peak_allocated_bytes=row.peak_allocated_bytes,
+        peak_reserved_bytes=row.peak_reserved_bytes,
+        driver_used_bytes=steady_metrics.largest(runs.driver_used_bytes(trial) for trial in row.trials),
         source=row,
     )
 
@@ -254,10 +254,10 @@ def _of_run(run: Run) -> Configuration:
         throughput=_alone(run.throughput),
         speedup=_alone(run.speedup),
         verdict=None,
-        efficiency=run.efficiency,
-        allocated_bytes=run.peak_allocated_bytes,
-        reserved_bytes=run.peak_reserved_bytes,
-        driver_bytes=run.driver_used_bytes,
+        scaling_efficiency=run.efficiency,
+        peak_allocated_bytes=run.peak_allocated_bytes,
+        peak_reserved_bytes=run.peak_reserved_bytes,
+        driver_used_bytes=run.driver_used_bytes,
         source=run,
     )
 

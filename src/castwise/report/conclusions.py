@@ -8,7 +8,7 @@ from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_wo
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
-from castwise.report.collection import Collection, Configuration, Topic, is_search
+from castwise.report.collection import Collection, ComparisonGroup, Configuration, is_search
 from castwise.spec.plan import stands_in_for
 from castwise.spec.quantities import truncate_list
 
@@ -20,7 +20,7 @@ class Answer:
     """What to take in one topic, at one batch size and number of GPUs.
 
     Attributes:
-        topic: The topic.
+        group: The group.
         precision: The precision to take; None where nothing could be measured.
         sentence: The same in words.
         code: The lines of PyTorch that switch it on; empty where there is nothing to switch.
@@ -29,7 +29,7 @@ class Answer:
         cut: How the training runs it rests on were cut short; empty where they were whole, and of steady state.
     """
 
-    topic: Topic
+    group: ComparisonGroup
     precision: str | None
     sentence: str
     code: str
@@ -40,8 +40,8 @@ class Answer:
     @property
     def memory_ratio(self) -> float | None:
         """Return the peak of what tensors held over float32's."""
-        own = self.cell.allocated_bytes if self.cell is not None else None
-        other = self.baseline.allocated_bytes if self.baseline is not None else None
+        own = self.cell.peak_allocated_bytes if self.cell is not None else None
+        other = self.baseline.peak_allocated_bytes if self.baseline is not None else None
         return own / other if own and other else None
 
     @property
@@ -52,7 +52,7 @@ class Answer:
 
 def answers_of(collection: Collection) -> list[Answer]:
     """Return the answers of all topics, in order."""
-    return [answer for topic in collection.topics for answer in _of_topic(topic)]
+    return [answer for topic in collection.groups for answer in _of_topic(topic)]
 
 
 def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
@@ -64,7 +64,7 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     machines = list(dict.fromkeys(each.device_name for each in collection.machines.values()))
     where = "On " + ", ".join(machines[:_MOST_NAMED]) + (" and others" if len(machines) > _MOST_NAMED else "")
     # A steady measurement says more of a precision than a run that other things hold back.
-    telling = [each for each in answers if not each.topic.is_training] or list(answers)
+    telling = [each for each in answers if not each.group.is_training] or list(answers)
     # So does one that has float32 beside it, by which the gain is known.
     telling = [each for each in telling if each.gain is not None or each.precision == BASELINE] or telling
     by_precision: dict[tuple[str, bool], list[Answer]] = {}
@@ -74,7 +74,7 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     if not by_precision:
         return f"{where} nothing can be recommended: no trial ended well."
     taken = sorted(by_precision.items(), key=lambda pair: (pair[0][1], -len(pair[1])))
-    workloads = [name for _, given in taken for name in {each.topic.first.spec.workload for each in given}]
+    workloads = [name for _, given in taken for name in {each.group.first.spec.workload for each in given}]
     torn = {name for name in workloads if workloads.count(name) > 1}
     return f"{where}: " + "; ".join(_clause(precision, given, torn) for (precision, _), given in taken) + "."
 
@@ -94,7 +94,7 @@ def _clause(precision: str, given: Sequence[Answer], torn: set[str]) -> str:
     """Return what answers of one precision say; workloads that have several answers are named with their settings."""
     by_workload: dict[str, list[Answer]] = {}
     for each in given:
-        by_workload.setdefault(each.topic.first.spec.workload, []).append(each)
+        by_workload.setdefault(each.group.first.spec.workload, []).append(each)
     names = [_named(name, answers) if name in torn else name for name, answers in by_workload.items()]
     words = truncate_list(
         names, most=_MOST_NAMED if len(names) <= _MOST_NAMED else _MOST_NAMED - 1
@@ -119,18 +119,18 @@ def _named(workload: str, answers: Sequence[Answer]) -> str:
     """Return a workload with the setting of its one answer, or the number of its settings."""
     if len(answers) > 1:
         return f"{workload} in {len(answers)} settings"
-    cell, first = answers[0].cell, answers[0].topic.first
+    cell, first = answers[0].cell, answers[0].group.first
     spec = cell.trial.spec if cell is not None else first.spec
     return f"{workload} at batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
 
 
-def _of_topic(topic: Topic) -> list[Answer]:
+def _of_topic(topic: ComparisonGroup) -> list[Answer]:
     if topic.is_max_batch:
         return []  # what fits is no word on what to take
     if topic.is_training:
         return _of_runs(topic)
-    cells = {cell.trial.spec.key: cell for cell in topic.cells}
-    baselines = {cell.trial.spec.comparison: cell for cell in topic.cells if cell.precision == BASELINE}
+    cells = {cell.trial.spec.key: cell for cell in topic.configurations}
+    baselines = {cell.trial.spec.comparison: cell for cell in topic.configurations if cell.precision == BASELINE}
     answers = []
     for advice in recommend(topic.rows):
         cell = cells.get(advice.key or "")
@@ -139,10 +139,10 @@ def _of_topic(topic: Topic) -> list[Answer]:
     return answers
 
 
-def _of_runs(topic: Topic) -> list[Answer]:
+def _of_runs(topic: ComparisonGroup) -> list[Answer]:
     """Return what training runs say, which is less: what else holds them back is in their times."""
     groups: dict[tuple[object, ...], list[Configuration]] = {}
-    for cell in () if is_search(topic.first) else topic.cells:
+    for cell in () if is_search(topic.first) else topic.configurations:
         spec = cell.trial.spec
         groups.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.techniques, spec.seed), []).append(
             cell
@@ -151,7 +151,7 @@ def _of_runs(topic: Topic) -> list[Answer]:
     return [answer for answer in found if answer is not None]
 
 
-def _of_cells(topic: Topic, cells: Sequence[Configuration]) -> Answer | None:
+def _of_cells(topic: ComparisonGroup, cells: Sequence[Configuration]) -> Answer | None:
     ended = [cell for cell in cells if cell.trial.status == "ok" and cell.speedup is not None]
     baseline = next((cell for cell in ended if cell.precision == BASELINE), None)
     others = [cell for cell in ended if cell.precision in SIMPLEST_FIRST[1:]]

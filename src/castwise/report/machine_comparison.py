@@ -60,13 +60,13 @@ class ComparisonRow:
 
     Attributes:
         spec: What it asks, as the first machine that has it does.
-        places: A place a machine, in order.
+        results: A place a machine, in order.
         baseline_batch: The batch of the float32 run that speed-ups are over.
         is_whole: Whether throughput is that of whole runs, validation included.
     """
 
     spec: TrialSpec
-    places: tuple[MachineResult, ...]
+    results: tuple[MachineResult, ...]
     baseline_batch: int
     is_whole: bool
 
@@ -97,33 +97,33 @@ class MachineComparison:
 
     Attributes:
         machines: The machines; the first is what the others are compared with.
-        topics: Lines by topic, each under a title: they differ in precision, loss scale and batch size alone.
-        refusals: What is compared with nothing.
+        groups: Lines by topic, each under a title: they differ in precision, loss scale and batch size alone.
+        incomparable: What is compared with nothing.
         margin: How far from 1 a ratio still is "the same".
     """
 
     machines: tuple[ComparedMachine, ...]
-    topics: dict[str, tuple[ComparisonRow, ...]]
-    refusals: tuple[Incomparable, ...]
+    groups: dict[str, tuple[ComparisonRow, ...]]
+    incomparable: tuple[Incomparable, ...]
     margin: float
 
     @property
-    def lines(self) -> list[ComparisonRow]:
+    def rows(self) -> list[ComparisonRow]:
         """Return all lines."""
-        return [line for lines in self.topics.values() for line in lines]
+        return [line for lines in self.groups.values() for line in lines]
 
     @property
     def verdicts(self) -> list[Verdict]:
         """Return all verdicts."""
-        return [place.verdict for line in self.lines for place in line.places if place.verdict is not None]
+        return [place.verdict for line in self.rows for place in line.results if place.verdict is not None]
 
     @property
     def slower(self) -> list[tuple[ComparisonRow, MachineResult]]:
         """Return the cells that are proven slower than on the first machine, or ended well there and not here."""
         return [
             (line, place)
-            for line in self.lines
-            for place in line.places
+            for line in self.rows
+            for place in line.results
             if place.broke or (place.verdict is not None and place.verdict.kind == "slower")
         ]
 
@@ -329,8 +329,8 @@ def tally(comparison: MachineComparison) -> str:
 def _sentence(first: ComparedMachine, machine: ComparedMachine, comparison: MachineComparison) -> str:
     ratios: dict[str, list[float]] = {}
     workloads: dict[str, None] = {}
-    for line in comparison.lines:
-        place = next(each for each in line.places if each.machine is machine)
+    for line in comparison.rows:
+        place = next(each for each in line.results if each.machine is machine)
         if place.ratio is not None:
             ratios.setdefault(line.spec.precision, []).append(place.ratio.value)
             workloads[line.spec.workload] = None

@@ -52,10 +52,10 @@ class Figure:
 def figures_of(comparison: MachineComparison) -> list[Figure]:
     """Return a figure for each cell of each machine but the first, in order."""
     return [
-        Figure(title, line, line.places[0], place)
-        for title, lines in comparison.topics.items()
+        Figure(title, line, line.results[0], place)
+        for title, lines in comparison.groups.items()
         for line in lines
-        for place in line.places[1:]
+        for place in line.results[1:]
         if place.entry is not None
     ]
 
@@ -115,8 +115,8 @@ def reason_lines(comparison: MachineComparison) -> list[str]:
     """Return why ratios are none or tell nothing, a line a reason."""
     found: dict[tuple[str, str], list[str]] = {}
     told = is_without_intervals(comparison)  # then the tally says so once for all
-    for line in comparison.lines:
-        for place in line.places:
+    for line in comparison.rows:
+        for place in line.results:
             verdict = place.verdict
             if verdict is None or (told and verdict.kind == "inconclusive"):
                 continue
@@ -131,13 +131,13 @@ def reason_lines(comparison: MachineComparison) -> list[str]:
 def basis_lines(comparison: MachineComparison) -> list[str]:
     """Return what throughput and speed-up are, where they are not what they are elsewhere."""
     lines = []
-    if any(line.is_whole for line in comparison.lines):
+    if any(line.is_whole for line in comparison.rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
-    if any(not line.is_whole and line.spec.kind == "training" for line in comparison.lines):
+    if any(not line.is_whole and line.spec.kind == "training" for line in comparison.rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
-    changed = [line.spec.workload for line in comparison.lines if len(_codes(line)) > 1]
+    changed = [line.spec.workload for line in comparison.rows if len(_codes(line)) > 1]
     lines += [f"The code of {name} is not the same on all machines." for name in dict.fromkeys(changed)]
-    other = [line for line in comparison.lines if line.baseline_batch != line.spec.batch_size]
+    other = [line for line in comparison.rows if line.baseline_batch != line.spec.batch_size]
     if other:
         pairs = dict.fromkeys(f"{line.spec.label} over batch {line.baseline_batch}" for line in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
@@ -146,7 +146,7 @@ def basis_lines(comparison: MachineComparison) -> list[str]:
 
 def _codes(line: ComparisonRow) -> set[str]:
     """Return what stands for the code of the user's own model, of each machine."""
-    specs = (place.entry.spec for place in line.places if place.entry is not None)
+    specs = (place.entry.spec for place in line.results if place.entry is not None)
     return {spec.own.digest for spec in specs if spec.own is not None}
 
 
@@ -216,11 +216,11 @@ def json_comparison(comparison: MachineComparison) -> str:
             {"name": each.name, "published": each.is_published, "traits": each.traits, "notes": list(each.notes)}
             for each in comparison.machines
         ],
-        "cells": [_cell(title, line) for title, lines in comparison.topics.items() for line in lines],
+        "cells": [_cell(title, line) for title, lines in comparison.groups.items() for line in lines],
         "slower": failure_lines(comparison),
         "refused": [
             {"machine": each.machine.name, "reason": each.reason, "cells": list(each.labels)}
-            for each in comparison.refusals
+            for each in comparison.incomparable
         ],
     }
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
@@ -243,8 +243,8 @@ def rate_text(place: MachineResult, unit: str) -> str:
 
 
 def _lists(comparison: MachineComparison) -> Iterator[tuple[str, list[str]]]:
-    if comparison.refusals:
-        yield "Compared with nothing", [refusal_line(each) for each in comparison.refusals]
+    if comparison.incomparable:
+        yield "Compared with nothing", [refusal_line(each) for each in comparison.incomparable]
     notes = note_lines(comparison)
     if notes:
         yield "Left out", notes
@@ -268,7 +268,7 @@ def _cell(title: str, line: ComparisonRow) -> dict[str, Any]:
         "unit": line.unit,
         "speedup_over_batch": line.baseline_batch,
         "of_whole_runs": line.is_whole,
-        "places": [_place(place) for place in line.places if place.entry is not None],
+        "places": [_place(place) for place in line.results if place.entry is not None],
     }
 
 

@@ -174,7 +174,7 @@ def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
 
 def _measured(name: str, collection: Collection, notes_of_origin: Sequence[str]) -> ComparedMachine:
     groups: dict[tuple[object, ...], dict[str, list[Configuration]]] = {}
-    for cell in collection.cells:
+    for cell in collection.configurations:
         spec = cell.trial.spec
         # Seeds of one training run are its repetitions; other protocols and lengths are other measurements.
         way = f"{spec.timeless.protocol} {spec.recipe}"
@@ -265,7 +265,7 @@ def _traits(collection: Collection) -> dict[str, str]:
     limits = dict.fromkeys(f"{f.power_limit_watts:.0f} W" for f in facts if f.power_limit_watts is not None)
     clocks = dict.fromkeys(f"{f.max_sm_clock_hertz / 1e6:.0f} MHz" for f in facts if f.max_sm_clock_hertz is not None)
     dates = sorted({trial.started_at[:10] for trial in trials})
-    processes = sorted({len(cell.trials) for cell in collection.cells})
+    processes = sorted({len(cell.trials) for cell in collection.configurations})
     in_turns = {trial.sitting is not None for trial in trials if trial.spec.kind == "steady"}
     ways = {frozenset({True}): "in turns", frozenset({False}): "each alone"}
     values = {

@@ -6,7 +6,7 @@ from castwise.max_batch.result import max_batches_of
 from castwise.render.run_report import to_markdown
 from castwise.render.table import markdown_grid, markdown_text
 from castwise.render.training_columns import run_columns, shown
-from castwise.report.collection import Collection, Topic
+from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
 from castwise.report.html.sections import summary, topic_line
 
@@ -17,17 +17,19 @@ def markdown_report(collection: Collection) -> str:
     parts = [
         f"**{markdown_text(in_one_sentence(collection, answers))}**",
         markdown_text(summary(collection)),
-        *(_topic(topic) for topic in collection.topics),
+        *(_topic(topic) for topic in collection.groups),
     ]
     if collection.notes:
         parts.append("\n".join(f"- {markdown_text(note)}" for note in collection.notes))
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def _topic(topic: Topic) -> str:
+def _topic(topic: ComparisonGroup) -> str:
     head = f"### {markdown_text(topic.title)}\n\n"
     if topic.is_max_batch:
-        return head + markdown_max_batches(max_batches_of(trial for cell in topic.cells for trial in cell.trials))
+        return head + markdown_max_batches(
+            max_batches_of(trial for cell in topic.configurations for trial in cell.trials)
+        )
     if not topic.is_training:
         return head + to_markdown(topic.rows, recommend(topic.rows))
     lines = [markdown_text(topic_line(topic)), "", *markdown_grid(shown(run_columns({}), topic.runs), topic.runs)]

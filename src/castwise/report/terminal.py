@@ -7,7 +7,7 @@ from castwise.max_batch.render import print_max_batches
 from castwise.max_batch.result import max_batches_of
 from castwise.render.console import print_line
 from castwise.render.run_report import print_table
-from castwise.report.collection import Collection, Topic
+from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
 from castwise.report.html.sections import summary
 from castwise.suites.render import print_runs
@@ -19,16 +19,16 @@ def print_report(collection: Collection, console: Console) -> None:
     """Print the answer, and a table for each topic."""
     print_line(console, in_one_sentence(collection, answers_of(collection)), "bold")
     print_line(console, summary(collection))
-    for topic in collection.topics:
+    for topic in collection.groups:
         print_line(console, f"\n{topic.title}", "bold underline")
         _print_topic(topic, console)
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")
 
 
-def _print_topic(topic: Topic, console: Console) -> None:
+def _print_topic(topic: ComparisonGroup, console: Console) -> None:
     if topic.is_max_batch:
-        print_max_batches(max_batches_of(trial for cell in topic.cells for trial in cell.trials), console)
+        print_max_batches(max_batches_of(trial for cell in topic.configurations for trial in cell.trials), console)
     elif topic.is_training:
         print_runs(topic.runs, {}, console, _ELSEWHERE)
     else:

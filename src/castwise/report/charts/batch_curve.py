@@ -6,7 +6,7 @@ from castwise.records.schema import Trial
 from castwise.render.table import Column
 from castwise.render.theme import INK
 from castwise.render.units import format_bytes, format_rate
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MOST_LINES,
     Document,
@@ -26,10 +26,10 @@ _GIB = 2**30
 _LOGARITHMIC_FROM = 8  # largest batch over smallest
 
 
-def batch(subject: TopicSubject) -> Chart | None:
+def batch(subject: GroupSubject) -> Chart | None:
     """Return throughput and peak memory over the batch size, for lines of two batch sizes and more."""
-    topic = subject.topic
-    lines = lines_of(topic, topic.cells, "batch_size")
+    topic = subject.group
+    lines = lines_of(topic, topic.configurations, "batch_size")
     lines = {name: cells for name, cells in lines.items() if len({cell.trial.spec.batch_size for cell in cells}) > 1}
     lines = dict(list(lines.items())[:MOST_LINES])
     cells = [cell for own in lines.values() for cell in own]
@@ -61,8 +61,8 @@ def batch(subject: TopicSubject) -> Chart | None:
         ),
         *rate_columns(),
         *_energy(cells),
-        bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.allocated_bytes),
-        bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.reserved_bytes),
+        bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.peak_allocated_bytes),
+        bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.peak_reserved_bytes),
     ]
     largest = max((cell for cell in cells if cell.throughput), key=lambda cell: cell.trial.spec.batch_size)
     return Chart(
@@ -100,7 +100,7 @@ def _joules(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g} J"
 
 
-def _knees(subject: TopicSubject, trials: list[Trial]) -> Document:
+def _knees(subject: GroupSubject, trials: list[Trial]) -> Document:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -114,7 +114,7 @@ def _knees(subject: TopicSubject, trials: list[Trial]) -> Document:
     }
 
 
-def _traces(subject: TopicSubject, name: str, cells: list[Configuration], variant: int) -> list[Document]:
+def _traces(subject: GroupSubject, name: str, cells: list[Configuration], variant: int) -> list[Document]:
     rated = sorted((cell for cell in cells if cell.throughput), key=lambda cell: cell.trial.spec.batch_size)
     x = [cell.trial.spec.batch_size for cell in rated]
     rates = [cell.throughput.value if cell.throughput else None for cell in rated]
@@ -128,11 +128,11 @@ def _traces(subject: TopicSubject, name: str, cells: list[Configuration], varian
 
 
 def _reserved(cell: Configuration) -> float | None:
-    held = cell.allocated_bytes if cell.reserved_bytes is None else cell.reserved_bytes
+    held = cell.peak_allocated_bytes if cell.peak_reserved_bytes is None else cell.peak_reserved_bytes
     return None if held is None else held / _GIB
 
 
-def _out_of_memory(subject: TopicSubject, cells: list[Configuration], whole: int) -> Document:
+def _out_of_memory(subject: GroupSubject, cells: list[Configuration], whole: int) -> Document:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -141,14 +141,16 @@ def _out_of_memory(subject: TopicSubject, cells: list[Configuration], whole: int
         "y": [whole / _GIB] * len(cells),
         "marker": {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}},
         "hovertext": [
-            hover([subject.topic.label(cell), "ran out of memory", subject.file_of(cell.trial)]) for cell in cells
+            hover([subject.group.label(cell), "ran out of memory", subject.file_of(cell.trial)]) for cell in cells
         ],
         "hoverinfo": "text",
         **panel(1),
     }
 
 
-def _hover(subject: TopicSubject, cell: Configuration) -> str:
+def _hover(subject: GroupSubject, cell: Configuration) -> str:
     rate = "" if cell.throughput is None else f"{format_rate(cell.throughput.value)} {cell.unit}/s"
-    memory = f"peak reserved {format_bytes(cell.reserved_bytes)}, allocated {format_bytes(cell.allocated_bytes)}"
-    return hover([subject.topic.label(cell), rate, interval_text(cell.throughput), memory, subject.file_of(cell.trial)])
+    memory = (
+        f"peak reserved {format_bytes(cell.peak_reserved_bytes)}, allocated {format_bytes(cell.peak_allocated_bytes)}"
+    )
+    return hover([subject.group.label(cell), rate, interval_text(cell.throughput), memory, subject.file_of(cell.trial)])

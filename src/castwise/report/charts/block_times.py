@@ -7,7 +7,7 @@ from castwise.analysis import steady_metrics
 from castwise.records.telemetry import TelemetrySummary
 from castwise.render.table import Column, DataTable
 from castwise.render.units import format_seconds
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MOST_LINES,
     Document,
@@ -44,10 +44,10 @@ _PANELS: tuple[tuple[str, str, Callable[[TelemetrySummary], float | None]], ...]
 _LEAST_SPAN = 0.05  # of an axis, as a share of the highest value on it
 
 
-def telemetry(subject: TopicSubject) -> Chart | None:
+def telemetry(subject: GroupSubject) -> Chart | None:
     """Return clock, power and temperature of each cell over its turns."""
-    topic = subject.topic
-    every = ((cell, _turns(cell)) for cell in topic.cells)
+    topic = subject.group
+    every = ((cell, _turns(cell)) for cell in topic.configurations)
     watched = [(cell, turns) for cell, turns in every if any(_tells(turn) for turn in turns)]
     if not watched:
         return None
@@ -94,10 +94,10 @@ def _telemetry_layout(titles: Sequence[str], x_title: str, traces: Sequence[Docu
     return document
 
 
-def blocks(subject: TopicSubject) -> Chart | None:
+def blocks(subject: GroupSubject) -> Chart | None:
     """Return each block's step time beside its process's median: how steady the figures are."""
-    topic = subject.topic
-    timed = [(cell, times) for cell in topic.cells if len(times := steady_metrics.step_times(cell.trial)) > 1]
+    topic = subject.group
+    timed = [(cell, times) for cell in topic.configurations if len(times := steady_metrics.step_times(cell.trial)) > 1]
     if not timed:
         return None
     shown = timed[:MOST_LINES]
@@ -163,9 +163,9 @@ def _held(cell: Configuration) -> str:
     return f"clock held down by {reasons}" if reasons else ""
 
 
-def _grid(subject: TopicSubject, turns: Sequence[_Turn]) -> DataTable[_Turn]:
+def _grid(subject: GroupSubject, turns: Sequence[_Turn]) -> DataTable[_Turn]:
     columns: list[Column[_Turn]] = [
-        Column("cell", "cell", lambda t: subject.topic.label(t.cell), lambda t: subject.topic.label(t.cell), left=True),
+        Column("cell", "cell", lambda t: subject.group.label(t.cell), lambda t: subject.group.label(t.cell), left=True),
         Column("turn", "turn", lambda t: t.number, lambda t: str(t.number)),
         Column("step_seconds", "step time", lambda t: t.seconds, lambda t: format_seconds(t.seconds)),
     ]

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.records.schema import Trial
 from castwise.render.table import DataTable
-from castwise.report.collection import Collection, Topic
+from castwise.report.collection import Collection, ComparisonGroup
 
 R = TypeVar("R")
 
@@ -38,25 +38,25 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class TopicSubject:
+class GroupSubject:
     """What a chart of one topic is drawn from.
 
     Attributes:
-        topic: The topic.
+        group: The group.
         file_of: Returns the name of the file that a trial was read from.
     """
 
-    topic: Topic
+    group: ComparisonGroup
     file_of: Callable[[Trial], str]
 
     @property
     def fits(self) -> list[MaxBatch]:
         """Return the topic's searches for the largest batch."""
-        return max_batches_of(trial for cell in self.topic.cells for trial in cell.trials)
+        return max_batches_of(trial for cell in self.group.configurations for trial in cell.trials)
 
 
 @dataclass(frozen=True)
-class OverviewSubject:
+class CollectionSubject:
     """What a chart of all records is drawn from.
 
     Attributes:

@@ -50,13 +50,13 @@ class MachinesSubject:
 
 def machines(subject: MachinesSubject) -> Chart | None:
     """Return throughput and speed-up of each cell, a group of bars a machine."""
-    drawn = [line for line in subject.lines if any(_shown(place) for place in line.places)]
+    drawn = [line for line in subject.lines if any(_shown(place) for place in line.results)]
     if not drawn:
         return None
     lines = drawn[:_MOST_LINES]
     traces = []
     for line in lines:
-        places = [place for place in line.places if place.entry is not None]
+        places = [place for place in line.results if place.entry is not None]
         names = [on_lines(place.machine.name, _NAME_WIDTH) for place in places]
         name = _label(line, subject.lines)
         rates = [place.throughput for place in places]
@@ -98,7 +98,7 @@ def _bars(
     look = look_of(line.spec.precision)
     form = format_ratio if kind == "ratio" else format_rate
     count = len(subject.lines) * len(places)
-    panel = (place.speedup if kind == "ratio" else place.throughput for each in subject.lines for place in each.places)
+    panel = (place.speedup if kind == "ratio" else place.throughput for each in subject.lines for place in each.results)
     highest = max((each.value for each in panel if each is not None), default=0.0)
     own = _PATTERNS[min(_order(line, subject.lines), len(_PATTERNS) - 1)]
     patterns = [own if place.entry and place.entry.status == "ok" else "/" for place in places]
@@ -153,7 +153,9 @@ def _hover(
 
 
 def _says(lines: Sequence[ComparisonRow]) -> str:
-    gains = [(place.speedup.value, line, place) for line in lines for place in line.places if place.speedup is not None]
+    gains = [
+        (place.speedup.value, line, place) for line in lines for place in line.results if place.speedup is not None
+    ]
     what = "Throughput of whole runs, validation included" if lines[0].is_whole else "Throughput"
     if not gains:
         return f"{what}; no cell has float32 beside it on its machine."
@@ -212,7 +214,7 @@ def _label(line: ComparisonRow, lines: Sequence[ComparisonRow]) -> str:
 
 
 def _grid(subject: MachinesSubject) -> DataTable[tuple[ComparisonRow, MachineResult]]:
-    rows = [(line, place) for line in subject.lines for place in line.places if place.entry is not None]
+    rows = [(line, place) for line in subject.lines for place in line.results if place.entry is not None]
     words: list[tuple[str, Callable[[tuple[ComparisonRow, MachineResult]], str]]] = [
         ("machine", lambda row: row[1].machine.name),
         ("precision", lambda row: row[0].spec.precision),

@@ -4,11 +4,11 @@ from castwise.max_batch.columns import batch_text, loop_name, rate_text, shown_s
 from castwise.max_batch.result import MaxBatch
 from castwise.render.table import DataTable
 from castwise.render.theme import INK, look_of
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import axis, escape, hover, layout
 
 
-def largest(subject: TopicSubject) -> Chart | None:
+def largest(subject: GroupSubject) -> Chart | None:
     """Return the largest batch that trained, and the knee, of each loop; None where none was looked for."""
     fits = [fit for fit in subject.fits if fit.largest is not None]
     if not fits:
@@ -48,7 +48,7 @@ def largest(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _files(subject: TopicSubject, fit: MaxBatch) -> list[str]:
+def _files(subject: GroupSubject, fit: MaxBatch) -> list[str]:
     return [subject.file_of(trial) for trial in (fit.largest, fit.failing) if trial is not None]
 
 

@@ -2,7 +2,7 @@
 
 from castwise.render.theme import INK, STACK
 from castwise.render.units import format_bytes
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import MOST_BARS, Document, axis, hover, layout, on_lines
 from castwise.report.charts.tables import bytes_column, cell_grid
 from castwise.report.collection import Configuration
@@ -15,10 +15,10 @@ _GIB = 2**30
 _DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
-def memory(subject: TopicSubject) -> Chart | None:
+def memory(subject: GroupSubject) -> Chart | None:
     """Return the peak memory of each cell, by what holds it."""
-    topic = subject.topic
-    every = [cell for cell in topic.cells if cell.allocated_bytes is not None]
+    topic = subject.group
+    every = [cell for cell in topic.configurations if cell.peak_allocated_bytes is not None]
     cells = every[:MOST_BARS]
     if not cells:
         return None
@@ -60,10 +60,10 @@ def memory(subject: TopicSubject) -> Chart | None:
     turned = "reversed" if lying else True
     document[f"{along}axis"] = axis(type="category", showgrid=False, autorange=turned, tickfont=tickfont)
     document[f"{across}axis"] = axis("GiB", rangemode="tozero")
-    least = min(cells, key=lambda cell: cell.allocated_bytes or 0)
+    least = min(cells, key=lambda cell: cell.peak_allocated_bytes or 0)
     figures = [bytes_column(f"memory_{index}", title, value) for index, (title, value) in enumerate(KINDS)]
-    figures.append(bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.allocated_bytes))
-    figures.append(bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.reserved_bytes))
+    figures.append(bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.peak_allocated_bytes))
+    figures.append(bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.peak_reserved_bytes))
     on_cpu = (
         " On a CPU it is the growth of the process, an upper bound." if topic.first.spec.device_type == "cpu" else ""
     )
@@ -75,7 +75,7 @@ def memory(subject: TopicSubject) -> Chart | None:
     return Chart(
         name="memory",
         title="Memory, by what holds it",
-        says=(f"Tensors hold least with {topic.label(least)}, {format_bytes(least.allocated_bytes)} at the peak."),
+        says=(f"Tensors hold least with {topic.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak."),
         traces=traces,
         layout=document,
         table=cell_grid(subject, every, figures),
@@ -90,41 +90,43 @@ def _height(name: str) -> int:
 def weights_bytes(cell: Configuration) -> int | None:
     """Return what the model's weights take, from their number and dtypes; None where a dtype is not known."""
     facts = cell.trial.facts
-    if facts is None or cell.allocated_bytes is None:
+    if facts is None or cell.peak_allocated_bytes is None:
         return None
     sizes = [(count, _DTYPE_BYTES.get(dtype.removeprefix("torch."))) for dtype, count in facts.param_dtypes.items()]
     if any(size is None for _, size in sizes):
         return None
-    return min(cell.allocated_bytes, sum(count * (size or 0) for count, size in sizes))
+    return min(cell.peak_allocated_bytes, sum(count * (size or 0) for count, size in sizes))
 
 
 def _batches(cell: Configuration) -> int | None:
     facts = cell.trial.facts
-    if facts is None or cell.allocated_bytes is None:
+    if facts is None or cell.peak_allocated_bytes is None:
         return None
-    return min(facts.data_bytes, cell.allocated_bytes - (weights_bytes(cell) or 0))
+    return min(facts.data_bytes, cell.peak_allocated_bytes - (weights_bytes(cell) or 0))
 
 
 def _rest(cell: Configuration) -> int | None:
-    if cell.allocated_bytes is None:
+    if cell.peak_allocated_bytes is None:
         return None
-    return cell.allocated_bytes - (weights_bytes(cell) or 0) - (_batches(cell) or 0)
+    return cell.peak_allocated_bytes - (weights_bytes(cell) or 0) - (_batches(cell) or 0)
 
 
 def _unused(cell: Configuration) -> int | None:
-    if cell.allocated_bytes is None or cell.reserved_bytes is None:
+    if cell.peak_allocated_bytes is None or cell.peak_reserved_bytes is None:
         return None
-    return max(0, cell.reserved_bytes - cell.allocated_bytes)
+    return max(0, cell.peak_reserved_bytes - cell.peak_allocated_bytes)
 
 
 def _outside(cell: Configuration) -> int | None:
-    if cell.driver_bytes is None or cell.reserved_bytes is None:
+    if cell.driver_used_bytes is None or cell.peak_reserved_bytes is None:
         return None
-    return max(0, cell.driver_bytes - cell.reserved_bytes)
+    return max(0, cell.driver_used_bytes - cell.peak_reserved_bytes)
 
 
 def _total(cell: Configuration) -> str:
-    return f"peak allocated {format_bytes(cell.allocated_bytes)}, reserved {format_bytes(cell.reserved_bytes)}"
+    return (
+        f"peak allocated {format_bytes(cell.peak_allocated_bytes)}, reserved {format_bytes(cell.peak_reserved_bytes)}"
+    )
 
 
 KINDS = (

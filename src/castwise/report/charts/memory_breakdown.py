@@ -5,7 +5,7 @@ from castwise.max_batch.memory_breakdown import MemoryBreakdown
 from castwise.render.table import DataTable
 from castwise.render.theme import INK, STACK
 from castwise.render.units import format_bytes
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import Document, axis, escape, hover, layout
 
 _GIB = 2**30
@@ -13,7 +13,7 @@ _GIB = 2**30
 _PATTERNS = ("", "/", ".")
 
 
-def parts(subject: TopicSubject) -> Chart | None:
+def parts(subject: GroupSubject) -> Chart | None:
     """Return a bar for each loop, stacked by what held its memory; None where no step was taken apart."""
     accounts = breakdowns_of(subject.fits)
     if not accounts:
@@ -39,7 +39,7 @@ def parts(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _bars(subject: TopicSubject, accounts: list[MemoryBreakdown], number: int, name: str, title: str) -> Document:
+def _bars(subject: GroupSubject, accounts: list[MemoryBreakdown], number: int, name: str, title: str) -> Document:
     return {
         "type": "bar",
         "name": title,

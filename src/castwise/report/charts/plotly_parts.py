@@ -12,7 +12,7 @@ from typing import Any
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.theme import FAINT, INK, look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.collection import Configuration, Topic
+from castwise.report.collection import ComparisonGroup, Configuration
 
 MOST_BARS = 60
 MOST_LINES = 16
@@ -231,7 +231,7 @@ def downsample(count: int, most: int = MOST_POINTS) -> list[int]:
     return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
 
 
-def lines_of(topic: Topic, cells: Sequence[Configuration], *varying: str) -> dict[str, list[Configuration]]:
+def lines_of(topic: ComparisonGroup, cells: Sequence[Configuration], *varying: str) -> dict[str, list[Configuration]]:
     """Return cells by the name of the line that they lie on: they differ in the varying axes alone."""
     found: dict[str, list[Configuration]] = {}
     for cell in cells:

@@ -11,11 +11,11 @@ from castwise.report.charts import (
     training_curves,
     waterfall,
 )
-from castwise.report.charts.chart import Chart, ChartKind, OverviewSubject, TopicSubject
+from castwise.report.charts.chart import Chart, ChartKind, CollectionSubject, GroupSubject
 
-OVERVIEW_CHARTS: tuple[ChartKind[OverviewSubject], ...] = (ChartKind("overview", throughput_speedup.overview),)
+OVERVIEW_CHARTS: tuple[ChartKind[CollectionSubject], ...] = (ChartKind("overview", throughput_speedup.overview),)
 
-TOPIC_CHARTS: tuple[ChartKind[TopicSubject], ...] = (
+TOPIC_CHARTS: tuple[ChartKind[GroupSubject], ...] = (
     ChartKind("largest", max_batch.largest),
     ChartKind("throughput", throughput_speedup.throughput),
     ChartKind("speedup", throughput_speedup.speedup),
@@ -36,12 +36,12 @@ TOPIC_CHARTS: tuple[ChartKind[TopicSubject], ...] = (
 _OF_FITS = ("largest", "batch", "parts")
 
 
-def charts_of(subject: TopicSubject) -> list[Chart]:
+def charts_of(subject: GroupSubject) -> list[Chart]:
     """Return the charts of a topic that its records have something for."""
-    kinds = [kind for kind in TOPIC_CHARTS if not subject.topic.is_max_batch or kind.name in _OF_FITS]
+    kinds = [kind for kind in TOPIC_CHARTS if not subject.group.is_max_batch or kind.name in _OF_FITS]
     return [chart for kind in kinds if (chart := kind.make(subject)) is not None]
 
 
-def overview_charts(subject: OverviewSubject) -> list[Chart]:
+def overview_charts(subject: CollectionSubject) -> list[Chart]:
     """Return the charts of all records together."""
     return [chart for kind in OVERVIEW_CHARTS if (chart := kind.make(subject)) is not None]

@@ -2,7 +2,7 @@
 
 from castwise.render.theme import INK
 from castwise.render.units import format_percent, format_rate
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MOST_LINES,
     Document,
@@ -15,12 +15,12 @@ from castwise.report.charts.plotly_parts import (
     variants,
 )
 from castwise.report.charts.tables import cell_grid, rate_columns, share_column
-from castwise.report.collection import Configuration, Topic
+from castwise.report.collection import ComparisonGroup, Configuration
 
 
-def scaling(subject: TopicSubject) -> Chart | None:
+def scaling(subject: GroupSubject) -> Chart | None:
     """Return throughput and scaling efficiency over the number of GPUs, for lines of two numbers and more."""
-    topic = subject.topic
+    topic = subject.group
     lines = dict(list(_lines(topic).items())[:MOST_LINES])
     if not lines:
         return None
@@ -37,10 +37,12 @@ def scaling(subject: TopicSubject) -> Chart | None:
     most = max(cell.trial.spec.world_size for cell in cells)
     if single is not None:
         traces.append(_ideal(_rate(single), most))
-    efficient = [cell for cell in cells if cell.efficiency is not None]
-    best = max(efficient, key=lambda cell: (cell.trial.spec.world_size, cell.efficiency), default=None)
-    reached = "" if best is None else f"; {format_percent(best.efficiency)} of the ideal with {topic.label(best)}"
-    efficiency = share_column("scaling_efficiency", "scaling efficiency", lambda cell: cell.efficiency)
+    efficient = [cell for cell in cells if cell.scaling_efficiency is not None]
+    best = max(efficient, key=lambda cell: (cell.trial.spec.world_size, cell.scaling_efficiency), default=None)
+    reached = (
+        "" if best is None else f"; {format_percent(best.scaling_efficiency)} of the ideal with {topic.label(best)}"
+    )
+    efficiency = share_column("scaling_efficiency", "scaling efficiency", lambda cell: cell.scaling_efficiency)
     return Chart(
         name="scaling",
         title="Scaling over GPUs",
@@ -52,12 +54,12 @@ def scaling(subject: TopicSubject) -> Chart | None:
     )
 
 
-def _lines(topic: Topic) -> dict[str, list[Configuration]]:
+def _lines(topic: ComparisonGroup) -> dict[str, list[Configuration]]:
     """Return the cells of each way to share a step, with the single GPU's in front."""
     alone: dict[str, list[Configuration]] = {}
     spread: dict[str, list[Configuration]] = {}
     ways: dict[str, str] = {}
-    for cell in topic.cells:
+    for cell in topic.configurations:
         if cell.throughput is None:
             continue
         name = topic.label(cell, "world_size", "parallelism")
@@ -72,11 +74,11 @@ def _lines(topic: Topic) -> dict[str, list[Configuration]]:
     return {way: cells for way, cells in lines.items() if len({cell.trial.spec.world_size for cell in cells}) > 1}
 
 
-def _traces(subject: TopicSubject, name: str, cells: list[Configuration], variant: int) -> list[Document]:
+def _traces(subject: GroupSubject, name: str, cells: list[Configuration], variant: int) -> list[Document]:
     x = [cell.trial.spec.world_size for cell in cells]
     texts = [_hover(subject, cell) for cell in cells]
     precision = cells[0].precision
-    shares = [1.0 if cell.trial.spec.world_size == 1 else cell.efficiency for cell in cells]
+    shares = [1.0 if cell.trial.spec.world_size == 1 else cell.scaling_efficiency for cell in cells]
     above = line(name, precision, x, [_rate(cell) for cell in cells], texts, variant)
     above["error_y"] = error_bars([cell.throughput for cell in cells])
     below = line(name, precision, x, [None if share is None else 100 * share for share in shares], texts, variant)
@@ -96,10 +98,10 @@ def _ideal(rate: float, most: int) -> Document:
     }
 
 
-def _hover(subject: TopicSubject, cell: Configuration) -> str:
+def _hover(subject: GroupSubject, cell: Configuration) -> str:
     rate = f"{format_rate(_rate(cell))} {cell.unit}/s"
-    share = "" if cell.efficiency is None else f"{format_percent(cell.efficiency)} of the ideal"
-    return hover([subject.topic.label(cell), rate, interval_text(cell.throughput), share, subject.file_of(cell.trial)])
+    share = "" if cell.scaling_efficiency is None else f"{format_percent(cell.scaling_efficiency)} of the ideal"
+    return hover([subject.group.label(cell), rate, interval_text(cell.throughput), share, subject.file_of(cell.trial)])
 
 
 def _rate(cell: Configuration) -> float:

@@ -9,7 +9,7 @@ from castwise.errors import UsageError
 from castwise.records.filenames import free_name, slug
 from castwise.records.schema import Trial
 from castwise.render.theme import THEMES
-from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
+from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
 from castwise.report.charts.layout_fit import ON_A_PICTURE, legend_height
 from castwise.report.charts.machines import MachinesSubject, machines
 from castwise.report.charts.plotly_parts import escape
@@ -106,11 +106,11 @@ def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iter
         file_of: Returns the name of the file that a trial was read from.
     """
     taken: set[str] = set()
-    for chart in overview_charts(OverviewSubject(collection, file_of)):
+    for chart in overview_charts(CollectionSubject(collection, file_of)):
         yield Picture(chart.name, "", chart)
-    for topic in collection.topics:
+    for topic in collection.groups:
         name = _file_name(topic.title, taken)
-        for chart in charts_of(TopicSubject(topic, file_of)):
+        for chart in charts_of(GroupSubject(topic, file_of)):
             yield Picture(f"{name}-{chart.name}", topic.title, chart)
 
 
@@ -122,7 +122,7 @@ def pictures_of_machines(comparison: MachineComparison, file_of: Callable[[Trial
         file_of: Returns the name of the file that a trial was read from.
     """
     taken: set[str] = set()
-    for topic, lines in comparison.topics.items():
+    for topic, lines in comparison.groups.items():
         chart = machines(MachinesSubject(topic, lines, file_of))
         if chart is not None:
             yield Picture(f"{_file_name(topic, taken)}-{chart.name}", "", chart)

@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.render.table import Column, DataTable
 from castwise.render.units import format_bytes, format_percent, format_rate, format_ratio
-from castwise.report.charts.chart import TopicSubject
+from castwise.report.charts.chart import GroupSubject
 from castwise.report.collection import Configuration
 
 Getter = Callable[[Configuration], Estimate | None]
 
 
 def cell_grid(
-    subject: TopicSubject, cells: Sequence[Configuration], figures: Sequence[Column[Configuration]]
+    subject: GroupSubject, cells: Sequence[Configuration], figures: Sequence[Column[Configuration]]
 ) -> DataTable[Configuration]:
     """Return a table of cells: which they are, these figures, and the file they are from."""
-    topic = subject.topic
+    topic = subject.group
     columns = [text_column("precision", lambda cell: cell.precision)]
     if any(topic.setting(cell) for cell in cells):
         columns.append(text_column("setting", topic.setting))

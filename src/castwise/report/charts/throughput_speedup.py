@@ -7,7 +7,7 @@ from castwise.registry.precisions import BASELINE
 from castwise.render.table import DataTable
 from castwise.render.theme import INK, ink_on, look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import Chart, OverviewSubject, TopicSubject
+from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MOST_BARS,
     Document,
@@ -22,7 +22,7 @@ from castwise.report.charts.plotly_parts import (
     with_headroom,
 )
 from castwise.report.charts.tables import cell_grid, rate_columns, ratio_columns, text_column
-from castwise.report.collection import Configuration, Topic
+from castwise.report.collection import ComparisonGroup, Configuration
 
 _MOST_TOPICS = 14  # side by side
 _MOST_LEVEL_TEXTS, _MOST_TEXTS = 8, 30  # bars with their figures in them, on half a page
@@ -33,10 +33,10 @@ _TITLE_WIDTH = 30  # characters of a topic's title beside its bars
 _Get = Callable[[Configuration], Estimate | None]
 
 
-def throughput(subject: TopicSubject) -> Chart | None:
+def throughput(subject: GroupSubject) -> Chart | None:
     """Return the throughput of each cell."""
-    topic = subject.topic
-    cells = _shown(topic.cells, lambda cell: cell.throughput)
+    topic = subject.group
+    cells = _shown(topic.configurations, lambda cell: cell.throughput)
     if not any(cell.throughput for cell in cells):
         return None
     best = max((cell for cell in cells if cell.throughput), key=lambda cell: _value(cell.throughput))
@@ -50,15 +50,15 @@ def throughput(subject: TopicSubject) -> Chart | None:
         says=says,
         traces=traces,
         layout=document,
-        table=cell_grid(subject, topic.cells, rate_columns()),
-        note=_left_out(topic.cells, cells),
+        table=cell_grid(subject, topic.configurations, rate_columns()),
+        note=_left_out(topic.configurations, cells),
     )
 
 
-def speedup(subject: TopicSubject) -> Chart | None:
+def speedup(subject: GroupSubject) -> Chart | None:
     """Return the speed-up of each cell over float32."""
-    topic = subject.topic
-    compared = [cell for cell in topic.cells if cell.speedup is not None]
+    topic = subject.group
+    compared = [cell for cell in topic.configurations if cell.speedup is not None]
     others = [cell for cell in compared if cell.precision != BASELINE]
     if not others:
         return None
@@ -79,9 +79,9 @@ def speedup(subject: TopicSubject) -> Chart | None:
     )
 
 
-def overview(subject: OverviewSubject) -> Chart | None:
+def overview(subject: CollectionSubject) -> Chart | None:
     """Return the speed-ups of all topics, a group of bars each."""
-    topics = [topic for topic in subject.collection.topics if _compared(topic) and not topic.is_max_batch]
+    topics = [topic for topic in subject.collection.groups if _compared(topic) and not topic.is_max_batch]
     if len(topics) < 2:
         return None
     shown = topics[:_MOST_TOPICS]
@@ -122,7 +122,7 @@ def overview(subject: OverviewSubject) -> Chart | None:
     )
     document["shapes"] = [_line_at_one(vertical=True)]
     rows = [(topic, cell) for topic in topics for cell in _best_by_precision(topic).values()]
-    grid = cell_grid(TopicSubject(topics[0], subject.file_of), [cell for _, cell in rows], ratio_columns())
+    grid = cell_grid(GroupSubject(topics[0], subject.file_of), [cell for _, cell in rows], ratio_columns())
     titles = {id(cell): topic for topic, cell in rows}
     columns = [
         text_column("topic", lambda cell: titles[id(cell)].title),
@@ -140,11 +140,11 @@ def overview(subject: OverviewSubject) -> Chart | None:
     )
 
 
-def _compared(topic: Topic) -> list[Configuration]:
-    return [cell for cell in topic.cells if cell.precision != BASELINE and cell.speedup is not None]
+def _compared(topic: ComparisonGroup) -> list[Configuration]:
+    return [cell for cell in topic.configurations if cell.precision != BASELINE and cell.speedup is not None]
 
 
-def _best_by_precision(topic: Topic) -> dict[str, Configuration]:
+def _best_by_precision(topic: ComparisonGroup) -> dict[str, Configuration]:
     found: dict[str, Configuration] = {}
     for cell in _compared(topic):
         before = found.get(cell.precision)
@@ -154,10 +154,10 @@ def _best_by_precision(topic: Topic) -> dict[str, Configuration]:
 
 
 def _bars(
-    subject: TopicSubject, cells: Sequence[Configuration], get: _Get, text: Callable[[Configuration], str], kind: str
+    subject: GroupSubject, cells: Sequence[Configuration], get: _Get, text: Callable[[Configuration], str], kind: str
 ) -> list[Document]:
     """Return a trace for all cells where they differ in precision alone, else one for each precision."""
-    topic = subject.topic
+    topic = subject.group
     if not any(topic.setting(cell) for cell in cells):
         return [_trace(subject, cells, [escape(cell.precision) for cell in cells], get, text, kind)]
     traces = []
@@ -170,7 +170,7 @@ def _bars(
 
 
 def _trace(
-    subject: TopicSubject,
+    subject: GroupSubject,
     cells: Sequence[Configuration],
     names: list[str],
     get: _Get,
@@ -178,7 +178,7 @@ def _trace(
     kind: str,
 ) -> Document:
     found = [get(cell) for cell in cells]
-    count, highest = len(subject.topic.cells), max(_value(get(cell)) for cell in subject.topic.cells)
+    count, highest = len(subject.group.configurations), max(_value(get(cell)) for cell in subject.group.configurations)
     return {
         "type": "bar",
         "x": names,
@@ -212,10 +212,10 @@ def _over(cell: Configuration, text: str) -> str:
     return escape(text) if status in ("ok", text) else f"{escape(text)}<br>{escape(status)}"
 
 
-def _hover_of(subject: TopicSubject, cell: Configuration, found: Estimate | None, kind: str) -> str:
+def _hover_of(subject: GroupSubject, cell: Configuration, found: Estimate | None, kind: str) -> str:
     unit = f" {cell.unit}/s" if kind == "rate" else ""
     return _hover(
-        subject.file_of(cell.trial), subject.topic.label(cell), found, kind, unit, cell.trial.status, cell.trial.message
+        subject.file_of(cell.trial), subject.group.label(cell), found, kind, unit, cell.trial.status, cell.trial.message
     )
 
 
@@ -236,7 +236,7 @@ def _ratio_text(cell: Configuration) -> str:
     return cell.trial.status if cell.speedup is None else format_ratio(cell.speedup.value)
 
 
-def _bar_layout(topic: Topic, cells: Sequence[Configuration], title: str) -> Document:
+def _bar_layout(topic: ComparisonGroup, cells: Sequence[Configuration], title: str) -> Document:
     document = layout()
     document["xaxis"] = axis(type="category", showgrid=False, tickfont={"size": 11})
     document["yaxis"] = axis(title, rangemode="tozero", tickformat=",")

@@ -8,7 +8,7 @@ from castwise.records.schema import Epoch
 from castwise.render.table import Column, DataTable
 from castwise.render.theme import INK, STACK
 from castwise.render.units import format_percent, format_seconds
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MOST_BARS,
     MOST_LINES,
@@ -38,25 +38,25 @@ class _Point:
     value: float
 
 
-def loss(subject: TopicSubject) -> Chart | None:
+def loss(subject: GroupSubject) -> Chart | None:
     """Return the training loss over time and over epochs."""
     return _curves(subject, "loss", "Training loss", "training loss", _losses)
 
 
-def accuracy(subject: TopicSubject) -> Chart | None:
+def accuracy(subject: GroupSubject) -> Chart | None:
     """Return the validation accuracy over time and over epochs."""
     return _curves(subject, "accuracy", "Validation accuracy", "accuracy, %", _accuracies)
 
 
-def perplexity(subject: TopicSubject) -> Chart | None:
+def perplexity(subject: GroupSubject) -> Chart | None:
     """Return a language model's perplexity over time and over epochs."""
     return _curves(subject, "perplexity", "Validation perplexity", "perplexity", _perplexities)
 
 
-def time_split(subject: TopicSubject) -> Chart | None:
+def time_split(subject: GroupSubject) -> Chart | None:
     """Return where the wall time of each run went."""
-    topic = subject.topic
-    every = [cell for cell in topic.cells if training_metrics.split(cell.trial) is not None]
+    topic = subject.group
+    every = [cell for cell in topic.configurations if training_metrics.split(cell.trial) is not None]
     cells = every[:MOST_BARS]
     if not cells:
         return None
@@ -116,10 +116,10 @@ def _part_column(title: str, field: str) -> Column[Configuration]:
 
 
 def _curves(
-    subject: TopicSubject, name: str, title: str, y_title: str, points_of: Callable[[Configuration], Iterator[_Point]]
+    subject: GroupSubject, name: str, title: str, y_title: str, points_of: Callable[[Configuration], Iterator[_Point]]
 ) -> Chart | None:
-    topic = subject.topic
-    found = [(cell, _thin(list(points_of(cell)))) for cell in topic.cells]
+    topic = subject.group
+    found = [(cell, _thin(list(points_of(cell)))) for cell in topic.configurations]
     drawn = [(cell, points) for cell, points in found if points]
     if not drawn:
         return None
@@ -181,11 +181,11 @@ def _thin(points: list[_Point]) -> list[_Point]:
     return [points[index] for index in downsample(len(points))]
 
 
-def _point_grid(subject: TopicSubject, points: Sequence[_Point], name: str) -> DataTable[_Point]:
+def _point_grid(subject: GroupSubject, points: Sequence[_Point], name: str) -> DataTable[_Point]:
     return DataTable(
         (
             Column(
-                "cell", "cell", lambda p: subject.topic.label(p.cell), lambda p: subject.topic.label(p.cell), left=True
+                "cell", "cell", lambda p: subject.group.label(p.cell), lambda p: subject.group.label(p.cell), left=True
             ),
             Column("seconds", "time", lambda p: p.seconds, lambda p: format_seconds(p.seconds)),
             Column("epoch", "epoch", lambda p: p.epoch, lambda p: f"{p.epoch:.4g}"),

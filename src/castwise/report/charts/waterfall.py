@@ -9,10 +9,10 @@ from castwise.registry.precisions import BASELINE
 from castwise.render.table import DataTable
 from castwise.render.theme import INK, look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import Chart, TopicSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import axis, hover, interval_text, layout, on_lines
 from castwise.report.charts.tables import cell_grid, rate_columns, text_column
-from castwise.report.collection import Configuration, Topic
+from castwise.report.collection import ComparisonGroup, Configuration
 
 _NAME_WIDTH = 18  # characters of a technique's name below its bar, on a line
 
@@ -34,9 +34,9 @@ class Link:
     said: str = ""
 
 
-def waterfall(subject: TopicSubject) -> Chart | None:
+def waterfall(subject: GroupSubject) -> Chart | None:
     """Return the chain of cells to the fastest, each with a change more than the one before, as a waterfall."""
-    topic = subject.topic
+    topic = subject.group
     chain = _longest_chain(topic)
     if len(chain) < 2:
         return None
@@ -104,10 +104,10 @@ def drawn(links: Sequence[Link], unit: str, precision: str, title: str, table: D
     )
 
 
-def _said(subject: TopicSubject, cell: Configuration, plain: float) -> str:
+def _said(subject: GroupSubject, cell: Configuration, plain: float) -> str:
     return hover(
         [
-            subject.topic.label(cell),
+            subject.group.label(cell),
             f"{format_rate(_rate(cell))} {cell.unit}/s, {format_ratio(_rate(cell) / plain)} the plain loop's",
             interval_text(cell.throughput),
             subject.file_of(cell.trial),
@@ -115,14 +115,14 @@ def _said(subject: TopicSubject, cell: Configuration, plain: float) -> str:
     )
 
 
-def _longest_chain(topic: Topic) -> list[Configuration]:
+def _longest_chain(topic: ComparisonGroup) -> list[Configuration]:
     """Return the cells of one setting where each has a change more than the one before.
 
     Changes are techniques, and once the precision: from float32 to another. Of the chains that begin with a plain loop:
     the one that ends fastest, by as many links as there are.
     """
     settings: dict[str, list[Configuration]] = {}
-    for cell in topic.cells:
+    for cell in topic.configurations:
         if cell.throughput is not None:
             settings.setdefault(topic.setting(cell, "techniques", "loss_scale"), []).append(cell)
     return max(map(_chain_of, settings.values()), key=_end, default=[])

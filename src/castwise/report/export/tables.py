@@ -74,14 +74,14 @@ def _cells(collection: Collection, file_of: FileOf) -> FlatTable:
         *_estimate("speedup", lambda c: c.speedup),
         Field("verdict", "text", lambda c: c.verdict and c.verdict.kind),
         Field("verdict_reason", "text", lambda c: c.verdict and c.verdict.reason),
-        Field("scaling_efficiency", "number", lambda c: c.efficiency),
-        Field("peak_allocated_bytes", "integer", lambda c: c.allocated_bytes),
-        Field("peak_reserved_bytes", "integer", lambda c: c.reserved_bytes),
-        Field("driver_used_bytes", "integer", lambda c: c.driver_bytes),
+        Field("scaling_efficiency", "number", lambda c: c.scaling_efficiency),
+        Field("peak_allocated_bytes", "integer", lambda c: c.peak_allocated_bytes),
+        Field("peak_reserved_bytes", "integer", lambda c: c.peak_reserved_bytes),
+        Field("driver_used_bytes", "integer", lambda c: c.driver_used_bytes),
         *(Field(f.name, f.kind, _of_trial(f)) for f in (*_OUTCOME, *_MACHINE)),
         Field("file", "text", lambda c: file_of(c.trial)),
     ]
-    return _flat(fields, collection.cells)
+    return _flat(fields, collection.configurations)
 
 
 def _trials(collection: Collection, file_of: FileOf) -> FlatTable:

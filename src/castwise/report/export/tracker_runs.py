@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.records.schema import Trial
 from castwise.records.telemetry import TelemetrySummary
-from castwise.report.collection import Collection, Topic, throughput_of
+from castwise.report.collection import Collection, ComparisonGroup, throughput_of
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class TrackedRun:
 
 def tracked_runs(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[TrackedRun]:
     """Return all trials, topic by topic."""
-    for topic in collection.topics:
-        for cell in topic.cells:
+    for topic in collection.groups:
+        for cell in topic.configurations:
             for trial in cell.trials:
                 yield _run(topic, topic.label(cell), trial, file_of)
 
 
-def _run(topic: Topic, label: str, trial: Trial, file_of: Callable[[Trial], str]) -> TrackedRun:
+def _run(topic: ComparisonGroup, label: str, trial: Trial, file_of: Callable[[Trial], str]) -> TrackedRun:
     spec, environment = trial.spec, trial.environment
     repeat = f", round {spec.repeat}" if spec.repeat else ""
     return TrackedRun(

@@ -25,7 +25,7 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
     data = PageData()
     made = (
         (number, machines(MachinesSubject(topic, lines, source.file_of)))
-        for number, (topic, lines) in enumerate(comparison.topics.items(), start=1)
+        for number, (topic, lines) in enumerate(comparison.groups.items(), start=1)
     )
     charts = [(number, chart) for number, chart in made if chart is not None]
     traits = said.trait_grid(comparison)
@@ -42,7 +42,7 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
         "more": max(0, len(charts) - _MOST_CHARTS),
         "traits": bool(traits.rows),
         "alike": said.shared_traits(comparison),
-        "refusals": [said.refusal_line(refusal) for refusal in comparison.refusals],
+        "refusals": [said.refusal_line(refusal) for refusal in comparison.incomparable],
         "first": comparison.machines[0].name,
         "margin": f"{100 * comparison.margin:.3g} %",
         "notes": said.note_lines(comparison),

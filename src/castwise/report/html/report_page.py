@@ -11,9 +11,9 @@ from castwise.render.steady_columns import competing, remarks, shown_columns
 from castwise.render.table import DataTable
 from castwise.render.training_columns import competing as runs_competing
 from castwise.render.training_columns import run_columns, shown
-from castwise.report.charts.chart import OverviewSubject, TopicSubject
+from castwise.report.charts.chart import CollectionSubject, GroupSubject
 from castwise.report.charts.registry import charts_of, overview_charts
-from castwise.report.collection import Collection, Topic
+from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import Answer, answers_of, in_one_sentence
 from castwise.report.html import sections as parts
 from castwise.report.html.page_frame import PageData, Source, assemble
@@ -28,7 +28,7 @@ class _Section:
     """A topic on the page."""
 
     anchor: str
-    topic: Topic
+    topic: ComparisonGroup
     subtitle: str
     gist: str
     answers: Sequence[Answer]
@@ -51,10 +51,12 @@ def render(collection: Collection, source: Source, title: str = "castwise report
     """
     data = PageData()
     answers = answers_of(collection)
-    overview = [data.add_chart(chart, "all") for chart in overview_charts(OverviewSubject(collection, source.file_of))]
+    overview = [
+        data.add_chart(chart, "all") for chart in overview_charts(CollectionSubject(collection, source.file_of))
+    ]
     sections = [
-        _section(f"topic-{number}", topic, [each for each in answers if each.topic is topic], source, data)
-        for number, topic in enumerate(collection.topics[:_MOST_TOPICS], start=1)
+        _section(f"topic-{number}", topic, [each for each in answers if each.group is topic], source, data)
+        for number, topic in enumerate(collection.groups[:_MOST_TOPICS], start=1)
     ]
     context: Mapping[str, Any] = {
         "summary": parts.summary(collection),
@@ -63,7 +65,7 @@ def render(collection: Collection, source: Source, title: str = "castwise report
         "some_cut": any(each.cut for each in answers),
         "overview": overview,
         "sections": sections,
-        "more_topics": [topic.title for topic in collection.topics[_MOST_TOPICS:]],
+        "more_topics": [topic.title for topic in collection.groups[_MOST_TOPICS:]],
         "trials": data.add_table(
             "trials",
             parts.trial_grid(collection, source.file_of),
@@ -77,8 +79,10 @@ def render(collection: Collection, source: Source, title: str = "castwise report
     return assemble("page.html.j2", title, context, data, source)
 
 
-def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Source, data: PageData) -> _Section:
-    charts = [data.add_chart(chart, anchor) for chart in charts_of(TopicSubject(topic, source.file_of))]
+def _section(
+    anchor: str, topic: ComparisonGroup, answers: Sequence[Answer], source: Source, data: PageData
+) -> _Section:
+    charts = [data.add_chart(chart, anchor) for chart in charts_of(GroupSubject(topic, source.file_of))]
     grid: DataTable[Any]
     if topic.is_training:
         grid = DataTable(shown(run_columns({}), topic.runs), topic.runs, runs_competing)
@@ -88,7 +92,7 @@ def _section(anchor: str, topic: Topic, answers: Sequence[Answer], source: Sourc
             if run.trial.status != "ok"
         ]
     elif topic.is_max_batch:
-        fits = TopicSubject(topic, source.file_of).fits
+        fits = GroupSubject(topic, source.file_of).fits
         grid, said = DataTable(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
     else:
         grid = DataTable(shown_columns(topic.rows), topic.rows, competing)

@@ -11,7 +11,7 @@ from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
 from castwise.render.table import Column, DataTable
 from castwise.render.units import format_bytes, format_rate, format_ratio, format_seconds
-from castwise.report.collection import Collection, Topic, is_search, throughput_of
+from castwise.report.collection import Collection, ComparisonGroup, is_search, throughput_of
 from castwise.report.conclusions import Answer
 from castwise.spec.plan import SYNTHETIC
 from castwise.spec.quantities import truncate_list
@@ -29,16 +29,16 @@ def summary(collection: Collection) -> str:
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     count = f"{len(trials):,} trial{'s' if len(trials) > 1 else ''}"
     where = truncate_list(names, most=3)
-    cells = len(collection.cells)
+    cells = len(collection.configurations)
     what = count if cells == len(trials) else f"{count} of {cells:,} cell{'s' if cells > 1 else ''}"
     return f"{what} on {where}, {when}"
 
 
-def topic_line(topic: Topic) -> str:
+def topic_line(topic: ComparisonGroup) -> str:
     """Return what all cells of a topic share, in a line."""
     spec, environment = topic.first.spec, topic.first.environment
     software = f"torch {environment.torch}" + (f", driver {environment.driver}" if environment.driver else "")
-    batches = sorted({cell.trial.spec.batch_size for cell in topic.cells})
+    batches = sorted({cell.trial.spec.batch_size for cell in topic.configurations})
     batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
     data = "synthetic data" if spec.data_set == SYNTHETIC else f"data {spec.data_set}"
     return f"{batch}, {data}, {environment.device_name}, {software}, castwise {environment.castwise}"
@@ -58,7 +58,7 @@ def answer_grid(answers: Sequence[Answer]) -> DataTable[Answer]:
     """Return a table of what to take where."""
     return DataTable(
         (
-            _words("workload", lambda a: a.topic.title),
+            _words("workload", lambda a: a.group.title),
             _words("setting", lambda a: "–" if a.cell is None else _setting(a)),
             _words("take", _taken),
             Column("speedup", "speed-up over fp32", lambda a: a.gain, lambda a: format_ratio(a.gain)),
@@ -182,14 +182,14 @@ def _taken(answer: Answer) -> str:
 
 
 def _grounds(answer: Answer) -> str:
-    if not answer.topic.is_training:
+    if not answer.group.is_training:
         return "steady state"
     return f"cut runs: {answer.cut}" if answer.cut else "training runs"
 
 
 def _setting(answer: Answer) -> str:
-    spec = answer.cell.trial.spec if answer.cell is not None else answer.topic.first.spec
-    loop = join(spec.techniques) if spec.techniques else "plain loop" if answer.topic.has_loops else ""
+    spec = answer.cell.trial.spec if answer.cell is not None else answer.group.first.spec
+    loop = join(spec.techniques) if spec.techniques else "plain loop" if answer.group.has_loops else ""
     return ", ".join(filter(None, [f"batch {spec.batch_size}", spec.spread, loop]))
 
 
@@ -199,7 +199,7 @@ def _rate_value(answer: Answer) -> float | None:
 
 def _rate_text(answer: Answer) -> str:
     value = _rate_value(answer)
-    return "–" if value is None else f"{format_rate(value)} {answer.topic.unit}/s"
+    return "–" if value is None else f"{format_rate(value)} {answer.group.unit}/s"
 
 
 def _throughput_text(line: _Line) -> str:
