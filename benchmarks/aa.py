@@ -131,7 +131,9 @@ def one_set(
         specs = [spec.model_copy(update={"repeat": place}) for place in places]
         started = time.perf_counter()
         earlier = prior_stats_of(known)
-        trials = run_interleaved(runner, specs, number=number, earlier={spec.cell: earlier} if earlier else None).trials
+        trials = run_interleaved(
+            runner, specs, number=number, earlier={spec.configuration: earlier} if earlier else None
+        ).trials
         _check(trials, len(specs))
         trial_at = dict(zip(places, trials, strict=True))
         known += [trial for place, trial in trial_at.items() if seats[place] == 0]

@@ -13,7 +13,7 @@ from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import find_suite, specs_of
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import COMPILING, for_one_gpu, parse_techniques
-from castwise.spec.plan import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec, stand_in
+from castwise.spec.plan import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec, synthetic_like
 from castwise.spec.recipe import Recipe
 
 _NUM_BLOCKS = 20
@@ -54,11 +54,11 @@ def data_set_of(row: GoalRow, setting: Setting) -> str | None:
     if row.data_set is None:
         return None
     if setting.is_tiny:
-        return stand_in(row.data_set)
+        return synthetic_like(row.data_set)
     try:
         verify(find_data_set(row.data_set), setting.data_dir)
     except MissingDataError:
-        return stand_in(row.data_set)
+        return synthetic_like(row.data_set)
     return row.data_set
 
 
@@ -144,7 +144,7 @@ def _protocol(row: GoalRow, setting: Setting, timeout_seconds: float) -> Measure
         return MeasurementProtocol(warm_up_steps=2, warm_up_seconds=_TINY_WARM_UP_SECONDS, num_blocks=3, **own)
     return MeasurementProtocol(
         num_blocks=max(_NUM_BLOCKS, round(setting.seconds / row.block_seconds)),
-        lead_seconds=CUDA_PROTOCOL.lead_seconds,  # the loops by hand have no pauses between blocks, either
+        lead_in_seconds=CUDA_PROTOCOL.lead_in_seconds,  # the loops by hand have no pauses between blocks, either
         **own,
     )
 

@@ -332,13 +332,13 @@ class FakeSession:
     def lead_in(self) -> None:
         assert self.calls[-1] in ("warm_up", "run_block"), f"lead after {self.calls[-1]}"
         self._enter("lead_in", after="run_block" if self._blocks else "warm_up")
-        assert self.spec.protocol.lead_seconds
+        assert self.spec.protocol.lead_in_seconds
         assert not self._leads, "one block has one lead"
         self._leads = True
 
     def run_block(self, length: int = 1) -> Block:
         self._enter("run_block", after="warm_up")
-        assert self._leads or not self.spec.protocol.lead_seconds, "steps lead to each block"
+        assert self._leads or not self.spec.protocol.lead_in_seconds, "steps lead to each block"
         led, self._leads = int(self._leads), False
         index, step = len(self._blocks), step_seconds(self.spec) / self._engine.gain(self.spec)
         num_steps = length * max(1, round(self.spec.protocol.block_seconds / step))
@@ -349,7 +349,7 @@ class FakeSession:
         block = Block(
             seconds=num_steps * step * noise,
             num_steps=num_steps,
-            lead_steps=led,
+            lead_in_steps=led,
             loss=float(fault.kind) if fault is not None and broken else 2.3 * 0.9**index,
             loss_scale=65536.0 if dynamic else None,
             skipped_steps=int(dynamic and index == 0),

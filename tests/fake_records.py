@@ -52,7 +52,7 @@ def steady(precision: str = "fp32", repeat: int = 0, factor: float = 1.0, **chan
     facts = fake_facts(num_parameters=25_000_000, param_dtypes={"float32": 25_000_000}, data_bytes=2**27)
     started = f"2000-01-01T00:{repeat:02d}:00.000+00:00"
     return trial.model_copy(
-        update={"ranks": ranks, "facts": facts, "sitting": f"sitting-{repeat}", "started_at": started}
+        update={"ranks": ranks, "facts": facts, "session_id": f"sitting-{repeat}", "started_at": started}
     )
 
 

@@ -81,8 +81,10 @@ def test_accuracies_are_those_after_as_many_epochs() -> None:
 
 
 def test_random_data_has_no_accuracy() -> None:
-    stand_in = {"data_set": "synthetic:cifar10", "workload": "wrn-28-10"}
-    assert "accuracy" not in sentence(run("fp32", 10.0, 0.1, **stand_in), run("fp16-mixed", 5.0, 0.1, **stand_in))
+    synthetic_like = {"data_set": "synthetic:cifar10", "workload": "wrn-28-10"}
+    assert "accuracy" not in sentence(
+        run("fp32", 10.0, 0.1, **synthetic_like), run("fp16-mixed", 5.0, 0.1, **synthetic_like)
+    )
 
 
 def test_a_slower_precision_is_not_taken_and_weights_matter() -> None:

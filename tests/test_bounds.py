@@ -103,7 +103,9 @@ def test_what_the_limit_takes_from_a_training_that_lasts_is_said() -> None:
     reading = readings((1860e6, 690.0, ("sw_power_cap",)))
     update = {"readings": tuple(reading), "gpu_facts": GpuFacts(max_sm_clock_hertz=1980e6)}
     stretches = [EnergyMeasurement(step_seconds=seconds) for seconds in (0.1, 0.1023, 0.1011)]
-    trials = [fake_trial(step_seconds=(0.1,)).model_copy(update={**update, "metered": each}) for each in stretches]
+    trials = [
+        fake_trial(step_seconds=(0.1,)).model_copy(update={**update, "energy_measurement": each}) for each in stretches
+    ]
     said = words_of(Evidence(fake_spec(), None, of(1.9), None, None, power=power_of(trials)))
     assert said.endswith("is faster; steps that run on and on take up to 2.3 % longer than the timed blocks.")
 

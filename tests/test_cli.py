@@ -14,7 +14,7 @@ from fake_engine import FakeEngine, fake_environment
 import castwise
 from castwise.cli import app
 from castwise.cli import options as options_module
-from castwise.registry.gpus import DEVICES
+from castwise.registry.gpus import GPU_MODELS
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.techniques import SETS, TECHNIQUES
 from castwise.registry.workloads import WORKLOADS
@@ -84,7 +84,7 @@ def test_without_a_command_help_is_shown(command: CommandLine) -> None:
     [
         ("workloads", [row.name for row in WORKLOADS]),
         ("precisions", ALL),
-        ("devices", [row.names[0] for row in DEVICES]),
+        ("devices", [row.names[0] for row in GPU_MODELS]),
         ("techniques", [*(row.name for row in TECHNIQUES), *SETS]),
     ],
 )

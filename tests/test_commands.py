@@ -379,7 +379,7 @@ def test_a_users_own_model_is_measured_in_every_precision(command: CommandLine, 
     done = command.run(train_me)
     assert done.code == 0
     assert done.engine.measured_precisions == ALL
-    assert {spec.own.digest for spec in done.engine.measured if spec.own} == {FAKE_DIGEST}
+    assert {spec.user_model.digest for spec in done.engine.measured if spec.user_model} == {FAKE_DIGEST}
     assert {spec.batch_size for spec in done.engine.measured} == {16}
     assert done.out.startswith("train_me.py:build, batch 16 on Fake GPU")
     assert "train_me.py:build, batch 16: take bf16-mixed." in done.out

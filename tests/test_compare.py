@@ -24,7 +24,7 @@ CHANGES: dict[str, dict[str, object]] = {
     "kind": {"kind": "training", "recipe": Recipe(epochs=1)},
     "recipe": {"kind": "training", "recipe": Recipe(epochs=2)},
     "weights": {"weights": "resnet18.pth"},
-    "own": {"own": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")},
+    "user_model": {"user_model": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")},
     "memory_limit_bytes": {"memory_limit_bytes": 2**30},
     "protocol": {"protocol": MeasurementProtocol(num_blocks=21)},
     "seed": {"seed": 1},

@@ -110,13 +110,13 @@ def test_with_records_the_same_objects_are_measured_once(engine: FakeEngine, tmp
         found = castwise.compare(MODEL, BATCH, progress=False, results=tmp_path, precision="fp32")
     assert len(engine.measured) == 1
     assert found.trials[0].status == "ok"
-    own = found.trials[0].spec.own
+    own = found.trials[0].spec.user_model
     assert own is not None
     assert (tmp_path / "objects" / own.path).is_file()
 
 
 def test_a_name_is_measured_as_it_is(engine: FakeEngine) -> None:
-    assert castwise.compare("resnet50", precision="fp32", progress=False).trials[0].spec.own is None
+    assert castwise.compare("resnet50", precision="fp32", progress=False).trials[0].spec.user_model is None
     with pytest.raises(UsageError, match=r"The workload 'resnet50' has its own batch\. Leave it out"):
         castwise.compare("resnet50", BATCH)
 
@@ -193,5 +193,5 @@ def test_what_a_model_says_of_itself_is_no_digest_yet(engine: FakeEngine) -> Non
         patch.setattr(session, "inspect", lambda self, model: looked.append(model) or inspect(self, model))
         found = castwise.compare(MODEL, BATCH, progress=False, precision="fp32")
     assert [model.digest for model in looked] == [""]
-    assert found.trials[0].spec.own is not None
-    assert found.trials[0].spec.own.digest != ""
+    assert found.trials[0].spec.user_model is not None
+    assert found.trials[0].spec.user_model.digest != ""

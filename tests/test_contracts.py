@@ -11,7 +11,7 @@ from small_step import SmallNet, cross_entropy, make_batch, make_net, make_step,
 
 from castwise.errors import UsageError
 from castwise.registry.datasets import DATA_SETS, find_data_set
-from castwise.registry.gpus import DEVICES, PEAK_DTYPES, GpuModel, peak
+from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, GpuModel, peak
 from castwise.registry.precisions import BASELINE, PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import WORKLOADS, OptimizerSpec, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
@@ -22,7 +22,7 @@ from castwise.worker.step import describe_optimizer
 
 every_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
 every_workload = pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)
-every_device = pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.names[0])
+every_device = pytest.mark.parametrize("row", GPU_MODELS, ids=lambda row: row.names[0])
 
 CUDA_PRODUCTS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn")
 LEARNING_RATE = 0.125
@@ -50,7 +50,7 @@ def switches() -> Iterator[None]:
     [
         [name for row in PRECISIONS for name in (row.name, *row.aliases)],
         [row.name for row in WORKLOADS],
-        [name for row in DEVICES for name in row.names],
+        [name for row in GPU_MODELS for name in row.names],
         [SYNTHETIC, *(row.name for row in DATA_SETS)],
     ],
     ids=["precisions", "workloads", "devices", "data sets"],

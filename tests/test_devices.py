@@ -5,12 +5,12 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from castwise.registry.gpus import DEVICES, GpuModel, find_gpu_model, peak
+from castwise.registry.gpus import GPU_MODELS, GpuModel, find_gpu_model, peak
 from castwise.registry.precisions import PRECISIONS
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
-NAMES = [name for row in DEVICES for name in row.names]
-each_row = pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.names[0])
+NAMES = [name for row in GPU_MODELS for name in row.names]
+each_row = pytest.mark.parametrize("row", GPU_MODELS, ids=lambda row: row.names[0])
 
 # Multiprocessors, boost clock in MHz, and dense FLOP per clock and multiprocessor in fp32 and in fp16: what
 # the peaks must come to but for rounding. Hopper's tensor cores and vector units boost differently.
@@ -172,7 +172,7 @@ def test_matrix_rates_double_as_the_width_halves(row):
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in DEVICES if row.capability in {(8, 0), (9, 0), (10, 0)}],
+    [row for row in GPU_MODELS if row.capability in {(8, 0), (9, 0), (10, 0)}],
     ids=lambda row: row.names[0],
 )
 def test_data_centre_parts_gain_at_every_step(row):

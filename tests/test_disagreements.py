@@ -18,7 +18,7 @@ LOUDER = (0.1, 0.15) * 4
 
 def sat(precision: str, repeat: int, *seconds: float, sitting: bool = True) -> Trial:
     trial = fake_trial(fake_spec(precision, repeat=repeat), step_seconds=seconds)
-    return trial.model_copy(update={"sitting": f"s{repeat}" if sitting else None})
+    return trial.model_copy(update={"session_id": f"s{repeat}" if sitting else None})
 
 
 def rounds(*gains: float, drift: float = 1.0, sitting: bool = True) -> list[Trial]:

@@ -168,10 +168,10 @@ def test_a_price_of_nothing_is_a_price() -> None:
 
 def test_short_turns_among_others_tell_no_energy() -> None:
     alone = counted(256.0, 512.0)
-    assert joules_per_unit(alone.model_copy(update={"sitting": "s"})) is None
-    assert power_watts(alone.model_copy(update={"sitting": "s"})) is None
+    assert joules_per_unit(alone.model_copy(update={"session_id": "s"})) is None
+    assert power_watts(alone.model_copy(update={"session_id": "s"})) is None
     long = tuple(fake_reading(seconds=2.0, energy_joules=20 * joules) for joules in (256.0, 512.0))
-    assert joules_per_unit(alone.model_copy(update={"sitting": "s", "readings": long})) == pytest.approx(1.5)
+    assert joules_per_unit(alone.model_copy(update={"session_id": "s", "readings": long})) == pytest.approx(1.5)
 
 
 def test_of_a_block_s_reading_only_the_share_of_its_steps_counts() -> None:
@@ -184,7 +184,9 @@ def test_of_a_block_s_reading_only_the_share_of_its_steps_counts() -> None:
 
 def metered(**changes: object) -> Trial:
     fields = {"joules": 500.0, "seconds": 1.0, "num_ticks": 10, "step_seconds": 0.2}
-    return counted(256.0, 512.0).model_copy(update={"metered": EnergyMeasurement.model_validate(fields | changes)})
+    return counted(256.0, 512.0).model_copy(
+        update={"energy_measurement": EnergyMeasurement.model_validate(fields | changes)}
+    )
 
 
 def test_a_stretch_of_steps_tells_more_than_blocks() -> None:
@@ -264,6 +266,6 @@ def test_of_how_many_gpus_energy_was_read() -> None:
     assert gpus_read(watched(fake_reading(), fake_reading(), **two)) == 1
     assert gpus_read(watched(fake_reading(num_gpus=2), fake_reading(num_gpus=2), **two)) == 2
     at_a_stretch = EnergyMeasurement(joules=100.0, seconds=1.0, late_seconds=0.005, num_gpus=2)
-    metered = watched(fake_reading(), **two).model_copy(update={"metered": at_a_stretch})
+    metered = watched(fake_reading(), **two).model_copy(update={"energy_measurement": at_a_stretch})
     assert gpus_read(metered) == 2, "the stretch is what energy comes from"
     assert gpus_read(fake_trial()) is None

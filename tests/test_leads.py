@@ -15,7 +15,7 @@ from castwise.worker.user_model.side_effects import SideEffectWatch
 def led(*losses: float, skipped: int = 0) -> Trial:
     """Return a trial with a block of 10 steps, a tenth of a second each, behind 5, for each loss."""
     blocks = tuple(
-        Block(seconds=1.0, num_steps=10, lead_steps=5, loss=loss, loss_scale=2.0, skipped_steps=skipped)
+        Block(seconds=1.0, num_steps=10, lead_in_steps=5, loss=loss, loss_scale=2.0, skipped_steps=skipped)
         for loss in losses
     )
     trial = fake_trial()
@@ -54,10 +54,10 @@ class Growing:
 
 def test_what_is_kept_of_each_step_is_told_by_all_steps() -> None:
     notes = []
-    for lead_steps, steps in ((5, 10), (0, 15)):
+    for lead_in_steps, steps in ((5, 10), (0, 15)):
         watch = SideEffectWatch(Growing())  # type: ignore[arg-type]
         watch.start()
         for _ in range(8):
-            watch.record_block(Block(seconds=1.0, num_steps=steps, lead_steps=lead_steps, loss=1.0))
+            watch.record_block(Block(seconds=1.0, num_steps=steps, lead_in_steps=lead_in_steps, loss=1.0))
         notes.append(watch.notes())
     assert notes[0] == notes[1] != ()

@@ -46,14 +46,14 @@ def test_what_a_cell_asks_is_the_same_whichever_device_answers_and_however_long(
     assert Entry(whole, "ok").question == Entry(cut, "ok").question
     assert Entry(fake_training(recipe={"validate_each_epoch": True}), "ok").question != Entry(whole, "ok").question
     assert Entry(fake_training(seed=1), "ok").question == Entry(whole, "ok").question, "seeds are repetitions"
-    stand_in = fake_training(data_set="synthetic:mnist")
-    assert Entry(stand_in, "ok").question == Entry(fake_training(data_set="mnist"), "ok").question
+    synthetic_like = fake_training(data_set="synthetic:mnist")
+    assert Entry(synthetic_like, "ok").question == Entry(fake_training(data_set="mnist"), "ok").question
 
 
 def test_no_field_of_a_spec_is_overlooked() -> None:
     asked = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size", "parallelism"}
     asked |= {"kind", "recipe", "seed"}
-    beside_it = {"device", "weights", "protocol", "repeat", "own", "memory_limit_bytes"}
+    beside_it = {"device", "weights", "protocol", "repeat", "user_model", "memory_limit_bytes"}
     assert asked | beside_it == set(TrialSpec.model_fields), "does the new field tell questions apart? See ASKED"
 
 

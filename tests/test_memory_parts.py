@@ -47,7 +47,7 @@ def parts_of(own: UserModel, precision: str, batch_size: int = BATCH, **changes:
     scale = {"loss_scale": find_precision(precision).loss_scale, **changes}
     spec = TrialSpec.model_validate(
         {"workload": "small.py:build", "precision": precision, "batch_size": batch_size, "device": "cpu"}
-        | {"own": own, "protocol": FIT}
+        | {"user_model": own, "protocol": FIT}
         | scale
     )
     cell = SteadyRun(spec, None)

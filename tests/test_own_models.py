@@ -110,7 +110,7 @@ def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
     known = {"/train_me.py:build": UserWorkload(model=model, batch_size=48)}
     axes = ParameterGrid(workloads=("/train_me.py:build",), precisions=("fp32",))
     (spec,) = build_plan(axes, device="cpu", own=known).specs
-    assert (spec.workload, spec.own, spec.batch_size) == ("train_me.py:build", model, 48)
+    assert (spec.workload, spec.user_model, spec.batch_size) == ("train_me.py:build", model, 48)
     edited = {"/train_me.py:build": UserWorkload(model=model.model_copy(update={"digest": "ba9876543210"}))}
     (other,) = build_plan(axes, device="cpu", own=edited).specs
     assert other.key != spec.key
@@ -131,21 +131,21 @@ def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
 )
 def test_records_name_no_folder(kind: OwnKind, path: str, name: str, has_place: bool) -> None:
     own = UserModel(kind=kind, path=path, name="build", digest="d")
-    spec = fake_spec().model_copy(update={"own": own})
+    spec = fake_spec().model_copy(update={"user_model": own})
     trial = Trial(**{**dict(fake_trial()), "spec": spec})
-    kept = trial.spec.own
+    kept = trial.spec.user_model
     assert kept is not None
-    assert (kept.path, len(kept.place)) == (name, 12 if has_place else 0)
+    assert (kept.path, len(kept.folder_digest)) == (name, 12 if has_place else 0)
     assert "ann" not in trial.model_dump_json()
     # It answers the question that was asked, whether it was read or has just been measured.
     assert trial.spec.key == spec.key
-    assert trial.spec.cell == spec.cell
+    assert trial.spec.configuration == spec.configuration
     assert matches_configuration(Trial.model_validate_json(trial.model_dump_json()), spec)
 
 
 def test_a_record_of_before_with_a_folder_in_it_still_answers() -> None:
     own = UserModel(kind="file", path="/home/ann/train_me.py", name="build", digest="d")
-    spec = fake_spec().model_copy(update={"own": own})
+    spec = fake_spec().model_copy(update={"user_model": own})
     document = json.loads(fake_trial().model_dump_json())
     document["spec"] = json.loads(spec.model_dump_json())
     del document["spec"]["own"]["place"]
@@ -156,6 +156,6 @@ def test_a_record_of_before_with_a_folder_in_it_still_answers() -> None:
 
 def test_files_of_one_name_and_content_in_two_folders_are_two_questions() -> None:
     one, two = (UserModel(kind="file", path=f"/{folder}/a.py", name="build", digest="d") for folder in "xy")
-    first, second = (fake_spec().model_copy(update={"own": own}) for own in (one, two))
+    first, second = (fake_spec().model_copy(update={"user_model": own}) for own in (one, two))
     assert first.key != second.key
     assert first.comparison != second.comparison

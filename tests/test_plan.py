@@ -1,3 +1,6 @@
+import hashlib
+import pickle
+
 import pytest
 from fake_engine import fake_spec, fake_training
 from hypothesis import given
@@ -17,9 +20,9 @@ from castwise.spec.plan import (
     TrialSpec,
     build_plan,
     device_of_rank,
+    imitated_data_set,
     is_real,
-    stand_in,
-    stands_in_for,
+    synthetic_like,
 )
 from castwise.spec.recipe import Recipe
 from castwise.spec.user_model import UserModel
@@ -40,7 +43,7 @@ OTHER_VALUES: dict[str, object] = {
     "kind": "training",
     "recipe": Recipe(epochs=1),
     "weights": "resnet18.pth",
-    "own": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
+    "user_model": UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab"),
     "memory_limit_bytes": 2**30,
     "protocol": MeasurementProtocol(num_blocks=21),
     "seed": 1,
@@ -54,7 +57,7 @@ def plan(device: str = "cuda:0", **axes: tuple[str, ...] | tuple[int, ...] | Non
 
 @pytest.mark.parametrize("protocol", [CUDA_PROTOCOL, CUDA_ROUND])
 def test_steps_lead_to_blocks_on_a_gpu(protocol: MeasurementProtocol) -> None:
-    assert 0.02 <= protocol.lead_seconds < protocol.block_seconds
+    assert 0.02 <= protocol.lead_in_seconds < protocol.block_seconds
 
 
 def test_without_axes_a_plan_has_every_precision_once_at_the_workloads_own_batch() -> None:
@@ -212,7 +215,7 @@ def test_the_key_depends_on_every_field_and_the_cell_on_all_but_the_repeat() -> 
     for name, value in OTHER_VALUES.items():
         other = spec.model_copy(update={name: value})
         assert other.key != spec.key, name
-        assert (other.cell == spec.cell) == (name == "repeat"), name
+        assert (other.configuration == spec.configuration) == (name == "repeat"), name
 
 
 @pytest.mark.parametrize("name", list(MeasurementProtocol.model_fields))
@@ -222,13 +225,15 @@ def test_the_key_depends_on_every_field_of_the_protocol_but_the_time_limit(name:
     protocol = spec.protocol.model_copy(update={name: not value if isinstance(value, bool) else value + 1})
     other = spec.model_copy(update={"protocol": protocol})
     is_limit = name == "timeout_seconds"
-    assert (other.key == spec.key, other.cell == spec.cell, other.comparison == spec.comparison) == (is_limit,) * 3
+    assert (other.key == spec.key, other.configuration == spec.configuration, other.comparison == spec.comparison) == (
+        is_limit,
+    ) * 3
 
 
 def test_keys_of_earlier_runs_stay_valid() -> None:
     # A changed key means that no job goes on from its old records: raise SCHEMA_VERSION where it is meant.
     assert fake_spec().key == "c828598414bb"
-    assert fake_spec().cell == "c828598414bb"
+    assert fake_spec().configuration == "c828598414bb"
     assert fake_spec(repeat=2, protocol=MeasurementProtocol(num_blocks=7)).key == "6b06cb11f9da"
 
 
@@ -239,7 +244,7 @@ def test_a_field_added_later_leaves_old_records_their_keys() -> None:
     old = fake_spec("bf16-mixed", protocol=MeasurementProtocol(num_blocks=7))
     new = LaterSpec.model_validate(old.model_dump())
     assert new.key == old.key
-    assert new.cell == old.cell
+    assert new.configuration == old.configuration
     assert new.model_copy(update={"colour": "red"}).key != old.key
 
 
@@ -263,8 +268,8 @@ def test_a_spec_and_its_key_survive_json(
     again = TrialSpec.model_validate_json(spec.model_dump_json())
     assert again == spec
     assert again.key == spec.key
-    assert again.cell == spec.cell
-    assert len(spec.key) == len(spec.cell) == 12
+    assert again.configuration == spec.configuration
+    assert len(spec.key) == len(spec.configuration) == 12
 
 
 def test_a_label_tells_apart_the_trials_of_a_job() -> None:
@@ -313,12 +318,25 @@ def test_a_protocol_that_cannot_be_carried_out_is_refused(changes: dict[str, flo
     [("synthetic", None, False), ("synthetic:mnist", "mnist", False), ("mnist", None, True), ("cifar100", None, True)],
 )
 def test_random_samples_that_stand_in_are_told_from_real_ones(data_set: str, stands_in: str | None, real: bool) -> None:
-    assert (stands_in_for(data_set), is_real(data_set)) == (stands_in, real)
+    assert (imitated_data_set(data_set), is_real(data_set)) == (stands_in, real)
     if stands_in is not None:
-        assert stand_in(stands_in) == data_set
+        assert synthetic_like(stands_in) == data_set
 
 
 def test_seeds_of_a_run_are_told_apart_by_their_labels() -> None:
     first, second = (fake_training(seed=seed).label for seed in (0, 1))
     assert (first, second) == ("resnet50 fp32 batch 256", "resnet50 fp32 batch 256 seed 1")
     assert fake_spec(seed=1).label == first, "a steady job has one seed for all"
+
+
+def test_each_key_of_a_spec_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[bytes] = []
+    digest = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda text: counted.append(text) or digest(text))
+    spec = fake_spec()
+    keys = {(spec.key, spec.configuration, spec.comparison) for _ in range(100)}
+    assert (len(keys), len(counted)) == (1, 3)
+    copy = spec.model_copy(update={"batch_size": spec.batch_size + 1})
+    assert copy.key != spec.key, "a copy has keys of its own"
+    assert copy == TrialSpec.model_validate_json(copy.model_dump_json())
+    assert pickle.loads(pickle.dumps(spec)) == spec

@@ -47,7 +47,7 @@ def test_the_time_of_trials_that_took_turns_is_said_once() -> None:
         ends = [("ok", "a", 12.0), ("oom", "a", 3.0), ("diverged", "a", 11.0), ("ok", "b", 20.0), ("ok", None, 5.0)]
         for index, (status, sitting, seconds) in enumerate(ends, start=1):
             progress.started(fake_spec(), index, 0)
-            update = {"status": status, "sitting": sitting, "duration_seconds": seconds}
+            update = {"status": status, "session_id": sitting, "duration_seconds": seconds}
             progress.ended(fake_trial().model_copy(update=update))
     assert [line.partition("256: ")[2].removesuffix(": ") for line in said(console).splitlines()] == [
         "ok (in a sitting of 12 s)",

@@ -42,7 +42,7 @@ def test_the_fastest_with_float32_weights_is_taken() -> None:
 def in_rounds(*speeds: float) -> list[Trial]:
     """Return a round for each speed-up of bf16-mixed."""
     pairs = [(at("fp32", 1, repeat=n), at("bf16-mixed", speed, repeat=n)) for n, speed in enumerate(speeds)]
-    return [trial.model_copy(update={"sitting": f"s{n}"}) for n, pair in enumerate(pairs) for trial in pair]
+    return [trial.model_copy(update={"session_id": f"s{n}"}) for n, pair in enumerate(pairs) for trial in pair]
 
 
 def test_a_gain_whose_interval_holds_one_is_none() -> None:

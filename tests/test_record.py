@@ -169,15 +169,29 @@ def test_a_record_from_before_all_gpus_were_watched_has_the_first() -> None:
     readings = (fake_reading(),)
     metered = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10)
     trial = fake_trial(fake_spec(world_size=2, parallelism="ddp"), environment=fake_environment(gpu_uuid="GPU-0"))
-    trial = trial.model_copy(update={"readings": readings, "metered": metered})
+    trial = trial.model_copy(update={"readings": readings, "energy_measurement": metered})
     old = json.loads(trial.model_dump_json())
     del old["environment"]["gpu_uuids"], old["metered"]["num_gpus"]
     del old["readings"][0]["num_gpus"], old["readings"][0]["whose"]
     read = Trial.model_validate_json(json.dumps(old))
     assert read == trial
-    assert (read.readings[0].num_gpus, read.metered and read.metered.num_gpus) == (1, 1)
+    assert (read.readings[0].num_gpus, read.energy_measurement and read.energy_measurement.num_gpus) == (1, 1)
     assert read.environment.gpus_of(read.spec) == {"cuda:0": "GPU-0", "cuda:1": ""}
 
 
 def test_other_gpus_of_a_machine_do_not_tell_figures_apart() -> None:
     assert fake_environment(gpu_uuids=("GPU-0", "GPU-1")).fingerprint == fake_environment().fingerprint
+
+
+def test_a_renamed_field_keeps_its_first_name_in_json() -> None:
+    reading = fake_reading(affected_gpus={"hw_slowdown": ("cuda:1",)})
+    measured = EnergyMeasurement(joules=1.0, seconds=1.0)
+    trial = fake_trial(fake_spec(), readings=(reading,))
+    trial = trial.model_copy(update={"session_id": "s", "energy_measurement": measured})
+    document = json.loads(trial.model_dump_json())
+    assert {"sitting", "metered"} <= document.keys()
+    assert "lead_steps" in document["ranks"][0]["blocks"][0]
+    assert {"own"} <= document["spec"].keys()
+    assert "lead_seconds" in document["spec"]["protocol"]
+    assert "whose" in document["readings"][0]
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial

@@ -166,16 +166,18 @@ def test_any_cell_may_be_the_baseline() -> None:
     runner = TrialRunner(made, None, made.environment, NullListener())
     compared = Rounds(runner, specs, StopRule(), baseline=specs[0]).run()
     assert compared.ending == "narrow"
-    by_cell = {spec.cell: [t for t in compared.trials if t.spec.cell == spec.cell] for spec in specs}
-    ratio = speedup_estimate(by_cell[specs[0].cell], by_cell[specs[2].cell])
+    by_cell = {
+        spec.configuration: [t for t in compared.trials if t.spec.configuration == spec.configuration] for spec in specs
+    }
+    ratio = speedup_estimate(by_cell[specs[0].configuration], by_cell[specs[2].configuration])
     assert ratio is not None
     assert ratio.value == pytest.approx(1.5, rel=0.01)
-    assert made.measured[0].cell == specs[0].cell, "it moves in first"
+    assert made.measured[0].configuration == specs[0].configuration, "it moves in first"
 
 
 def test_those_of_one_sitting_know_each_other() -> None:
     compared = compare(engine())
-    sittings = [{trial.sitting for trial in compared.trials if trial.spec.repeat == number} for number in range(3)]
+    sittings = [{trial.session_id for trial in compared.trials if trial.spec.repeat == number} for number in range(3)]
     assert all(len(sitting) == 1 and None not in sitting for sitting in sittings)
     assert len(set().union(*sittings)) == 3
 
@@ -303,7 +305,7 @@ def test_later_rounds_know_what_earlier_ones_showed() -> None:
 
 def test_a_lone_cell_is_a_comparison_too() -> None:
     compared = compare(engine(), cells("bf16-mixed"))
-    assert [trial.sitting for trial in compared.trials] == [None] * 3
+    assert [trial.session_id for trial in compared.trials] == [None] * 3
     assert compared.ending == "narrow"
 
 

@@ -363,7 +363,7 @@ def test_an_optimizer_that_never_ran_is_no_result() -> None:
 
 def run_led(engine: NotingEngine, **changes: float) -> Trial:
     (trial,) = engine.runner().run(
-        [fake_spec(protocol=MeasurementProtocol(lead_seconds=0.02, **{"num_blocks": 3, **changes}))]
+        [fake_spec(protocol=MeasurementProtocol(lead_in_seconds=0.02, **{"num_blocks": 3, **changes}))]
     )
     return trial
 
@@ -372,7 +372,7 @@ def test_steps_lead_to_each_block_of_a_trial_alone_while_the_gpu_is_looked_at() 
     engine = NotingEngine()
     trial = run_led(engine)
     blocks = trial.ranks[0].blocks
-    assert [block.lead_steps for block in blocks] == [1, 1, 1]
+    assert [block.lead_in_steps for block in blocks] == [1, 1, 1]
     order = [each.split()[0] for each in engine.order]
     order = order[order.index("lead") :]
     assert order[: 3 * 4] == ["lead", "look", "block", *(["lead", "look", "look", "block"] * 2), "look"]

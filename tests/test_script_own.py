@@ -45,7 +45,7 @@ def own_spec(
     file: Path, function: str = "build", precision: str = "fp32", techniques: tuple[str, ...] = (), **changes: object
 ) -> TrialSpec:
     own = UserModel(kind="file", path=str(file), name=function)
-    return spec_of(f"{file.name}:{function}", precision, techniques, own=own, **{"batch_size": 4} | changes)
+    return spec_of(f"{file.name}:{function}", precision, techniques, user_model=own, **{"batch_size": 4} | changes)
 
 
 def written(folder: Path, *, scheduled: bool) -> Path:
@@ -102,7 +102,7 @@ def test_a_module_s_function_is_called(tmp_path: Path, monkeypatch: pytest.Monke
     package.mkdir(parents=True)
     (package / "nets.py").write_text(OWN_LOOP.replace("SCHEDULER", ""))
     own = UserModel(kind="module", path=str(package.parent), name="bench.nets:build")
-    spec = spec_of("bench.nets:build", own=own, batch_size=4)
+    spec = spec_of("bench.nets:build", user_model=own, batch_size=4)
     loss, _, _ = run_script(script_of(spec), tmp_path)
     monkeypatch.syspath_prepend(str(package.parent))
     assert loss == pytest.approx(measured_loss(spec), rel=1e-5)
@@ -134,7 +134,7 @@ def test_every_script_is_whole_and_imports_no_castwise(spec: TrialSpec) -> None:
     ids=lambda own: own.kind,
 )
 def test_what_no_function_makes_has_no_script(own: UserModel) -> None:
-    spec = spec_of("timm_vit.py:build").model_copy(update={"own": own})
+    spec = spec_of("timm_vit.py:build").model_copy(update={"user_model": own})
     with pytest.raises(UsageError, match="calls a function of yours"):
         script_of(spec)
 

@@ -48,11 +48,11 @@ def test_the_slowest_the_hottest_and_the_sum() -> None:
     assert (both.max_temperature_celsius, both.ecc_errors) == (80.0, 3)
     assert both.throttle_reasons == ("gpu_idle", "sw_power_cap", "hw_slowdown")
     assert (both.pcie_generation, both.pcie_width) == (4, 8)
-    assert both.whose == {"sw_power_cap": ("cuda:0",), "hw_slowdown": ("cuda:1",)}
+    assert both.affected_gpus == {"sw_power_cap": ("cuda:0",), "hw_slowdown": ("cuda:1",)}
 
 
 def test_every_field_of_a_gpu_goes_by_a_rule() -> None:
-    beside = {"seconds", "num_gpus", "missing", "whose", "foreign_processes"} | HOST_S
+    beside = {"seconds", "num_gpus", "missing", "affected_gpus", "foreign_processes"} | HOST_S
     reading = fake_reading(**dict.fromkeys(HOST_S))
     for name in set(TelemetrySummary.model_fields) - beside:
         assert getattr(together(reading), name) == getattr(reading, name) is not None
@@ -88,14 +88,14 @@ def test_what_is_missing_of_one_does_not_hide_the_others() -> None:
     found = together(bare, fake_reading(throttle_reasons=("hw_slowdown",), ecc_errors=4))
     assert (found.sm_clock_hertz, found.max_temperature_celsius, found.ecc_errors) == (1.98e9, 50.0, 4)
     assert found.throttle_reasons == ("hw_slowdown",)
-    assert found.whose == {"hw_slowdown": ("cuda:1",), "ecc_errors": ("cuda:1",)}
+    assert found.affected_gpus == {"hw_slowdown": ("cuda:1",), "ecc_errors": ("cuda:1",)}
     assert together(bare, bare).throttle_reasons is None
 
 
 def test_what_is_of_all_needs_no_names() -> None:
     capped = fake_reading(throttle_reasons=("sw_power_cap",), foreign_processes=1)
-    assert together(capped, capped).whose == {}
-    assert together(capped).whose == {}
+    assert together(capped, capped).affected_gpus == {}
+    assert together(capped).affected_gpus == {}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 
-from castwise.analysis.grouping import shared_but
+from castwise.analysis.grouping import comparison_key
 from castwise.analysis.result_table import compare
 from castwise.spec.plan import MeasurementProtocol
 
@@ -10,32 +10,32 @@ from castwise.spec.plan import MeasurementProtocol
 def test_trials_that_differ_in_the_named_fields_alone_share_all_else() -> None:
     first = fake_trial(fake_spec(batch_size=8))
     other = fake_trial(fake_spec(batch_size=32, techniques=("channels-last",)))
-    assert shared_but(first, "batch_size", "techniques") == shared_but(other, "batch_size", "techniques")
-    assert shared_but(first, "batch_size") != shared_but(other, "batch_size")
+    assert comparison_key(first, "batch_size", "techniques") == comparison_key(other, "batch_size", "techniques")
+    assert comparison_key(first, "batch_size") != comparison_key(other, "batch_size")
 
 
 def test_rounds_share_all() -> None:
     first, second = (fake_trial(fake_spec(repeat=number)) for number in (0, 1))
-    assert shared_but(first) == shared_but(second)
+    assert comparison_key(first) == comparison_key(second)
 
 
 def test_two_machines_never_share_all() -> None:
     here, there = (fake_trial(environment=fake_environment(driver=driver)) for driver in ("1", "2"))
-    assert shared_but(here) != shared_but(there)
+    assert comparison_key(here) != comparison_key(there)
 
 
 def test_a_part_of_a_field_may_differ() -> None:
     short, long = (fake_run(fake_training(recipe={"stop_after": epochs})) for epochs in (1, 2))
-    assert shared_but(short) != shared_but(long)
-    assert shared_but(short, recipe={"stop_after": True}) == shared_but(long, recipe={"stop_after": True})
-    assert shared_but(fake_trial(), recipe={"stop_after": True}) == shared_but(fake_trial()), "it has no recipe"
+    assert comparison_key(short) != comparison_key(long)
+    assert comparison_key(short, recipe={"stop_after": True}) == comparison_key(long, recipe={"stop_after": True})
+    assert comparison_key(fake_trial(), recipe={"stop_after": True}) == comparison_key(fake_trial()), "it has no recipe"
 
 
 def test_the_time_limit_sets_nothing_apart() -> None:
     short, long = (
         fake_trial(fake_spec(protocol=MeasurementProtocol(timeout_seconds=seconds))) for seconds in (5.0, 900.0)
     )
-    assert shared_but(short) == shared_but(long)
+    assert comparison_key(short) == comparison_key(long)
     (_, faster) = compare([short, fake_trial(fake_spec("tf32", protocol=long.spec.protocol), step_seconds=(0.05,))])
     assert faster.speedup is not None
 

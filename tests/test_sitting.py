@@ -213,7 +213,7 @@ def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns(
     engine.session = Told
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
-    earlier = {specs[0].cell: PriorStats(0.0001, 0.3), specs[1].cell: PriorStats(0.02, 0.2)}
+    earlier = {specs[0].configuration: PriorStats(0.0001, 0.3), specs[1].configuration: PriorStats(0.02, 0.2)}
     runner = TrialRunner(engine, None, engine.environment, NullListener())
     trials = run_interleaved(runner, specs, number=2, earlier=earlier).trials
     runner.closer.wait()
@@ -233,7 +233,7 @@ def train(engine: FakeEngine, num_turns: int = 4) -> InterleavedResult:
 def test_epochs_of_training_runs_are_turns_and_the_first_is_not_counted() -> None:
     trials = train(FakeEngine(exclusive=False)).trials
     assert {trial.status for trial in trials} == {"ok"}
-    assert len({trial.sitting for trial in trials}) == 1
+    assert len({trial.session_id for trial in trials}) == 1
     for trial in trials:
         epochs = trial.ranks[0].epochs
         assert 3 <= len(epochs) <= 5
@@ -250,7 +250,7 @@ def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
 
 
 def sit_led(engine: NotingEngine) -> InterleavedResult:
-    protocol = MeasurementProtocol(num_blocks=4, min_blocks=4, lead_seconds=0.02)
+    protocol = MeasurementProtocol(num_blocks=4, min_blocks=4, lead_in_seconds=0.02)
     return run_interleaved(
         engine.runner(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
     )
@@ -263,7 +263,7 @@ def test_steps_lead_to_each_block_and_its_looks_see_no_neighbour() -> None:
     order = engine.order[: 4 * 12]
     turns = [order[at : at + 4] for at in range(0, len(order), 4)]
     assert all(turn == [f"lead {name}", "look", f"block {name}", "look"] for turn in turns for name in [turn[0][5:]])
-    assert all(block.lead_steps == 1 for trial in sat.trials for block in trial.ranks[0].blocks)
+    assert all(block.lead_in_steps == 1 for trial in sat.trials for block in trial.ranks[0].blocks)
 
 
 def test_a_neighbour_that_fails_costs_the_next_block_no_lead() -> None:

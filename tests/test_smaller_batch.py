@@ -79,11 +79,11 @@ def test_a_loop_of_resnet50_fits_into_eight_gib_on_half_its_batch() -> None:
 
 
 def test_the_least_is_what_all_lessened_together_with_one_precision() -> None:
-    start, held_bytes = fake_spec(), {fake_spec().cell: 1000.0}
+    start, held_bytes = fake_spec(), {fake_spec().configuration: 1000.0}
 
     def attempt(move: Change, share: float, below: TrialSpec = start) -> TriedChange:
         spec = move.on(below)
-        held_bytes[spec.cell] = share * held_bytes[below.cell]
+        held_bytes[spec.configuration] = share * held_bytes[below.configuration]
         return TriedChange(0, move, below, spec, Estimate(1.0, 1.0, 1.0, 3), "slower")
 
     bf16 = attempt(Change(precision="bf16-mixed", techniques=("channels-last",)), 0.5)
@@ -95,5 +95,5 @@ def test_the_least_is_what_all_lessened_together_with_one_precision() -> None:
         attempt(pool, 0.8, bf16.spec),
         TriedChange(0, Change(techniques=("compile",)), start, start, None, "failed"),
     ]
-    assert min_memory_estimate(start, seen, lambda spec: held_bytes[spec.cell]) == pytest.approx(400.0)
+    assert min_memory_estimate(start, seen, lambda spec: held_bytes[spec.configuration]) == pytest.approx(400.0)
     assert min_memory_estimate(start, [], lambda _: 1000.0) == 1000.0

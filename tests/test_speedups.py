@@ -8,7 +8,7 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
-from castwise.analysis.speedup import rate_estimate, speedup_estimate, step_estimate, turns_estimate
+from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import LEVEL
 from castwise.records.schema import Status, Trial
 from castwise.render.run_report import to_json
@@ -17,7 +17,7 @@ from castwise.render.steady_columns import remarks
 
 def sat(precision: str, sitting: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:
     trial = fake_trial(fake_spec(precision, repeat=repeat), step_seconds=seconds, status=status)
-    return trial.model_copy(update={"sitting": sitting})
+    return trial.model_copy(update={"session_id": sitting})
 
 
 def rounds(*pairs: tuple[float, float], drift: float = 1.0) -> list[Trial]:
@@ -45,14 +45,14 @@ def test_each_sitting_gives_one_ratio() -> None:
 
 def test_the_turns_of_one_sitting_have_an_interval_of_their_own() -> None:
     before, after = sat("fp32", "s", 0.3, 0.31, 0.29, 0.3, 0.3), sat("bf16-mixed", "s", 0.1, 0.1, 0.1, 0.1, 0.1)
-    found = turns_estimate([before], [after])
+    found = session_speedup_estimate([before], [after])
     assert found is not None
     assert (found.value, found.n) == (pytest.approx(3, rel=0.01), 1), "one process each, however many turns"
     assert 2.8 < found.low < 2.99
     assert 3.01 < found.high < 3.2
-    assert turns_estimate([before], [sat("bf16-mixed", "other", 0.1)]) is None
+    assert session_speedup_estimate([before], [sat("bf16-mixed", "other", 0.1)]) is None
     last = sat("bf16-mixed", "t", 0.15, 0.15, 0.15)
-    newest = turns_estimate([before, sat("fp32", "t", 0.3, 0.3, 0.3)], [after, last])
+    newest = session_speedup_estimate([before, sat("fp32", "t", 0.3, 0.3, 0.3)], [after, last])
     assert newest is not None
     assert newest.value == pytest.approx(2), "of the last sitting they share"
 
@@ -71,7 +71,7 @@ def test_a_rate_is_the_units_of_a_step_over_its_seconds_and_its_fastest_end_is_t
 
 
 def test_without_a_common_sitting_drift_is_in_the_interval() -> None:
-    alone = [trial.model_copy(update={"sitting": None}) for trial in rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))]
+    alone = [trial.model_copy(update={"session_id": None}) for trial in rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))]
     found = speedup_estimate(alone[::2], alone[1::2])
     assert found is not None
     assert found.value == pytest.approx(3, rel=0.02)
@@ -81,7 +81,7 @@ def test_without_a_common_sitting_drift_is_in_the_interval() -> None:
 
 def test_one_common_sitting_is_not_all_that_is_known_of_cells_that_were_measured_apart() -> None:
     trials = rounds((0.3, 0.1), (0.33, 0.1), (0.3, 0.11))
-    trials = [*trials[:2], *(trial.model_copy(update={"sitting": None}) for trial in trials[2:])]
+    trials = [*trials[:2], *(trial.model_copy(update={"session_id": None}) for trial in trials[2:])]
     found = speedup_estimate(trials[::2], trials[1::2])
     assert found is not None
     assert found.n == 3

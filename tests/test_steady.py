@@ -234,30 +234,30 @@ def test_a_block_has_the_steps_that_fill_its_time(script: Script, step_seconds: 
 
 
 @pytest.mark.parametrize(
-    ("lead_seconds", "step_seconds", "lead_steps"),
+    ("lead_in_seconds", "step_seconds", "lead_in_steps"),
     [(0.0, 0.01, 0), (0.02, 0.001, 20), (0.02, 0.009, 3), (0.02, 0.15, 1), (0.02, 0.9, 1), (0.02, 1.1, 0)],
 )
-def test_steps_lead_to_a_block(script: Script, lead_seconds: float, step_seconds: float, lead_steps: int) -> None:
+def test_steps_lead_to_a_block(script: Script, lead_in_seconds: float, step_seconds: float, lead_in_steps: int) -> None:
     script.loss_of_step = float
-    protocol = MeasurementProtocol(block_seconds=0.2, lead_seconds=lead_seconds)
+    protocol = MeasurementProtocol(block_seconds=0.2, lead_in_seconds=lead_in_seconds)
     cell = script.make_cell(spec_of(protocol=protocol), itertools.repeat(step_seconds))
     warm = cell.warm_up()
     assert all(script.clock.rested)
     before = script.clock.steps
     cell.lead_in()
-    assert script.clock.steps == before + lead_steps
+    assert script.clock.steps == before + lead_in_steps
     blocks = [cell.run_block()]
     cell.lead_in()
     blocks.append(cell.run_block(2))
-    assert script.clock.rested[-2:] == [lead_steps == 0] * 2
-    assert [block.lead_steps for block in blocks] == [lead_steps] * 2
+    assert script.clock.rested[-2:] == [lead_in_steps == 0] * 2
+    assert [block.lead_in_steps for block in blocks] == [lead_in_steps] * 2
     assert script.clock.windows[-1] == blocks[1].num_steps
     assert blocks[1].seconds == pytest.approx(step_seconds * blocks[1].num_steps), "its own steps' time"
     assert blocks[1].loss == script.clock.steps == warm.warm_up_steps + sum(block.all_steps for block in blocks)
     assert script.batches == [index % 32 for index in range(len(script.batches))]
     cell.run_block()
     assert script.clock.rested[-1], "nothing led to it"
-    assert cell.finish().blocks[-1].lead_steps == 0
+    assert cell.finish().blocks[-1].lead_in_steps == 0
 
 
 def test_batches_are_taken_in_turn_over_warm_up_and_blocks(script: Script) -> None:

@@ -9,7 +9,7 @@ from castwise.errors import UsageError
 from castwise.registry.suite_filter import SuiteFilter
 from castwise.registry.suites import SUITE_NAMES, Suite, find_suite, limit_specs, parse_suite, specs_of
 from castwise.registry.technique_constraints import why_unsupported
-from castwise.spec.plan import is_real, stands_in_for
+from castwise.spec.plan import imitated_data_set, is_real
 
 SMALL = """\
 name = "mine"
@@ -143,7 +143,7 @@ def test_random_samples_stand_in_for_real_ones_by_name() -> None:
     (spec, *_) = specs_of(parse_suite(SMALL, "mine.toml"), device="cpu", choice=SuiteFilter(synthetic=True))
     assert spec.data_set == "synthetic:mnist"
     assert not is_real(spec.data_set)
-    assert stands_in_for(spec.data_set) == "mnist"
+    assert imitated_data_set(spec.data_set) == "mnist"
 
 
 def test_the_searches_for_the_largest_batch() -> None:

@@ -279,12 +279,12 @@ def test_energy_is_metered_over_a_stretch_of_steps_after_the_blocks(monkeypatch:
     monkeypatch.setattr(Stretching, "monitor", monitor, raising=False)
     monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
     trial = run(watching(monitor, period_seconds=0.001))
-    assert trial.metered is not None
-    assert trial.metered.num_ticks >= 3
-    assert trial.metered.joules == 50.0 * trial.metered.num_ticks
-    assert trial.metered.seconds > 0
-    assert trial.metered.step_seconds > 0
-    assert not trial.metered.missing
+    assert trial.energy_measurement is not None
+    assert trial.energy_measurement.num_ticks >= 3
+    assert trial.energy_measurement.joules == 50.0 * trial.energy_measurement.num_ticks
+    assert trial.energy_measurement.seconds > 0
+    assert trial.energy_measurement.step_seconds > 0
+    assert not trial.energy_measurement.missing
 
 
 @pytest.mark.parametrize(("number", "metered"), [(1, {"fp32", "tf32"}), (2, {"tf32"})])
@@ -297,9 +297,9 @@ def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
     specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
     engine = FakeEngine(environment=ON_GPU, exclusive=False)
     runner = runner_with(watching(monitor, period_seconds=0.001), engine)
-    sat = run_interleaved(runner, specs, number=number, earlier={specs[0].cell: PriorStats(0.001, 0.1)})
+    sat = run_interleaved(runner, specs, number=number, earlier={specs[0].configuration: PriorStats(0.001, 0.1)})
     runner.closer.wait()
-    assert {trial.spec.precision for trial in sat.trials if trial.metered is not None} == metered
+    assert {trial.spec.precision for trial in sat.trials if trial.energy_measurement is not None} == metered
 
 
 @pytest.mark.parametrize("environment", [fake_environment(None), ON_GPU])
@@ -307,7 +307,7 @@ def test_without_a_counter_no_stretch_is_run(environment: Environment) -> None:
     monitor = FakeMonitor(sample=lambda _: fake_sample(energy_joules=None))
     engine = FakeEngine(environment=environment)
     (trial,) = runner_with(watching(monitor), engine).run([fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
-    assert trial.metered is None
+    assert trial.energy_measurement is None
     assert "run_sustained" not in engine.sessions[0].calls
 
 
@@ -334,7 +334,7 @@ def test_all_gpus_of_a_trial_are_watched(parallelism: str) -> None:
     for reading in trial.readings:
         assert (reading.num_gpus, reading.energy_joules, reading.power_watts) == (2, 130.0, 700.0)
         assert (reading.sm_clock_hertz, reading.max_temperature_celsius) == (1.1e9, 91.0)
-        assert (reading.throttle_reasons, reading.whose) == (held, {held[0]: ("cuda:1",)})
+        assert (reading.throttle_reasons, reading.affected_gpus) == (held, {held[0]: ("cuda:1",)})
     (throttled,) = [warning for warning in warnings_of(trial) if warning.name == "throttled"]
     assert throttled.seen.startswith("hw_thermal_slowdown in 4 of 4 blocks on cuda:1, at 350 of 700 W")
 
@@ -382,7 +382,7 @@ def test_without_one_gpu_s_counter_there_is_no_energy_and_it_says_whose() -> Non
     bare = FakeMonitor(lambda _: fake_sample(energy_joules=None, missing={"energy_joules": "Not Supported"}))
     trial = run_on_two(watching_two(counting(1000.0, 100.0), bare))
     assert [reading.energy_joules for reading in trial.readings] == [None] * 4
-    assert trial.metered is None
+    assert trial.energy_measurement is None
     assert "energy_joules (cuda:1: Not Supported)" in trial.telemetry_note
     energy = energy_of(trial)
     assert energy is not None
@@ -411,7 +411,7 @@ def test_a_gpu_that_cannot_be_read_costs_the_others_nothing(why: str) -> None:
             assert (reading.num_gpus, reading.sm_clock_hertz, reading.energy_joules) == (1, 1.98e9, None)
             assert reading.missing["gpu"] == f"cuda:1: {said[why]}"
         assert energy_of(trial) is None, "half of the GPUs' is not the trial's"
-        assert trial.metered is None
+        assert trial.energy_measurement is None
         assert trial.telemetry_note.startswith(f"not available: gpu (cuda:1: {said[why]})")
     finally:
         let_go.set()

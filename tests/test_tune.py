@@ -119,7 +119,7 @@ def test_a_longer_time_limit_tries_what_ran_into_the_shorter_one_and_nothing_els
     after, measured = asked(400.0)
     assert outcomes(after)["compile + cuda-graph"] == "taken"
     beside = [spec for spec in measured if "compile" not in join(spec.techniques)]
-    assert {spec.cell for spec in beside} == {before.winner.cell}, "what compiles sits beside it"
+    assert {spec.configuration for spec in beside} == {before.winner.configuration}, "what compiles sits beside it"
 
 
 def refused_without_fused(spec: TrialSpec) -> str | None:
@@ -371,14 +371,14 @@ def test_it_takes_few_sittings_and_few_that_compile() -> None:
     """Each sitting costs the start of its processes, each compilation most of a minute on a GPU."""
     made = engine()
     climbed = climb(made)
-    assert len({trial.sitting for trial in climbed.trials}) <= 14
+    assert len({trial.session_id for trial in climbed.trials}) <= 14
     assert len(made.measured) <= 42
     assert sum("compile" in spec.techniques for spec in made.measured) <= 12
 
 
 def sittings_of(climbed: TuningResult, *specs: TrialSpec) -> int:
     """Return how often these loops sat side by side."""
-    return len(set.intersection(*({trial.sitting for trial in climbed.of(spec)} for spec in specs)))
+    return len(set.intersection(*({trial.session_id for trial in climbed.of(spec)} for spec in specs)))
 
 
 @pytest.mark.parametrize(("gain", "count"), [(1.03, 2), (1.5, 1)])
@@ -536,7 +536,7 @@ def test_a_loop_that_holds_more_the_next_time_is_not_measured_again(tmp_path: Pa
     before = shrunk(made, 2 * 2**30, results=tmp_path)
     after = shrunk(again := engine(graph_pays), 2 * 2**30, results=tmp_path)
     assert again.measured == []
-    outcomes = [{each.spec.cell: each.outcome for each in climbed.attempts} for climbed in (before, after)]
+    outcomes = [{each.spec.configuration: each.outcome for each in climbed.attempts} for climbed in (before, after)]
     assert outcomes[0] == outcomes[1]
 
 
@@ -565,7 +565,7 @@ def test_where_techniques_cannot_reach_the_limit_the_first_batch_is_not_climbed_
     climbed = climb(made, memory_bytes=0.8 * 2**30)
     unlimited = climb(plain := engine(holds=lambda spec: 0.95 if spec.techniques else 1.0, fixed_bytes=2**29))
     assert climbed.winner == unlimited.winner
-    cells, others = ({spec.cell for spec in each.measured if spec.batch_size == 256} for each in (made, plain))
+    cells, others = ({spec.configuration for spec in each.measured if spec.batch_size == 256} for each in (made, plain))
     assert cells == others
     assert len(made.measured) - len(plain.measured) == 2, "the smaller batch, and its neighbour"
 
@@ -761,7 +761,7 @@ def test_of_loops_that_are_to_sit_together_those_are_measured_that_there_is_time
     ]
     assert not tuning._screen(tuning.start, specs), "time was lacking for one"
     assert {spec.techniques for spec in made.measured} == {(), ("compile",), ("fused-optimizer",)}
-    assert len({trial.sitting for trial in tuning.known}) == 1
+    assert len({trial.session_id for trial in tuning.known}) == 1
 
 
 @pytest.mark.parametrize(("proven", "pair"), [((), (0, 3)), ((1,), (1, 3)), ((1, 2), (2, 3)), ((3,), None)])

@@ -132,7 +132,9 @@ def test_steps_that_a_limit_slows_down_as_they_go_on_are_told(seconds: float, sa
     trial = fake_trial(step_seconds=(0.1,) * 8)
     reading = fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0)
     warning = only(
-        trial.model_copy(update={"readings": (reading,) * 8, "metered": EnergyMeasurement(step_seconds=seconds)})
+        trial.model_copy(
+            update={"readings": (reading,) * 8, "energy_measurement": EnergyMeasurement(step_seconds=seconds)}
+        )
     )
     assert ("steps that ran on and on" in warning.seen) is bool(said)
     assert said in warning.seen
@@ -142,7 +144,9 @@ def test_a_stretch_within_what_blocks_spread_by_is_not_laid_to_the_limit() -> No
     trial = fake_trial(step_seconds=(0.1, 0.102, 0.104, 0.106) * 2)
     reading = fake_reading(throttle_reasons=("sw_power_cap",), power_watts=690.0)
     warning = only(
-        trial.model_copy(update={"readings": (reading,) * 8, "metered": EnergyMeasurement(step_seconds=0.105)})
+        trial.model_copy(
+            update={"readings": (reading,) * 8, "energy_measurement": EnergyMeasurement(step_seconds=0.105)}
+        )
     )
     assert "steps that ran on and on" not in warning.seen
 
@@ -224,22 +228,23 @@ def test_what_is_not_available_is_a_remark_once() -> None:
 
 def test_of_several_gpus_the_one_that_is_throttled_is_named() -> None:
     held = fake_reading(
-        num_gpus=4, power_watts=2400.0, throttle_reasons=("hw_slowdown",), whose={"hw_slowdown": ("cuda:3",)}
+        num_gpus=4, power_watts=2400.0, throttle_reasons=("hw_slowdown",), affected_gpus={"hw_slowdown": ("cuda:3",)}
     )
     assert only(trial_with(held)).seen == "hw_slowdown in 8 of 8 blocks on cuda:3, at 600 of 700 W"
-    of_all = held.model_copy(update={"whose": {}})
+    of_all = held.model_copy(update={"affected_gpus": {}})
     assert only(trial_with(*all_but_last(held, of_all))).seen == "hw_slowdown in 8 of 8 blocks, at 600 of 700 W"
 
 
 def test_of_several_gpus_those_with_others_processes_or_memory_errors_are_named() -> None:
     two = {"num_gpus": 4, "power_watts": 2400.0}
     shared = [
-        fake_reading(**two, foreign_processes=1, whose={"foreign_processes": (gpu,)}) for gpu in ("cuda:2", "cuda:1")
+        fake_reading(**two, foreign_processes=1, affected_gpus={"foreign_processes": (gpu,)})
+        for gpu in ("cuda:2", "cuda:1")
     ]
     assert "up to 1 other process on cuda:1, cuda:2 in 8 of 8 blocks" in only(trial_with(*all_but_last(*shared))).seen
     of_all = fake_reading(**two, foreign_processes=2)
     assert "up to 2 other processes on the GPUs in 8 of 8 blocks" in only(trial_with(of_all)).seen
-    errors = fake_reading(**two, ecc_errors=2, whose={"ecc_errors": ("cuda:1",)})
+    errors = fake_reading(**two, ecc_errors=2, affected_gpus={"ecc_errors": ("cuda:1",)})
     assert only(trial_with(errors)).seen.endswith("2 of them in this trial on cuda:1")
 
 

@@ -112,7 +112,7 @@ def test_a_trial_from_its_first_command_to_its_last(talk: Conversation, monkeypa
     finished = talk.ask({"command": "finish"})
     assert finished["event"] == "finished"
     assert RankSamples.model_validate(finished["samples"]).blocks == tuple(blocks)
-    assert [block.lead_steps for block in blocks] == [3, 3]
+    assert [block.lead_in_steps for block in blocks] == [3, 3]
     assert talk.is_over
 
 

@@ -45,8 +45,8 @@ def test_a_script_is_as_fast_as_its_rung(
     measured = throughput(trial)
     assert measured is not None
     spec = trial.spec
-    if spec.own is not None:  # a record has no folder
-        spec = spec.model_copy(update={"own": locate(workload)})
+    if spec.user_model is not None:  # a record has no folder
+        spec = spec.model_copy(update={"user_model": locate(workload)})
     file = tmp_path / "train.py"
     file.write_text(script_of(spec))
     command = [sys.executable, "-P", str(file), "--steps", "500", "--warm-up", "50"]

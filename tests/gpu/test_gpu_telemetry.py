@@ -68,9 +68,9 @@ def test_both_gpus_are_watched_and_their_energy_is_the_sum(parallelism: Parallel
     assert None not in watched, trial.telemetry_note
     seconds = sum(reading.seconds for reading in trial.readings)
     watts = sum(joules or 0.0 for joules in watched) / seconds
-    assert trial.metered is not None
-    assert (trial.metered.num_gpus, trial.metered.missing) == (2, "")
-    metered_watts = trial.metered.joules / trial.metered.seconds
+    assert trial.energy_measurement is not None
+    assert (trial.energy_measurement.num_gpus, trial.energy_measurement.missing) == (2, "")
+    metered_watts = trial.energy_measurement.joules / trial.energy_measurement.seconds
     # Set-up and start are in the counters from before to after, and draw less than steps do: the mean power of either
     # GPU over the whole trial is less than its power while steps run, and so both together are more than either.
     either = [joules / trial.duration_seconds for joules in spent]
@@ -85,12 +85,15 @@ def test_both_gpus_are_watched_and_their_energy_is_the_sum(parallelism: Parallel
 
 def test_two_gpus_draw_more_than_one() -> None:
     one, two = measure("none", world_size=1), measure("ddp")
-    assert one.metered is not None
-    assert two.metered is not None
-    if one.metered.missing or two.metered.missing:
-        pytest.skip(f"not metered: {one.metered.missing or two.metered.missing}")
+    assert one.energy_measurement is not None
+    assert two.energy_measurement is not None
+    if one.energy_measurement.missing or two.energy_measurement.missing:
+        pytest.skip(f"not metered: {one.energy_measurement.missing or two.energy_measurement.missing}")
     assert [reading.num_gpus for reading in one.readings] == [1, 1, 1]
-    alone, both = one.metered.joules / one.metered.seconds, two.metered.joules / two.metered.seconds
+    alone, both = (
+        one.energy_measurement.joules / one.energy_measurement.seconds,
+        two.energy_measurement.joules / two.energy_measurement.seconds,
+    )
     print(f"{alone:.0f} W on one GPU, {both:.0f} W on two")
     assert both > 1.3 * alone
 
@@ -108,7 +111,7 @@ def test_another_s_process_on_the_second_gpu_is_seen() -> None:
         if not present:
             pytest.skip("the driver shows no processes here")
         trial = measure("ddp")
-    assert [reading.whose.get("foreign_processes") for reading in trial.readings] == [("cuda:1",)] * 3
+    assert [reading.affected_gpus.get("foreign_processes") for reading in trial.readings] == [("cuda:1",)] * 3
     assert [reading.foreign_processes for reading in trial.readings] == [1] * 3
     (warning,) = [each for each in warnings_of(trial) if each.name == "foreign-process"]
     assert "on cuda:1" in warning.seen

@@ -105,8 +105,8 @@ def power_watts(trial: Trial) -> float | None:
 
     Of several GPUs it is the mean of all that the readings cover. None where it is not known.
     """
-    if trial.metered is not None and trial.metered.seconds:
-        return trial.metered.joules / trial.metered.seconds / trial.metered.num_gpus
+    if trial.energy_measurement is not None and trial.energy_measurement.seconds:
+        return trial.energy_measurement.joules / trial.energy_measurement.seconds / trial.energy_measurement.num_gpus
     if _is_mixed(trial):
         return None
     watched = [(power, reading.seconds) for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
@@ -118,8 +118,8 @@ def gpus_read(trial: Trial) -> int | None:
     """Return of how many GPUs a trial's energy was read, the fewest in any reading; None where none was."""
     if joules_per_unit(trial) is None:
         return None
-    if trial.metered is not None and trial.metered.seconds:
-        return trial.metered.num_gpus
+    if trial.energy_measurement is not None and trial.energy_measurement.seconds:
+        return trial.energy_measurement.num_gpus
     return min((reading.num_gpus for reading in trial.readings), default=None)
 
 
@@ -155,7 +155,7 @@ def _at_a_stretch(trial: Trial) -> Energy | None:
 
     The step's time is that of the stretch, too: where the host paces it or a power limit does, blocks take another.
     """
-    found, in_blocks = trial.metered, steady_metrics.step_seconds(trial)
+    found, in_blocks = trial.energy_measurement, steady_metrics.step_seconds(trial)
     if found is None or not found.seconds or not in_blocks or trial.facts is None:
         return None
     step_seconds = found.step_seconds or in_blocks
@@ -175,7 +175,7 @@ def _at_a_stretch(trial: Trial) -> Energy | None:
 
 def _is_mixed(trial: Trial) -> bool:
     """Return whether other cells' power is in a trial's readings."""
-    return trial.sitting is not None and any(each.seconds < _LONG_ENOUGH_SECONDS for each in trial.readings)
+    return trial.session_id is not None and any(each.seconds < _LONG_ENOUGH_SECONDS for each in trial.readings)
 
 
 def _blocks(trial: Trial) -> tuple[tuple[BlockEnergy, ...], Source] | None:

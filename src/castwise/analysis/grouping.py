@@ -9,7 +9,7 @@ from castwise.registry.techniques import for_one_gpu
 GPUS = ("world_size", "parallelism")
 
 
-def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str, str]:
+def comparison_key(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str, str]:
     """Return what a trial shares with those it can be set beside: the machine, and its spec but for some fields.
 
     The number of its round is never among them, nor is the time limit.
@@ -20,7 +20,7 @@ def shared_but(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str
         **parts: Parts of fields in which they may, as pydantic's `exclude` has them.
     """
     exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, **parts}
-    return (trial.environment.fingerprint, trial.spec.timeless.model_dump_json(exclude=exclude))
+    return (trial.environment.fingerprint, trial.spec.without_timeout.model_dump_json(exclude=exclude))
 
 
 def as_on_one_gpu(trial: Trial) -> Trial:

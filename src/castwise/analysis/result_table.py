@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.grouping import GPUS, as_on_one_gpu, shared_but
+from castwise.analysis.grouping import GPUS, as_on_one_gpu, comparison_key
 from castwise.analysis.speedup import baselines_among, rate_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
@@ -90,14 +90,14 @@ def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     is_spread = any(trial.spec.world_size > 1 for trial in trials)
     has_loops = any(trial.spec.techniques for trial in trials)
     for trial in trials:
-        cell, group = (trial.environment.fingerprint, trial.spec.cell), groups.setdefault(group_of(trial), [])
+        cell, group = (trial.environment.fingerprint, trial.spec.configuration), groups.setdefault(group_of(trial), [])
         cells.setdefault(cell, []).append(trial)
         group_by_cell[cell] = group
         group.append(trial)
         if is_spread and trial.spec.world_size == 1 and trial.status == "ok":
-            alone.setdefault(shared_but(trial, *GPUS), []).append(trial)
+            alone.setdefault(comparison_key(trial, *GPUS), []).append(trial)
         if has_loops and not trial.spec.techniques and trial.status == "ok":
-            plain.setdefault(shared_but(trial, "techniques"), []).append(trial)
+            plain.setdefault(comparison_key(trial, "techniques"), []).append(trial)
     elsewhere = _Elsewhere(groups.values())
     return [
         replace(
@@ -143,7 +143,7 @@ def _row(cell: list[Trial], group: list[Trial], elsewhere: "_Elsewhere", margin:
 
 
 def _speedup(cell: list[Trial], step: Estimate | None, baselines: list[Trial]) -> Estimate | None:
-    if baselines and (cell[0] is baselines[0] or cell[0].spec.cell == baselines[0].spec.cell):
+    if baselines and (cell[0] is baselines[0] or cell[0].spec.configuration == baselines[0].spec.configuration):
         return Estimate(1.0, 1.0, 1.0, step.n) if step else None
     return speedup_estimate(baselines, cell)
 
@@ -173,11 +173,11 @@ class _Elsewhere:
         firsts = (
             next((t for t in group if t.spec.precision == BASELINE and t.status == "ok"), None) for group in groups
         )
-        self._baselines = [(trial, trial.spec.timeless.model_dump()) for trial in firsts if trial is not None]
+        self._baselines = [(trial, trial.spec.without_timeout.model_dump()) for trial in firsts if trial is not None]
 
     def incomparable(self, trial: Trial) -> Verdict | None:
         """Return why there is float32 to be seen and none to compare with, None where there is none at all."""
-        spec = trial.spec.timeless.model_dump()
+        spec = trial.spec.without_timeout.model_dump()
         # Among thousands the nearest is likely of the same workload, and a few of those tell enough.
         near = [each for each in self._baselines if each[1]["workload"] == spec["workload"]] or self._baselines
         found = [_differences(trial, spec, *each) for each in near[:_MOST_LOOKED_AT]]
@@ -202,14 +202,14 @@ _MACHINE = ("device_name", "driver", "torch", "torchvision", "cuda", "cudnn", "c
 def _loop_speedup(cell: list[Trial], plain: Mapping[tuple[str, str], list[Trial]]) -> float | None:
     if not cell[0].spec.techniques:
         return None
-    found = speedup_estimate(plain.get(shared_but(cell[0], "techniques"), []), cell)
+    found = speedup_estimate(plain.get(comparison_key(cell[0], "techniques"), []), cell)
     return found.value if found else None
 
 
 def _scaling_efficiency(cell: list[Trial], alone: Mapping[tuple[str, str], list[Trial]]) -> float | None:
     if cell[0].spec.world_size == 1:
         return None
-    single = alone.get(shared_but(as_on_one_gpu(cell[0]), *GPUS), [])
+    single = alone.get(comparison_key(as_on_one_gpu(cell[0]), *GPUS), [])
     rates = [rate_estimate(trials, step_estimate(trials)) for trials in (cell, single)]
     if rates[0] is None or rates[1] is None:
         return None

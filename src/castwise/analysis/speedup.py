@@ -31,12 +31,12 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
         trials: The trials of the other.
     """
     own, others = ([trial for trial in side if was_timed(trial)] for side in (trials, baselines))
-    by_sitting = {trial.sitting: trial for trial in others if trial.sitting is not None}
+    by_sitting = {trial.session_id: trial for trial in others if trial.session_id is not None}
     paired = [
         ratio
         for trial in own
-        if trial.sitting in by_sitting
-        and (ratio := paired_ratio(block_means(by_sitting[trial.sitting]), block_means(trial))) is not None
+        if trial.session_id in by_sitting
+        and (ratio := paired_ratio(block_means(by_sitting[trial.session_id]), block_means(trial))) is not None
     ]
     fewest = min(len(own), len(others))
     if len(paired) >= min(MIN_PROCESSES, fewest) > 0:
@@ -46,15 +46,15 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     return independent_ratio([_middle(trial) for trial in others], [_middle(trial) for trial in own])
 
 
-def turns_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
+def session_speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estimate | None:
     """Return the speed-up within the last sitting that two cells share, with the interval of its turns.
 
     It rests on one process each, and says nothing of what another would give: processes of one cell differ by
     more than turns do. None where they share no sitting.
     """
-    by_sitting = {trial.sitting: trial for trial in baselines if trial.sitting is not None and was_timed(trial)}
+    by_sitting = {trial.session_id: trial for trial in baselines if trial.session_id is not None and was_timed(trial)}
     for trial in reversed([each for each in trials if was_timed(each)]):
-        other = by_sitting.get(trial.sitting or "")
+        other = by_sitting.get(trial.session_id or "")
         if other is None:
             continue
         pairs = zip(block_means(other), block_means(trial), strict=False)
@@ -65,8 +65,8 @@ def turns_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Estim
 
 def baselines_among(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of the float32 cell that the others are compared with: the first that ended well."""
-    first = next((t.spec.cell for t in trials if t.spec.precision == BASELINE and t.status == "ok"), None)
-    return [trial for trial in trials if trial.spec.cell == first]
+    first = next((t.spec.configuration for t in trials if t.spec.precision == BASELINE and t.status == "ok"), None)
+    return [trial for trial in trials if trial.spec.configuration == first]
 
 
 def step_estimate(trials: Sequence[Trial]) -> Estimate | None:

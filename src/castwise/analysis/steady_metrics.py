@@ -49,9 +49,9 @@ def sustained_slowdown(trial: Trial) -> float | None:
     no more than the blocks spread by.
     """
     seconds = step_seconds(trial)
-    if trial.metered is None or not trial.metered.step_seconds or not seconds:
+    if trial.energy_measurement is None or not trial.energy_measurement.step_seconds or not seconds:
         return None
-    excess = trial.metered.step_seconds / seconds - 1
+    excess = trial.energy_measurement.step_seconds / seconds - 1
     return excess if excess >= max(_STRETCH_EXCESS, spread(trial) or 0.0) else None
 
 

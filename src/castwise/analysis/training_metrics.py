@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.grouping import GPUS, as_on_one_gpu, shared_but
+from castwise.analysis.grouping import GPUS, as_on_one_gpu, comparison_key
 from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE
 from castwise.spec.recipe import Loader
@@ -89,18 +89,22 @@ def runs(trials: Sequence[Trial]) -> list[Run]:
     singles: dict[tuple[object, ...], Trial] = {}
     for trial in trials:
         if trial.status == "ok" and trial.spec.precision == BASELINE:
-            baselines.setdefault(same_but(trial, *PRECISION), trial)
+            baselines.setdefault(run_comparison_key(trial, *PRECISION), trial)
         if trial.status == "ok" and trial.spec.world_size == 1:
-            singles.setdefault(same_but(trial, *GPUS), trial)
+            singles.setdefault(run_comparison_key(trial, *GPUS), trial)
     return [
-        _run(trial, baselines.get(same_but(trial, *PRECISION)), singles.get(same_but(as_on_one_gpu(trial), *GPUS)))
+        _run(
+            trial,
+            baselines.get(run_comparison_key(trial, *PRECISION)),
+            singles.get(run_comparison_key(as_on_one_gpu(trial), *GPUS)),
+        )
         for trial in trials
     ]
 
 
-def same_but(trial: Trial, *fields: str) -> tuple[object, ...]:
+def run_comparison_key(trial: Trial, *fields: str) -> tuple[object, ...]:
     """Return what runs share whose times can be compared: all but these fields of a spec, learning rates and epochs."""
-    return shared_but(trial, *fields, recipe=NO_TIME)
+    return comparison_key(trial, *fields, recipe=NO_TIME)
 
 
 def _run(trial: Trial, baseline: Trial | None, single: Trial | None) -> Run:

@@ -123,7 +123,7 @@ def _at_a_stretch(trial: Trial) -> str:
 
 def _whose(trial: Trial, name: str) -> str:
     """Return which of several GPUs something is of, in words; empty where it is of all of them."""
-    seen = [reading.whose.get(name, ()) for reading in trial.readings if _is_seen(reading, name)]
+    seen = [reading.affected_gpus.get(name, ()) for reading in trial.readings if _is_seen(reading, name)]
     if not seen or () in seen:
         return ""
     return f" on {', '.join(sorted({device for devices in seen for device in devices}))}"
@@ -224,7 +224,7 @@ def _ecc_errors(trial: Trial) -> TrialWarning | None:
 
 def _too_few_blocks(trial: Trial) -> TrialWarning | None:
     count = len(_blocks(trial))
-    if trial.status != "ok" or trial.sitting or not 0 < count < FEWEST_BLOCKS:
+    if trial.status != "ok" or trial.session_id or not 0 < count < FEWEST_BLOCKS:
         return None  # in a sitting the interval comes from several processes, and each ends once it has settled
     return TrialWarning(
         "too-few-blocks",

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from castwise.registry.gpus import DEVICES, PEAK_DTYPES, peak
+from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, peak
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
 from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
@@ -56,7 +56,7 @@ def devices() -> Table:
         table.add_column(dtype, justify="right")
     table.add_column("TB/s", justify="right")
     table.add_column("source")
-    for row in DEVICES:
+    for row in GPU_MODELS:
         peaks = (peak(row, dtype) for dtype in PEAK_DTYPES)
         bandwidth = _figure(row.bandwidth_bytes_per_second)
         table.add_row(row.names[0], *(_figure(value) for value in peaks), bandwidth, row.source)

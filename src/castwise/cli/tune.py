@@ -174,8 +174,8 @@ def _emit(file: Path, climbed: "TuningResult", limit: float | None, workload: st
         print(f"{file} is not written: no loop that was tried fits into {format_bytes(limit)}.", file=sys.stderr)
         return 1
     measured = measured_words(climbed, spec)
-    if spec.own is not None:  # records leave out the folder, which a script has to know
-        spec = spec.model_copy(update={"own": locate(workload)})
+    if spec.user_model is not None:  # records leave out the folder, which a script has to know
+        spec = spec.model_copy(update={"user_model": locate(workload)})
     atomic_write(file, script_of(spec, measured).encode())
     within = "" if limit is None else f" within {format_bytes(limit)}"
     print(f"{file}: the fastest loop{within} as a script", file=sys.stderr)

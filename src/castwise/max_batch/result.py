@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.grouping import shared_but
+from castwise.analysis.grouping import comparison_key
 from castwise.records.memory import MemoryParts
 from castwise.records.schema import Trial
 from castwise.spec.plan import TrialSpec
@@ -270,7 +270,7 @@ def max_batches_of(trials: Iterable[Trial]) -> list[MaxBatch]:
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         if is_max_batch_trial(trial):
-            groups.setdefault(shared_but(trial, "batch_size"), []).append(trial)
+            groups.setdefault(comparison_key(trial, "batch_size"), []).append(trial)
     return [MaxBatch(tuple(sorted(own, key=lambda each: each.spec.batch_size))) for own in groups.values()]
 
 

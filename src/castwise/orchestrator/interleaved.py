@@ -103,7 +103,7 @@ class _Worker:
     def record(self, sitting: str | None) -> Trial:
         """Return the trial."""
         trial = self.trial_in_progress.record(self._passed if self._seconds is None else self._seconds)
-        return trial.model_copy(update={"sitting": sitting})
+        return trial.model_copy(update={"session_id": sitting})
 
     @property
     def _passed(self) -> float:
@@ -191,8 +191,8 @@ def run_interleaved(
     def sit_down(way: SetupOrder) -> None:
         runner.listener.phase(f"round {number}: starting", 0.0)
         for spec in specs:
-            is_baseline = spec.precision == BASELINE if baseline is None else spec.cell == baseline
-            workers.append(_Worker(spec, runner, (earlier or {}).get(spec.cell), is_baseline=is_baseline))
+            is_baseline = spec.precision == BASELINE if baseline is None else spec.configuration == baseline
+            workers.append(_Worker(spec, runner, (earlier or {}).get(spec.configuration), is_baseline=is_baseline))
         _all_at_once(_Worker.open_device, workers)
         runner.closer.wait()  # what they hold is this sitting's
         runner.listener.phase(f"round {number}: setting up", 0.05)

@@ -129,16 +129,18 @@ class Job:
             if spec not in lacking:
                 comparisons.setdefault(spec.comparison, []).append(spec)
         for number, cells in enumerate(comparisons.values()):
-            own = {spec.cell for spec in cells}
-            known = sorted((t for t in self.recorded.values() if t.spec.cell in own), key=lambda t: t.started_at)
+            own = {spec.configuration for spec in cells}
+            known = sorted(
+                (t for t in self.recorded.values() if t.spec.configuration in own), key=lambda t: t.started_at
+            )
             share = rule.share_of_budget(len(comparisons) - number)
             compared = Rounds(self.runner, cells, share, known).run()
             rule = rule.after(compared.seconds)
             for trial in compared.trials:
-                by_cell.setdefault(trial.spec.cell, []).append(trial)
+                by_cell.setdefault(trial.spec.configuration, []).append(trial)
         for trial in self.runner.run(lacking):
-            by_cell.setdefault(trial.spec.cell, []).append(trial)
-        return [trial for spec in self.plan.specs for trial in by_cell.get(spec.cell, [])]
+            by_cell.setdefault(trial.spec.configuration, []).append(trial)
+        return [trial for spec in self.plan.specs for trial in by_cell.get(spec.configuration, [])]
 
 
 def run(  # noqa: PLR0913  the command line's options, all by keyword
@@ -292,10 +294,10 @@ def load_cached(specs: Sequence[TrialSpec], known: Mapping[str, Trial], policy: 
     """Return the recorded trials that need not be measured again, by the key of their spec."""
     if policy.again:
         return {}
-    asked = {spec.cell: spec for spec in specs}
+    asked = {spec.configuration: spec for spec in specs}
     found: dict[str, Trial] = {}
     for key, trial in known.items():
-        spec = asked.get(trial.spec.cell)
+        spec = asked.get(trial.spec.configuration)
         if spec is not None and matches_configuration(trial, spec):
             limit = spec.protocol.timeout_seconds
             found |= {key: trial} if is_reusable(trial, limit, retry=policy.retry) else {}

@@ -13,7 +13,7 @@ def matches_configuration(trial: Trial, spec: TrialSpec) -> bool:
     own = trial.spec
     if (own.precision, own.techniques) != (spec.precision, spec.techniques):  # a climb asks this thousands of times
         return False
-    return own.timeless == spec.timeless.model_copy(update={"repeat": own.repeat})
+    return own.without_timeout == spec.without_timeout.model_copy(update={"repeat": own.repeat})
 
 
 def is_reusable(trial: Trial, timeout_seconds: float, *, retry: bool = False) -> bool:

@@ -237,14 +237,14 @@ class Rounds:
                 setup_order=self._setup_order(group, first),
                 number=number,
                 earlier=self._earlier(),
-                baseline=None if self._baseline is None else self._baseline.cell,
+                baseline=None if self._baseline is None else self._baseline.configuration,
             )
             self._keep(sat.trials)
-            postponed = {spec.cell for spec in sat.postponed}
-            waiting += self._less_crowded([spec for spec in cells if spec.cell in postponed], cells)
+            postponed = {spec.configuration for spec in sat.postponed}
+            waiting += self._less_crowded([spec for spec in cells if spec.configuration in postponed], cells)
 
     def _earlier(self) -> dict[str, PriorStats]:
-        found = {spec.cell: prior_stats_of(self._of(spec)) for spec in self._cells}
+        found = {spec.configuration: prior_stats_of(self._of(spec)) for spec in self._cells}
         return {cell: earlier for cell, earlier in found.items() if earlier is not None}
 
     def _setup_order(self, group: Sequence[TrialSpec], first: bool) -> SetupOrder:
@@ -310,7 +310,7 @@ class Rounds:
         self._runner.listener.started(spec, index, max(index, len(self._cells) * self._rule.min_rounds))
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
-        return [trial for trial in self._trials if trial.spec.cell == spec.cell]
+        return [trial for trial in self._trials if trial.spec.configuration == spec.configuration]
 
     def _has_failed(self, spec: TrialSpec) -> bool:
         return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
@@ -319,7 +319,9 @@ class Rounds:
         return any(self._is_baseline(spec) and self._has_failed(spec) for spec in self._cells)
 
     def _is_baseline(self, spec: TrialSpec) -> bool:
-        return spec.precision == BASELINE if self._baseline is None else spec.cell == self._baseline.cell
+        return (
+            spec.precision == BASELINE if self._baseline is None else spec.configuration == self._baseline.configuration
+        )
 
     def _baseline_trials(self) -> list[Trial]:
         return baselines_among(self._trials) if self._baseline is None else self._of(self._baseline)

@@ -227,12 +227,12 @@ class TrialRunner:
         with self.telemetry.meter(trial_in_progress.gpus) as meter:
             stretch = session.run_sustained(seconds)
         step_seconds = stretch.seconds / stretch.num_steps
-        trial_in_progress.metered = meter.metered.model_copy(update={"step_seconds": step_seconds})
+        trial_in_progress.energy_measurement = meter.metered.model_copy(update={"step_seconds": step_seconds})
 
 
 def lead_in(session: Session, protocol: MeasurementProtocol) -> None:
     """Launch the steps that lead to a trial's next block, if any do."""
-    if protocol.lead_seconds:
+    if protocol.lead_in_seconds:
         session.lead_in()
 
 
@@ -249,7 +249,7 @@ class TrialInProgress:
         self.failure: TrialFailedError | None = None
         self.readings: list[TelemetrySummary] = []
         self.gpu_facts: GpuFacts | None = None
-        self.metered: EnergyMeasurement | None = None
+        self.energy_measurement: EnergyMeasurement | None = None
         self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     @property
@@ -263,7 +263,7 @@ class TrialInProgress:
         Raises:
             UsageError: castwise refused the user's own model: a mistake in it, and no trial's result.
         """
-        if self.spec.own is not None and self.failure is not None and self.failure.refused:
+        if self.spec.user_model is not None and self.failure is not None and self.failure.refused:
             raise UsageError(self.failure.message, self.failure.log)
         samples = self.samples
         if not samples and (self.blocks or self.epochs):
@@ -278,8 +278,8 @@ class TrialInProgress:
             duration_seconds=duration_seconds,
             readings=tuple(self.readings),
             gpu_facts=self.gpu_facts,
-            metered=self.metered,
-            telemetry_note=note_of(self.readings, self.gpu_facts, self.metered),
+            energy_measurement=self.energy_measurement,
+            telemetry_note=note_of(self.readings, self.gpu_facts, self.energy_measurement),
         )
         if self.failure is None:
             return status_of(trial)

@@ -13,17 +13,17 @@ from castwise.records.memory import MemoryParts, Shortfall
 from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.registry.precisions import Hardware
 from castwise.registry.workloads import Unit
-from castwise.spec.frozen import FrozenModel
+from castwise.spec.frozen import FrozenModel, renamed
 from castwise.spec.plan import TrialSpec
 
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
-# without them reads as one without telemetry. TrialSpec.own, Facts.unit, clip_grad_norm, accumulate and notes, and
-# RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
-# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. UserModel.place came
-# later: in records of before, UserModel.path is absolute, and is read as if it were not.
-# Environment.gpu_uuids, Reading.num_gpus and
-# Metered.num_gpus came later, with defaults: readings of before are of a trial's first GPU alone. Protocol.lead_seconds
-# and Block.lead_steps came later, with defaults: blocks of before began behind a pause.
+# without them reads as one without telemetry. TrialSpec.user_model, Facts.unit, clip_grad_norm, accumulate and notes,
+# and RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
+# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. UserModel.folder_digest
+# came later: in older records UserModel.path is absolute, and is read as if it were not. Environment.gpu_uuids,
+# TelemetrySummary.num_gpus and EnergyMeasurement.num_gpus came later, with defaults: older readings are of a trial's
+# first GPU alone. MeasurementProtocol.lead_in_seconds and Block.lead_in_steps came later, with defaults: older blocks
+# began after an idle gap. A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
 # A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
@@ -174,7 +174,7 @@ class Block(FrozenModel):
     Attributes:
         seconds: Time of the block, by CUDA events on a GPU, by the host's clock on a CPU.
         num_steps: Steps in it.
-        lead_steps: Steps that ran right before it, which are not timed; 0 in older records.
+        lead_in_steps: Steps that ran right before it, which are not timed; 0 in older records.
         loss: The loss of its last step.
         loss_scale: The loss scale after its last step; None without scaling.
         skipped_steps: Steps of the block, and of those before it, that loss scaling skipped.
@@ -182,7 +182,7 @@ class Block(FrozenModel):
 
     seconds: _Seconds = Field(gt=0)
     num_steps: int = Field(ge=1)
-    lead_steps: int = Field(default=0, ge=0)
+    lead_in_steps: int = renamed(0, "lead_steps", ge=0)
     loss: float
     loss_scale: float | None = None
     skipped_steps: int = 0
@@ -190,7 +190,7 @@ class Block(FrozenModel):
     @property
     def all_steps(self) -> int:
         """Return its steps and those before it."""
-        return self.lead_steps + self.num_steps
+        return self.lead_in_steps + self.num_steps
 
 
 class Epoch(FrozenModel):
@@ -286,10 +286,10 @@ class Trial(FrozenModel):
         environment: The machine and software.
         started_at: UTC, ISO 8601.
         duration_seconds: The whole trial, set-up included; where trials took turns, the others' turns, too.
-        sitting: What trials share whose processes took turns; None for one that ran by itself.
+        session_id: What trials share whose processes took turns; None for one that ran by itself.
         log: The end of what the process printed, where it failed.
         readings: One for each timed block or epoch, in order; empty in records without telemetry.
-        metered: Its energy; None where it was not measured by a stretch of steps of its own.
+        energy_measurement: Its energy; None where it was not measured by a stretch of steps of its own.
         gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
         shortfall: By how much memory fell short; None where it did not, or nobody knows.
         telemetry_note: Which readings are "not available: why"; empty where all are.
@@ -305,9 +305,9 @@ class Trial(FrozenModel):
     started_at: str
     duration_seconds: float
     log: str = ""
-    sitting: str | None = None
+    session_id: str | None = renamed(None, "sitting")
     readings: tuple[TelemetrySummary, ...] = ()
-    metered: EnergyMeasurement | None = None
+    energy_measurement: EnergyMeasurement | None = renamed(None, "metered")
     gpu_facts: GpuFacts | None = None
     shortfall: Shortfall | None = None
     telemetry_note: str = ""
@@ -316,4 +316,4 @@ class Trial(FrozenModel):
     @field_validator("spec")
     @classmethod
     def _without_folders(cls, spec: TrialSpec) -> TrialSpec:
-        return spec.recorded  # records of before `UserModel.place` have the folder
+        return spec.redacted  # records older than `UserModel.folder_digest` have the folder

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from castwise.spec.frozen import FrozenModel
+from castwise.spec.frozen import FrozenModel, renamed
 
 
 class GpuFacts(FrozenModel):
@@ -59,7 +59,7 @@ class TelemetrySummary(FrozenModel):
         cpu_load: Runnable tasks over usable CPUs, averaged over a minute.
         missing: Why a field is None, or of a part of the time or of the GPUs only, by its name; "gpu" stands for all
             of the GPU's.
-        whose: Where only some of several GPUs were throttled, had others' processes or memory errors: which, by
+        affected_gpus: Where only some of several GPUs were throttled, had others' processes or memory errors: which, by
             torch's names, by the throttle reason or by the field's name.
     """
 
@@ -81,7 +81,7 @@ class TelemetrySummary(FrozenModel):
     cpu_steal: float | None = None
     cpu_load: float | None = None
     missing: dict[str, str] = Field(default_factory=dict)
-    whose: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    affected_gpus: dict[str, tuple[str, ...]] = renamed({}, "whose")
 
     @property
     def gpu_power_watts(self) -> float | None:

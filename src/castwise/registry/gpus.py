@@ -97,7 +97,7 @@ _MI100 = "AMD Instinct MI100 Accelerator data sheet"
 
 # Some names stand for two GPUs of different peaks and have no row: "AMD Instinct MI60 / MI50" and
 # "AMD Instinct MI250X / MI250" (source: libdrm, data/amdgpu.ids), "NVIDIA GeForce RTX 3080".
-DEVICES: tuple[GpuModel, ...] = (
+GPU_MODELS: tuple[GpuModel, ...] = (
     # names, compute capability, GB, GB/s, TFLOP/s in (fp32, tf32, fp16, bf16, fp8), source
     _row(("NVIDIA B200",), (10, 0), 180, 7700, (75, 1100, 2250, 2250, 4500), _BLACKWELL),
     _row(("NVIDIA GeForce RTX 5090",), (12, 0), 32, 1792, (104.8, 104.8, 209.5, 209.5, 419), _RTX_BLACKWELL),
@@ -169,7 +169,7 @@ DEVICES: tuple[GpuModel, ...] = (
     _row(("AMD Instinct MI100",), None, 32, 1200, (46.1, None, 184.6, 92.3, None), _MI100),
 )
 
-_BY_NAME = {name: row for row in DEVICES for name in row.names}
+_BY_NAME = {name: row for row in GPU_MODELS for name in row.names}
 
 
 PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")

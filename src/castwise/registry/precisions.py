@@ -263,7 +263,7 @@ def known_precision(name: str) -> Precision | None:
     return next((row for row in PRECISIONS if wanted == row.name or wanted in row.aliases), None)
 
 
-def place_of(name: str) -> tuple[int, str]:
+def precision_sort_key(name: str) -> tuple[int, str]:
     """Return where a precision stands when precisions are sorted: in the registry's order, unknown ones behind."""
     return (_PLACES.get(name, len(_PLACES)), name)
 

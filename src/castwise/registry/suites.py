@@ -17,7 +17,7 @@ from castwise.registry.techniques import SETS, TUNED, normalize_for_world_size, 
 from castwise.registry.workloads import find_workload
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale
-from castwise.spec.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, stand_in
+from castwise.spec.plan import SYNTHETIC, Parallelism, TrialSpec, check_data_set, synthetic_like
 from castwise.spec.recipe import Recipe
 
 LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there after the first
@@ -279,7 +279,7 @@ def limit_specs(suite: Suite, *, device: str, choice: SuiteFilter | None = None)
 
 def _training_spec(values: dict[str, Any], cells: Cells, recipe: Recipe, device: str, choice: SuiteFilter) -> TrialSpec:
     stands_in = choice.synthetic and cells.data_set != SYNTHETIC
-    data_set = stand_in(cells.data_set) if stands_in else cells.data_set
+    data_set = synthetic_like(cells.data_set) if stands_in else cells.data_set
     return TrialSpec(device=device, data_set=data_set, kind="training", recipe=recipe, **values)
 
 

@@ -8,7 +8,7 @@ from castwise.analysis.energy import EpochCost, cost_of
 from castwise.analysis.result_table import Row
 from castwise.records.schema import Trial
 from castwise.registry.datasets import train_samples
-from castwise.spec.plan import stands_in_for
+from castwise.spec.plan import imitated_data_set
 from castwise.spec.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
 
 _MILLION = 1_000_000
@@ -33,7 +33,7 @@ def _cost(trial: Trial, prices: Prices) -> EpochCost | None:
 
 
 def _epoch(trial: Trial) -> int | None:
-    return train_samples(stands_in_for(trial.spec.data_set) or trial.spec.data_set)
+    return train_samples(imitated_data_set(trial.spec.data_set) or trial.spec.data_set)
 
 
 def _line(trial: Trial, cost: EpochCost) -> str:

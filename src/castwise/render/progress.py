@@ -78,9 +78,9 @@ class LiveProgress:
     def _took(self, trial: Trial) -> str:
         """Return in words what a trial took; the time of those that took turns is said once, for it was one time."""
         took = format_duration(trial.duration_seconds)
-        if trial.sitting is None or trial.status not in ("ok", "diverged"):  # one that failed ended by itself
+        if trial.session_id is None or trial.status not in ("ok", "diverged"):  # one that failed ended by itself
             return took
-        is_new, self._sitting = trial.sitting != self._sitting, trial.sitting
+        is_new, self._sitting = trial.session_id != self._sitting, trial.session_id
         return f"in a sitting of {took}" if is_new else "in the same sitting"
 
     @property

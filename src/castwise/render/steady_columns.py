@@ -242,7 +242,9 @@ def headline(rows: Sequence[Row]) -> str:
     parts = []
     for name, prefix in (("workload", ""), ("batch_size", "batch "), ("data_set", "")):
         values = {getattr(row.trial.spec, name) for row in rows}
-        if len(values) == 1 and not (name == "data_set" and trial.spec.own is not None):  # their data is the user's
+        if len(values) == 1 and not (
+            name == "data_set" and trial.spec.user_model is not None
+        ):  # their data is the user's
             value = next(iter(values))
             parts.append(f"{prefix}{value}" + (" data" if name == "data_set" else ""))
     spreads = {row.trial.spec.spread for row in rows}

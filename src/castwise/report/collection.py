@@ -13,7 +13,7 @@ from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import is_max_batch_trial
 from castwise.records.filenames import free_name
 from castwise.records.schema import Environment, Trial
-from castwise.registry.precisions import known_precision, place_of
+from castwise.registry.precisions import known_precision, precision_sort_key
 from castwise.registry.suites import is_search as searches
 from castwise.spec.plan import SYNTHETIC
 
@@ -110,7 +110,7 @@ class ComparisonGroup:
     @property
     def precisions(self) -> list[str]:
         """Return the precisions among its cells, in the registry's order."""
-        return sorted({cell.precision for cell in self.configurations}, key=place_of)
+        return sorted({cell.precision for cell in self.configurations}, key=precision_sort_key)
 
     @property
     def settings(self) -> list[str]:
@@ -217,7 +217,7 @@ def _topics(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
     training = [_of_run(run) for run in runs.runs([trial for trial in trials if trial.spec.kind == "training"])]
     groups: dict[tuple[object, ...], list[Configuration]] = {}
     for cell in (*steady, *training):
-        groups.setdefault((cell.trial.spec.kind, *runs.same_but(cell.trial, *AXES)), []).append(cell)
+        groups.setdefault((cell.trial.spec.kind, *runs.run_comparison_key(cell.trial, *AXES)), []).append(cell)
     several = len({trial.environment.device_name for trial in trials}) > 1
     alike: dict[str, list[Trial]] = {}
     for cells in groups.values():
@@ -308,7 +308,7 @@ def _sort_key(cell: Configuration) -> tuple[object, ...]:
         len(spec.techniques),
         spec.techniques,
         spec.seed,
-        place_of(spec.precision),
+        precision_sort_key(spec.precision),
         spec.loss_scale,
     )
 

@@ -9,7 +9,7 @@ from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, is_search
-from castwise.spec.plan import stands_in_for
+from castwise.spec.plan import imitated_data_set
 from castwise.spec.quantities import truncate_list
 
 _MOST_NAMED = 4  # workloads in the one sentence for all
@@ -191,7 +191,7 @@ def _gain(cell: Configuration) -> float:
 def _quality(best: Configuration, baseline: Configuration) -> str:
     """Return what both runs had learned after as many epochs, where their data is real."""
     pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
-    if not pairs or stands_in_for(best.trial.spec.data_set) is not None:
+    if not pairs or imitated_data_set(best.trial.spec.data_set) is not None:
         return ""
     own, other = pairs[-1]
     after = f" after {len(pairs)} epoch{'s' if len(pairs) > 1 else ''}"

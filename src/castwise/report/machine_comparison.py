@@ -20,7 +20,7 @@ from castwise.analysis.statistics import (
     verdict_of,
 )
 from castwise.records.filenames import free_name
-from castwise.registry.precisions import BASELINE, place_of
+from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.workloads import unit_of
 from castwise.report.machines import ASKED, ComparedMachine, Entry
 from castwise.spec.plan import TrialSpec
@@ -144,7 +144,9 @@ def compare_machines(machines: Sequence[ComparedMachine], margin: float = MARGIN
         topics.setdefault(question[3:], []).append(line)
     titled: dict[str, tuple[ComparisonRow, ...]] = {}
     for lines in topics.values():
-        lines.sort(key=lambda line: (line.spec.batch_size, place_of(line.spec.precision), line.spec.loss_scale))
+        lines.sort(
+            key=lambda line: (line.spec.batch_size, precision_sort_key(line.spec.precision), line.spec.loss_scale)
+        )
         titled[free_name(_title(lines[0].spec), titled)] = tuple(lines)
     return MachineComparison(tuple(machines), titled, tuple(_refusals(machines, set(shared))), margin)
 
@@ -336,7 +338,7 @@ def _sentence(first: ComparedMachine, machine: ComparedMachine, comparison: Mach
             workloads[line.spec.workload] = None
     if not ratios:
         return f"Of {machine.name} no time can be compared with {first.name}'s."
-    order = sorted(ratios, key=place_of)
+    order = sorted(ratios, key=precision_sort_key)
     told = [
         f"{_span(ratios[name])}{'' if number else ' as fast'} in {name}"
         for number, name in enumerate(order[:_MOST_PRECISIONS])

@@ -147,7 +147,7 @@ def basis_lines(comparison: MachineComparison) -> list[str]:
 def _codes(line: ComparisonRow) -> set[str]:
     """Return what stands for the code of the user's own model, of each machine."""
     specs = (place.entry.spec for place in line.results if place.entry is not None)
-    return {spec.own.digest for spec in specs if spec.own is not None}
+    return {spec.user_model.digest for spec in specs if spec.user_model is not None}
 
 
 def note_lines(comparison: MachineComparison) -> list[str]:

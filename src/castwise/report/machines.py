@@ -13,7 +13,7 @@ from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment, Trial
 from castwise.registry.published import PublishedFigure, PublishedMachine
 from castwise.report.collection import Collection, Configuration, collect
-from castwise.spec.plan import TrialSpec, stands_in_for
+from castwise.spec.plan import TrialSpec, imitated_data_set
 
 # What of a recipe says how much of a run is done and counted, and leaves the question as it is.
 _LENGTH = ("stop_after", "max_steps", "skip_batches", "skip_epochs")
@@ -74,7 +74,7 @@ class Entry:
             recipe = repr(spec.recipe.model_dump(exclude=exclude))
         seed = spec.seed if spec.kind == "steady" else None  # of training runs seeds are repetitions
         return (
-            *(spec.workload, spec.kind, stands_in_for(spec.data_set) or spec.data_set, spec.techniques),
+            *(spec.workload, spec.kind, imitated_data_set(spec.data_set) or spec.data_set, spec.techniques),
             *(spec.world_size, spec.parallelism, seed, recipe),
         )
 
@@ -177,7 +177,7 @@ def _measured(name: str, collection: Collection, notes_of_origin: Sequence[str])
     for cell in collection.configurations:
         spec = cell.trial.spec
         # Seeds of one training run are its repetitions; other protocols and lengths are other measurements.
-        way = f"{spec.timeless.protocol} {spec.recipe}"
+        way = f"{spec.without_timeout.protocol} {spec.recipe}"
         question = Entry(spec, "ok").question
         groups.setdefault(question, {}).setdefault(way, []).append(cell)
     entries, left_out = {}, 0
@@ -266,7 +266,7 @@ def _traits(collection: Collection) -> dict[str, str]:
     clocks = dict.fromkeys(f"{f.max_sm_clock_hertz / 1e6:.0f} MHz" for f in facts if f.max_sm_clock_hertz is not None)
     dates = sorted({trial.started_at[:10] for trial in trials})
     processes = sorted({len(cell.trials) for cell in collection.configurations})
-    in_turns = {trial.sitting is not None for trial in trials if trial.spec.kind == "steady"}
+    in_turns = {trial.session_id is not None for trial in trials if trial.spec.kind == "steady"}
     ways = {frozenset({True}): "in turns", frozenset({False}): "each alone"}
     values = {
         "device": words("device_name"),

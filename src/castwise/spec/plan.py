@@ -4,6 +4,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, Self, get_args
 
@@ -16,7 +17,7 @@ from castwise.registry.technique_constraints import resolve
 from castwise.registry.techniques import NONE, find_technique, join, normalize_for_world_size, parse_techniques
 from castwise.registry.techniques import SETS as TECHNIQUE_SETS
 from castwise.registry.workloads import Workload, find_workload
-from castwise.spec.frozen import FrozenModel
+from castwise.spec.frozen import FrozenModel, renamed
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.quantities import format_bytes
 from castwise.spec.recipe import Recipe
@@ -33,11 +34,11 @@ class MeasurementProtocol(FrozenModel):
 
     Attributes:
         warm_up_steps: Steps before the first that may be timed, at the least, until earlier processes of a cell have
-            told what they take.
+            shown how many it takes.
         warm_up_seconds: When warm-up, which begins after the first step, ends even if the step time has not settled.
         block_seconds: The length aimed at for one timed block; a block is one step at the least.
-        lead_seconds: The least length of the steps that lead to a block, and are not timed, in whole launches; but none
-            lead where a launch takes longer than a second. 0: none do; so it is in records of before.
+        lead_in_seconds: The least time of the untimed steps right before a block, in whole launches; there are none if
+            a launch takes longer than a second. 0, as in older records: none.
         num_blocks: Timed blocks in a trial.
         max_seconds: When a trial stops timing even with fewer blocks (never under `min_blocks`).
         min_blocks: The fewest blocks a trial may end with.
@@ -49,7 +50,7 @@ class MeasurementProtocol(FrozenModel):
     warm_up_steps: int = Field(default=5, ge=1)
     warm_up_seconds: float = Field(default=10.0, gt=0)
     block_seconds: float = Field(default=0.2, gt=0)
-    lead_seconds: float = Field(default=0.0, ge=0)
+    lead_in_seconds: float = renamed(0.0, "lead_seconds", ge=0)
     num_blocks: int = Field(default=20, ge=1)
     max_seconds: float = Field(default=60.0, gt=0)
     min_blocks: int = Field(default=3, ge=1)
@@ -70,7 +71,7 @@ CPU_PROTOCOL = MeasurementProtocol(
 # Blocks on a GPU begin in the midst of steps: behind a pause its clock is another, and the first launch takes its time.
 # Two looks of the telemetry's take 10 ms, at times 17. Source: benchmarks/records/pauses.
 _CUDA_LEAD_SECONDS = 0.03
-CUDA_PROTOCOL = MeasurementProtocol(lead_seconds=_CUDA_LEAD_SECONDS)
+CUDA_PROTOCOL = MeasurementProtocol(lead_in_seconds=_CUDA_LEAD_SECONDS)
 # Where somebody waits for it: four trials of less than a second.
 CPU_SHORT = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=0.2, block_seconds=0.05, num_blocks=8, max_seconds=0.5)
 # In rounds a process is one of several, and ends as soon as its step time is known.
@@ -80,7 +81,7 @@ CPU_ROUND = MeasurementProtocol(
 CUDA_ROUND = MeasurementProtocol(
     warm_up_steps=4,
     block_seconds=0.1,
-    lead_seconds=_CUDA_LEAD_SECONDS,
+    lead_in_seconds=_CUDA_LEAD_SECONDS,
     num_blocks=12,
     min_blocks=4,
     max_seconds=20.0,
@@ -114,7 +115,7 @@ class TrialSpec(FrozenModel):
         kind: What is measured.
         recipe: How the training run of a `training` trial goes; None for the other kinds.
         weights: The file of pretrained weights to start from; None starts from random ones.
-        own: Where the user's own model comes from; None for the workloads castwise has.
+        user_model: Where the user's own model comes from; None for the workloads castwise has.
         memory_limit_bytes: The most memory that the trial may take: its caching allocator on a GPU, the growth of its
             process on a CPU. None for no other limit than the device's.
         protocol: How long and how often.
@@ -134,7 +135,7 @@ class TrialSpec(FrozenModel):
     kind: TrialKind = "steady"
     recipe: Recipe | None = None
     weights: str | None = None
-    own: UserModel | None = None
+    user_model: UserModel | None = renamed(None, "own")
     memory_limit_bytes: int | None = Field(default=None, ge=1)
     protocol: MeasurementProtocol = MeasurementProtocol()
     seed: int = 0
@@ -149,37 +150,37 @@ class TrialSpec(FrozenModel):
         return self
 
     @property
-    def recorded(self) -> Self:
-        """Return the question as records have it: the user's own model without its folder."""
-        if self.own is None or self.own.recorded is self.own:
+    def redacted(self) -> Self:
+        """Return the spec as records have it: the user's own model without its folder."""
+        if self.user_model is None or self.user_model.redacted is self.user_model:
             return self
-        return self.model_copy(update={"own": self.own.recorded})
+        return self.model_copy(update={"user_model": self.user_model.redacted})
 
     @property
-    def timeless(self) -> Self:
-        """Return the recorded question without the time limit, on which no figure depends."""
-        spec = self.recorded
+    def without_timeout(self) -> Self:
+        """Return the redacted spec with the default time limit, on which no figure depends."""
+        spec = self.redacted
         default = type(spec.protocol).model_fields["timeout_seconds"].default
         return spec.model_copy(update={"protocol": spec.protocol.model_copy(update={"timeout_seconds": default})})
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Return 12 hexadecimal digits that stand for every field but the time limit.
 
         Fields at their defaults do not enter, so that a field added later leaves old records their keys.
         """
-        return _digest(self.timeless.model_dump_json(exclude_defaults=True))
+        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True))
 
-    @property
-    def cell(self) -> str:
+    @cached_property
+    def configuration(self) -> str:
         """Return 12 hexadecimal digits that stand for every field but the repeat and the time limit."""
-        return _digest(self.timeless.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
+        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
 
-    @property
+    @cached_property
     def comparison(self) -> str:
-        """Return 12 hexadecimal digits that cells share which differ in precision and loss scale alone."""
+        """Return 12 hexadecimal digits, equal for configurations that differ in precision and loss scale alone."""
         apart = {"repeat", "precision", "loss_scale"}
-        return _digest(self.timeless.model_dump_json(exclude_defaults=True, exclude=apart))
+        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True, exclude=apart))
 
     @property
     def device_type(self) -> str:
@@ -305,7 +306,7 @@ def build_plan(
                     data_set=data_set,
                     world_size=spread[0],
                     parallelism=spread[1],
-                    own=known.model if known is not None else None,
+                    user_model=known.model if known is not None else None,
                     protocol=protocol,
                     seed=seed,
                 )
@@ -325,19 +326,19 @@ def check_data_set(workload: Workload, data_set: str) -> None:
         raise UsageError(f"{workload.name} does not take the data set '{data_set}'. It takes: {', '.join(takes)}.")
 
 
-def stand_in(data_set: str) -> str:
+def synthetic_like(data_set: str) -> str:
     """Return the name of random samples in the shape and number of a real data set's: `synthetic:mnist`."""
     return SYNTHETIC_PREFIX + data_set
 
 
-def stands_in_for(data_set: str) -> str | None:
+def imitated_data_set(data_set: str) -> str | None:
     """Return the real data set that random samples stand in for, or None where they are no stand-in."""
     return data_set.removeprefix(SYNTHETIC_PREFIX) if data_set.startswith(SYNTHETIC_PREFIX) else None
 
 
 def is_real(data_set: str) -> bool:
     """Return whether a data set is read from files."""
-    return data_set != SYNTHETIC and stands_in_for(data_set) is None
+    return data_set != SYNTHETIC and imitated_data_set(data_set) is None
 
 
 def device_of_rank(device: str, rank: int) -> str:

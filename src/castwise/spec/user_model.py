@@ -12,7 +12,7 @@ from typing import Literal, Self
 from pydantic import Field
 
 from castwise.errors import UsageError
-from castwise.spec.frozen import FrozenModel
+from castwise.spec.frozen import FrozenModel, renamed
 
 OwnKind = Literal["file", "module", "pickle", "transformers"]
 
@@ -32,8 +32,8 @@ class UserModel(FrozenModel):
         kind: A function of a file or of a module, a pickle of `castwise.compare`, or a configuration of transformers.
         path: The file, absolute; of a module the folder it is looked for in first; of a configuration that is a
             model type of transformers ("bert") empty. In a record no folder: the file's name, of a module empty.
-        place: In a record twelve hexadecimal digits that stand for the folder: of two files of one name and content
-            each reads what lies beside it. Empty for a pickle, which has all in it.
+        folder_digest: In a record twelve hexadecimal digits that stand for the folder: two files of one name and
+            content may read different files next to them. Empty for a pickle, which has all in it.
         name: The function; of a module with the module before it; of a configuration its model type or file's name.
         digest: Stands for the content of all files of the user's that were read, so that an edited file is measured
             anew; empty before the trial's process has told.
@@ -43,17 +43,17 @@ class UserModel(FrozenModel):
     path: str
     name: str
     digest: str = ""
-    place: str = ""
+    folder_digest: str = renamed("", "place")
 
     @property
-    def recorded(self) -> Self:
+    def redacted(self) -> Self:
         """Return it as records have it: they are shared, and what a user's folders are called is nobody's business."""
         path = Path(self.path)
         if not path.is_absolute():
             return self
         folder, name = (path, "") if self.kind == "module" else (path.parent, path.name)
-        place = "" if self.kind == "pickle" else hashlib.sha256(str(folder).encode()).hexdigest()[:12]
-        return self.model_copy(update={"path": name, "place": place})
+        digest = "" if self.kind == "pickle" else hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        return self.model_copy(update={"path": name, "folder_digest": digest})
 
 
 class UserWorkload(FrozenModel):

@@ -9,7 +9,7 @@ from castwise.registry.precisions import BASELINE, find_precision
 from castwise.registry.published import baseline_of, is_figure_of
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec, stands_in_for
+from castwise.spec.plan import TrialSpec, imitated_data_set
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def _with_baselines(
     baselines: dict[tuple[object, ...], Trial] = {}
     for trial in trials:
         if (trial.status, trial.spec.precision, trial.spec.batch_size) == ("ok", BASELINE, batch_size):
-            baselines.setdefault(training_metrics.same_but(trial, *fields), trial)
-    paired = ((baselines.get(training_metrics.same_but(trial, *fields)), trial) for trial in chosen)
+            baselines.setdefault(training_metrics.run_comparison_key(trial, *fields), trial)
+    paired = ((baselines.get(training_metrics.run_comparison_key(trial, *fields)), trial) for trial in chosen)
     return [(baseline, trial) for baseline, trial in paired if baseline is not None]
 
 
@@ -154,6 +154,6 @@ def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[int | None,
 
 def _has_comparable_accuracy(trial: Trial) -> bool:
     epochs = training_metrics.epochs_of(trial)
-    if not epochs or epochs[-1].accuracy is None or stands_in_for(trial.spec.data_set) is not None:
+    if not epochs or epochs[-1].accuracy is None or imitated_data_set(trial.spec.data_set) is not None:
         return False
     return find_workload(trial.spec.workload).pretrained is None or trial.spec.weights is not None

@@ -11,7 +11,7 @@ from castwise.max_batch.result import trained
 from castwise.records.schema import Trial
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import stands_in_for
+from castwise.spec.plan import imitated_data_set
 from castwise.spec.quantities import truncate_list
 from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
 from castwise.suites.tuned_vs_published import TunedPair, tuned_pairs
@@ -177,7 +177,7 @@ def _is_flattered(trial: Trial) -> bool:
 
 def _stand_ins(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
     """Say what stands in for the source's data and weights, of a table's rows and of all trials behind it."""
-    for name in dict.fromkeys(stands_in_for(trial.spec.data_set) for trial in trials):
+    for name in dict.fromkeys(imitated_data_set(trial.spec.data_set) for trial in trials):
         if name is not None:
             yield f"random samples stand in for {name}'s: time and memory comparable, accuracy not"
     random = [trial for trial in rows if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from castwise.analysis.statistics import Difference, Estimate, estimate, mean_difference, paired_difference
 from castwise.analysis.steady_metrics import largest
-from castwise.analysis.training_metrics import Run, epoch_seconds, is_whole, same_but, speedup, start_share
+from castwise.analysis.training_metrics import Run, epoch_seconds, is_whole, run_comparison_key, speedup, start_share
 from castwise.analysis.training_metrics import median as median_of
 from castwise.analysis.warnings import NOISE
 from castwise.records.schema import Trial
@@ -82,7 +82,7 @@ def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
     published: dict[tuple[object, ...], list[Run]] = {}
     others: dict[tuple[object, ...], dict[tuple[str, ...], list[Run]]] = {}
     for run in (run for run in runs if run.trial.status == "ok"):
-        cell, loop = same_but(run.trial, "techniques", "seed"), run.trial.spec.techniques
+        cell, loop = run_comparison_key(run.trial, "techniques", "seed"), run.trial.spec.techniques
         published.setdefault(cell, []).extend([] if loop else [run])
         if loop:
             others.setdefault(cell, {}).setdefault(loop, []).append(run)

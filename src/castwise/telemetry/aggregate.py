@@ -20,7 +20,9 @@ def reading_of(each: Mapping[str, TelemetrySummary], why_not: Mapping[str, str],
     if why_not:  # a sum over some of them would pass for all
         values |= dict.fromkeys(_OF_ALL)
     missing = _missing({device: reading.missing for device, reading in each.items()}, why_not)
-    return TelemetrySummary(seconds=seconds, num_gpus=len(each), whose=_whose(each, why_not), missing=missing, **values)
+    return TelemetrySummary(
+        seconds=seconds, num_gpus=len(each), affected_gpus=_whose(each, why_not), missing=missing, **values
+    )
 
 
 def facts_of(each: Mapping[str, GpuFacts], why_not: Mapping[str, str]) -> GpuFacts:

@@ -77,7 +77,7 @@ def evidence_of(climbed: TuningResult, loop: TrialSpec) -> Evidence:
     """Return what a climb measured beside one of its loops."""
 
     def ratio(over: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        if over.cell == spec.cell:
+        if over.configuration == spec.configuration:
             return None
         sides = [[t for t in climbed.of(each) if t.status == "ok"] for each in (over, spec)]
         found = speedup_estimate(*sides)
@@ -107,7 +107,7 @@ def _is_in_doubt(ratio: Estimate) -> bool:
 
 def sentences_of(climbed: TuningResult) -> list[str]:
     """Return in words what bounded the first loop and what bounds the last, and how that is known."""
-    loops = list({loop.cell: loop for loop in (climbed.start, climbed.winner)}.values())
+    loops = list({loop.configuration: loop for loop in (climbed.start, climbed.winner)}.values())
     return [f"{loop_name(loop)}: {words_of(evidence_of(climbed, loop))}" for loop in loops]
 
 

@@ -121,7 +121,7 @@ class TuningResult:
 
     def of(self, spec: TrialSpec) -> list[Trial]:
         """Return the trials of one loop."""
-        return [trial for trial in self.trials if trial.spec.cell == spec.cell]
+        return [trial for trial in self.trials if trial.spec.configuration == spec.configuration]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ def _to(precision: str, new: Sequence[str], attempts: Sequence[TriedChange], cur
     if COMPANION not in new or why_unsupported(Change(techniques=(COMPANION,)).on(current)) is not None:
         return [alone]
     in_vain = any(
-        each.move == both and each.below.cell == current.cell and each.outcome in _IN_VAIN for each in attempts
+        each.move == both and each.below.configuration == current.configuration and each.outcome in _IN_VAIN
+        for each in attempts
     )
     return [both, alone] if in_vain else [both]
 

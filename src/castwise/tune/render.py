@@ -41,7 +41,7 @@ def fastest_within(climbed: TuningResult, memory_bytes: float, batch_size: int |
     ]
     lines = [line for line in lines if batch_size in (None, line.spec.batch_size)]
     best = max(lines, key=lambda line: line.throughput or 0.0, default=None)
-    return next((line for line in lines if line.spec.cell == climbed.winner.cell), best)
+    return next((line for line in lines if line.spec.configuration == climbed.winner.configuration), best)
 
 
 def chosen(climbed: TuningResult, memory_bytes: float | None) -> TrialSpec | None:
@@ -114,8 +114,8 @@ def _columns(memory_bytes: float | None) -> tuple[Column[ResultRow], ...]:
 def conclusions(climbed: TuningResult, memory_bytes: float | None = None) -> list[str]:
     """Return the answer in sentences: the fastest loop, the fastest within a limit, why it ended, what bounds it."""
     lines = lines_of(climbed)
-    rungs = {line.spec.cell: line for line in lines}
-    last = rungs[climbed.winner.cell]
+    rungs = {line.spec.configuration: line for line in lines}
+    last = rungs[climbed.winner.configuration]
     unit = search_unit(climbed)
     found: list[str] = []
     if last.throughput is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from castwise.analysis.speedup import speedup_estimate, turns_estimate
+from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.orchestrator.reuse import matches_configuration
 from castwise.records.schema import Trial
@@ -75,7 +75,7 @@ class LoopResults:
         return by_units(speedup_estimate(self._of(below), self._of(spec)), below, spec)
 
     def _of_turns(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        return by_units(turns_estimate(self._of(below), self._of(spec)), below, spec)
+        return by_units(session_speedup_estimate(self._of(below), self._of(spec)), below, spec)
 
     def _needs(self, spec: TrialSpec) -> float:
         """Return the most memory that a loop's processes held: what the allocator reserved, on a CPU tensors."""

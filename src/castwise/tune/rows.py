@@ -82,7 +82,7 @@ def each_once(lines: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def _place(line: ResultRow) -> tuple[int, bool, str]:
-    return line.rung, line.is_limited, line.spec.cell
+    return line.rung, line.is_limited, line.spec.configuration
 
 
 def _known(line: ResultRow) -> tuple[bool, int]:
@@ -107,7 +107,7 @@ def _line(  # noqa: PLR0913, PLR0917  a figure each
         is_limited=False,
         spec=spec,
         ratio=ratio,
-        total=1.0 if spec.cell == climbed.start.cell and well else (total.value if total else None),
+        total=1.0 if spec.configuration == climbed.start.configuration and well else (total.value if total else None),
         outcome=outcome,
         reason=reason,
         throughput=throughput_of(well),

@@ -86,8 +86,11 @@ class TuningSearch(LoopResults):
         if min_memory_estimate(self.start, attempts, self._needs) > limit:
             return found, ending
         others, ending = self._climb(limit)
-        seen = {(each.below.cell, each.spec.cell) for each in attempts}
-        return [*found, *(each for each in others if (each.below.cell, each.spec.cell) not in seen)], ending
+        seen = {(each.below.configuration, each.spec.configuration) for each in attempts}
+        return [
+            *found,
+            *(each for each in others if (each.below.configuration, each.spec.configuration) not in seen),
+        ], ending
 
     def _climb(self, limit: float | None) -> tuple[list[TriedChange], Ending]:
         """Climb once; return what was tried, rung by rung, and why it ended."""
@@ -165,7 +168,7 @@ class TuningSearch(LoopResults):
 
     def _pays(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
         ratio = self._ratio(current, spec)
-        if ratio is None or spec.cell == current.cell:
+        if ratio is None or spec.configuration == current.configuration:
             return False
         if limit is None:
             return ratio.value > PROMISING
@@ -211,7 +214,7 @@ class TuningSearch(LoopResults):
 
     def _held(self, loop: TrialSpec, spec: TrialSpec) -> BatchPoint:
         ratio = self._ratio(loop, spec)
-        rate = 1.0 if spec.cell == loop.cell else (None if ratio is None else ratio.value)
+        rate = 1.0 if spec.configuration == loop.configuration else (None if ratio is None else ratio.value)
         return BatchPoint(spec.batch_size, self._needs(spec), rate)
 
     def _told_of_sizes(self, rung: int, loop: TrialSpec, sizes: Sequence[TrialSpec], limit: float) -> list[TriedChange]:
@@ -266,7 +269,7 @@ class TuningSearch(LoopResults):
         A loop that is not proven over the rung below is none; the next one is set beside that rung then, and so is all
         that was tried on it.
         """
-        rungs, found, places = [loops[0]], list[TriedChange](), {loops[0].cell: 0}
+        rungs, found, places = [loops[0]], list[TriedChange](), {loops[0].configuration: 0}
         for loop in loops[1:]:
             below = rungs[-1]
             rung = len(rungs) - 1
@@ -279,14 +282,14 @@ class TuningSearch(LoopResults):
                 outcome, reason = self._outcome(below, loop, limit)
                 outcome, ratio = "unproven" if outcome == "second best" else outcome, self._ratio(below, loop)
                 found.append(TriedChange(rung, change_between(below, loop), below, loop, ratio, outcome, reason))
-            places[loop.cell] = len(rungs) - 1
-        own = {loop.cell for loop in loops}
+            places[loop.configuration] = len(rungs) - 1
+        own = {loop.configuration for loop in loops}
         for each in tries:
-            rung = places[each.below.cell]
+            rung = places[each.below.configuration]
             if each.outcome == "unsupported" and not self._of(each.spec):
                 found.append(replace(each, rung=rung))
-            elif each.outcome != "taken" and each.spec.cell not in own:
-                is_over_rung = each.below.cell == rungs[rung].cell
+            elif each.outcome != "taken" and each.spec.configuration not in own:
+                is_over_rung = each.below.configuration == rungs[rung].configuration
                 other = replace(each, rung=rung)
                 other = other if is_over_rung else self._over_rung(other, rungs, limit)
                 is_alone = other.outcome == "second best" and rung == len(rungs) - 1  # nothing was better
@@ -309,7 +312,11 @@ class TuningSearch(LoopResults):
         wanted = [half_batch(loop), *(Change(techniques=(name,)).on(loop) for name in ("cuda-graph", "resident-data"))]
         if loop.precision == "fp32" and "tf32" in self.ladder.precisions:
             wanted.append(Change(precision="tf32").on(loop))
-        probes = [spec for spec in wanted if spec is not None and spec.cell != loop.cell and _is_one_more(loop, spec)]
+        probes = [
+            spec
+            for spec in wanted
+            if spec is not None and spec.configuration != loop.configuration and _is_one_more(loop, spec)
+        ]
         probes = [spec for spec in probes if unsupported_reason(spec, self.job.runner.environment) is None]
         if self._has_time_for([loop, *probes]) and self._screen(loop, probes):
             self._probes += probes
@@ -350,7 +357,7 @@ class TuningSearch(LoopResults):
     def _sit_together(self, specs: Sequence[TrialSpec]) -> None:
         """Let loops sit side by side, unless all have done so."""
         self._belong(specs)
-        sittings = [{trial.sitting for trial in self._of(spec)} - {None} for spec in specs]
+        sittings = [{trial.session_id for trial in self._of(spec)} - {None} for spec in specs]
         if not set.intersection(*sittings):
             self._sit_again(specs)
 
@@ -359,7 +366,7 @@ class TuningSearch(LoopResults):
 
     def _belong(self, specs: Iterable[TrialSpec]) -> None:
         for spec in specs:
-            self._cells.setdefault(spec.cell, spec)
+            self._cells.setdefault(spec.configuration, spec)
 
     def _rounds(self, specs: Sequence[TrialSpec], baseline: TrialSpec, *, again: bool = False) -> None:
         """Let loops sit together, and keep their trials."""
@@ -390,7 +397,7 @@ _OF_TURNS = "one process each: the interval is of its turns"
 
 def _once(specs: Iterable[TrialSpec]) -> list[TrialSpec]:
     """Return each loop once, in their order."""
-    return list({spec.cell: spec for spec in specs}.values())
+    return list({spec.configuration: spec for spec in specs}.values())
 
 
 def _is_one_more(loop: TrialSpec, spec: TrialSpec) -> bool:

@@ -177,7 +177,7 @@ def _parts(spec: TrialSpec) -> list[_Part]:
 
 def _model_of(spec: TrialSpec) -> tuple[object, ...]:
     """Return what else makes of a step another one to compile, and is the same all through a climb."""
-    return spec.workload, spec.recorded.own, spec.world_size, spec.parallelism
+    return spec.workload, spec.redacted.user_model, spec.world_size, spec.parallelism
 
 
 def _searches(specs: Sequence[TrialSpec]) -> int:

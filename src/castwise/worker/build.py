@@ -53,7 +53,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
     torch.manual_seed(spec.seed)
     own = (
-        build_user_model(spec.own) if spec.own is not None else None
+        build_user_model(spec.user_model) if spec.user_model is not None else None
     )  # first: what it sets globally is the trial's to decide
     stack.enter_context(numeric_state(precision))
     loop = step_config_of(spec.techniques)

@@ -54,7 +54,7 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
         UsageError: It cannot.
     """
     row = find_workload(spec.workload)
-    if row.family == "own" and (spec.own is None or spec.recipe is not None):
+    if row.family == "own" and (spec.user_model is None or spec.recipe is not None):
         raise UsageError(
             f"{spec.workload} is a model of the user's own, which `castwise run` and castwise.compare take."
         )
@@ -161,7 +161,7 @@ class _Worker:
     def _set_up(self, command: dict[str, Any]) -> dict[str, Any]:
         data_dir = Path(command["data_dir"]) if command["data_dir"] else None
         spec = TrialSpec.model_validate(command["spec"])
-        self._own = spec.own
+        self._own = spec.user_model
         _refuse_the_impossible(spec)
         if spec.num_processes > 1:
             self._peers = join_peers(spec, command["rank"], command["rendezvous"])

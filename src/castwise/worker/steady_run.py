@@ -85,7 +85,7 @@ class SteadyRun:
         self._batches = rank_batches(row, cell.task, spec, row.resident_batches, self._peers)
         if cell.prepare is not None:
             self._batches = [cell.prepare(batch) for batch in self._batches]
-        self._watch = SideEffectWatch(self._memory) if spec.own is not None else None
+        self._watch = SideEffectWatch(self._memory) if spec.user_model is not None else None
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def _take_first_step(self) -> None:
@@ -162,9 +162,9 @@ class SteadyRun:
         """Return how many steps lead to each block."""
         at_once = self._step.steps_per_launch
         launch_seconds = at_once * self._windows[-1]
-        if not protocol.lead_seconds or launch_seconds > _LONGEST_LEAD_SECONDS:
+        if not protocol.lead_in_seconds or launch_seconds > _LONGEST_LEAD_SECONDS:
             return 0
-        return at_once * math.ceil(protocol.lead_seconds / launch_seconds - _ROUNDING)
+        return at_once * math.ceil(protocol.lead_in_seconds / launch_seconds - _ROUNDING)
 
     def _has_all_memory(self) -> bool:
         """Return whether the steps so far held all that later ones do, where the trial is about memory.
@@ -200,7 +200,7 @@ class SteadyRun:
         block = Block(
             seconds=seconds,
             num_steps=num_steps,
-            lead_steps=led,
+            lead_in_steps=led,
             loss=loss.item(),
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=skipped - self._skipped_before,

@@ -11,7 +11,7 @@ from torch import nn
 from castwise.records.schema import Epoch, Facts, RankSamples
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec, stands_in_for
+from castwise.spec.plan import TrialSpec, imitated_data_set
 from castwise.spec.quantities import format_share
 from castwise.worker import checkpoint as checkpoints
 from castwise.worker.build import build_trial
@@ -226,7 +226,7 @@ class TrainingRun:
         return epoch.model_copy(update=update)
 
     def _is_chance(self, accuracy: float) -> bool:
-        if self._recipe.max_steps or stands_in_for(self._spec.data_set) is not None:
+        if self._recipe.max_steps or imitated_data_set(self._spec.data_set) is not None:
             return False  # a few steps teach little, and random samples nothing
         num_classes = self._task.num_classes
         return num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes

@@ -108,11 +108,15 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
     if spec.world_size > 1 or (spec.kind == "steady" and spec.data_set != SYNTHETIC):
         raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")
     recipe = spec.recipe
-    parts = _of_workload(spec, row, precision) if spec.own is None else _of_own(spec, spec.own, row, precision)
+    parts = (
+        _of_workload(spec, row, precision)
+        if spec.user_model is None
+        else _of_own(spec, spec.user_model, row, precision)
+    )
     body = "\n\n\n".join(filter(None, parts))
     loop = f"{row.name}, {spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
     lines = [f'"""{loop}: batch {spec.batch_size}.', "", *([measured, ""] if measured else [])]
-    if spec.own is not None:
+    if spec.user_model is not None:
         lines.append("Model, batches, loss and optimizer are those of your own function, which this file calls.")
     elif recipe is None:
         lines.append("The data is random; put your own loader in the place of `batches`.")
@@ -200,7 +204,9 @@ def _prepared_lines(spec: TrialSpec) -> str:
 def _settings(spec: TrialSpec, row: Workload) -> str:
     lines = [f"DEVICE = torch.device({spec.device!r})"]
     lines.append(
-        f"BATCH_SIZE, UNIT = {spec.batch_size}, {row.unit!r}" if spec.own is None else f"BATCH_SIZE = {spec.batch_size}"
+        f"BATCH_SIZE, UNIT = {spec.batch_size}, {row.unit!r}"
+        if spec.user_model is None
+        else f"BATCH_SIZE = {spec.batch_size}"
     )
     lines.append(f"SEED = {spec.seed}")
     if spec.device_type == "cuda":
@@ -217,7 +223,7 @@ def _numeric_lines(spec: TrialSpec, precision: Precision) -> str:
     for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
         lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
     searches = "cudnn-search" in spec.techniques or (spec.recipe is not None and spec.recipe.cudnn_benchmark)
-    if spec.own is None or searches:  # the user's own setting is kept
+    if spec.user_model is None or searches:  # the user's own setting is kept
         lines.append(f"torch.backends.cudnn.benchmark = {searches}")
     return "\n".join(lines)
 
@@ -253,7 +259,7 @@ def _scaling_definitions(spec: TrialSpec) -> str:
 
 def _scales_always(spec: TrialSpec) -> bool:
     """Return whether a loop goes by weights and a scaling even where they do nothing."""
-    return _compiles_update(spec) or spec.own is not None
+    return _compiles_update(spec) or spec.user_model is not None
 
 
 def _compiles_update(spec: TrialSpec) -> bool:
@@ -284,7 +290,7 @@ def _graph_definitions(spec: TrialSpec) -> str:
         return ""
     return "\n\n\n".join(
         [
-            *([OF_TUPLES] if spec.own is None else []),
+            *([OF_TUPLES] if spec.user_model is None else []),
             definitions("worker/models/task.py", ["RecurrentState"]),
             definitions("worker/techniques/cuda_graph.py", _GRAPH),
         ]
@@ -349,7 +355,7 @@ def _compile_lines(spec: TrialSpec) -> list[str]:
     chosen = next((mode[name] for name in spec.techniques if name in mode), None)
     if chosen is None:
         return []
-    if spec.own is not None:  # whose batches may be of different shapes
+    if spec.user_model is not None:  # whose batches may be of different shapes
         names = ["Shapes", "CompiledLoss", "shapes_of"]
         text = definitions("worker/techniques/compile.py", names)
         return [text, "", "", f"compute_loss = CompiledLoss(compute_loss, {chosen!r})", "", ""]

@@ -2,7 +2,7 @@
 
 from castwise.errors import UsageError
 from castwise.render.emit.source import definitions
-from castwise.spec.plan import TrialSpec, stands_in_for
+from castwise.spec.plan import TrialSpec, imitated_data_set
 from castwise.spec.recipe import Recipe
 
 # torchvision's class of each data set, and one image's shape with the number of classes, for random stand-ins.
@@ -96,7 +96,7 @@ def images_of(spec: TrialSpec, recipe: Recipe) -> str:
         raise UsageError("A script has its data on the device; this loop reads it through a loader.")
     name = _name_of(spec.data_set)
     title, shape, classes = _SETS[name]
-    read = _READ if stands_in_for(spec.data_set) is None else _DRAW
+    read = _READ if imitated_data_set(spec.data_set) is None else _DRAW
     transform = recipe.transform or name
     names = ["Images", "_ALONE", "Augmentation", "_NONE", "_CIFAR", "AUGMENTATIONS", "Epochs"]
     made = f"DeviceImages(read(True), {transform!r}, AUGMENTATIONS[{transform!r}], order, DEVICE)"
@@ -162,4 +162,4 @@ def run_of(recipe: Recipe, *, reads_loss: bool, autocast: str, at_once: int) -> 
 
 
 def _name_of(data_set: str) -> str:
-    return stands_in_for(data_set) or data_set
+    return imitated_data_set(data_set) or data_set

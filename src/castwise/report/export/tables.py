@@ -93,7 +93,7 @@ def _trials(collection: Collection, file_of: FileOf) -> FlatTable:
         *_OUTCOME,
         Field("started_at", "text", lambda t: t.started_at),
         Field("duration_seconds", "number", lambda t: t.duration_seconds),
-        Field("sitting", "text", lambda t: t.sitting),
+        Field("sitting", "text", lambda t: t.session_id),
         Field("unit", "text", steady_metrics.unit_of),
         Field("step_seconds", "number", steady_metrics.step_seconds),
         Field("spread", "number", steady_metrics.spread),
@@ -193,7 +193,7 @@ def _each_epoch(collection: Collection) -> Iterator[_Part[Epoch]]:
 
 _QUESTION: tuple[Field[Trial], ...] = (
     Field("key", "text", lambda t: t.spec.key),
-    Field("cell", "text", lambda t: t.spec.cell),
+    Field("cell", "text", lambda t: t.spec.configuration),
     Field("workload", "text", lambda t: t.spec.workload),
     Field("kind", "text", lambda t: t.spec.kind),
     Field("precision", "text", lambda t: t.spec.precision),
