@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aa
 import emitted
-import fit_tables
+import max_batch_tables
 import own_tables
 import search_tables
 from goal_rows import ROWS
@@ -152,19 +152,19 @@ def goals(_: str) -> str:
 
 
 @cache
-def fits() -> fit_tables.Measured:
+def max_batches() -> max_batch_tables.Measured:
     """Return every search for a largest batch on record."""
-    return fit_tables.measured_fits(RECORDS / "fit")
+    return max_batch_tables.measured_fits(RECORDS / "fit")
 
 
-def fit_account(name: str) -> str:
+def max_batch_account(name: str) -> str:
     """Return where one workload's memory goes."""
-    return fit_tables.account(fits().get(name, [[]])[0])
+    return max_batch_tables.account(max_batches().get(name, [[]])[0])
 
 
-def fit_said(name: str) -> str:
-    """Return what `castwise fit` says of one workload."""
-    return fit_tables.sentences(fits().get(name, [[]])[0])
+def max_batch_said(name: str) -> str:
+    """Return what `castwise max-batch` says of one workload."""
+    return max_batch_tables.sentences(max_batches().get(name, [[]])[0])
 
 
 TABLES: dict[str, Callable[[str], str]] = {
@@ -180,12 +180,12 @@ TABLES: dict[str, Callable[[str], str]] = {
     "techniques": techniques,
     "goals": goals,
     "own": lambda _: own_tables.models(load(RECORDS / "own")),
-    "fits": lambda _: fit_tables.summaries(fits()),
-    "fit": lambda name: fit_tables.in_a_sentence(name, fits()),
-    "fit_account": fit_account,
-    "fit_said": fit_said,
-    "fit_sources": lambda _: fit_tables.beside_sources(fits()),
-    "fit_predictions": lambda _: fit_tables.predictions(fits()),
+    "max_batches": lambda _: max_batch_tables.summaries(max_batches()),
+    "max_batch": lambda name: max_batch_tables.in_a_sentence(name, max_batches()),
+    "max_batch_account": max_batch_account,
+    "max_batch_said": max_batch_said,
+    "max_batch_sources": lambda _: max_batch_tables.beside_sources(max_batches()),
+    "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "searches": lambda _: search_tables.summary(),
     "search": search_tables.accepted,
     "search_sentence": search_tables.sentence,

@@ -149,7 +149,7 @@ def test_what_cannot_be_understood_is_one_line(command: CommandLine, arguments: 
         (("run", "--seconds", "long"), "'--seconds': "),
         (("run", "--budgt", "60s"), "No such option: --budgt"),
         (("list", "foo"), "'what': 'foo' is not one of 'workloads'"),
-        (("fit",), "Missing argument 'WORKLOAD'."),
+        (("max-batch",), "Missing argument 'WORKLOAD'."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -161,7 +161,7 @@ def test_what_typer_refuses_is_one_line_too(command: CommandLine, arguments: tup
     assert line.endswith(f". `castwise {arguments[0]} --help` says what there is.")
 
 
-@pytest.mark.parametrize("name", ["fit", "tune"])
+@pytest.mark.parametrize("name", ["max-batch", "tune"])
 def test_what_takes_one_workload_says_so(command: CommandLine, name: str) -> None:
     done = command(name, "mnist-cnn,resnet50")
     assert (done.code, done.out) == (2, "")
@@ -294,7 +294,7 @@ def test_a_request_that_cannot_be_carried_out_is_one_line_and_exit_code_2(
         ("run", "resnet50", "--format", "xml"),
         ("run", "resnet50", "--seconds", "soon"),
         ("run", "resnet50", "--seed", "x"),
-        ("fit", "resnet50", "dpn92"),
+        ("max-batch", "resnet50", "dpn92"),
         ("list", "colours"),
         ("runn",),
     ],

@@ -140,7 +140,7 @@ def _carry_out(prepare_it: Callable[[LiveProgress], _Prepared[_Result_co]], erro
             return prepared.run()
 
 
-def fit(
+def max_batch(
     request: MaxBatchRequest, output: str, make_engine: EngineFactory | None = None, *, verbose: bool = False
 ) -> int:
     """Find the largest batches and print them; return the exit code.

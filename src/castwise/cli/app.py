@@ -34,17 +34,17 @@ from castwise.spec.quantities import parse_limit, parse_list, parse_numbers
 _EXAMPLES = """\
 Examples:
 
-    castwise run               a short job that suits this machine
+    castwise run                  a short job that suits this machine
 
-    castwise run resnet50      every precision the GPU has
+    castwise run resnet50         every precision the GPU has
 
-    castwise tune resnet50     from the plain loop to the fastest, technique by technique
+    castwise tune resnet50        from the plain loop to the fastest, technique by technique
 
-    castwise fit resnet50      the largest batch that trains, in every precision
+    castwise max-batch resnet50   the largest batch that trains, in every precision
 
-    castwise report            what was measured, as a page with charts
+    castwise report               what was measured, as a page with charts
 
-    castwise doctor            what this machine can do
+    castwise doctor               what this machine can do
 
 Exit codes: 0 done, 1 a trial failed, 2 usage, 3 store, 130 interrupted.
 """
@@ -354,7 +354,7 @@ tune.add_to(app)
 max_batch.add_to(app)
 reports.add_to(app)
 # In the help what measures comes first, then what is made of it, then what helps.
-_ORDER = ("run", "tune", "fit", "suite", "report", "compare", "export", "init", "list", "doctor")
+_ORDER = ("run", "tune", "max-batch", "fit", "suite", "report", "compare", "export", "init", "list", "doctor")
 app.registered_commands.sort(key=lambda each: _ORDER.index(each.name or getattr(each.callback, "__name__", "")))
 
 

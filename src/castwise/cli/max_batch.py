@@ -1,7 +1,9 @@
-"""`castwise fit`: parse, call one function, print."""
+"""`castwise max-batch`: parse, call one function, print."""
 
+import sys
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,26 +27,33 @@ from castwise.cli.options import (
 _EXAMPLES = """\
 Examples:
 
-    castwise fit resnet50                           the largest batch of every precision the GPU has
+    castwise max-batch resnet50                       the largest batch of every precision the GPU has
 
-    castwise fit resnet50 --precision fp32,bf16-mixed --exact
+    castwise max-batch resnet50 --precision fp32,bf16-mixed --exact
 
-    castwise fit resnet50 --memory 8GiB --margin 5%   and within 8 GiB, of which 5 % stay free
+    castwise max-batch resnet50 --memory 8GiB --margin 5%  and within 8 GiB, of which 5 % stay free
 
-    castwise fit lstm-lm --techniques none,chunked-loss
+    castwise max-batch lstm-lm --techniques none,chunked-loss
 
-    castwise fit train_me.py:build                  a model of your own
+    castwise max-batch train_me.py:build              a model of your own
 
-    castwise fit mnist-cnn --memory 500MiB          on a CPU, within a limit
+    castwise max-batch mnist-cnn --memory 500MiB      on a CPU, within a limit
 """
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command(epilog=_EXAMPLES)(fit)
+    """Add the command to the command line, under its former name, too."""
+    app.command("max-batch", epilog=_EXAMPLES)(max_batch)
+
+    @wraps(max_batch)
+    def fit(**options: Any) -> None:
+        print("`castwise fit` is `castwise max-batch` now; the old name still works.", file=sys.stderr)
+        max_batch(**options)
+
+    app.command("fit", hidden=True, epilog=_EXAMPLES)(fit)
 
 
-def fit(  # noqa: PLR0913, PLR0917  an option each
+def max_batch(  # noqa: PLR0913, PLR0917  an option each
     workload: OneWorkload,
     precision: Annotated[
         str | None,
@@ -83,12 +92,12 @@ def fit(  # noqa: PLR0913, PLR0917  an option each
     verbose: Verbose = False,
 ) -> None:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
-    from castwise.cli.actions import fit as carry_out
+    from castwise.cli.actions import max_batch as carry_out
     from castwise.max_batch.search import MaxBatchRequest
     from castwise.spec.quantities import parse_limit, parse_list, parse_memory, parse_share
 
     request = MaxBatchRequest(
-        workload=check_single("fit", workload),
+        workload=check_single("max-batch", workload),
         precisions=parse_list("--precision", precision),
         techniques=parse_list("--techniques", techniques),
         exact=exact,

@@ -1,1 +1,1 @@
-"""`castwise fit`: the largest batch that trains, and where the memory goes."""
+"""`castwise max-batch`: the largest batch that trains, and where the memory goes."""

@@ -29,7 +29,7 @@ def headline(fits: Sequence[MaxBatch]) -> str:
 
 
 def print_result(fitted: MaxBatchResult, console: Console) -> None:
-    """Print what `castwise fit` found to a terminal, and what finding it took."""
+    """Print what `castwise max-batch` found to a terminal, and what finding it took."""
     print_max_batches(fitted.fits, console)
     print_line(console, f"{took_words(len(fitted.trials), fitted.num_recorded, fitted.seconds)}.", "dim")
 

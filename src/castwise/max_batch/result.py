@@ -247,7 +247,7 @@ class MaxBatch:
 
 @dataclass(frozen=True)
 class MaxBatchResult:
-    """What came of `castwise fit`.
+    """What came of `castwise max-batch`.
 
     Attributes:
         fits: A search for each loop.

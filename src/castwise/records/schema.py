@@ -19,7 +19,7 @@ from castwise.spec.plan import TrialSpec
 # 1: first version (castwise 0.1.0). Trial.readings, gpu_facts and telemetry_note came later, with defaults: a record
 # without them reads as one without telemetry. TrialSpec.user_model, Facts.unit, clip_grad_norm, accumulate and notes,
 # and RankSamples.notes came with users' own models, with defaults; TrialSpec.memory_limit_bytes, Protocol.memory_parts,
-# RankSamples.memory_parts and Trial.shortfall with `castwise fit`, with defaults. UserModel.folder_digest
+# RankSamples.memory_parts and Trial.shortfall with `castwise max-batch`, with defaults. UserModel.folder_digest
 # came later: in older records UserModel.path is absolute, and is read as if it were not. Environment.gpu_uuids,
 # TelemetrySummary.num_gpus and EnergyMeasurement.num_gpus came later, with defaults: older readings are of a trial's
 # first GPU alone. MeasurementProtocol.lead_in_seconds and Block.lead_in_steps came later, with defaults: older blocks

@@ -1,4 +1,4 @@
-"""The tables of largest batches, from the trials of `castwise fit` under benchmarks/records/fit/."""
+"""The tables of largest batches, from the trials of `castwise max-batch` under benchmarks/records/fit/."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -76,11 +76,11 @@ def _command(fits: Sequence[MaxBatch]) -> str:
     every = [row.name for row in PRECISIONS if why_unsupported(row, hardware) is None]
     named = "" if set(own) == set(every) else f" --precision {','.join(own)}"
     limit = "" if spec.memory_limit_bytes is None else f" --memory {spec.memory_limit_bytes / 2**30:.3g}GiB"
-    return f"castwise fit {spec.workload}{named}{limit}"
+    return f"castwise max-batch {spec.workload}{named}{limit}"
 
 
 def _summary(fits: Sequence[MaxBatch]) -> str:
-    """Return what `castwise fit` prints of one workload first: the largest batches, and what must be known of them."""
+    """Return what `castwise max-batch` prints first: the largest batches, with remarks."""
     trials = [trial for fit in fits for trial in fit.trials]
     took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
     head = f"{markdown_text(headline(fits))}: {len(trials)} trials, {took}"
@@ -121,7 +121,7 @@ def account(fits: Sequence[MaxBatch]) -> str:
 
 
 def sentences(fits: Sequence[MaxBatch]) -> str:
-    """Return what `castwise fit` says of a workload."""
+    """Return what `castwise max-batch` says of a workload."""
     return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n" if fits else NOT_MEASURED
 
 

@@ -1,4 +1,4 @@
-"""`castwise fit` on the fake engine: what is searched, found, said, resumed and reported."""
+"""`castwise max-batch` on the fake engine: what is searched, found, said, resumed and reported."""
 
 import json
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_the_same_command_measures_nothing_again_and_finds_the_same(tmp_path: Pa
 
 
 def test_trials_of_before_are_told_from_those_that_the_time_is_of(tmp_path: Path, command: CommandLine) -> None:
-    asked = ("fit", "resnet50", "--precision", "fp32", "--results", tmp_path)
+    asked = ("max-batch", "resnet50", "--precision", "fp32", "--results", tmp_path)
     first = command(*asked).out.splitlines()[-1]
     count = len(load_folder(tmp_path)[0])
     assert first.startswith(f"{count} trials in ")
@@ -181,7 +181,7 @@ def test_sources_that_filled_their_memory_are_set_beside() -> None:
 
 
 def command_of(command: CommandLine, *arguments: str, engine: FakeEngine | None = None):  # type: ignore[no-untyped-def]
-    return command("fit", *arguments, "--results", command.results, engine=engine)
+    return command("max-batch", *arguments, "--results", command.results, engine=engine)
 
 
 def test_the_command_prints_what_was_foretold_and_verified(command: CommandLine) -> None:
@@ -308,3 +308,11 @@ def test_what_was_foretold_on_a_real_gpu_was_near(folder: Path) -> None:
     for found in max_batches_of(trials):
         assert found.prediction_error is not None
         assert abs(found.prediction_error) < (0.09 if folder.name == "dpn92" else 0.035), found.spec.precision
+
+
+def test_the_former_name_works_and_names_the_new_one(command: CommandLine) -> None:
+    asked = ("resnet50", "--precision", "fp32", "--no-curve", "--format", "json")
+    former, now = command("fit", *asked), command("max-batch", *asked)
+    assert (former.code, json.loads(former.out)["fits"]) == (0, json.loads(now.out)["fits"])
+    assert "castwise max-batch" in former.err
+    assert "castwise max-batch" not in now.err
