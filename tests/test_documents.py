@@ -40,7 +40,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @every_document
 def test_documents_that_are_named_are_there(path: Path) -> None:
-    for name in re.findall(r"\b(?:docs|tests|benchmarks|src)/[\w/.-]+\.(?:md|py|toml)\b", path.read_text()):
+    """But for files of an older castwise, which is named with its commit."""
+    text = re.sub(r"`[^`]+` of castwise [0-9a-f]{7,}", "", path.read_text().replace("\n", " "))
+    for name in re.findall(r"\b(?:docs|tests|benchmarks|src)/[\w/.-]+\.(?:md|py|toml)\b", text):
         assert (ROOT / name).exists(), f"{path.name}: {name}"
 
 
