@@ -34,7 +34,7 @@ from castwise.orchestrator.session import Session
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
-from castwise.spec.plan import CUDA_ROUND, TrialSpec
+from castwise.spec.trial import CUDA_ROUND, TrialSpec
 
 CELLS = ("mnist-cnn:fp16-mixed:512", "resnet50:fp16-mixed:128")
 SLOWDOWNS = (0.0, 0.01, 0.02)

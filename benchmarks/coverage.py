@@ -29,7 +29,7 @@ from castwise.analysis.statistics import (
 )
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.rounds import StopRule
-from castwise.spec.plan import CUDA_ROUND
+from castwise.spec.trial import CUDA_ROUND
 
 TURNS = CUDA_ROUND.num_blocks
 _BLOCKS = 3 * TURNS  # more than any process takes

@@ -29,7 +29,7 @@ from castwise.registry.workloads import find_workload
 from castwise.render.emit.script import script_of
 from castwise.render.table import markdown_text
 from castwise.render.units import format_rate
-from castwise.spec.plan import CUDA_ROUND, TrialSpec
+from castwise.spec.trial import CUDA_ROUND, TrialSpec
 
 CASTWISE, SCRIPT = "rung", "script"  # as records have named the sides since the first
 GOAL = 0.02  # how far a script's speed may be from its loop's

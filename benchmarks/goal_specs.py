@@ -7,14 +7,13 @@ from typing import Any
 from goal_rows import GoalRow, HandLoop, OurLoop
 
 from castwise.errors import MissingDataError
-from castwise.registry.datasets import find_data_set, verify
+from castwise.registry.datasets import find_data_set, synthetic_like, verify
 from castwise.registry.precisions import find_precision
-from castwise.registry.suite_filter import SuiteFilter
-from castwise.registry.suites import find_suite, specs_of
+from castwise.registry.suites import SuiteFilter, find_suite, specs_of
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import COMPILING, for_one_gpu, parse_techniques
-from castwise.spec.plan import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec, synthetic_like
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 
 _NUM_BLOCKS = 20
 _WARM_UP_SECONDS, _TINY_WARM_UP_SECONDS = 1.5, 0.05

@@ -21,7 +21,8 @@ from scipy.stats import ttest_ind
 from castwise.orchestrator.machine import find_commit
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import MeasurementProtocol, ParameterGrid, TrialSpec, build_plan
+from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.environment import read_environment
 from castwise.worker.precision import numeric_state
 from castwise.worker.steady_run import SteadyRun

@@ -30,7 +30,7 @@ from castwise.registry.suites import LIMIT_STEPS, Suite, find_suite, specs_of
 from castwise.registry.techniques import TECHNIQUES, needs_of
 from castwise.render.run_report import markdown_table
 from castwise.render.units import format_seconds
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.suites.render import markdown_suite
 from castwise.suites.result import SuiteResult
 

@@ -21,7 +21,8 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import Engine, Session
 from castwise.records.schema import Environment
 from castwise.registry.datasets import default_data_dir
-from castwise.spec.plan import MeasurementProtocol, ParameterGrid, TrialSpec, build_plan
+from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.telemetry.sampler import Telemetry
 
 CELLS = ("resnet50:fp16-mixed", "mnist-cnn:fp32", "mnist-cnn:bf16-mixed", "lstm-lm:fp32")

@@ -16,12 +16,23 @@ from programs import PATIENCE_SECONDS
 
 from castwise.orchestrator.closing import THREAD_NAME
 from castwise.orchestrator.session import OnProgress, TrialFailedError
-from castwise.records.memory import MemoryParts, Shortfall
-from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status, Trial
-from castwise.records.telemetry import GpuFacts, TelemetrySummary
+from castwise.records.schema import (
+    Block,
+    Environment,
+    Epoch,
+    Facts,
+    GpuFacts,
+    MemoryParts,
+    RankSamples,
+    Resumed,
+    Shortfall,
+    Status,
+    TelemetrySummary,
+    Trial,
+)
 from castwise.registry.precisions import find_precision
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
 
 FAKE_GPU = "Fake GPU"

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from castwise.records.telemetry import GpuFacts, TelemetrySummary
+from castwise.records.schema import GpuFacts, TelemetrySummary
 from castwise.telemetry.gpu import Sample
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"

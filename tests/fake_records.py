@@ -20,7 +20,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.records.schema import RankSamples, Trial
 from castwise.records.store import Store
-from castwise.spec.plan import MeasurementProtocol
+from castwise.spec.trial import MeasurementProtocol
 
 # Ends every element that text may stand in, and then asks for a script in each way that browsers know.
 HOSTILE = (

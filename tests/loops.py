@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import Workload, find_workload
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker import build as cells
 from castwise.worker.build import TrialSetup
 from castwise.worker.data.sharding import rank_batches

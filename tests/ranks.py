@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from castwise.orchestrator.processes import _PRELOAD
-from castwise.spec.plan import MeasurementProtocol, TrialSpec, device_of_rank
+from castwise.spec.trial import MeasurementProtocol, TrialSpec, device_of_rank
 from castwise.worker.distributed import Peers, join_peers
 from castwise.worker.lifetime import kill_when_parent_dies
 

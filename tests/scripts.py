@@ -15,7 +15,7 @@ import torch
 from fake_engine import fake_spec
 
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
 

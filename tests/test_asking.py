@@ -10,7 +10,7 @@ from castwise.orchestrator.job import ResumePolicy
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.records.store import Store
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 SMALL, LARGE = fake_spec(batch_size=8), fake_spec(batch_size=32)
 

@@ -10,7 +10,7 @@ import pytest
 import search_tables
 
 from castwise.orchestrator.machine import detect_machine
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 

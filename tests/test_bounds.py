@@ -6,7 +6,7 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 
 from castwise.analysis.statistics import Estimate
-from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.tune.bottleneck import Evidence, Power, _is_in_doubt, power_of, words_of
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Optimizer, Recipe
+from castwise.spec.trial import TrialSpec
 from castwise.worker import build as cell_module
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers

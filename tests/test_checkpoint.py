@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Loader, Recipe
+from castwise.spec.trial import TrialSpec
 from castwise.worker import checkpoint as checkpoints
 from castwise.worker.data import preloaded
 from castwise.worker.training_run import TrainingRun

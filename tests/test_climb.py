@@ -3,7 +3,7 @@
 from fake_engine import fake_spec
 
 from castwise.analysis.statistics import Estimate
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import Outcome, SearchSpace, TriedChange, allowed_techniques
 from castwise.tune.changes import Change, is_within
 

@@ -20,8 +20,8 @@ from castwise.errors import UsageError
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.registry.precisions import find_precision
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import build as cells
 from castwise.worker.build import build_trial
 from castwise.worker.data import preloaded

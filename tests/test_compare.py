@@ -5,8 +5,8 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.analysis.result_table import compare, group_of
 from castwise.records.schema import Trial
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel
 
 # Fields whose difference does not keep two trials from being set side by side.

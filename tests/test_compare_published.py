@@ -7,8 +7,7 @@ from fake_engine import fake_epoch, fake_run, fake_training, fake_trial
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
-from castwise.registry.suite_filter import SuiteFilter
-from castwise.registry.suites import Published, Suite, find_suite, parse_suite, specs_of
+from castwise.registry.suites import Published, Suite, SuiteFilter, find_suite, parse_suite, specs_of
 from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
 
 MINE = """\

@@ -15,7 +15,7 @@ from castwise.registry.gpus import GPU_MODELS, PEAK_DTYPES, GpuModel, peak
 from castwise.registry.precisions import BASELINE, PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import WORKLOADS, OptimizerSpec, Workload, find_workload
 from castwise.spec.loss_scale import parse_loss_scale
-from castwise.spec.plan import SYNTHETIC
+from castwise.spec.types import SYNTHETIC
 from castwise.worker.models import _BUILDERS
 from castwise.worker.precision import _switch, numeric_state, read_fp32_precision, torch_dtype
 from castwise.worker.step import describe_optimizer

@@ -5,11 +5,9 @@ import scipy.stats
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.analysis.energy import BlockEnergy, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
+from castwise.analysis.energy import BlockEnergy, Prices, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
 from castwise.errors import UsageError
-from castwise.records.schema import Epoch, RankSamples, Trial
-from castwise.records.telemetry import EnergyMeasurement, TelemetrySummary
-from castwise.spec.prices import Prices
+from castwise.records.schema import EnergyMeasurement, Epoch, RankSamples, TelemetrySummary, Trial
 
 
 def watched(*readings: TelemetrySummary, units_per_sample: int = 1, **changes: object) -> Trial:

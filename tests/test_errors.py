@@ -65,10 +65,10 @@ def test_public_names_are_the_same_objects_as_their_modules() -> None:
     from castwise import errors
     from castwise.orchestrator import job
     from castwise.records import schema
-    from castwise.spec import plan
+    from castwise.spec import trial
 
     assert castwise.run is job.run
-    assert castwise.TrialSpec is plan.TrialSpec
+    assert castwise.TrialSpec is trial.TrialSpec
     assert castwise.Trial is schema.Trial
     assert castwise.Environment is schema.Environment
     public_errors = [name for name in castwise.__all__ if name.endswith("Error")]

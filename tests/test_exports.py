@@ -13,8 +13,7 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 from fake_records import every_kind, poisoned, steady
 
-from castwise.records.schema import Block, Epoch, Trial
-from castwise.records.telemetry import TelemetrySummary
+from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
 from castwise.report.export.files import to_csv, to_json, to_parquet
 from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS

@@ -12,7 +12,7 @@ from torchvision import models
 
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import WORKLOADS, find_workload
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.models import build_task
 from castwise.worker.models.fastai_resnet import AdaptiveConcatPool2d, group_of, make_model
 from castwise.worker.models.task import Batch, Task

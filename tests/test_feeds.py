@@ -9,8 +9,8 @@ from test_cifar import binary_file, draw, put
 
 from castwise.registry.datasets import CIFAR100, SYNTHETIC_PREFIX
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Loader, Recipe
+from castwise.spec.trial import TrialSpec
 from castwise.worker.data import cifar, preloaded
 from castwise.worker.data.epoch_iterators import Feeds, make_feeds
 from castwise.worker.data.preloaded import IMAGE_SETS, random_images

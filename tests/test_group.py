@@ -20,7 +20,7 @@ from castwise.orchestrator.ddp_processes import GroupSession
 from castwise.orchestrator.processes import ForkserverEngine, Target
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, TrialFailedError
 from castwise.records.schema import Epoch, RankSamples
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 SPEC = TrialSpec(
     workload="mnist-cnn",

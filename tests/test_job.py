@@ -17,7 +17,8 @@ from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
 from castwise.registry.datasets import MNIST
 from castwise.registry.precisions import PRECISIONS
-from castwise.spec.plan import CPU_PROTOCOL, CUDA_PROTOCOL, ParameterGrid
+from castwise.spec.plan import ParameterGrid
+from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL
 
 ALL = [row.name for row in PRECISIONS]
 

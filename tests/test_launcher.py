@@ -25,7 +25,7 @@ from castwise.orchestrator.closing import BackgroundCloser
 from castwise.orchestrator.processes import ForkserverEngine, ProcessSession, Target
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import RankSamples
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import entry
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked up in /proc")

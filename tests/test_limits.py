@@ -6,9 +6,8 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.max_batch.bisect import MOST_TRIALS, BatchGrid, find_limit
-from castwise.records.memory import MemoryParts
-from castwise.records.schema import RankSamples, Trial
-from castwise.spec.plan import TrialSpec
+from castwise.records.schema import MemoryParts, RankSamples, Trial
+from castwise.spec.trial import TrialSpec
 
 GIB = 2**30
 MEMORY = 80 * GIB

@@ -6,7 +6,7 @@ from fake_records import other_machine, steady
 from castwise.records.schema import Trial
 from castwise.registry.published import find_published
 from castwise.report.machines import ComparedMachine, Entry, Origin, measured_machines, published_machine
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 
 def only(*trials: Trial) -> ComparedMachine:

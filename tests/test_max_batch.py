@@ -25,7 +25,7 @@ from castwise.max_batch.result import START, MaxBatch, held_bytes, is_max_batch_
 from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
-from castwise.spec.plan import FIT
+from castwise.spec.trial import FIT
 
 GIB = 2**30
 

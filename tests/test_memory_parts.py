@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from castwise.max_batch.result import max_batches_of
-from castwise.records.memory import MemoryParts
+from castwise.records.schema import MemoryParts
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES
-from castwise.spec.plan import FIT, TrialSpec
+from castwise.spec.trial import FIT, TrialSpec
 from castwise.spec.user_model import UserModel
 from castwise.worker import memory_breakdown
 from castwise.worker.classify_error import shortfall_of

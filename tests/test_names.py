@@ -2,7 +2,7 @@
 
 import pytest
 
-from castwise.records.filenames import KEPT, free_name, slug
+from castwise.records.store import KEPT, free_name, slug
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.technique_constraints import resolve, why_unsupported
 from castwise.registry.techniques import TECHNIQUES
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel, locate, pickle_reference
 from castwise.worker.build import TrialSetup, build_trial
 from castwise.worker.data.sharding import rank_batches

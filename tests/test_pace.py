@@ -4,7 +4,7 @@ import pytest
 from fake_engine import fake_facts, fake_spec, fake_trial
 
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune import time_budget as paces
 from castwise.tune.time_budget import TimeBudget, limit_of
 

@@ -17,8 +17,8 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Optimizer, Recipe
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import training_run
 from castwise.worker.data import epoch_iterators
 from castwise.worker.data.dataloaders import SyntheticSamples, make_loader

@@ -8,23 +8,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from castwise.errors import UsageError
+from castwise.registry.datasets import imitated_data_set, is_real, synthetic_like
 from castwise.registry.precisions import PRECISIONS
 from castwise.registry.workloads import WORKLOADS
-from castwise.spec.plan import (
-    CPU_PROTOCOL,
-    CUDA_PROTOCOL,
-    CUDA_ROUND,
-    MeasurementProtocol,
-    ParameterGrid,
-    Plan,
-    TrialSpec,
-    build_plan,
-    device_of_rank,
-    imitated_data_set,
-    is_real,
-    synthetic_like,
-)
+from castwise.spec.plan import ParameterGrid, Plan, build_plan
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, CUDA_ROUND, MeasurementProtocol, TrialSpec, device_of_rank
 from castwise.spec.user_model import UserModel
 
 ALL = [row.name for row in PRECISIONS]

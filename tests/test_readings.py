@@ -7,7 +7,7 @@ import sys
 import pytest
 from fake_gpu import fake_gpu_facts, fake_reading, fake_sample
 
-from castwise.records.telemetry import EnergyMeasurement, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, TelemetrySummary
 from castwise.telemetry.gpu import Sample
 from castwise.telemetry.host import HostSample
 from castwise.telemetry.summarize import Processes, make_reading, metered, note_of, unwatched

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from castwise.records.schema import SCHEMA_VERSION, Block, Environment, Facts, RankSamples, Trial
-from castwise.records.telemetry import EnergyMeasurement
+from castwise.records.schema import SCHEMA_VERSION, Block, EnergyMeasurement, Environment, Facts, RankSamples, Trial
 
 # What must be equal for figures to be set side by side, each with another value.
 FINGERPRINTED: dict[str, object] = {

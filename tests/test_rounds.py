@@ -17,7 +17,7 @@ from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Block, Facts, Trial
 from castwise.records.store import Store, load_folder
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 PROTOCOL = MeasurementProtocol(num_blocks=6, min_blocks=4)
 NAMES = ("fp32", "bf16-mixed", "fp16-mixed")

@@ -12,8 +12,8 @@ from castwise.orchestrator.trial import Listener, NullListener, TrialRunner, sta
 from castwise.records.schema import Block, RankSamples, Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry.precisions import PRECISIONS
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 SPECS = tuple(fake_spec(row.name) for row in PRECISIONS)
 OTHERS = tuple(spec for spec in SPECS if spec.precision != "bf16-mixed")

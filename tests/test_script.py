@@ -15,8 +15,8 @@ from castwise.registry.techniques import TECHNIQUES
 from castwise.registry.workloads import WORKLOADS, find_workload
 from castwise.render.emit.script import script_of
 from castwise.render.emit.source import definitions, plain_definitions
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.spec.trial import TrialSpec
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from castwise.registry.precisions import PRECISIONS
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import TECHNIQUES
 from castwise.render.emit.script import check_script, script_of
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 
 SIX = Path(six_models.__file__)

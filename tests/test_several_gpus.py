@@ -3,7 +3,7 @@
 import pytest
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.telemetry.aggregate import facts_of, join_reasons, metered_of, reading_of
 
 HOST_S = {"cpu_pressure", "cpu_steal", "cpu_load"}

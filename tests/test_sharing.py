@@ -2,9 +2,9 @@
 
 from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 
-from castwise.analysis.grouping import comparison_key
 from castwise.analysis.result_table import compare
-from castwise.spec.plan import MeasurementProtocol
+from castwise.analysis.speedup import comparison_key
+from castwise.spec.trial import MeasurementProtocol
 
 
 def test_trials_that_differ_in_the_named_fields_alone_share_all_else() -> None:

@@ -15,7 +15,7 @@ from castwise.orchestrator.interleaved import InterleavedResult, SetupOrder, run
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Block, Environment, Facts, RankSamples
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 LONG_SECONDS = 20.0
 

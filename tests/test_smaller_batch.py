@@ -6,7 +6,7 @@ import pytest
 from fake_engine import fake_spec
 
 from castwise.analysis.statistics import Estimate
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import TriedChange
 from castwise.tune.changes import Change
 from castwise.tune.memory_limit import BatchPoint, min_memory_estimate, next_batch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, Precision
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import build as cell_module
 from castwise.worker import steady_run
 from castwise.worker.models.task import Batch

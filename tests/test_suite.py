@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from castwise.errors import UsageError
-from castwise.registry.suite_filter import SuiteFilter
-from castwise.registry.suites import SUITE_NAMES, Suite, find_suite, limit_specs, parse_suite, specs_of
+from castwise.registry.datasets import imitated_data_set, is_real
+from castwise.registry.suites import SUITE_NAMES, Suite, SuiteFilter, find_suite, limit_specs, parse_suite, specs_of
 from castwise.registry.technique_constraints import why_unsupported
-from castwise.spec.plan import imitated_data_set, is_real
 
 SMALL = """\
 name = "mine"

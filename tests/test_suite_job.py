@@ -19,8 +19,7 @@ from castwise.orchestrator.job import ResumePolicy
 from castwise.orchestrator.machine import Machine
 from castwise.records.schema import Epoch
 from castwise.records.store import load_folder
-from castwise.registry.suite_filter import SuiteFilter
-from castwise.registry.suites import SUITE_NAMES, find_suite
+from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite
 from castwise.suites.result import SuiteResult
 from castwise.suites.run import SuiteRequest, SuitesRequest, check, prepare_suite
 

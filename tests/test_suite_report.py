@@ -14,8 +14,7 @@ from fake_engine import fake_epoch, fake_run, fake_trial
 from rich.console import Console
 
 from castwise.records.schema import RankSamples, Trial
-from castwise.registry.suite_filter import SuiteFilter
-from castwise.registry.suites import SUITE_NAMES, find_suite, limit_specs, specs_of
+from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite, limit_specs, specs_of
 from castwise.render.table import Column, fitting, markdown_grid, plain, terminal_table
 from castwise.render.training_columns import EXTRA, length_of, run_columns
 from castwise.suites.published_columns import LIMITS, PUBLISHED, shown_published

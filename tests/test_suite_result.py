@@ -7,8 +7,7 @@ import pytest
 from fake_engine import fake_environment, fake_facts, fake_run, fake_training, fake_trial
 
 from castwise.records.schema import Status, Trial
-from castwise.registry.suite_filter import SuiteFilter
-from castwise.registry.suites import Published, Suite, find_suite, specs_of
+from castwise.registry.suites import Published, Suite, SuiteFilter, find_suite, specs_of
 from castwise.suites.result import SuiteResult, lacks_gpus, notes
 
 

@@ -12,14 +12,14 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from rich.console import Console
 
 from castwise.analysis.advice import recommend
+from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import Row, compare
 from castwise.records.schema import Trial
 from castwise.render import run_report
 from castwise.render.costs import cost_lines
 from castwise.render.snippets import snippet_lines
 from castwise.render.steady_columns import COLUMNS, EXTRA_COLUMNS, headline, remarks, shown_columns
-from castwise.spec.plan import TrialSpec
-from castwise.spec.prices import Prices
+from castwise.spec.trial import TrialSpec
 
 CSV_HEADER = (
     "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,speedup,"

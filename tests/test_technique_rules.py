@@ -6,8 +6,8 @@ from fake_engine import fake_spec, fake_training
 from castwise.registry.technique_constraints import resolve, why_unsupported
 from castwise.registry.techniques import TECHNIQUES, Technique, join
 from castwise.registry.workloads import WORKLOADS
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.spec.trial import TrialSpec
 
 every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 V100, P100 = (7, 0), (6, 0)

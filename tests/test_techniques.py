@@ -6,7 +6,8 @@ from fake_engine import fake_spec
 from castwise.errors import UsageError
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import SETS, TECHNIQUES, Technique, find_technique, join, parse_techniques
-from castwise.spec.plan import ParameterGrid, TrialSpec, build_plan
+from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.trial import TrialSpec
 
 every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 NAMES = [row.name for row in TECHNIQUES]

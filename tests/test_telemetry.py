@@ -17,8 +17,8 @@ from castwise.orchestrator.interleaved import run_interleaved
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Block, Environment, Trial
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
 from castwise.telemetry.sampler import BlockWatch, Telemetry
 

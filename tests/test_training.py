@@ -11,8 +11,8 @@ from fake_graphs import FakeCaptures
 from torch import Tensor
 
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.spec.trial import TrialSpec
 from castwise.worker.data import epoch_iterators as feeds
 from castwise.worker.data import preloaded
 from castwise.worker.data.epoch_iterators import Feed, Feeds

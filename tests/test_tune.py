@@ -14,7 +14,7 @@ from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_sec
 from castwise.analysis.statistics import Estimate
 from castwise.records.store import load_folder
 from castwise.registry.techniques import join
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import SearchSpace, TuningResult, loop_name
 from castwise.tune.changes import Change, may_enable
 from castwise.tune.render import conclusions, fastest_within

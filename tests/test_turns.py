@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
-from castwise.spec.plan import MeasurementProtocol
+from castwise.spec.trial import MeasurementProtocol
 
 PROTOCOL = MeasurementProtocol(num_blocks=12, min_blocks=4)
 

@@ -8,8 +8,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 
 from castwise.analysis.result_table import compare
 from castwise.analysis.warnings import TrialWarning, WarningName, warnings_of
-from castwise.records.schema import Trial
-from castwise.records.telemetry import EnergyMeasurement, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, TelemetrySummary, Trial
 from castwise.render.steady_columns import remarks
 
 NUM_BLOCKS = 8

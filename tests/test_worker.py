@@ -15,8 +15,8 @@ import torch
 
 from castwise.errors import MissingDataError, TechniqueError, UsageError
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import epoch_stats, server
 from castwise.worker.precision import _switch, read_fp32_precision
 from castwise.worker.steady_run import SteadyRun

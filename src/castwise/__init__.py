@@ -3,14 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from castwise._version import __version__
+
 if TYPE_CHECKING:
     from castwise.api import Comparison, compare
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
     from castwise.orchestrator.job import run
     from castwise.records.schema import Environment, Trial
-    from castwise.spec.plan import TrialSpec
-
-__version__ = "0.1.0"
+    from castwise.spec.trial import TrialSpec
 
 __all__ = [
     "CastwiseError",
@@ -36,7 +36,7 @@ _HOMES = {
     "Environment": "castwise.records.schema",
     "StoreError": "castwise.errors",
     "Trial": "castwise.records.schema",
-    "TrialSpec": "castwise.spec.plan",
+    "TrialSpec": "castwise.spec.trial",
     "UsageError": "castwise.errors",
     "compare": "castwise.api",
     "run": "castwise.orchestrator.job",

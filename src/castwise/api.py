@@ -25,8 +25,8 @@ from castwise.records.schema import Trial
 from castwise.render.notebook import to_html
 from castwise.render.progress import LiveProgress
 from castwise.render.run_report import print_table
-from castwise.spec.arguments import as_tuple, split_names
 from castwise.spec.plan import ParameterGrid
+from castwise.spec.quantities import as_tuple, split_names
 
 _WIDTH = 120  # of what print shows, which knows of no terminal
 

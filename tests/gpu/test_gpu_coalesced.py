@@ -10,7 +10,7 @@ from torch import Tensor
 
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import join
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]

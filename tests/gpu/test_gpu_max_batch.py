@@ -13,7 +13,7 @@ from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

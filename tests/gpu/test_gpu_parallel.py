@@ -9,8 +9,9 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.precisions import PRECISIONS, Hardware, find_precision, why_emulated, why_unsupported
-from castwise.spec.plan import MeasurementProtocol, Parallelism, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.spec.types import Parallelism
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 

@@ -18,7 +18,7 @@ from small_step import (
 from torch import Tensor, nn
 
 from castwise.registry.precisions import PRECISIONS, Hardware, Precision, find_precision, why_emulated, why_unsupported
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.precision import numeric_state, read_fp32_precision
 from castwise.worker.steady_run import SteadyRun
 

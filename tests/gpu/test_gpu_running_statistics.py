@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers

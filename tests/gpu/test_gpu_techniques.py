@@ -12,8 +12,8 @@ from torch import Tensor
 from castwise.registry.precisions import find_precision
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, join
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.precision import autocast, numeric_state
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.techniques.space_to_depth import SpaceToDepthConv

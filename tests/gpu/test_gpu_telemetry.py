@@ -11,7 +11,8 @@ from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.trial import NullListener, TrialRunner
 from castwise.records.schema import Trial
-from castwise.spec.plan import MeasurementProtocol, Parallelism, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
+from castwise.spec.types import Parallelism
 from castwise.telemetry.monitors import open_monitor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]

@@ -12,9 +12,12 @@ from typing import Literal
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.statistics import student_quantile
-from castwise.records.schema import Trial
-from castwise.records.telemetry import TelemetrySummary
-from castwise.spec.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
+from castwise.errors import UsageError
+from castwise.records.schema import TelemetrySummary, Trial
+
+JOULES_PER_KWH = 3.6e6
+SECONDS_PER_HOUR = 3600.0
+
 
 Source = Literal["counter at a stretch", "counter", "power × time"]
 
@@ -62,6 +65,33 @@ class Energy:
     source: Source
     power_watts: float
     blocks: tuple[BlockEnergy, ...]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices in one currency; None where the user gave none.
+
+    Attributes:
+        per_kwh: Of a kilowatt-hour.
+        per_gpu_hour: Of a GPU for an hour, its electricity included.
+    """
+
+    per_kwh: float | None = None
+    per_gpu_hour: float | None = None
+
+    def __bool__(self) -> bool:
+        """Return whether there is a price to reckon with."""
+        return self.per_kwh is not None or self.per_gpu_hour is not None
+
+    def check(self) -> None:
+        """Make sure that prices can be such.
+
+        Raises:
+            UsageError: One is negative or no number.
+        """
+        for what, price in (("kWh", self.per_kwh), ("GPU hour", self.per_gpu_hour)):
+            if price is not None and not (price >= 0 and math.isfinite(price)):
+                raise UsageError(f"A price of {price:g} per {what} is impossible. Give a number from 0.")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.grouping import GPUS, as_on_one_gpu, comparison_key
-from castwise.analysis.speedup import baselines_among, rate_estimate, speedup_estimate, step_estimate
+from castwise.analysis.speedup import (
+    GPUS,
+    as_on_one_gpu,
+    baselines_among,
+    comparison_key,
+    rate_estimate,
+    speedup_estimate,
+    step_estimate,
+)
 from castwise.analysis.statistics import Estimate, Verdict, estimate, verdict_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from castwise.analysis.statistics import pseudomedian
 from castwise.records.schema import Block, Facts, Trial
 from castwise.registry import workloads
-from castwise.registry.workloads import Unit
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
+from castwise.spec.types import Unit
 
 # What a step takes longer at a stretch than in blocks is told from here. Source: H200s far from their power limit took
 # 0.2 to 0.4 % less (docs/method.md): there are no pauses in a stretch.

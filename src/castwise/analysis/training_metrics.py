@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.grouping import GPUS, as_on_one_gpu, comparison_key
+from castwise.analysis.speedup import GPUS, as_on_one_gpu, comparison_key
 from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE
 from castwise.spec.recipe import Loader

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analysis import steady_metrics
-from castwise.records.schema import Block, Trial
-from castwise.records.telemetry import TelemetrySummary
+from castwise.records.schema import Block, TelemetrySummary, Trial
 from castwise.spec.quantities import format_share
 
 WarningName = Literal[

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from rich.console import Console
 
 from castwise.analysis.advice import recommend
+from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import MARGIN, compare
 from castwise.cli import doctor
 from castwise.errors import UsageError
@@ -23,7 +24,6 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.records.schema import Trial
 from castwise.render import run_report
 from castwise.render.progress import LiveProgress
-from castwise.spec.prices import Prices
 from castwise.suites import render as suites_render
 from castwise.suites.result import SuiteResult
 from castwise.suites.run import SuiteRequest, SuitesRequest, check, prepare_suite

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-import castwise
+from castwise._version import __version__
 from castwise.cli import max_batch, reports, tune
 from castwise.cli.errors import PARSING_ERROR, parsing_line
 from castwise.cli.options import (
@@ -108,7 +108,7 @@ class Listing(StrEnum):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"castwise {castwise.__version__}")
+        print(f"castwise {__version__}")
         raise typer.Exit
 
 
@@ -192,11 +192,11 @@ def run(  # noqa: PLR0913, PLR0917  an option each
     verbose: Verbose = False,
 ) -> None:
     """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
+    from castwise.analysis.energy import Prices
     from castwise.cli.actions import measure
     from castwise.orchestrator.job import Request
     from castwise.orchestrator.rounds import StopRule
     from castwise.spec.plan import ParameterGrid
-    from castwise.spec.prices import Prices
 
     request = Request(
         axes=ParameterGrid(
@@ -290,8 +290,7 @@ def suite(  # noqa: PLR0913, PLR0917  an option each
 ) -> None:
     """Run published benchmarks as their sources do, and set their figures beside what is measured here."""
     from castwise.cli.actions import run_suites
-    from castwise.registry.suite_filter import SuiteFilter
-    from castwise.registry.suites import SUITE_NAMES, find_suite
+    from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite
     from castwise.suites.run import SuiteRequest, SuitesRequest
 
     names = parse_list("SUITE", ",".join(suites) if suites else None)

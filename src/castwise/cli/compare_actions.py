@@ -8,8 +8,8 @@ from typing import Literal
 
 from castwise.cli.report_actions import HTML, MARKDOWN, Asked, FileOf, atomic_write, draw, find, pluralize
 from castwise.errors import UsageError
-from castwise.records.filenames import KEPT, slug
 from castwise.records.schema import Trial
+from castwise.records.store import KEPT, slug
 from castwise.registry.precisions import find_precision
 from castwise.registry.published import PREFIX, find_published
 from castwise.render.run_report import result_console

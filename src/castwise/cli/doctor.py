@@ -3,8 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
-from castwise.records.schema import Environment
-from castwise.records.telemetry import GpuFacts
+from castwise.records.schema import Environment, GpuFacts
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
 from castwise.render.units import format_bytes

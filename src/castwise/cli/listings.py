@@ -7,7 +7,7 @@ from castwise.registry.precisions import PRECISIONS
 from castwise.registry.suites import SUITE_NAMES, find_suite, specs_of
 from castwise.registry.techniques import SETS, TECHNIQUES, TUNED, join, needs_of
 from castwise.registry.workloads import WORKLOADS
-from castwise.spec.plan import SYNTHETIC
+from castwise.spec.types import SYNTHETIC
 
 
 def workloads() -> Table:

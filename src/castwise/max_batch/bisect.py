@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from castwise.max_batch.result import START, USABLE, fails, next_small, predict, trained
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 Measure = Callable[[TrialSpec], Trial]
 

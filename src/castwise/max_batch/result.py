@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from castwise.analysis import steady_metrics
-from castwise.analysis.grouping import comparison_key
-from castwise.records.memory import MemoryParts
-from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.analysis.speedup import comparison_key
+from castwise.records.schema import MemoryParts, Trial
+from castwise.spec.trial import TrialSpec
 
 # The first batch tried, and how much larger each further one of the small ones is.
 START, GROWTH = 8, 4

@@ -23,7 +23,9 @@ from castwise.orchestrator.machine import EngineFactory
 from castwise.orchestrator.reuse import is_reusable
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Environment, Trial
-from castwise.spec.plan import FIT, SYNTHETIC, ParameterGrid, TrialSpec
+from castwise.spec.plan import ParameterGrid
+from castwise.spec.trial import FIT, TrialSpec
+from castwise.spec.types import SYNTHETIC
 
 MULTIPLE = 8
 # Around the knee, batches are tried until neighbours differ by no more than this factor.

@@ -15,8 +15,7 @@ from castwise.max_batch.columns import (
 )
 from castwise.max_batch.memory_breakdown import TOLERANCE, why_not_halved
 from castwise.max_batch.result import MaxBatch
-from castwise.records.memory import Shortfall
-from castwise.records.schema import Trial
+from castwise.records.schema import Shortfall, Trial
 from castwise.registry.precisions import BASELINE, known_precision
 from castwise.render.units import format_bytes, format_ratio
 

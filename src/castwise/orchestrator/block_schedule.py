@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from castwise.analysis.statistics import FEWEST_BLOCKS, TOLERANCE, noise_of, required_blocks
-from castwise.spec.plan import MeasurementProtocol
+from castwise.spec.trial import MeasurementProtocol
 
 # How many times as long as usual a turn may be. Source: chosen here; of longer ones too few are left to see outliers.
 _LONGEST = 3

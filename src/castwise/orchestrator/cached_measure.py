@@ -5,7 +5,7 @@ from dataclasses import replace
 from castwise.orchestrator.job import ResumePolicy, load_cached
 from castwise.orchestrator.trial import TrialRunner, UnboundedProgress
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 
 class CachedMeasure:

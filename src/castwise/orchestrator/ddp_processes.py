@@ -13,7 +13,7 @@ from castwise.errors import EngineError
 from castwise.orchestrator.rpc import Answer, Command, RpcSession
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, TrialFailedError
 from castwise.records.schema import Environment
-from castwise.spec.plan import device_of_rank
+from castwise.spec.trial import device_of_rank
 
 # A process that dies takes the others' connections with it, and they may be the first to say so.
 _CAUSE_SECONDS = 0.5

@@ -16,8 +16,8 @@ from castwise.orchestrator.session import Session, TrialFailedError
 from castwise.orchestrator.trial import TrialInProgress, TrialRunner, lead_in
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
-from castwise.spec.plan import TrialSpec
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import TrialSpec
 
 # Five ticks of an H200's energy counter, of each cell.
 _STRETCH_SECONDS = 0.5

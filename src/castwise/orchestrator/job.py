@@ -24,20 +24,18 @@ from castwise.records.store import Problem, Store
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.arguments import as_tuple, split_names
-from castwise.spec.plan import (
+from castwise.spec.plan import ParameterGrid, Plan, build_plan
+from castwise.spec.quantities import as_tuple, split_names
+from castwise.spec.trial import (
     CPU_PROTOCOL,
     CPU_ROUND,
     CPU_SHORT,
     CUDA_PROTOCOL,
     CUDA_ROUND,
-    SYNTHETIC,
     MeasurementProtocol,
-    ParameterGrid,
-    Plan,
     TrialSpec,
-    build_plan,
 )
+from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import UserWorkload, locate
 
 # What a bare `castwise run` measures: short, and worth telling, on the machine it stands on.

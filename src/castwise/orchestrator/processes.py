@@ -22,8 +22,7 @@ from castwise.errors import EngineError
 from castwise.orchestrator.ddp_processes import GroupSession
 from castwise.orchestrator.rpc import Answer, Command, RpcSession, command_label
 from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
-from castwise.records.memory import Shortfall
-from castwise.records.schema import Environment, Status
+from castwise.records.schema import Environment, Shortfall, Status
 from castwise.spec.frozen import FrozenModel
 from castwise.worker import entry
 

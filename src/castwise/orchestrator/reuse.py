@@ -2,7 +2,7 @@
 
 from castwise.orchestrator.trial import FAILED
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 
 def matches_configuration(trial: Trial, spec: TrialSpec) -> bool:

@@ -17,8 +17,8 @@ from castwise.orchestrator.trial import TrialRunner
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
-from castwise.spec.plan import TrialSpec
 from castwise.spec.quantities import parse_duration, parse_share
+from castwise.spec.trial import TrialSpec
 
 # What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30

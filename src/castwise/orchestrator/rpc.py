@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from castwise.orchestrator.session import OnProgress, TrialFailedError
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.spec.frozen import FrozenModel
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
 
 Command = dict[str, Any]

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from castwise.records.memory import Shortfall
-from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Status
-from castwise.spec.plan import TrialSpec
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed, Shortfall, Status
+from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
 
 OnProgress = Callable[[float], None]

@@ -11,12 +11,21 @@ from typing import Protocol
 from castwise.errors import UsageError
 from castwise.orchestrator.closing import BackgroundCloser
 from castwise.orchestrator.session import Engine, Session, TrialFailedError
-from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Trial
+from castwise.records.schema import (
+    Block,
+    EnergyMeasurement,
+    Environment,
+    Epoch,
+    Facts,
+    GpuFacts,
+    RankSamples,
+    TelemetrySummary,
+    Trial,
+)
 from castwise.records.store import Store, name_of, stem_of
-from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.telemetry.sampler import Telemetry
 from castwise.telemetry.summarize import note_of, unwatched
 

@@ -6,9 +6,10 @@ with a job never takes another machine's figures for its own.
 
 import itertools
 import os
+import re
 import secrets
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from pydantic import BaseModel, ValidationError
 
 from castwise.errors import StoreError
 from castwise.records.collector import gc_disabled
-from castwise.records.filenames import KEPT, slug
 from castwise.records.schema import SCHEMA_VERSION, Environment, Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
+KEPT = "._"  # in the names of records and their folders
 _NAME_LENGTH = 80
 
 
@@ -207,3 +208,25 @@ def stem_of(spec: TrialSpec) -> str:
 
 def _named(text: str) -> str:
     return slug(text, KEPT)[:_NAME_LENGTH]
+
+
+def slug(text: str, kept: str = "") -> str:
+    """Return small letters and digits of ASCII with a hyphen for each stretch of anything else; none at the ends.
+
+    Args:
+        text: The text.
+        kept: Further characters that stay, inside brackets of a regular expression; no point does at the ends.
+    """
+    return re.sub(rf"[^a-z0-9{kept}]+", "-", text.lower()).strip("-.")
+
+
+def free_name(name: str, taken: Container[str], before_number: str = " #") -> str:
+    """Return a name, with a number from 2 on where it is taken: `resnet50 #2`.
+
+    Args:
+        name: The name.
+        taken: Those that others have.
+        before_number: What stands between the name and its number.
+    """
+    numbered = (f"{name}{before_number}{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)

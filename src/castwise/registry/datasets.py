@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.errors import DataError, MissingDataError, unknown_name
+from castwise.spec.types import SYNTHETIC
 
 DATA_VARIABLE = "CASTWISE_DATA"
 # Before a data set's name: random data in its place, as much of it and of the same shape.
@@ -204,6 +205,21 @@ def find_data_set(name: str) -> DataSet:
         if row.name == name.strip().lower():
             return row
     raise unknown_name("data set", name, ("synthetic", *(row.name for row in DATA_SETS)))
+
+
+def synthetic_like(data_set: str) -> str:
+    """Return the name of random samples in the shape and number of a real data set's: `synthetic:mnist`."""
+    return SYNTHETIC_PREFIX + data_set
+
+
+def imitated_data_set(data_set: str) -> str | None:
+    """Return the real data set that random samples stand in for, or None where they are no stand-in."""
+    return data_set.removeprefix(SYNTHETIC_PREFIX) if data_set.startswith(SYNTHETIC_PREFIX) else None
+
+
+def is_real(data_set: str) -> bool:
+    """Return whether a data set is read from files."""
+    return data_set != SYNTHETIC and imitated_data_set(data_set) is None
 
 
 def default_data_dir() -> Path:

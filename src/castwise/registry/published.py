@@ -8,7 +8,7 @@ from functools import cache
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.precisions import BASELINE
 from castwise.registry.suites import SUITE_NAMES, Published, Suite, find_suite, limit_specs, specs_of
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 PREFIX = "published:"
 

@@ -1,17 +1,14 @@
 """Which techniques a trial can have: conditions of device, model, optimizer and schedule, and the reasons in words."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from castwise.registry.techniques import SETS, Technique, find_technique, in_order
 from castwise.registry.workloads import find_workload
 from castwise.spec.loss_scale import is_dynamic
-
-if TYPE_CHECKING:
-    from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 
-def resolve(names: Sequence[str], spec: "TrialSpec", sets: Mapping[str, Sequence[str]] = SETS) -> "TrialSpec":
+def resolve(names: Sequence[str], spec: TrialSpec, sets: Mapping[str, Sequence[str]] = SETS) -> TrialSpec:
     """Return a spec with these techniques, and of the sets among them those members that it can have.
 
     Args:
@@ -30,7 +27,7 @@ def resolve(names: Sequence[str], spec: "TrialSpec", sets: Mapping[str, Sequence
     return spec.model_copy(update={"techniques": in_order(named | taken)})
 
 
-def why_unsupported(spec: "TrialSpec", capability: tuple[int, int] | None = None) -> str | None:
+def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None) -> str | None:
     """Return why a trial cannot have one of its techniques, or None where it can have all.
 
     Args:
@@ -47,7 +44,7 @@ def why_unsupported(spec: "TrialSpec", capability: tuple[int, int] | None = None
     return None
 
 
-def _why_not(row: Technique, spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+def _why_not(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None) -> str | None:
     beside = [name for name in spec.techniques if name in row.excludes]
     if beside:
         return f"excludes {beside[0]}"
@@ -61,7 +58,7 @@ def _why_not(row: Technique, spec: "TrialSpec", capability: tuple[int, int] | No
     return _SPECIAL[row.name](spec, capability) if misfit is None and row.name in _SPECIAL else misfit
 
 
-def _why_misfit(row: Technique, spec: "TrialSpec") -> str | None:
+def _why_misfit(row: Technique, spec: TrialSpec) -> str | None:
     """Return why a technique is not for a trial's model or optimizer."""
     workload = find_workload(spec.workload)
     if workload.family == "own":
@@ -75,21 +72,21 @@ def _why_misfit(row: Technique, spec: "TrialSpec") -> str | None:
     return None
 
 
-def optimizer_of(spec: "TrialSpec") -> str:
+def optimizer_of(spec: TrialSpec) -> str:
     """Return the name of the optimizer that a trial steps with."""
     if spec.recipe is not None and spec.recipe.optimizer is not None:
         return spec.recipe.optimizer.name
     return find_workload(spec.workload).optimizer.name
 
 
-def _why_no_sync(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_sync(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     reads_loss = spec.recipe is not None and spec.recipe.read_loss_every_step
     if reads_loss or is_dynamic(spec.loss_scale):
         return None
     return "finds nothing to leave out: this loop reads nothing from the device within a step"
 
 
-def _why_no_resident_data(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_resident_data(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     if spec.recipe is not None and spec.recipe.loader.resident:
         return "finds nothing to do: the source's data lies on the device already"
     transform = spec.recipe.transform if spec.recipe is not None else None
@@ -98,25 +95,25 @@ def _why_no_resident_data(spec: "TrialSpec", _: tuple[int, int] | None) -> str |
     return None
 
 
-def _why_no_loader(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_loader(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     if spec.recipe is not None and spec.recipe.loader.resident:
         return "finds no loader: the source's data lies on the device"
     return None
 
 
-def _why_no_compile(_: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+def _why_no_compile(_: TrialSpec, capability: tuple[int, int] | None) -> str | None:
     if capability is None or capability >= _TRITON_CAPABILITY:
         return None
     return f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {capability[0]}.{capability[1]}"
 
 
-def _why_no_compiled_update(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+def _why_no_compiled_update(spec: TrialSpec, capability: tuple[int, int] | None) -> str | None:
     if spec.recipe is not None and spec.recipe.schedule.kind == "one_cycle":
         return "cannot follow the schedule one_cycle: the momentum that it moves is compiled in"
     return _why_no_compile(spec, capability)
 
 
-def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_graph(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     schedule = spec.recipe.schedule if spec.recipe is not None else None
     if schedule is None or schedule.kind == "constant":
         return None
@@ -128,35 +125,35 @@ def _why_no_graph(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
     return None
 
 
-def _why_no_space_to_depth(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_space_to_depth(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     workload = find_workload(spec.workload)
     if workload.family in _STEMS_OF_STRIDE_1:
         return f"finds nothing to do: the first convolution of {workload.name} has stride 1"
     return None
 
 
-def _why_no_matmul_stem(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_matmul_stem(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     workload = find_workload(spec.workload)
     if workload.family in ("torchvision", "fastai_resnet", "mlp"):
         return f"finds nothing to do: {workload.name} begins with no convolution of stride 1"
     return None
 
 
-def _why_no_pool_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+def _why_no_pool_kernel(spec: TrialSpec, capability: tuple[int, int] | None) -> str | None:
     workload = find_workload(spec.workload)
     is_without = workload.family in _WITHOUT_SUCH_POOLING
     is_without |= str(dict(workload.options).get("model")).startswith("efficientnet")
     return _why_no_kernel(spec, capability, "max pooling of 3 by 3 with stride 2" if is_without else None)
 
 
-def _why_no_norm_kernel(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+def _why_no_norm_kernel(spec: TrialSpec, capability: tuple[int, int] | None) -> str | None:
     if spec.parallelism == "dp":
         return "needs a process a GPU, as ddp has: a replica of DataParallel would run the first GPU's weights"
     is_without = find_workload(spec.workload).family in _WITHOUT_BATCH_NORM
     return _why_no_kernel(spec, capability, "batch norm" if is_without else None)
 
 
-def _why_no_kernel(spec: "TrialSpec", capability: tuple[int, int] | None, lack: str | None) -> str | None:
+def _why_no_kernel(spec: TrialSpec, capability: tuple[int, int] | None, lack: str | None) -> str | None:
     """Return why a trial cannot have kernels of castwise's for a kind of layer.
 
     Args:
@@ -171,7 +168,7 @@ def _why_no_kernel(spec: "TrialSpec", capability: tuple[int, int] | None, lack: 
     return _why_no_compile(spec, capability)
 
 
-def _why_no_coalesced_reduce(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_coalesced_reduce(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     if spec.parallelism == "ddp":
         return None
     if spec.parallelism == "dp":
@@ -179,12 +176,12 @@ def _why_no_coalesced_reduce(spec: "TrialSpec", _: tuple[int, int] | None) -> st
     return "finds nothing to do: one device takes the whole step"
 
 
-def _why_no_wider_state(spec: "TrialSpec", _: tuple[int, int] | None) -> str | None:
+def _why_no_wider_state(spec: TrialSpec, _: tuple[int, int] | None) -> str | None:
     width = int(dict(find_workload(spec.workload).options)["width"])
     return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
 
 
-def _why_no_long_graph(spec: "TrialSpec", capability: tuple[int, int] | None) -> str | None:
+def _why_no_long_graph(spec: TrialSpec, capability: tuple[int, int] | None) -> str | None:
     reason = _why_no_graph(spec, capability)
     schedule = spec.recipe.schedule if spec.recipe is not None else None
     if reason is None and schedule is not None and schedule.kind not in _STEADY_WITHIN_EPOCHS:

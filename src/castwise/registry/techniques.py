@@ -7,13 +7,10 @@ technique: `ALREADY_DEFAULT` says so to whoever asks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from castwise.errors import UsageError, unknown_name
-from castwise.registry.workloads import Unit
-
-if TYPE_CHECKING:
-    from castwise.spec.plan import TrialKind
+from castwise.spec.types import TrialKind, Unit
 
 # What a technique does to the numbers, from the least to the most:
 # `bits`      the same operations on the same numbers
@@ -53,7 +50,7 @@ class Technique:
     numerics: Numerics
     needs: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
-    kinds: tuple["TrialKind", ...] = ("steady", "training")
+    kinds: tuple[TrialKind, ...] = ("steady", "training")
     units: tuple[Unit, ...] = ("images", "tokens", "samples")
     optimizers: tuple[str, ...] = ()
     families: tuple[str, ...] = ()

@@ -7,13 +7,10 @@ image model comes in by `torchvision:NAME` or `timm:NAME`, and a model of the us
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
 
 from castwise.errors import UsageError, unknown_name
+from castwise.spec.types import SYNTHETIC, Family, Unit
 from castwise.spec.user_model import is_user_model, shown_name
-
-Unit = Literal["images", "tokens", "samples"]
-Family = Literal["mlp", "mnist_cnn", "wide_resnet", "dpn", "torchvision", "timm", "rnn_lm", "fastai_resnet", "own"]
 
 
 @dataclass(frozen=True)
@@ -261,6 +258,17 @@ def known_workload(name: str) -> Workload | None:
         if wanted.lower() == row.name:
             return row
     return _own_model(shown_name(wanted)) if is_user_model(wanted) else None
+
+
+def check_data_set(workload: Workload, data_set: str) -> None:
+    """Make sure that a workload takes a data set.
+
+    Raises:
+        UsageError: It does not; the message names those it takes.
+    """
+    takes = (SYNTHETIC, *workload.data_sets)
+    if data_set not in takes:
+        raise UsageError(f"{workload.name} does not take the data set '{data_set}'. It takes: {', '.join(takes)}.")
 
 
 def unit_of(name: str) -> Unit:

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from castwise.analysis.energy import EpochCost, cost_of
+from castwise.analysis.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, EpochCost, Prices, cost_of
 from castwise.analysis.result_table import Row
 from castwise.records.schema import Trial
-from castwise.registry.datasets import train_samples
-from castwise.spec.plan import imitated_data_set
-from castwise.spec.prices import JOULES_PER_KWH, SECONDS_PER_HOUR, Prices
+from castwise.registry.datasets import imitated_data_set, train_samples
 
 _MILLION = 1_000_000
 

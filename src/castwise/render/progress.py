@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from castwise.records.schema import Trial
 from castwise.registry.suites import is_search
 from castwise.render.units import format_duration
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 
 class LiveProgress:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from castwise.analysis.advice import Advice
+from castwise.analysis.energy import Prices
 from castwise.analysis.result_table import Row
 from castwise.analysis.steady_metrics import step_times
 from castwise.analysis.warnings import warnings_of_all
@@ -31,7 +32,6 @@ from castwise.render.table import (
     plain,
     terminal_table,
 )
-from castwise.spec.prices import Prices
 from castwise.spec.quantities import format_share
 
 _PIPED_WIDTH = 250

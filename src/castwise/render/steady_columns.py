@@ -14,8 +14,8 @@ from castwise.render.provenance import measured_on
 from castwise.render.table import Column
 from castwise.render.units import format_bytes, format_energy, format_number, format_rate, format_ratio, format_seconds
 from castwise.render.warning_lines import warning_lines
-from castwise.spec.plan import SYNTHETIC
 from castwise.spec.quantities import format_share
+from castwise.spec.types import SYNTHETIC
 
 
 def _unit(row: Row) -> str:

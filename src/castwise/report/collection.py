@@ -11,11 +11,11 @@ from castwise.analysis.result_table import Row, compare
 from castwise.analysis.statistics import Estimate, Verdict
 from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import is_max_batch_trial
-from castwise.records.filenames import free_name
 from castwise.records.schema import Environment, Trial
+from castwise.records.store import free_name
 from castwise.registry.precisions import known_precision, precision_sort_key
 from castwise.registry.suites import is_search as searches
-from castwise.spec.plan import SYNTHETIC
+from castwise.spec.types import SYNTHETIC
 
 # What differs between the cells of a topic.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from castwise.analysis.advice import SIMPLEST_FIRST, WORTHWHILE, recommend
 from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_words, perplexity
 from castwise.max_batch.result import MaxBatch, max_batches_of
+from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, is_search
-from castwise.spec.plan import imitated_data_set
 from castwise.spec.quantities import truncate_list
 
 _MOST_NAMED = 4  # workloads in the one sentence for all

@@ -19,11 +19,11 @@ from castwise.analysis.statistics import (
     independent_ratio,
     verdict_of,
 )
-from castwise.records.filenames import free_name
+from castwise.records.store import free_name
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.workloads import unit_of
 from castwise.report.machines import ASKED, ComparedMachine, Entry
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 _FAILED = ("oom", "timeout", "crashed", "diverged")
 _MOST_LOOKED_AT = 50  # cells of the other machine, for the one that differs least

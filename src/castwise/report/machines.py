@@ -11,9 +11,10 @@ from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.speedup import was_timed
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment, Trial
+from castwise.registry.datasets import imitated_data_set
 from castwise.registry.published import PublishedFigure, PublishedMachine
 from castwise.report.collection import Collection, Configuration, collect
-from castwise.spec.plan import TrialSpec, imitated_data_set
+from castwise.spec.trial import TrialSpec
 
 # What of a recipe says how much of a run is done and counted, and leaves the question as it is.
 _LENGTH = ("stop_after", "max_steps", "skip_batches", "skip_epochs")

@@ -3,8 +3,11 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 from castwise.errors import UsageError
+
+_T = TypeVar("_T")
 
 _MOST_PARTS = 6  # of a sentence: with more of them nobody reads any
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
@@ -151,3 +154,21 @@ def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
         if not part.isdecimal() or len(part) > _MOST_DIGITS or int(part) < 1:
             raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
     return tuple(int(part) for part in parts)
+
+
+def as_tuple(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
+    """Return one value or several as a tuple, and None as it is."""
+    if value is None:
+        return None
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    return (value,)
+
+
+def split_names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names, in a list or separated by commas, as a tuple, and None as it is."""
+    names: tuple[str, ...] | None = as_tuple(value)
+    if names is None:
+        return None
+    parts = (part.strip() for item in names for part in item.split(","))
+    return tuple(part for part in parts if part)

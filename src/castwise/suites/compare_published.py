@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
+from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, find_precision
 from castwise.registry.published import baseline_of, is_figure_of
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec, imitated_data_set
+from castwise.spec.trial import TrialSpec
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from castwise.analysis.training_metrics import Run, epochs_of, is_whole, loader_
 from castwise.analysis.warnings import NOISE
 from castwise.max_batch.result import trained
 from castwise.records.schema import Trial
+from castwise.registry.datasets import imitated_data_set
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import imitated_data_set
 from castwise.spec.quantities import truncate_list
 from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
 from castwise.suites.tuned_vs_published import TunedPair, tuned_pairs

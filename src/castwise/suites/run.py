@@ -14,12 +14,11 @@ from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Trial
 from castwise.records.store import Store, try_to_write
-from castwise.registry.datasets import find_data_set
+from castwise.registry.datasets import find_data_set, is_real
 from castwise.registry.precisions import find_precision
-from castwise.registry.suite_filter import SuiteFilter
-from castwise.registry.suites import Suite, limit_specs, specs_of
+from castwise.registry.suites import Suite, SuiteFilter, limit_specs, specs_of
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec, is_real
+from castwise.spec.trial import TrialSpec
 from castwise.suites.result import SuiteResult
 
 _FIND_TIMEOUT_SECONDS = 3600.0  # five downloads, the largest of 242 MB

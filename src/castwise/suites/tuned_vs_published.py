@@ -11,8 +11,8 @@ from castwise.analysis.training_metrics import Run, epoch_seconds, is_whole, run
 from castwise.analysis.training_metrics import median as median_of
 from castwise.analysis.warnings import NOISE
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
 from castwise.spec.quantities import format_share, truncate_list
+from castwise.spec.trial import TrialSpec
 
 _LEVEL = 0.95
 

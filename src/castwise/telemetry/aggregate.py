@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 
 _Rule = Callable[[Sequence[Any]], Any]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from castwise.records.telemetry import GpuFacts
+from castwise.records.schema import GpuFacts
 from castwise.telemetry.gpu import GpuUnreadableError, Sample
 
 _Getter = Callable[[Any, Any], Any]

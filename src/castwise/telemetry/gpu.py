@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from castwise.records.telemetry import GpuFacts
+from castwise.records.schema import GpuFacts
 
 
 class GpuUnreadableError(Exception):

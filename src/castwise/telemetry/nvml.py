@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from castwise.records.telemetry import GpuFacts
+from castwise.records.schema import GpuFacts
 from castwise.telemetry.gpu import GpuUnreadableError, Sample
 
 _Getter = Callable[[Any, Any], Any]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.telemetry.aggregate import facts_of, metered_of
 from castwise.telemetry.gpu import Monitor, Sample
 from castwise.telemetry.host import read_host

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from castwise.records.telemetry import EnergyMeasurement, GpuFacts, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.telemetry.aggregate import join_reasons, reading_of
 from castwise.telemetry.gpu import Sample
 from castwise.telemetry.host import HostSample, is_descendant, pressure, steal

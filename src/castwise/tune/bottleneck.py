@@ -14,8 +14,8 @@ from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import GRAPHS
-from castwise.spec.plan import TrialSpec
 from castwise.spec.quantities import format_share
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import TuningResult, loop_name
 from castwise.tune.changes import Change
 

@@ -16,7 +16,7 @@ from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, Numerics, join
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.changes import (
     COMPANION,
     COMPILE_RANK,

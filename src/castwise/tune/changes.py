@@ -7,7 +7,7 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.technique_constraints import resolve, why_unsupported
 from castwise.registry.techniques import DECIDING_ON_DEVICE, GRAPHS, find_technique
 from castwise.spec.loss_scale import is_dynamic
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 _PRECISION, _BATCH = "precision", "batch"
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import TriedChange
 
 # Sizes are multiples of this where that costs little of the batch: Tensor Cores take 16-bit numbers by eights.

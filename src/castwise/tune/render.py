@@ -12,7 +12,7 @@ from castwise.render.console import took_words
 from castwise.render.intervals import ENDS, End, end_of, ratio_text
 from castwise.render.table import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
 from castwise.render.units import format_bytes, format_number, format_rate, format_ratio, format_seconds
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.bottleneck import sentences_of
 from castwise.tune.candidates import PROMISING, TuningResult, loop_name
 from castwise.tune.rows import ResultRow, lines_of, search_unit, throughput_of

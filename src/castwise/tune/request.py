@@ -15,8 +15,10 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
 from castwise.registry.techniques import Numerics
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import SYNTHETIC, ParameterGrid, TrialSpec
+from castwise.spec.plan import ParameterGrid
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import TrialSpec
+from castwise.spec.types import SYNTHETIC
 from castwise.tune.candidates import SearchSpace, allowed_techniques
 from castwise.tune.search import TuningSearch
 from castwise.tune.time_budget import limit_of

@@ -6,7 +6,7 @@ from castwise.analysis.speedup import session_speedup_estimate, speedup_estimate
 from castwise.analysis.statistics import Estimate, verdict_of
 from castwise.orchestrator.reuse import matches_configuration
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import Outcome, by_units, needs_of, said_of
 
 # Two processes of a cell were seen to differ by up to 8 % where the host sets the pace: what the turns of one sitting

@@ -8,7 +8,7 @@ from castwise.analysis import steady_metrics
 from castwise.analysis.speedup import rate_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import Outcome, TriedChange, TuningResult, by_units, needs_of
 
 LIMITED = " (within the limit)"  # behind what such a loop changes

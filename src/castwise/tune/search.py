@@ -9,7 +9,7 @@ from castwise.orchestrator.job import Job
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.trial import UnboundedProgress, unsupported_reason
 from castwise.records.schema import Trial
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import PROMISING, Ending, Outcome, SearchSpace, TriedChange, TuningResult, loop_name
 from castwise.tune.changes import Change, change_between, cumulative_configs, is_compiled, is_within
 from castwise.tune.memory_limit import BatchPoint, half_batch, min_memory_estimate, next_batch

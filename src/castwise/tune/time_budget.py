@@ -8,7 +8,7 @@ from castwise.analysis import steady_metrics
 from castwise.records.schema import Trial
 from castwise.registry.techniques import GRAPHS, TECHNIQUES, times_kernels_while_compiling
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 160.0
 _SHORT_STEP = 0.01  # the plain loop's, for which a climb has the short budget. Source: chosen here.

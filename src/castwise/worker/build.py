@@ -10,7 +10,7 @@ import torch
 from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import OptimizerSpec, Workload, find_workload
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker.data.seeding import seed_of
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.models import build_task

@@ -6,8 +6,7 @@ import re
 import torch
 
 from castwise.errors import CastwiseError
-from castwise.records.memory import Shortfall
-from castwise.records.schema import Status
+from castwise.records.schema import Shortfall, Status
 from castwise.spec.quantities import parse_memory
 from castwise.worker.memory import MemoryLimitError
 

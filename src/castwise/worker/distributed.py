@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from castwise.spec.plan import TrialSpec, device_of_rank
+from castwise.spec.trial import TrialSpec, device_of_rank
 
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-import castwise
+from castwise._version import __version__
 from castwise.records.schema import Environment
 from castwise.registry.precisions import KNOWN_CPU_FEATURES
 from castwise.telemetry.nvml import driver_version
@@ -26,7 +26,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
         RuntimeError: The device cannot be opened.
     """
     shared = Environment(
-        castwise=castwise.__version__,
+        castwise=__version__,
         commit=commit,
         python=platform.python_version(),
         torch=torch.__version__,

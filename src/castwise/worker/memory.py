@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from castwise.records.memory import Shortfall
+from castwise.records.schema import Shortfall
 from castwise.spec.quantities import format_bytes
 
 _STATUS = Path("/proc/self/status")

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from castwise.records.memory import MemoryParts
+from castwise.records.schema import MemoryParts
 from castwise.registry.techniques import COMPILING, GRAPHS
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker.memory import CpuMemory, CudaMemory
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors

@@ -22,7 +22,7 @@ from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.schema import Resumed
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel
 from castwise.worker.classify_error import classify, shortfall_of
 from castwise.worker.data import fetch

@@ -13,7 +13,7 @@ from torch import Tensor
 from castwise.records.schema import Block, Facts, RankSamples
 from castwise.registry.techniques import compiles, times_kernels
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.device_lock import device_lock

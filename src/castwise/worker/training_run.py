@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from castwise.records.schema import Epoch, Facts, RankSamples
+from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import TrialSpec, imitated_data_set
 from castwise.spec.quantities import format_share
+from castwise.spec.trial import TrialSpec
 from castwise.worker import checkpoint as checkpoints
 from castwise.worker.build import build_trial
 from castwise.worker.data.epoch_iterators import Feed, make_feeds

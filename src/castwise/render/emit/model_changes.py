@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from castwise.registry.precisions import Precision
 from castwise.render.emit.source import all_definitions, definitions
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 
 _SPACE_TO_DEPTH = [
     "_STRIDE",

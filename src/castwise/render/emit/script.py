@@ -25,8 +25,9 @@ from castwise.render.emit.user_model import (
 )
 from castwise.render.emit.workloads import OF_TUPLES, compute_loss_of, data_of, model_of
 from castwise.spec.loss_scale import DYNAMIC_SCALES, is_dynamic
-from castwise.spec.plan import SYNTHETIC, TrialSpec
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import TrialSpec
+from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import UserModel, locate
 
 _UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]

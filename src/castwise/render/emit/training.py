@@ -1,9 +1,10 @@
 """The script of a training run whose data lies on the device: what is read, how an epoch goes, what is printed."""
 
 from castwise.errors import UsageError
+from castwise.registry.datasets import imitated_data_set
 from castwise.render.emit.source import definitions
-from castwise.spec.plan import TrialSpec, imitated_data_set
 from castwise.spec.recipe import Recipe
+from castwise.spec.trial import TrialSpec
 
 # torchvision's class of each data set, and one image's shape with the number of classes, for random stand-ins.
 _SETS = {

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from castwise.analysis import steady_metrics
-from castwise.records.telemetry import TelemetrySummary
+from castwise.records.schema import TelemetrySummary
 from castwise.render.table import Column, DataTable
 from castwise.render.units import format_seconds
 from castwise.report.charts.chart import Chart, GroupSubject

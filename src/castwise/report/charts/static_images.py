@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from castwise.errors import UsageError
-from castwise.records.filenames import free_name, slug
 from castwise.records.schema import Trial
+from castwise.records.store import free_name, slug
 from castwise.render.theme import THEMES
 from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
 from castwise.report.charts.layout_fit import ON_A_PICTURE, legend_height

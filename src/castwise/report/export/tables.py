@@ -12,8 +12,7 @@ from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.energy import joules_per_unit, power_watts
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.errors import unknown_name
-from castwise.records.schema import Block, Epoch, Trial
-from castwise.records.telemetry import TelemetrySummary
+from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.report.collection import Collection, Configuration, throughput_of
 
 Kind = Literal["text", "integer", "number", "truth"]

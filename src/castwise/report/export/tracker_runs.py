@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from castwise.analysis import steady_metrics, training_metrics
-from castwise.records.schema import Trial
-from castwise.records.telemetry import TelemetrySummary
+from castwise.records.schema import TelemetrySummary, Trial
 from castwise.report.collection import Collection, ComparisonGroup, throughput_of
 
 

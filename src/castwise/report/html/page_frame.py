@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from castwise import __version__
+from castwise._version import __version__
 from castwise.errors import UsageError
 from castwise.records.schema import Trial
 from castwise.render.table import DataTable

@@ -13,8 +13,8 @@ from castwise.render.table import Column, DataTable
 from castwise.render.units import format_bytes, format_rate, format_ratio, format_seconds
 from castwise.report.collection import Collection, ComparisonGroup, is_search, throughput_of
 from castwise.report.conclusions import Answer
-from castwise.spec.plan import SYNTHETIC
 from castwise.spec.quantities import truncate_list
+from castwise.spec.types import SYNTHETIC
 
 T = TypeVar("T")
 

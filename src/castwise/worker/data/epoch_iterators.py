@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from castwise.registry.datasets import SYNTHETIC_PREFIX, WIKITEXT2
 from castwise.registry.workloads import Workload
-from castwise.spec.plan import SYNTHETIC, TrialSpec
 from castwise.spec.recipe import Loader, Recipe
+from castwise.spec.trial import TrialSpec
+from castwise.spec.types import SYNTHETIC
 from castwise.worker.data.dataloaders import Images, ImageSamples, SyntheticSamples, fastai_split, make_loader
 from castwise.worker.data.gpu_augmentation import Augmentation, DeviceImages, DrawnImages, Epochs, find_augmentation
 from castwise.worker.data.preloaded import load_images

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from castwise.registry.workloads import Workload
-from castwise.spec.plan import TrialSpec
+from castwise.spec.trial import TrialSpec
 from castwise.worker.data.seeding import seed_of
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch, Task

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from castwise.errors import UsageError
-from castwise.registry.workloads import Family, Workload
-from castwise.spec.plan import SYNTHETIC, check_data_set
+from castwise.registry.workloads import Workload, check_data_set
+from castwise.spec.types import SYNTHETIC, Family
 from castwise.worker.data.preloaded import resident_batches
 from castwise.worker.models import dpn, fastai_resnet, mlp, mnist_cnn, rnn_lm, torchvision_timm, wide_resnet
 from castwise.worker.models.task import Task

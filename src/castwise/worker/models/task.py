@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from castwise.registry.workloads import Unit
+from castwise.spec.types import Unit
 
 if TYPE_CHECKING:
     from castwise.worker.precision import Weights

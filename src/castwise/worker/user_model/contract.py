@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from castwise.errors import UsageError
-from castwise.registry.workloads import Unit
+from castwise.spec.types import Unit
 
 _UNITS: tuple[str, ...] = get_args(Unit)
 _FORMS = "a model, (model, batch), (model, batch, loss), or a dict of these and more; docs/own-model.md has all"

@@ -9,9 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
 
-import castwise
-
-_OWN = Path(castwise.__file__).parent
+_OWN = Path(__file__).parents[2]
 _LIBRARIES = tuple(
     {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )

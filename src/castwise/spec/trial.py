@@ -1,0 +1,218 @@
+"""What one trial measures: a workload in a precision, with techniques, on a device, and how long to time it."""
+
+import hashlib
+from functools import cached_property
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from castwise.registry.precisions import known_precision
+from castwise.spec.frozen import FrozenModel, renamed
+from castwise.spec.quantities import format_bytes
+from castwise.spec.recipe import Recipe
+from castwise.spec.types import SYNTHETIC, Parallelism, TrialKind
+from castwise.spec.user_model import UserModel
+
+
+class MeasurementProtocol(FrozenModel):
+    """How long and how often to measure.
+
+    Attributes:
+        warm_up_steps: Steps before the first that may be timed, at the least, until earlier processes of a cell have
+            shown how many it takes.
+        warm_up_seconds: When warm-up, which begins after the first step, ends even if the step time has not settled.
+        block_seconds: The length aimed at for one timed block; a block is one step at the least.
+        lead_in_seconds: The least time of the untimed steps right before a block, in whole launches; there are none if
+            a launch takes longer than a second. 0, as in older records: none.
+        num_blocks: Timed blocks in a trial.
+        max_seconds: When a trial stops timing even with fewer blocks (never under `min_blocks`).
+        min_blocks: The fewest blocks a trial may end with.
+        timeout_seconds: How long one phase (set-up with the first step, warm-up, one block) may take
+            before the trial is `timeout`.
+        memory_parts: Whether one more step, after the timed ones, is taken apart to tell what holds the memory.
+    """
+
+    warm_up_steps: int = Field(default=5, ge=1)
+    warm_up_seconds: float = Field(default=10.0, gt=0)
+    block_seconds: float = Field(default=0.2, gt=0)
+    lead_in_seconds: float = renamed(0.0, "lead_seconds", ge=0)
+    num_blocks: int = Field(default=20, ge=1)
+    max_seconds: float = Field(default=60.0, gt=0)
+    min_blocks: int = Field(default=3, ge=1)
+    timeout_seconds: float = Field(default=600.0, gt=0)
+    memory_parts: bool = False
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> Self:
+        if self.min_blocks > self.num_blocks:
+            raise ValueError(f"min_blocks ({self.min_blocks}) is more than num_blocks ({self.num_blocks})")
+        return self
+
+
+# A CPU's steps take long and spread widely: fewer, longer blocks, and an end well inside two minutes for four trials.
+CPU_PROTOCOL = MeasurementProtocol(
+    warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0
+)
+# Blocks on a GPU begin in the midst of steps: behind a pause its clock is another, and the first launch takes its time.
+# Two looks of the telemetry's take 10 ms, at times 17. Source: benchmarks/records/pauses.
+_CUDA_LEAD_SECONDS = 0.03
+CUDA_PROTOCOL = MeasurementProtocol(lead_in_seconds=_CUDA_LEAD_SECONDS)
+# Where somebody waits for it: four trials of less than a second.
+CPU_SHORT = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=0.2, block_seconds=0.05, num_blocks=8, max_seconds=0.5)
+# In rounds a process is one of several, and ends as soon as its step time is known.
+CPU_ROUND = MeasurementProtocol(
+    warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=6, min_blocks=3, max_seconds=6.0
+)
+CUDA_ROUND = MeasurementProtocol(
+    warm_up_steps=4,
+    block_seconds=0.1,
+    lead_in_seconds=_CUDA_LEAD_SECONDS,
+    num_blocks=12,
+    min_blocks=4,
+    max_seconds=20.0,
+)
+# A batch that fits is tried by a few steps, most of them near the device's limit, where one may take seconds. The
+# optimizer's state is there from the first step's end on: from the second, memory is that of any later one.
+FIT = MeasurementProtocol(
+    warm_up_steps=3,
+    warm_up_seconds=0.05,
+    block_seconds=0.15,
+    num_blocks=4,
+    min_blocks=2,
+    max_seconds=0.6,
+    memory_parts=True,
+)
+
+
+class TrialSpec(FrozenModel):
+    """One question: this workload, in this precision, with these techniques, on this device.
+
+    Attributes:
+        workload: A name of the workload registry, `torchvision:NAME` / `timm:NAME`, or that of the user's own model.
+        precision: A name of the precision registry (aliases are resolved before a spec is made).
+        loss_scale: `none`, `dynamic`, `dynamic-apex` or a number.
+        batch_size: Samples per GPU and optimizer step.
+        device: "cpu" or "cuda:N"; the first one, where there are several.
+        data_set: `synthetic`, or the name of a real data set.
+        techniques: Names of the technique registry, in its order; empty is the plain loop.
+        world_size: Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
+        parallelism: How the GPUs share a step.
+        kind: What is measured.
+        recipe: How the training run of a `training` trial goes; None for the other kinds.
+        weights: The file of pretrained weights to start from; None starts from random ones.
+        user_model: Where the user's own model comes from; None for the workloads castwise has.
+        memory_limit_bytes: The most memory that the trial may take: its caching allocator on a GPU, the growth of its
+            process on a CPU. None for no other limit than the device's.
+        protocol: How long and how often.
+        seed: Seeds weights, data and dropout.
+        repeat: Tells apart trials that ask the same question again.
+    """
+
+    workload: str
+    precision: str
+    loss_scale: str
+    batch_size: int = Field(ge=1)
+    device: str
+    data_set: str = SYNTHETIC
+    techniques: tuple[str, ...] = ()
+    world_size: int = Field(default=1, ge=1)
+    parallelism: Parallelism = "none"
+    kind: TrialKind = "steady"
+    recipe: Recipe | None = None
+    weights: str | None = None
+    user_model: UserModel | None = renamed(None, "own")
+    memory_limit_bytes: int | None = Field(default=None, ge=1)
+    protocol: MeasurementProtocol = MeasurementProtocol()
+    seed: int = 0
+    repeat: int = 0
+
+    @model_validator(mode="after")
+    def _recipe_fits(self) -> Self:
+        if (self.kind == "training") != (self.recipe is not None):
+            raise ValueError(
+                f"a trial of kind '{self.kind}' {'needs a' if self.kind == 'training' else 'has no'} recipe"
+            )
+        return self
+
+    @property
+    def redacted(self) -> Self:
+        """Return the spec as records have it: the user's own model without its folder."""
+        if self.user_model is None or self.user_model.redacted is self.user_model:
+            return self
+        return self.model_copy(update={"user_model": self.user_model.redacted})
+
+    @property
+    def without_timeout(self) -> Self:
+        """Return the redacted spec with the default time limit, on which no figure depends."""
+        spec = self.redacted
+        default = type(spec.protocol).model_fields["timeout_seconds"].default
+        return spec.model_copy(update={"protocol": spec.protocol.model_copy(update={"timeout_seconds": default})})
+
+    @cached_property
+    def key(self) -> str:
+        """Return 12 hexadecimal digits that stand for every field but the time limit.
+
+        Fields at their defaults do not enter, so that a field added later leaves old records their keys.
+        """
+        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True))
+
+    @cached_property
+    def configuration(self) -> str:
+        """Return 12 hexadecimal digits that stand for every field but the repeat and the time limit."""
+        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
+
+    @cached_property
+    def comparison(self) -> str:
+        """Return 12 hexadecimal digits, equal for configurations that differ in precision and loss scale alone."""
+        apart = {"repeat", "precision", "loss_scale"}
+        return _digest(self.without_timeout.model_dump_json(exclude_defaults=True, exclude=apart))
+
+    @property
+    def device_type(self) -> str:
+        """Return the part of `device` before the colon: "cpu" or "cuda"."""
+        return self.device.partition(":")[0]
+
+    @property
+    def num_processes(self) -> int:
+        """Return how many processes run the trial: one a rank with `ddp`, else one."""
+        return self.world_size if self.parallelism == "ddp" else 1
+
+    @property
+    def process_batch_size(self) -> int:
+        """Return the samples of a step in one process: a replica's with `ddp`, those of all replicas with `dp`."""
+        return self.batch_size * self.world_size // self.num_processes
+
+    @property
+    def may_hold_device_alone(self) -> bool:
+        """Return whether its process may have neighbours wait while it times kernels.
+
+        Peers on several devices would wait for each other's neighbours, and those for them.
+        """
+        return self.world_size == 1
+
+    @property
+    def label(self) -> str:
+        """Return the spec in a few words, for progress and messages; no two trials of a plan share theirs."""
+        row = known_precision(self.precision)
+        scale = "" if row is not None and self.loss_scale == row.loss_scale else f" loss scale {self.loss_scale}"
+        spread = f" on {self.spread}" if self.spread else ""
+        seed = f" seed {self.seed}" if self.kind == "training" and self.seed else ""
+        techniques = f" {'+'.join(self.techniques)}" if self.techniques else ""
+        limit = "" if self.memory_limit_bytes is None else f" within {format_bytes(self.memory_limit_bytes)}"
+        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{techniques}{seed}{limit}"
+
+    @property
+    def spread(self) -> str:
+        """Return what the spec is spread over, in words: "4 GPUs (ddp)"; empty on one GPU."""
+        unit = "CPU processes" if self.device_type == "cpu" else "GPUs"
+        return f"{self.world_size} {unit} ({self.parallelism})" if self.world_size > 1 else ""
+
+
+def device_of_rank(device: str, rank: int) -> str:
+    """Return the device of a rank, or of a replica of `dp`, where the first one's is given: each has its own GPU."""
+    kind, _, index = device.partition(":")
+    return f"{kind}:{int(index) + rank}" if index else device
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
