@@ -15,7 +15,7 @@ from castwise.analysis.result_table import compare
 from castwise.records.schema import Facts
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
 from castwise.registry.workloads import OptimizerSpec
-from castwise.render.snippets import snippet_lines
+from castwise.render.notes import snippet_lines
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep
 from castwise.worker.user_model.contract import Contract

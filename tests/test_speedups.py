@@ -11,8 +11,8 @@ from castwise.analysis.result_table import Row, compare
 from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
 from castwise.analysis.statistics import LEVEL
 from castwise.records.schema import Status, Trial
+from castwise.render.notes import remarks
 from castwise.render.run_report import to_json
-from castwise.render.steady_columns import remarks
 
 
 def sat(precision: str, sitting: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:

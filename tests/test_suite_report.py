@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 from fake_engine import fake_epoch, fake_run, fake_trial
 from rich.console import Console
 
+from castwise.analysis.training_metrics import length_in_words
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite, limit_specs, specs_of
-from castwise.render.table import Column, fitting, markdown_grid, plain, terminal_table
-from castwise.render.training_columns import EXTRA, length_of, run_columns
+from castwise.render import training_table
 from castwise.suites.published_columns import LIMITS, PUBLISHED, shown_published
 from castwise.suites.render import csv_suites, json_suites, markdown_suite, print_suite
 from castwise.suites.result import SuiteResult
@@ -108,7 +107,7 @@ def test_what_a_narrow_terminal_leaves_out_is_said_and_never_half_of_what_belong
     assert "left out" not in wide
     assert "allocated" in wide
     flat = " ".join(narrow.split())
-    assert "left out, the terminal is too narrow: loss over time, first step" in flat
+    assert "left out, the terminal is too narrow: data, first step" in flat
     assert "published memory, measured memory, memory is" in flat
     assert "(--format csv has all)" in flat
 
@@ -197,22 +196,17 @@ def test_an_unhappy_run_has_dashes_and_a_line_on_why() -> None:
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    def head(made: SuiteResult) -> str:
-        return printed(made, 400).split("\n\n")[1]
+    def names(made: SuiteResult) -> set[str]:
+        return {column.name for column in training_table.data_table(made.runs, made.pairs).columns}
 
-    one, several = head(result("wrn-cifar10")), head(result("tensorcore"))
-    for title in ("workload", "  data  ", "GPUs", "seed", "scaling"):
-        assert title not in one
-    assert "workload" in several
-    assert "  data  " in several
-    assert "loss scale" in one
-    assert "loss scale" not in several
-    assert "seed" in head(result("wrn-cifar10", seeds=2))
-    assert "perplexity" in head(result("rnn-lm"))
-    assert "accuracy" in one
-    gpus = head(result("amd-nvidia", world_sizes=(1, 2), workloads=("resnet50",)))
-    assert "GPUs" in gpus
-    assert "scaling" in gpus
+    one, several = names(result("wrn-cifar10")), names(result("tensorcore"))
+    assert one & {"workload", "data_set", "gpus", "seed", "efficiency"} == set()
+    assert {"loss_scale", "accuracy"} <= one
+    assert {"workload", "data_set"} <= several
+    assert "loss_scale" not in several
+    assert "seed" in names(result("wrn-cifar10", seeds=2))
+    assert "perplexity" in names(result("rnn-lm"))
+    assert {"gpus", "efficiency"} <= names(result("amd-nvidia", world_sizes=(1, 2), workloads=("resnet50",)))
 
 
 def test_a_table_a_gpu_of_the_source_with_the_cells_that_were_run() -> None:
@@ -334,11 +328,11 @@ def test_json_holds_everything() -> None:
     assert len(one["published"]) == 9
     assert one["oddities"]
     assert two["contradictions"]
-    assert set(one["runs"][0]) == {column.name for column in (*run_columns({}), *EXTRA)}
+    assert set(one["runs"][0]) == set(training_table.IN_FILES)
 
 
 def test_no_two_columns_share_a_name() -> None:
-    for columns in ((*run_columns({}), *EXTRA), PUBLISHED, LIMITS):
+    for columns in (PUBLISHED, LIMITS):
         names: list[str] = [column.name for column in columns]  # type: ignore[attr-defined]
         assert len(set(names)) == len(names)
 
@@ -360,75 +354,7 @@ def test_length(epochs: int, done: int, steps: int | None, words: str) -> None:
     assert spec.recipe is not None
     spec = spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"epochs": epochs})})
     trial = fake_run(spec, *(fake_epoch(spec, number) for number in range(done))) if done else fake_trial(spec)
-    made = SuiteResult(suite, (trial,))
-    assert length_of(made.runs[0]) == words
-
-
-# The grid that all of it is laid on
-
-Row = dict[str, str]
-
-
-def column(name: str, **changes: Any) -> Column[Row]:
-    return Column(name, name, lambda row: row[name], lambda row: row[name], **changes)
-
-
-def table(columns: Sequence[Column[Row]], rows: list[Row], width: int) -> list[str]:
-    out = io.StringIO()
-    Console(file=out, width=width).print(terminal_table(columns, rows, width=width), crop=False)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
-
-
-def test_only_columns_that_wrap_give_way() -> None:
-    columns = [column("figure"), column("words", left=True, wraps=True)]
-    rows = [{"figure": "123456789", "words": "one of two words, cut to three"}]
-    assert table(columns, rows, 30) == [
-        "   figure  words",
-        "123456789  one of two words,",
-        "           cut to three",
-    ]
-    assert len(table(columns, rows, 80)) == 2
-    longer = [{"figure": "1" * 20, "words": "a" * 10 + " " + "b" * 11}]
-    assert table(columns, longer, 33)[1:] == [f"{'1' * 20}  {'a' * 10}", f"{'': >20}  {'b' * 11}"]
-
-
-def test_where_nothing_fits_cells_are_broken_and_not_cut_off() -> None:
-    rows = [{"figure": "123456789"}]
-    text = "".join(table([column("figure")], rows, 4))
-    assert "".join(letter for letter in text if letter.isdigit()) == "123456789"
-
-
-def test_columns_are_left_out_until_the_rest_fits() -> None:
-    columns, rows = [column(name) for name in "abcd"], [dict.fromkeys("abcd", "x" * 8)]
-    kept, said = fitting(columns, rows, 28, ["b", ("c", "d")])
-    assert ([each.name for each in kept], len(said)) == (["a", "c", "d"], 1)
-    kept, said = fitting(columns, rows, 27, ["b", ("c", "d")])
-    assert [each.name for each in kept] == ["a"], "those in a tuple go together"
-    assert said == ["left out, the terminal is too narrow: b, c, d (--format csv has all)"]
-    assert fitting(columns, rows, 38, ["b"]) == (columns, [])
-
-
-def test_of_thousands_of_rows_each_is_a_line_whatever_the_width() -> None:
-    columns = [column("figure", best="highest"), column("words", left=True, wraps=True)]
-    rows = [{"figure": str(number), "words": "[one] of some words"} for number in range(2000)]
-    kept, said = fitting(columns, rows, 10, ["words"])
-    assert (kept, said) == (columns, [])
-    lines = table(columns, rows, 10)
-    assert len(lines) == 2001
-    assert lines[0] == "figure  words"
-    assert lines[-1] == "  1999  [one] of some words"
-
-
-def test_markdown_cells_cannot_end_a_cell() -> None:
-    lines = markdown_grid([column("a"), column("b", left=True)], [{"a": "1|2", "b": "3\n4"}])
-    assert lines == ["| a | b |", "|---:|---|", "| 1\\|2 | 3 4 |"]
-
-
-def test_plain_values_are_json() -> None:
-    values: dict[str, Any] = {"a": math.nan, "b": -math.inf, "c": 1.5, "d": None, "e": "nan"}
-    columns: list[Column[dict[str, Any]]] = [Column(n, n, lambda row, n=n: row[n], lambda _: "") for n in values]
-    assert plain(columns, values) == {"a": "nan", "b": "-inf", "c": 1.5, "d": None, "e": "nan"}
-    json.dumps(plain(columns, values), allow_nan=False)
+    assert length_in_words(trial) == words
 
 
 def test_published_columns_without_a_value_are_left_out() -> None:

@@ -236,7 +236,8 @@ def test_a_narrow_terminal_says_what_is_left_out(
     wide = run_report.result_console
     monkeypatch.setattr("castwise.cli.compare_actions.result_console", lambda: wide(60))
     outcome = command("compare", *sides)
-    assert "left out, the terminal is too narrow: speed-up on Fake GPU" in outcome.out
+    assert "left out, the terminal is too narrow" in outcome.out
+    assert "speed-up on Fake GPU" in " ".join(outcome.out.split())
     table = [line for line in outcome.out.splitlines() if line.startswith("resnet50 ")]
     assert table
     assert all(len(line) <= 60 for line in table)

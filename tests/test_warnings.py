@@ -9,7 +9,7 @@ from fake_gpu import fake_gpu_facts, fake_reading
 from castwise.analysis.result_table import compare
 from castwise.analysis.warnings import TrialWarning, WarningName, warnings_of
 from castwise.records.schema import EnergyMeasurement, TelemetrySummary, Trial
-from castwise.render.steady_columns import remarks
+from castwise.render.notes import remarks
 
 NUM_BLOCKS = 8
 STEADY = (0.1,) * NUM_BLOCKS

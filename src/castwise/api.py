@@ -22,9 +22,8 @@ from castwise.orchestrator.pickling import pickle_user_objects
 from castwise.orchestrator.rounds import StopRule
 from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
-from castwise.render.notebook import to_html
 from castwise.render.progress import LiveProgress
-from castwise.render.run_report import print_table
+from castwise.render.run_report import print_table, to_html
 from castwise.spec.plan import ParameterGrid
 from castwise.spec.quantities import as_tuple, split_names
 

@@ -11,8 +11,8 @@ from castwise.max_batch.result import MaxBatch, MaxBatchResult
 from castwise.max_batch.sentences import conclusions, remarks
 from castwise.records.schema import Trial
 from castwise.render.console import print_line, took_words
-from castwise.render.provenance import measured_on
-from castwise.render.table import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
+from castwise.render.notes import measured_on
+from castwise.render.table import Column, DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
 from castwise.render.units import format_bytes
 
 # What a narrow terminal does without, the first first.
@@ -38,10 +38,7 @@ def print_max_batches(fits: Sequence[MaxBatch], console: Console) -> None:
     """Print the largest batches, the curve below them, and where their memory goes, to a terminal."""
 
     def table(columns: Sequence[Column[Any]], rows: Sequence[Any], also: Sequence[str]) -> None:
-        kept, left_out = fitting(columns, rows, console.width, also)
-        console.print(terminal_table(kept, rows, width=console.width), crop=False)
-        for line in left_out:
-            print_line(console, f"  {line}", "yellow")
+        print_data_table(console, DataTable(columns, rows), drop_first=also)
 
     print_line(console, headline(fits), "bold")
     table(shown_summary(fits), fits, _SUMMARY_ALSO)

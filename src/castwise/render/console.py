@@ -1,18 +1,32 @@
-"""Lines that several commands say."""
+"""Lines on a console."""
 
 from rich.console import Console
-from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
 
 from castwise.render.units import format_duration
 
+_PIPED_WIDTH = 250
+
+
+def result_console(width: int | None = None) -> Console:
+    """Return a console on stdout: as wide as the terminal, or wide enough for every column if it is piped."""
+    console = Console(width=width, highlight=False, emoji=False)
+    return console if console.is_terminal or width else Console(width=_PIPED_WIDTH, highlight=False, emoji=False)
+
 
 def print_line(console: Console, line: str, style: str | None = None) -> None:
-    """Print a line as it stands: wrapped on a terminal, and one line to `grep` where it is piped."""
-    console.print(escape(line), style=style, highlight=False, soft_wrap=not console.is_terminal)
+    """Print a line, markup included: a terminal wraps it behind its indent, and a pipe gets one line for `grep`."""
+    text = line.lstrip(" ")
+    indent = len(line) - len(text)
+    if console.is_terminal:
+        console.print(Padding(Text(text), (0, 0, 0, indent), expand=False), style=style, highlight=False)
+    else:
+        console.print(Text(line), style=style, highlight=False, soft_wrap=True)
 
 
 def took_words(num_trials: int, num_recorded: int, seconds: float) -> str:
-    """Return how many trials there are, how many of them were not measured now, and what the others took."""
+    """Return how many trials there are, how many of them were on record already, and how long the others took."""
     trials = f"{num_trials} trial{'' if num_trials == 1 else 's'}"
     if num_recorded:
         which = "all" if num_recorded == num_trials else num_recorded

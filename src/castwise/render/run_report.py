@@ -1,44 +1,93 @@
-"""A job's rows as a terminal table, Markdown, CSV or JSON."""
+"""The results of steady trials as a terminal table, Markdown, HTML for a notebook, CSV or JSON."""
 
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
+from html import escape
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from castwise.analysis.advice import Advice
-from castwise.analysis.energy import Prices
+from castwise.analysis.energy import Prices, energy_of, joules_per_unit, power_watts
 from castwise.analysis.result_table import Row
-from castwise.analysis.steady_metrics import step_times
+from castwise.analysis.statistics import Estimate
+from castwise.analysis.steady_metrics import cold_start_seconds, step_times
 from castwise.analysis.warnings import warnings_of_all
 from castwise.render.console import print_line
-from castwise.render.costs import cost_lines, costs
-from castwise.render.snippets import snippet_lines
-from castwise.render.sparkline import sparkline
-from castwise.render.steady_columns import COLUMNS, EXTRA_COLUMNS, competing, headline, remarks, shown_columns
+from castwise.render.console import result_console as result_console  # noqa: PLC0414  the commands take it from here
+from castwise.render.fields import Field, FlatRow, find_fields, interval_values, trial_values, worth_showing
+from castwise.render.notes import cost_lines, costs, headline, remarks, snippet_lines
 from castwise.render.table import (
-    BEST,
     IN_CSV,
-    Column,
     DataTable,
     csv_grid,
-    fitting,
+    json_values,
     markdown_grid,
     markdown_text,
-    plain,
-    terminal_table,
+    print_data_table,
 )
+from castwise.render.units import sparkline
 from castwise.spec.quantities import format_share
 
-_PIPED_WIDTH = 250
-_VISIBLE = 0.01  # a block that far beside the median is worth a curve
-_FEWEST_BLOCKS = 4
-# The columns that a narrow terminal does without, the first first.
-_DISPENSABLE = (
+SHOWN = (
+    "workload",
+    "data_set",
+    "precision",
+    "batch_size",
+    "gpus",
+    "parallelism",
+    "loss_scale",
+    "techniques",
+    "throughput_per_second",
+    "speedup",
+    "verdict",
+    "loop_speedup",
+    "scaling_efficiency",
+    "step_seconds",
+    "spread",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "joules_per_unit",
+    "power_watts",
+    "final_loss",
+    "skipped_steps",
+    "status",
+)
+# The columns of CSV and JSON.
+IN_FILES = (
+    *(name for name in SHOWN if name != "skipped_steps"),
+    "unit",
+    "processes",
+    "throughput_low",
+    "throughput_high",
+    "speedup_low",
+    "speedup_high",
+    "memory_low",
+    "memory_high",
+    "verdict_reason",
+    "memory_ratio",
+    "final_step",
+    "skipped_steps",
+    "joules_per_unit_low",
+    "joules_per_unit_high",
+    "energy_source",
+    "cold_start_seconds",
+    "ready_seconds",
+    "set_up_seconds",
+    "first_step_seconds",
+    "warm_up_seconds",
+    "warnings",
+    "telemetry_note",
+    "message",
+    "device",
+    "torch",
+    "key",
+)
+_DROP_FIRST = (
     "blocks",
     "power_watts",
     "peak_reserved_bytes",
@@ -49,6 +98,59 @@ _DISPENSABLE = (
     "final_loss",
     "verdict",
 )
+_VISIBLE = 0.01  # block times are drawn if one differs from the median by this share
+_FEWEST_BLOCKS = 4
+
+
+def flat_row(row: Row) -> dict[str, Any]:
+    """Return the values of a steady result by field name."""
+    energy, facts = energy_of(row.trial), row.trials[0].facts
+    return {
+        **trial_values(row.trial),
+        "throughput_per_second": row.throughput,
+        "speedup": row.speedup,
+        "verdict": None if row.verdict is None else row.verdict.kind,
+        "verdict_reason": None if row.verdict is None else row.verdict.reason,
+        "loop_speedup": row.loop_speedup,
+        "scaling_efficiency": row.scaling_efficiency,
+        "step_seconds": row.step_seconds,
+        "spread": row.spread,
+        "peak_allocated_bytes": row.peak_allocated_bytes,
+        "peak_reserved_bytes": row.peak_reserved_bytes,
+        "memory_ratio": row.memory_ratio,
+        "joules_per_unit": joules_per_unit(row.trial),
+        "joules_per_unit_low": None if energy is None else energy.low,
+        "joules_per_unit_high": None if energy is None else energy.high,
+        "energy_source": None if energy is None else energy.source,
+        "power_watts": power_watts(row.trial),
+        "final_loss": row.final_loss,
+        "final_step": row.final_step,
+        "skipped_steps": row.skipped_steps,
+        "processes": len(row.trials),
+        **interval_values("throughput", row.throughput_estimate),
+        **interval_values("speedup", row.speedup_estimate),
+        **interval_values("memory", row.memory_estimate),
+        "cold_start_seconds": cold_start_seconds(row.trials[0]),
+        "ready_seconds": None if facts is None else facts.ready_seconds,
+        "set_up_seconds": None if facts is None else facts.set_up_seconds,
+        "first_step_seconds": None if facts is None else facts.first_step_seconds,
+        "warm_up_seconds": None if facts is None else facts.warm_up_seconds,
+        "warnings": " ".join(warning.name for warning in warnings_of_all(row.trials)),
+    }
+
+
+def data_table(rows: Sequence[Row]) -> DataTable[FlatRow]:
+    """Return the table of steady results, with the columns worth showing."""
+    flat: list[FlatRow] = [flat_row(row) for row in rows]
+    shown = worth_showing(find_fields(SHOWN), flat)
+    if all(row["processes"] == 1 for row in flat):
+        shown = [field for field in shown if field.name != "verdict"]
+    return DataTable(shown, flat, _competing, "the best at its batch size")
+
+
+def _competing(row: FlatRow) -> Hashable:
+    names = ("workload", "data_set", "batch_size", "gpus", "parallelism")
+    return tuple(row[name] for name in names) if row["status"] == "ok" else None
 
 
 def print_table(
@@ -61,26 +163,23 @@ def print_table(
     """Print the table, its remarks, what epochs cost at these prices, and the advice to a terminal.
 
     Args:
-        rows: The rows.
+        rows: The results.
         advice: What to take.
         console: The terminal.
-        prices: What energy costs; None leaves that out.
-        elsewhere: Where the figures are that a narrow terminal does without.
+        prices: What energy and GPUs cost; None leaves costs out.
+        elsewhere: Where the columns are that a narrow terminal leaves out.
     """
-    print_line(console, headline(rows), "bold")
-    *figures, status = shown_columns(rows)
-    columns, left_out = fitting([*figures, *_curves(rows), status], rows, console.width, _DISPENSABLE, elsewhere)
-    taken = {item.key for item in advice}
+    advised = {item.key for item in advice}
 
-    def style(row: Row) -> str | None:
-        if row.trial.status != "ok":
+    def style(row: FlatRow) -> str | None:
+        if row["status"] != "ok":
             return "dim"
-        return "bold green" if row.trial.spec.key in taken else None
+        return "bold green" if row["key"] in advised else None
 
-    console.print(terminal_table(columns, rows, style, console.width, competing), crop=False)
-    grid = DataTable(columns, rows, competing)
-    best = [f"{BEST} the best at its batch size"] if any(grid.best(column) for column in columns) else []
-    for line in [*remarks(rows), *cost_lines(rows, prices), *left_out, *best]:
+    print_line(console, headline(rows), "bold")
+    table = _with_block_times(data_table(rows), rows)
+    print_data_table(console, table, drop_first=_DROP_FIRST, style=style, elsewhere=elsewhere)
+    for line in [*remarks(rows), *cost_lines(rows, prices)]:
         print_line(console, f"  {line}", "yellow")
     printed = {""}
     for item in advice:
@@ -88,35 +187,34 @@ def print_table(
         print_line(console, item.sentence, "bold")
         if item.code not in printed:
             printed.add(item.code)
-            # Never wrapped: what is copied from the terminal has to run.
-            console.print(escape(_indented(item.code)), highlight=False, soft_wrap=True)
-            for line in snippet_lines(item):
-                console.print(escape(_indented(line)), highlight=False, soft_wrap=True)
+            for line in [*item.code.splitlines(), *snippet_lines(item)]:
+                # Never wrapped: what is copied from the terminal has to run.
+                console.print(Text(f"    {line}"), highlight=False, soft_wrap=True)
 
 
-def _curves(rows: Sequence[Row]) -> list[Column[Row]]:
-    """Return a column of each cell's block times as a small curve, where blocks differ by what can be seen.
+def _with_block_times(table: DataTable[FlatRow], rows: Sequence[Row]) -> DataTable[FlatRow]:
+    """Return the table with a small curve of each row's block times, if any differ by what can be seen.
 
-    All curves have one scale, so that a quiet cell looks quiet beside a noisy one: from the largest distance below the
-    median to the same above it.
+    All curves have one scale, so that a quiet configuration looks quiet next to a noisy one.
     """
-    beside = {id(row): _beside_the_median(row) for row in rows}
-    reach = max((abs(value) for values in beside.values() for value in values), default=0.0)
+    deviations = [_deviations(row) for row in rows]
+    reach = max((abs(value) for values in deviations for value in values), default=0.0)
     if reach < _VISIBLE:
-        return []
+        return table
+    curves = [sparkline(values, -reach, reach) or None for values in deviations]
+    flat = [{**row, "blocks": curve} for row, curve in zip(table.rows, curves, strict=True)]
+    *columns, status = table.columns
+    blocks = Field("blocks", f"blocks, ±{format_share(reach)}")
+    return DataTable([*columns, blocks, status], flat, table.group, table.best_note)
 
-    def text(row: Row) -> str:
-        return sparkline(beside[id(row)], -reach, reach) or "–"
 
-    return [Column("blocks", f"blocks, ±{format_share(reach)}", text, text, left=True)]
-
-
-def _beside_the_median(row: Row) -> list[float]:
+def _deviations(row: Row) -> list[float]:
+    """Return by what share each block's step time differs from the median; nothing for a few blocks."""
     times = step_times(row.trial)
     if len(times) < _FEWEST_BLOCKS:
         return []
-    middle = statistics.median(times)
-    return [value / middle - 1 for value in times]
+    median = statistics.median(times)
+    return [value / median - 1 for value in times]
 
 
 def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
@@ -131,25 +229,47 @@ def to_markdown(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | 
 
 def markdown_table(rows: Sequence[Row]) -> str:
     """Return the headline, the table and its remarks as Markdown."""
-    columns = shown_columns(rows)
-    remarked = (f"- {markdown_text(line)}" for line in remarks(rows))
-    lines = [markdown_text(headline(rows)), "", *markdown_grid(columns, rows), "", *remarked]
+    table = data_table(rows)
+    items = (f"- {markdown_text(line)}" for line in remarks(rows))
+    lines = [markdown_text(headline(rows)), "", *markdown_grid(table.columns, table.rows), "", *items]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def to_html(rows: Sequence[Row], advice: Sequence[Advice]) -> str:
+    """Return the headline, the table, its remarks, the advice and the code to paste as HTML for a notebook."""
+    parts = [f"<p><b>{escape(headline(rows))}</b></p>"]
+    parts += _html_table(data_table(rows), {item.key for item in advice})
+    lines = remarks(rows)
+    if lines:
+        parts += ["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"]
+    for item in advice:
+        parts.append(f"<p><b>{escape(item.sentence)}</b></p>")
+        code = "\n".join(filter(None, [item.code, *snippet_lines(item)]))
+        parts += [f"<pre>{escape(code)}</pre>"] if code else []
+    return "\n".join(parts)
+
+
+def _html_table(table: DataTable[FlatRow], advised: set[str | None]) -> list[str]:
+    sides = [f' style="text-align:{"left" if column.left else "right"}"' for column in table.columns]
+    heads = [f"<th{side}>{escape(column.title)}</th>" for column, side in zip(table.columns, sides, strict=True)]
+    lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
+    for row in table.rows:
+        tag = "b" if row["key"] in advised else "span"
+        texts = (escape(column.text(row)) for column in table.columns)
+        cells = (f"<td{side}><{tag}>{text}</{tag}></td>" for text, side in zip(texts, sides, strict=True))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return [*lines, "</tbody>", "</table>"]
+
+
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return one line a trial, plain values, a header line first."""
-    return csv_grid((*COLUMNS, *EXTRA_COLUMNS), rows)
+    """Return one line a configuration, plain values, a header line first."""
+    return csv_grid(find_fields(IN_FILES), [flat_row(row) for row in rows])
 
 
 def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None = None) -> str:
-    """Return an object with the rows' figures and warnings, the advice and the whole records; costs where asked for."""
-    columns = (*COLUMNS, *EXTRA_COLUMNS)
+    """Return an object with the figures and warnings, the advice, the whole records, and the costs at these prices."""
     document: dict[str, Any] = {
-        "rows": [
-            plain(columns, row) | _estimates(row) | {"warnings": [asdict(each) for each in warnings_of_all(row.trials)]}
-            for row in rows
-        ],
+        "rows": [_json_row(row) for row in rows],
         "advice": [
             {
                 "workload": item.workload,
@@ -167,30 +287,22 @@ def to_json(rows: Sequence[Row], advice: Sequence[Advice], prices: Prices | None
     return json.dumps(document, indent=2, default=str, allow_nan=False)
 
 
-def _estimates(row: Row) -> dict[str, Any]:
-    """Return a row's figures with their intervals, None where there is no figure, and its verdict."""
-    figures = {
+def _json_row(row: Row) -> dict[str, Any]:
+    values = flat_row(row)
+    estimates = {
         "throughput_per_second": row.throughput_estimate,
         "speedup": row.speedup_estimate,
         "memory_ratio": row.memory_estimate,
     }
-    estimates = {
-        name: None if found is None else {key: _or_none(value) for key, value in asdict(found).items()}
-        for name, found in figures.items()
+    return {
+        **json_values({name: values[name] for name in IN_FILES}),
+        "estimates": {name: _json_estimate(found) for name, found in estimates.items()},
+        "verdict": None if row.verdict is None else {"kind": row.verdict.kind, "reason": row.verdict.reason},
+        "warnings": [asdict(each) for each in warnings_of_all(row.trials)],
     }
-    verdict = None if row.verdict is None else {"kind": row.verdict.kind, "reason": row.verdict.reason}
-    return {"estimates": estimates, "verdict": verdict}
 
 
-def _or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def result_console(width: int | None = None) -> Console:
-    """Return a console on stdout: as wide as the terminal, or wide enough for every column where it is piped."""
-    console = Console(width=width, highlight=False, emoji=False)
-    return console if console.is_terminal or width else Console(width=_PIPED_WIDTH, highlight=False, emoji=False)
-
-
-def _indented(code: str) -> str:
-    return "\n".join(f"    {line}" for line in code.splitlines())
+def _json_estimate(found: Estimate | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}

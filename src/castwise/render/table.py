@@ -1,39 +1,62 @@
-"""Columns and rows as a terminal table, Markdown or CSV; what stands in them is others' business."""
+"""Columns and rows as a terminal table, Markdown, CSV or JSON."""
 
 import csv
 import io
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from rich.console import Console, ConsoleOptions
-from rich.markup import escape
-from rich.segment import Segment
+from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
+
+from castwise.render.console import print_line
 
 R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
 
 BEST = "*"  # behind the best value of a column
-IN_CSV = "--format csv has all"  # where the figures are that a narrow terminal does without
+IN_CSV = "--format csv has all"  # where the columns are that a narrow terminal leaves out
 _GAP = 2  # between columns
-# Of more rows rich takes seconds to lay out what nobody reads, and `grep` does: 6 s of 10,000.
-_MOST_LAID_OUT = 1000
+_SHORTEST_HEADING = 10  # a heading above narrower cells is not wrapped to fewer characters
+_MOST_LAID_OUT = 1000  # rich takes 6 s to lay out 10,000 rows
+
+
+class AnyColumn(Protocol[R_contra]):
+    """What a table needs to know of a column; `render.fields.Field` is one."""
+
+    @property
+    def name(self) -> str:
+        """Return the name in CSV and JSON."""
+
+    @property
+    def title(self) -> str:
+        """Return the heading."""
+
+    @property
+    def left(self) -> bool:
+        """Return whether the text is flush left."""
+
+    @property
+    def wraps(self) -> bool:
+        """Return whether a narrow terminal may break the text between words."""
+
+    @property
+    def best(self) -> Literal["highest", "lowest"] | None:
+        """Return which value is the best."""
+
+    def value(self, row: R_contra, /) -> Any:
+        """Return the plain value of a row."""
+
+    def text(self, row: R_contra, /) -> str:
+        """Return the value of a row as people read it."""
 
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """A figure of a row, as a value and as text.
-
-    Attributes:
-        name: Its name in CSV and JSON, units as a suffix.
-        title: Its heading.
-        value: The plain value, None where there is none.
-        text: The value as people read it.
-        left: Whether its text is flush left.
-        wraps: Whether its text may take several lines where the terminal is narrow.
-        best: Which of its values is the best; None where there is no such thing.
-    """
+    """A column whose values come from functions; see `AnyColumn`."""
 
     name: str
     title: str
@@ -46,23 +69,22 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True)
 class DataTable(Generic[R]):
-    """A table: columns, and the rows that they take their figures from.
+    """Columns and rows.
 
     Attributes:
         columns: The columns.
         rows: The rows.
-        group: What rows share whose values compete for being the best; None for a row that does not compete.
+        group: Returns what rows share whose values compete for being the best; None for a row that does not compete.
+        best_note: What a mark behind a value means, for the line below the table.
     """
 
-    columns: Sequence[Column[R]]
+    columns: Sequence[AnyColumn[R]]
     rows: Sequence[R]
     group: Callable[[R], Hashable] = lambda _: None
+    best_note: str = "the best of its column"
 
-    def best(self, column: Column[R]) -> set[int]:
-        """Return the rows that have the best value of their group in a column, by their numbers.
-
-        Where all of a group are equal, none is the best.
-        """
+    def best(self, column: AnyColumn[R]) -> set[int]:
+        """Return the numbers of the rows that have the best value of their group; none if all of a group are equal."""
         if column.best is None:
             return set()
         groups: dict[Hashable, list[tuple[float, int]]] = {}
@@ -78,145 +100,162 @@ class DataTable(Generic[R]):
         return found
 
 
-def terminal_table(
-    columns: Sequence[Column[R]],
-    rows: Sequence[R],
+def print_data_table(
+    console: Console,
+    table: DataTable[R],
+    *,
+    drop_first: Sequence[str | tuple[str, ...]] = (),
     style: Callable[[R], str | None] = lambda _: None,
-    width: int | None = None,
-    group: Callable[[R], Hashable] = lambda _: None,
-) -> "Table | _Lines":
-    """Return a table for a terminal; long headings take two lines.
+    elsewhere: str = IN_CSV,
+) -> None:
+    """Print a table, and below it a line on the columns left out and one on the marks.
 
-    Where not even its words fit beside each other, each row becomes a list of its figures. Of thousands of rows each is
-    one line, whatever the terminal's width, without colours.
+    A narrow terminal leaves columns out; if the rest still do not fit, cells break between words, and if not even the
+    words fit, each row becomes a list of its figures. More than a thousand rows are one line each, whatever the width.
 
     Args:
-        columns: The columns.
-        rows: The rows.
-        style: The style of a row, None for the plain one.
-        width: The terminal's; where the table fits into it, only columns that wrap give way. None leaves it to rich.
-        group: What rows share whose best values are marked; None for a row that does not compete.
+        console: The terminal.
+        table: The table.
+        drop_first: Names of columns that a narrow terminal leaves out, the first first; those in a tuple together.
+        style: Returns the style of a row, None for the plain one.
+        elsewhere: Where the columns are that are left out.
     """
-    grid = DataTable(columns, rows, group)
-    best = [grid.best(column) for column in columns]
-    if len(rows) > _MOST_LAID_OUT:
-        return _Lines(tuple(_lines(grid, best)))
-    table = Table(box=None, pad_edge=False)
-    rigid = width is not None and _total(columns, rows) <= width
-    widths: Sequence[int | None] = [None] * len(columns)
-    if width is not None and not rigid:
-        least = [_longest_word(column, rows) for column in columns]
-        if sum(least) + _GAP * (len(columns) - 1) > width:
-            return _listed(grid, best, style)
-        widths = _spread(least, [_width(column, rows) for column in columns], width - _GAP * (len(columns) - 1))
-    for column, own in zip(columns, widths, strict=True):
-        fits = len(column.title) <= _width(column, rows)
-        title = column.title if fits else "\n".join(_halves(column.title)).strip()
-        no_wrap = rigid and not column.wraps
-        justify: Literal["left", "right"] = "left" if column.left else "right"
-        table.add_column(escape(title), justify=justify, overflow="fold", no_wrap=no_wrap, width=own)
-    for number, row in enumerate(rows):
-        cells = zip(columns, best, strict=True)
-        table.add_row(*(_marked(column.text(row), number, places) for column, places in cells), style=style(row))
-    return table
+    columns: Sequence[_TextColumn] = [_TextColumn.of(table, column) for column in table.columns]
+    if len(table.rows) > _MOST_LAID_OUT:
+        _print_lines(console, columns)
+    else:
+        kept = _drop_columns(columns, drop_first, console.width)
+        console.print(_laid_out(kept, [style(row) for row in table.rows], console.width), crop=False)
+        left_out = [column.source.title for column in columns if column not in kept]
+        if left_out:
+            titles = ", ".join(left_out)
+            print_line(console, f"  left out, the terminal is too narrow: {titles} ({elsewhere})", "yellow")
+        columns = kept
+    if any(column.best for column in columns):
+        print_line(console, f"  {BEST} {table.best_note}", "yellow")
 
 
 @dataclass(frozen=True)
-class _Lines:
-    """Lines that a terminal is given as they are."""
+class _TextColumn:
+    """A column as text.
 
-    lines: tuple[str, ...]
+    Attributes:
+        source: The column.
+        heading: Its title, wrapped to the width of the cells.
+        cells: The texts, with marks behind the best.
+        best: The numbers of the rows with the best values.
+        width: The least width at which no figure is broken.
+        longest_word: The least width at which no word is broken.
+    """
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        yield from (Segment(f"{line}\n") for line in self.lines)
+    source: AnyColumn[Any]
+    heading: str
+    cells: Sequence[str]
+    best: set[int]
+    width: int
+    longest_word: int
+
+    @classmethod
+    def of(cls, table: DataTable[R], column: AnyColumn[R]) -> "_TextColumn":
+        """Return a column of a table as text."""
+        best = table.best(column)
+        cells = [column.text(row) for row in table.rows]
+        if best:
+            cells = [f"{cell}{BEST if number in best else ' '}" for number, cell in enumerate(cells)]
+        longest_cell = max(map(len, cells), default=0)
+        longest_word = max((len(word) for cell in (column.title, *cells) for word in cell.split()), default=0)
+        width = max(longest_word, (longest_cell + 1) // 2) if column.wraps else longest_cell
+        heading = textwrap.wrap(column.title, max(width, _SHORTEST_HEADING), break_long_words=False)
+        width = max([width, *map(len, heading)])
+        return cls(column, "\n".join(heading), cells, best, width, longest_word)
 
 
-def _lines(grid: DataTable[R], best: Sequence[set[int]]) -> Iterator[str]:
-    """Yield a line for the headings, and one a row."""
-    columns = []
-    for column, places in zip(grid.columns, best, strict=True):
-        stars = [BEST if number in places else " " * bool(places) for number in range(len(grid.rows))]
-        cells = [column.title, *(column.text(row) + star for row, star in zip(grid.rows, stars, strict=True))]
-        width = max(map(len, cells))
-        columns.append([cell.ljust(width) if column.left else cell.rjust(width) for cell in cells])
-    for line in zip(*columns, strict=True):
-        yield (" " * _GAP).join(line).rstrip()
+def _drop_columns(
+    columns: Sequence[_TextColumn], drop_first: Sequence[str | tuple[str, ...]], width: int
+) -> Sequence[_TextColumn]:
+    for group in drop_first:
+        if _total(column.width for column in columns) <= width:
+            break
+        names = (group,) if isinstance(group, str) else group
+        columns = [column for column in columns if column.source.name not in names]
+    return columns
 
 
-def _listed(grid: DataTable[R], best: Sequence[set[int]], style: Callable[[R], str | None]) -> Table:
+def _total(widths: Iterable[int]) -> int:
+    listed = list(widths)
+    return sum(listed) + _GAP * (len(listed) - 1)
+
+
+def _laid_out(columns: Sequence[_TextColumn], styles: Sequence[str | None], width: int) -> RenderableType:
+    fits = _total(column.width for column in columns) <= width
+    if not fits and _total(column.longest_word for column in columns) > width:
+        return _as_lists(columns, styles)
+    widths = [None] * len(columns) if fits else _distributed(columns, width)
+    table = Table(box=None, pad_edge=False)
+    for column, own in zip(columns, widths, strict=True):
+        table.add_column(
+            Text(column.heading),
+            justify="left" if column.source.left else "right",
+            overflow="fold",
+            no_wrap=fits and not column.source.wraps,
+            width=own,
+            min_width=column.width if fits else None,
+        )
+    for number, style in enumerate(styles):
+        cells = (Text(c.cells[number], "bold" if number in c.best else "") for c in columns)
+        table.add_row(*cells, style=style)
+    return table
+
+
+def _distributed(columns: Sequence[_TextColumn], width: int) -> list[int]:
+    """Return widths that fill a width: none breaks a word, and those that lack most for their figures are widened."""
+    widths = [column.longest_word for column in columns]
+    for _ in range(width - _total(widths)):
+        lacking = [max(map(len, c.cells), default=0) - own for c, own in zip(columns, widths, strict=True)]
+        widths[lacking.index(max(lacking))] += max(lacking) > 0
+    return widths
+
+
+def _as_lists(columns: Sequence[_TextColumn], styles: Sequence[str | None]) -> Table:
     """Return a table with a line a figure, row after row."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
-    for number, row in enumerate(grid.rows):
-        for column, places in zip(grid.columns, best, strict=True):
-            star = BEST if number in places else ""
-            table.add_row(escape(column.title), f"{escape(column.text(row))}{star}", style=style(row))
-        if number + 1 < len(grid.rows):
+    for number, style in enumerate(styles):
+        if number:
             table.add_row()
+        for column in columns:
+            table.add_row(Text(column.source.title), Text(column.cells[number].rstrip()), style=style)
     return table
 
 
-def _spread(least: Sequence[int], wanted: Sequence[int], width: int) -> list[int]:
-    """Return widths of columns that fill a width: where the most is wanting, more is given."""
-    widths = list(least)
-    for _ in range(width - sum(least)):
-        wanting = [want - own for want, own in zip(wanted, widths, strict=True)]
-        widths[wanting.index(max(wanting))] += max(wanting) > 0
-    return widths
+def _print_lines(console: Console, columns: Sequence[_TextColumn]) -> None:
+    padded = []
+    for column in columns:
+        cells = [column.source.title, *column.cells]
+        width = max(map(len, cells))
+        padded.append([cell.ljust(width) if column.source.left else cell.rjust(width) for cell in cells])
+    lines = (Text((" " * _GAP).join(cells).rstrip()) for cells in zip(*padded, strict=True))
+    console.print(Text("\n").join(lines), highlight=False, soft_wrap=True)
 
 
-def _longest_word(column: Column[R], rows: Sequence[R]) -> int:
-    """Return how wide a column is whose title and cells break between all words."""
-    star = 0 if column.best is None else len(BEST)
-    words = (word for row in rows for word in column.text(row).split())
-    return max([*map(len, column.title.split()), *(len(word) + star for word in words)], default=0)
-
-
-def _marked(text: str, number: int, best: set[int]) -> str:
-    """Return a cell; the best of a column has a star, and the others the room for one."""
-    if not best:
-        return escape(text)
-    return f"[bold]{escape(text)}{BEST}[/bold]" if number in best else f"{escape(text)}{' ' * len(BEST)}"
-
-
-def fitting(
-    columns: Sequence[Column[R]],
-    rows: Sequence[R],
-    width: int,
-    dispensable: Sequence[str | tuple[str, ...]],
-    elsewhere: str = IN_CSV,
-) -> tuple[list[Column[R]], list[str]]:
-    """Return the columns that fit into a width side by side, and a line on those left out, if any.
-
-    Args:
-        columns: The columns.
-        rows: The rows.
-        width: Characters.
-        dispensable: Names of columns that a narrow terminal does without, the first first; those in a tuple
-            mean nothing without each other.
-        elsewhere: Where those are that are left out, for the line.
-    """
-    kept, left_out = list(columns), list[str]()
-    for group in dispensable if len(rows) <= _MOST_LAID_OUT else ():
-        if _total(kept, rows) <= width:
-            break
-        names = (group,) if isinstance(group, str) else group
-        left_out += [column.title for column in kept if column.name in names]
-        kept = [column for column in kept if column.name not in names]
-    if not left_out:
-        return kept, []
-    return kept, [f"left out, the terminal is too narrow: {', '.join(left_out)} ({elsewhere})"]
-
-
-def markdown_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[str]:
+def markdown_grid(columns: Sequence[AnyColumn[R]], rows: Sequence[R]) -> list[str]:
     """Return the lines of a Markdown table."""
     lines = ["| " + " | ".join(_cell(column.title) for column in columns) + " |"]
     lines.append("|" + "|".join("---" if column.left else "---:" for column in columns) + "|")
     return lines + ["| " + " | ".join(_cell(column.text(row)) for column in columns) + " |" for row in rows]
 
 
-def csv_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
+def markdown_text(text: str) -> str:
+    """Return text as one line of Markdown that shows it unchanged, HTML included."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\r", " ").replace("\n", " ")
+
+
+def _cell(text: str) -> str:
+    return markdown_text(text).replace("|", "\\|")
+
+
+def csv_grid(columns: Sequence[AnyColumn[R]], rows: Sequence[R]) -> str:
     """Return a header line and a line a row, plain values."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -225,39 +264,14 @@ def csv_grid(columns: Sequence[Column[R]], rows: Sequence[R]) -> str:
     return out.getvalue()
 
 
-def plain(columns: Sequence[Column[R]], row: R) -> dict[str, Any]:
-    """Return a row's values by name, for JSON: which has no NaN, so that a string says which of the three it was."""
-    values = {column.name: column.value(row) for column in columns}
+def plain(columns: Sequence[AnyColumn[R]], row: R) -> dict[str, Any]:
+    """Return the values of a row by name, for JSON: it has no NaN and no infinity, so a string names them."""
+    return json_values({column.name: column.value(row) for column in columns})
+
+
+def json_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name for JSON: it has no NaN and no infinity, so a string names them."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
+        for name, value in row.items()
     }
-
-
-def _total(columns: Sequence[Column[R]], rows: Sequence[R]) -> int:
-    """Return how wide a table is with columns as narrow as they can be read."""
-    return sum(_width(column, rows) + _GAP for column in columns) - _GAP
-
-
-def _width(column: Column[R], rows: Sequence[R]) -> int:
-    """Return how wide a column is with its title in two lines, and its cells in one, or in two where it wraps."""
-    texts = (column.text(row) for row in rows)
-    cells = (half for text in texts for half in _halves(text)) if column.wraps else texts
-    star = 0 if column.best is None else len(BEST)
-    return max(len(text) for text in (*_halves(column.title), *(f"{cell}{star * ' '}" for cell in cells)))
-
-
-def _halves(title: str) -> tuple[str, str]:
-    """Return a title in two lines as short as can be, broken between words."""
-    words = title.split() or [""]
-    breaks = ((" ".join(words[:n]), " ".join(words[n:])) for n in range(1, len(words) + 1))
-    return min(breaks, key=lambda halves: max(len(half) for half in halves))
-
-
-def markdown_text(text: str) -> str:
-    """Return text that Markdown prints on one line as it stands, without any HTML in it taken for such."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("\r", " ").replace("\n", " ")
-
-
-def _cell(text: str) -> str:
-    return markdown_text(text).replace("|", "\\|")

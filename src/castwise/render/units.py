@@ -1,5 +1,9 @@
 """Figures as people read them; records stay in SI units."""
 
+import math
+import statistics
+from collections.abc import Sequence
+
 from castwise.spec.quantities import format_bytes as format_bytes  # noqa: PLC0414  all that reports write is found here
 
 
@@ -41,7 +45,7 @@ def format_percent(value: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a stretch of time for progress and headlines: `42 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Return a duration for progress and headlines: `42 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -52,3 +56,27 @@ def format_duration(seconds: float) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], low: float, high: float, width: int = 10) -> str:
+    """Return values as a curve of block characters, with means of neighbours if there are more values than characters.
+
+    Args:
+        values: The values, in order; those that are not finite leave a gap.
+        low: The value of the lowest character; lower ones have that character too.
+        high: The value of the highest.
+        width: The most characters.
+    """
+    count = min(width, len(values))
+    parts = [values[len(values) * n // count : len(values) * (n + 1) // count] for n in range(count)]
+    return "".join(_level([value for value in part if math.isfinite(value)], low, high) for part in parts)
+
+
+def _level(values: Sequence[float], low: float, high: float) -> str:
+    share = 0.0 if high <= low or not values else (statistics.fmean(values) - low) / (high - low)
+    if not values or not math.isfinite(share):  # a damaged record's values can be too far apart for a float
+        return " "
+    return _LEVELS[round(min(max(share, 0.0), 1.0) * (len(_LEVELS) - 1))]

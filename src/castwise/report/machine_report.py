@@ -11,7 +11,7 @@ from rich.console import Console
 from castwise.analysis.statistics import Estimate
 from castwise.render.console import print_line
 from castwise.render.intervals import ratio_text
-from castwise.render.table import Column, DataTable, fitting, markdown_grid, markdown_text, terminal_table
+from castwise.render.table import Column, DataTable, markdown_grid, markdown_text, print_data_table
 from castwise.render.units import format_rate
 from castwise.report.machine_comparison import (
     ComparisonRow,
@@ -172,16 +172,13 @@ def print_comparison(comparison: MachineComparison, console: Console) -> None:
     grid = figure_grid(comparison)
     if grid.rows:
         console.print()
-        columns, left_out = fitting(grid.columns, grid.rows, console.width, _DISPENSABLE, "--format json has all")
-        console.print(terminal_table(columns, grid.rows, _style, console.width), crop=False)
-        for line in left_out:
-            print_line(console, f"  {line}", "yellow")
+        print_data_table(console, grid, drop_first=_DISPENSABLE, style=_style, elsewhere="--format json has all")
     for line in [*basis_lines(comparison), *reason_lines(comparison)]:
         print_line(console, f"  {line}", "yellow")
     traits = trait_grid(comparison)
     if traits.rows:
         print_line(console, "\nWhat differs", "bold")
-        console.print(terminal_table(traits.columns, traits.rows, width=console.width), crop=False)
+        print_data_table(console, traits)
     for title, lines in _lists(comparison):
         print_line(console, f"\n{title}", "bold")
         for line in lines:

@@ -3,9 +3,9 @@
 from castwise.analysis.advice import recommend
 from castwise.max_batch.render import markdown_max_batches
 from castwise.max_batch.result import max_batches_of
+from castwise.render import training_table
 from castwise.render.run_report import to_markdown
 from castwise.render.table import markdown_grid, markdown_text
-from castwise.render.training_columns import run_columns, shown
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
 from castwise.report.html.sections import summary, topic_line
@@ -32,7 +32,8 @@ def _topic(topic: ComparisonGroup) -> str:
         )
     if not topic.is_training:
         return head + to_markdown(topic.rows, recommend(topic.rows))
-    lines = [markdown_text(topic_line(topic)), "", *markdown_grid(shown(run_columns({}), topic.runs), topic.runs)]
+    table = training_table.data_table(topic.runs)
+    lines = [markdown_text(topic_line(topic)), "", *markdown_grid(table.columns, table.rows)]
     failed = [run.trial for run in topic.runs if run.trial.status != "ok"]
     lines += ["", *(f"- {markdown_text(f'{t.spec.label}: {t.status}: {t.message}')}" for t in failed)]
     return head + "\n".join(lines)

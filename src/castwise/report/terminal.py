@@ -7,10 +7,10 @@ from castwise.max_batch.render import print_max_batches
 from castwise.max_batch.result import max_batches_of
 from castwise.render.console import print_line
 from castwise.render.run_report import print_table
+from castwise.render.training_table import print_runs
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
 from castwise.report.html.sections import summary
-from castwise.suites.render import print_runs
 
 _ELSEWHERE = "`castwise export` has all"
 
@@ -30,6 +30,6 @@ def _print_topic(topic: ComparisonGroup, console: Console) -> None:
     if topic.is_max_batch:
         print_max_batches(max_batches_of(trial for cell in topic.configurations for trial in cell.trials), console)
     elif topic.is_training:
-        print_runs(topic.runs, {}, console, _ELSEWHERE)
+        print_runs(topic.runs, None, console, _ELSEWHERE)
     else:
         print_table(topic.rows, recommend(topic.rows), console, elsewhere=_ELSEWHERE)

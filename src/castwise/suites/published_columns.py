@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.records.schema import Trial
 from castwise.render.table import Column
-from castwise.render.training_columns import length_of
 from castwise.render.units import format_bytes, format_percent, format_ratio, format_seconds
 from castwise.suites.compare_published import PublishedComparison
 from castwise.suites.result import LimitFound
@@ -40,7 +39,7 @@ def _length_of(trial: Trial) -> str:
         return "whole"
     if not trial.ranks:
         return trial.status
-    length = length_of(training_metrics.runs([trial])[0])
+    length = training_metrics.length_in_words(trial) or "–"
     return length if trial.status == "ok" else f"{trial.status} after {length}"
 
 

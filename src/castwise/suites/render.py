@@ -1,29 +1,16 @@
 """A suite's result as terminal tables, Markdown, CSV or JSON: what was run, and the published figures beside it."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
-from rich.text import Text
 
-from castwise.analysis.training_metrics import Run
-from castwise.render.provenance import measured_on
-from castwise.render.table import (
-    BEST,
-    IN_CSV,
-    Column,
-    DataTable,
-    csv_grid,
-    fitting,
-    markdown_grid,
-    plain,
-    terminal_table,
-)
-from castwise.render.training_columns import DISPENSABLE as RUNS_ALSO
-from castwise.render.training_columns import EXTRA, competing, loss_curve, run_columns, shown
+from castwise.render import training_table
+from castwise.render.console import print_line
+from castwise.render.fields import find_fields
+from castwise.render.notes import measured_on
+from castwise.render.table import DataTable, csv_grid, json_values, markdown_grid, plain, print_data_table
 from castwise.suites.compare_published import PublishedComparison
 from castwise.suites.published_columns import DISPENSABLE as PUBLISHED_ALSO
 from castwise.suites.published_columns import LIMITS, PUBLISHED, shown_published
@@ -37,68 +24,32 @@ _TUNED_TITLE = "The published loop, and the tuned one"
 
 def print_suite(result: SuiteResult, console: Console) -> None:
     """Print a suite's tables and what a reader must know of them to a terminal."""
-    for index, line in enumerate(headlines(result)):
-        _print_line(console, line, "bold" if index == 0 else None)
+    first, *rest = headlines(result)
+    print_line(console, first, "bold")
+    for line in rest:
+        print_line(console, line)
     console.print()
     if result.runs:
-        print_runs(result.runs, result.pairs, console)
+        training_table.print_runs(result.runs, result.pairs, console)
     _print_lines(console, notes(result), "yellow")
     if result.tuned:
-        console.print(f"\n{_TUNED_TITLE}", style="bold", highlight=False)
-        columns, left_out = fitting(shown_tuned(result.tuned), result.tuned, console.width, TUNED_ALSO)
-        console.print(terminal_table(columns, result.tuned, width=console.width), crop=False)
-        _print_lines(console, [*tuned_notes(result.tuned), *left_out], "yellow")
+        print_line(console, f"\n{_TUNED_TITLE}", "bold")
+        print_data_table(console, DataTable(shown_tuned(result.tuned), result.tuned), drop_first=TUNED_ALSO)
+        _print_lines(console, tuned_notes(result.tuned), "yellow")
     for title, rows in _published_by_gpu(result).items():
-        console.print(f"\n{escape(title)}", style="bold", highlight=False)
-        shown_columns, left_out = fitting(shown_published(rows), rows, console.width, PUBLISHED_ALSO)
-        console.print(terminal_table(shown_columns, rows, width=console.width), crop=False)
-        _print_lines(console, left_out, "yellow")
+        print_line(console, f"\n{title}", "bold")
+        print_data_table(console, DataTable(shown_published(rows), rows), drop_first=PUBLISHED_ALSO)
     if result.limits:
-        console.print("\nLargest batch that trains", style="bold", highlight=False)
-        console.print(terminal_table(LIMITS, result.limits, width=console.width), crop=False)
+        print_line(console, "\nLargest batch that trains", "bold")
+        print_data_table(console, DataTable(LIMITS, result.limits))
     for title, lines in _kept(result).items():
-        console.print(f"\n{title}", style="dim bold", highlight=False)
+        print_line(console, f"\n{title}", "dim bold")
         _print_lines(console, lines, "dim")
-
-
-def print_runs(rows: Sequence[Run], pairs: Mapping[str, float], console: Console, elsewhere: str = IN_CSV) -> None:
-    """Print a table of runs to a terminal.
-
-    Args:
-        rows: The runs.
-        pairs: Speed-ups over float32 at the batch the source paired a run with, by the trial's key.
-        console: The terminal.
-        elsewhere: Where the figures are that a narrow terminal does without.
-    """
-    every = shown(_with_curve(run_columns(pairs)), rows)
-    columns, left_out = fitting(every, rows, console.width, RUNS_ALSO, elsewhere)
-    console.print(terminal_table(columns, rows, _style, console.width, competing), crop=False)
-    _print_lines(console, left_out, "yellow")
-    grid = DataTable(columns, rows, competing)
-    if any(grid.best(column) for column in columns):
-        _print_line(console, f"{BEST} the best among runs that differ in precision alone", "yellow", indent=2)
-
-
-def _with_curve(columns: Sequence[Column[Run]]) -> list[Column[Run]]:
-    """Return columns with the loss over time in front of the last, which is the status."""
-    return [*columns[:-1], loss_curve(), columns[-1]]
-
-
-def _style(run: Run) -> str | None:
-    return None if run.trial.status == "ok" else "dim"
 
 
 def _print_lines(console: Console, lines: Iterable[str], style: str | None = None) -> None:
     for line in lines:
-        _print_line(console, line, style, indent=2)
-
-
-def _print_line(console: Console, line: str, style: str | None = None, indent: int = 0) -> None:
-    """Print a line: wrapped behind its indent on a terminal, and one line to `grep` where it is piped."""
-    if console.is_terminal:
-        console.print(Padding(Text(line), (0, 0, 0, indent), expand=False), style=style, highlight=False)
-    else:
-        console.print(" " * indent + escape(line), style=style, highlight=False, soft_wrap=True)
+        print_line(console, f"  {line}", style)
 
 
 def markdown_suite(result: SuiteResult) -> str:
@@ -106,7 +57,8 @@ def markdown_suite(result: SuiteResult) -> str:
     first, *rest = headlines(result)
     parts = [[f"**{first}**"], [f"{line}  " for line in rest]]
     if result.runs:
-        parts.append(markdown_grid(shown(run_columns(result.pairs), result.runs), result.runs))
+        runs = training_table.data_table(result.runs, result.pairs)
+        parts.append(markdown_grid(runs.columns, runs.rows))
     parts.append(_items(notes(result)))
     if result.tuned:
         parts += [[f"**{_TUNED_TITLE}**"], markdown_grid(shown_tuned(result.tuned), result.tuned)]
@@ -131,12 +83,11 @@ def _flat(line: str) -> str:
 def csv_suites(results: Sequence[SuiteResult]) -> str:
     """Return one line a run over all suites, plain values, a header line first."""
     rows = [
-        {"suite": result.suite.name} | {column.name: column.value(run) for column in _all_columns(result.pairs)}
+        {"suite": result.suite.name, **training_table.flat_row(run, result.pairs)}
         for result in results
         for run in result.runs
     ]
-    names = ("suite", *(column.name for column in _all_columns({})))
-    return csv_grid([_of_name(name) for name in names], rows)
+    return csv_grid(find_fields(("suite", *training_table.IN_FILES)), rows)
 
 
 def json_suites(results: Sequence[SuiteResult]) -> str:
@@ -172,21 +123,13 @@ def _published_by_gpu(result: SuiteResult) -> dict[str, list[PublishedComparison
     return tables
 
 
-def _all_columns(pairs: Mapping[str, float]) -> tuple[Column[Run], ...]:
-    return (*run_columns(pairs), *EXTRA)
-
-
-def _of_name(name: str) -> Column[dict[str, Any]]:
-    return Column(name, name, lambda row: row[name], lambda row: str(row[name]))
-
-
 def _document(result: SuiteResult) -> dict[str, Any]:
-    columns = _all_columns(result.pairs)
+    rows = [training_table.flat_row(run, result.pairs) for run in result.runs]
     return {
         "suite": result.suite.name,
         "source": result.suite.source,
         "machine": result.suite.machine,
-        "runs": [plain(columns, run) for run in result.runs],
+        "runs": [json_values({name: row[name] for name in training_table.IN_FILES}) for row in rows],
         "tuned": [plain(TUNED, row) for row in result.tuned],
         "published": [plain(PUBLISHED, row) for row in result.published],
         "largest_batch": [plain(LIMITS, row) for row in result.limits],

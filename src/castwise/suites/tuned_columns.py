@@ -8,7 +8,7 @@ from castwise.analysis.training_metrics import Run
 from castwise.registry.techniques import join
 from castwise.render.intervals import ratio_text
 from castwise.render.table import Column
-from castwise.render.training_columns import gpus_of
+from castwise.render.training_table import gpus_text
 from castwise.render.units import format_bytes, format_seconds
 from castwise.suites.tuned_vs_published import TunedPair, largest_bytes, median_seconds
 
@@ -92,7 +92,7 @@ TUNED: tuple[Column[TunedPair], ...] = (
         lambda p: p.spec.batch_size,
         lambda p: str(p.spec.batch_size),
     ),
-    Column("gpus", "GPUs", lambda p: gpus_of(p.tuned[0]), lambda p: gpus_of(p.tuned[0])),
+    Column("gpus", "GPUs", lambda p: gpus_text(p.spec), lambda p: gpus_text(p.spec)),
     Column("seeds", "seeds", lambda p: min(len(p.published), len(p.tuned)), _seeds),
     Column(
         "published_seconds",

@@ -10,7 +10,7 @@ from rich.markup import escape
 from castwise.registry.techniques import join
 from castwise.render.console import took_words
 from castwise.render.intervals import ENDS, End, end_of, ratio_text
-from castwise.render.table import Column, csv_grid, fitting, markdown_grid, markdown_text, plain, terminal_table
+from castwise.render.table import Column, DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
 from castwise.render.units import format_bytes, format_number, format_rate, format_ratio, format_seconds
 from castwise.spec.trial import TrialSpec
 from castwise.tune.bottleneck import sentences_of
@@ -225,13 +225,12 @@ def print_tuning(climbed: TuningResult, console: Console, memory_bytes: float | 
     soft = not console.is_terminal
     console.print(escape(headline(climbed)), style="bold", soft_wrap=soft)
     lines = lines_of(climbed)
-    columns, left_out = fitting(_columns(memory_bytes), lines, console.width, _LEFT_OUT_FIRST)
 
     def style(line: ResultRow) -> str | None:
         return "bold green" if line.outcome == "taken" else (None if line.outcome is None else "dim")
 
-    console.print(terminal_table(columns, lines, style), crop=False)
-    for line in [*reasons(climbed), *left_out]:
+    print_data_table(console, DataTable(_columns(memory_bytes), lines), drop_first=_LEFT_OUT_FIRST, style=style)
+    for line in reasons(climbed):
         console.print(f"  {escape(line)}", style="yellow", soft_wrap=soft)
     console.print()
     for line in conclusions(climbed, memory_bytes):

@@ -7,10 +7,9 @@ from typing import Any
 from castwise.max_batch.columns import shown_summary
 from castwise.max_batch.sentences import conclusions
 from castwise.max_batch.sentences import remarks as fit_remarks
-from castwise.render.steady_columns import competing, remarks, shown_columns
+from castwise.render import run_report, training_table
+from castwise.render.notes import remarks
 from castwise.render.table import DataTable
-from castwise.render.training_columns import competing as runs_competing
-from castwise.render.training_columns import run_columns, shown
 from castwise.report.charts.chart import CollectionSubject, GroupSubject
 from castwise.report.charts.registry import charts_of, overview_charts
 from castwise.report.collection import Collection, ComparisonGroup
@@ -85,7 +84,7 @@ def _section(
     charts = [data.add_chart(chart, anchor) for chart in charts_of(GroupSubject(topic, source.file_of))]
     grid: DataTable[Any]
     if topic.is_training:
-        grid = DataTable(shown(run_columns({}), topic.runs), topic.runs, runs_competing)
+        grid = training_table.data_table(topic.runs)
         said = [
             f"{run.trial.spec.label}: {run.trial.status}: {run.trial.message}"
             for run in topic.runs
@@ -95,7 +94,7 @@ def _section(
         fits = GroupSubject(topic, source.file_of).fits
         grid, said = DataTable(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
     else:
-        grid = DataTable(shown_columns(topic.rows), topic.rows, competing)
+        grid = run_report.data_table(topic.rows)
         said = remarks(topic.rows)
     return _Section(
         anchor=anchor,

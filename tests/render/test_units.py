@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from castwise.render.units import (
     format_rate,
     format_ratio,
     format_seconds,
+    sparkline,
 )
 
 
@@ -116,3 +118,17 @@ def test_bytes_keep_three_digits(value: int) -> None:
     number, unit = format_bytes(value).split()
     factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
     assert float(number) * factor == pytest.approx(value, rel=6e-3)
+
+
+def test_sparkline_has_one_level_a_value_or_the_mean_of_neighbours() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 0, 7) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0.0] * 50 + [7.0] * 50, 0, 7) == "▁▁▁▁▁█████"
+    assert len(sparkline(list(range(1001)), 0, 1000)) == 10
+    assert sparkline([0] * 19 + [7], 0, 7)[-1] == "▅"
+
+
+def test_sparkline_clips_and_leaves_gaps() -> None:
+    assert sparkline([-5, 99, math.nan, 0], 0, 7) == "▁█ ▁"
+    assert sparkline([3, 3, 3], 3, 3) == "▁▁▁"
+    assert sparkline([], 0, 1) == ""
+    assert sparkline([1e308, 1.0], -math.inf, math.inf) == "  "

@@ -1,0 +1,279 @@
+"""The one table of every quantity that castwise shows: name, unit, heading and text.
+
+Terminal, Markdown, HTML, charts, CSV, JSON, Parquet and trackers select their columns from `FIELDS` by name. They read
+them from flat rows: dictionaries of plain values in SI units, by field name. Each kind of result has a function that
+makes its flat rows (for steady trials `run_table.flat_row`, for training runs `training_table.flat_row`).
+
+To add a column: add one line to `FIELDS`, set its value in the flat rows, and name it in the tables that show it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from castwise.analysis.statistics import Estimate
+from castwise.analysis.steady_metrics import unit_of
+from castwise.records.schema import Trial
+from castwise.registry.techniques import join
+from castwise.render.units import (
+    format_bytes,
+    format_energy,
+    format_number,
+    format_percent,
+    format_rate,
+    format_ratio,
+    format_seconds,
+)
+from castwise.spec.quantities import format_share
+
+FlatRow = Mapping[str, Any]
+Unit = Literal["text", "count", "seconds", "bytes", "ratio", "share", "rate", "number", "boolean"]
+Kind = Literal["text", "integer", "number", "truth"]
+
+_FORMATS: dict[Unit, Callable[[Any], str]] = {
+    "text": str,
+    "count": str,
+    "seconds": format_seconds,
+    "bytes": format_bytes,
+    "ratio": format_ratio,
+    "share": format_percent,
+    "rate": format_rate,
+    "number": format_number,
+    "boolean": str,
+}
+_KINDS: dict[Unit, Kind] = {"text": "text", "count": "integer", "bytes": "integer", "boolean": "truth"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A quantity, and how it is shown.
+
+    Attributes:
+        name: The name in CSV, JSON and Parquet, with the unit as a suffix.
+        title: The heading for people; empty if only files have the field.
+        unit: The unit or type of the values.
+        format: Returns the text of a row that has a value; None formats the value by its unit.
+        best: Which value of a column is the best; None if there is no such thing.
+        wraps: Whether a narrow terminal may break the text between words.
+        varies: Whether a table shows the field only if its rows have several values.
+        default: Values that are not worth a column if all rows have one of them.
+    """
+
+    name: str
+    title: str = ""
+    unit: Unit = "text"
+    format: Callable[[FlatRow], str] | None = None
+    best: Literal["highest", "lowest"] | None = None
+    wraps: bool = False
+    varies: bool = False
+    default: tuple[Any, ...] = ()
+
+    def value(self, row: FlatRow) -> Any:
+        """Return the plain value in a row, None if it has none."""
+        return row.get(self.name)
+
+    def text(self, row: FlatRow) -> str:
+        """Return the value as people read it; "–" for None."""
+        value = row.get(self.name)
+        if value is None:
+            return "–"
+        return self.format(row) if self.format is not None else _FORMATS[self.unit](value)
+
+    @property
+    def left(self) -> bool:
+        """Return whether a column of this field is flush left."""
+        return self.unit == "text"
+
+    @property
+    def kind(self) -> Kind:
+        """Return the type of the values in Parquet."""
+        return _KINDS.get(self.unit, "number")
+
+
+def interval_text(name: str) -> Callable[[FlatRow], str]:
+    """Return the format of a ratio whose row has its interval as `NAME_low` and `NAME_high`: `1.90× [1.88, 1.92]`."""
+
+    def text(row: FlatRow) -> str:
+        low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+        interval = "" if low is None or high is None or low == high else f" [{low:.2f}, {high:.2f}]"
+        return f"{format_ratio(row[name])}{interval}"
+
+    return text
+
+
+def _rate_text(name: str) -> Callable[[FlatRow], str]:
+    return lambda row: f"{format_rate(row[name])} {row['unit']}/s"
+
+
+def _allocated_text(row: FlatRow) -> str:
+    ratio = row.get("memory_ratio")
+    return format_bytes(row["peak_allocated_bytes"]) + ("" if ratio is None else f" ({format_ratio(ratio)})")
+
+
+def _loss_text(row: FlatRow) -> str:
+    step = row.get("final_step")
+    return f"{row['final_loss']:.4g}" + ("" if step is None else f" @ {step}")
+
+
+FIELDS: tuple[Field, ...] = (
+    # What was asked for.
+    Field("workload", "workload", varies=True),
+    Field("kind", "kind"),
+    Field("suite", "suite"),
+    Field("data_set", "data", varies=True),
+    Field("precision", "precision"),
+    Field("batch_size", "batch", "count", varies=True),
+    Field("gpus", "GPUs", "count", varies=True),
+    Field("world_size", "GPUs", "count", varies=True),
+    Field(
+        "parallelism",
+        "parallelism",
+        format=lambda row: "–" if row["parallelism"] == "none" else row["parallelism"],
+        varies=True,
+    ),
+    Field("loss_scale", "loss scale", default=("none", "dynamic")),
+    Field("techniques", "techniques", wraps=True, varies=True),
+    Field("seed", "seed", "count", varies=True),
+    Field("repeat", "round", "count", varies=True),
+    Field("key"),
+    Field("recipe"),
+    Field("protocol"),
+    # How it ended.
+    Field("status", "status"),
+    Field("message", "message", default=("",)),
+    Field("length", "length", wraps=True),
+    Field("started_at", "measured", format=lambda row: row["started_at"][:16].replace("T", " ")),
+    Field("duration_seconds", "duration", "seconds"),
+    Field("schema_version", unit="count"),
+    Field("file", "file"),
+    Field("unit"),
+    Field("processes", "processes", "count"),
+    # Speed.
+    Field("seconds", "time", "seconds"),
+    Field("start_seconds", "first step", "seconds"),
+    Field("data_share", "waits for data", "share"),
+    Field("validation_seconds", "validation", "seconds", default=(0.0,)),
+    Field("throughput_per_second", "throughput", "rate", _rate_text("throughput_per_second"), best="highest"),
+    Field("speedup", "speed-up", "ratio", interval_text("speedup"), best="highest"),
+    Field("verdict", "verdict"),
+    Field("verdict_reason", "why"),
+    Field("loop_speedup", "over plain loop", "ratio"),
+    Field("published_pair_speedup", "at published batches", "ratio"),
+    Field("scaling_efficiency", "scaling efficiency", "share"),
+    Field("efficiency", "scaling efficiency", "share"),
+    Field("step_seconds", "step time", "seconds", best="lowest"),
+    Field("spread", "spread", "share", lambda row: format_share(row["spread"])),
+    Field("cold_start_seconds", "cold start", "seconds"),
+    Field("ready_seconds", "ready", "seconds"),
+    Field("set_up_seconds", "set up", "seconds"),
+    Field("first_step_seconds", "first step", "seconds"),
+    Field("warm_up_seconds", "warm-up", "seconds"),
+    Field("warm_up_steps", "warm-up steps", "count"),
+    Field("settled", "settled", "boolean"),
+    *(Field(f"{name}_{end}", unit="number") for name in ("throughput", "speedup", "memory") for end in ("low", "high")),
+    *(Field(f"throughput_per_second_{end}", unit="number") for end in ("low", "high")),
+    # Memory.
+    Field("peak_allocated_bytes", "peak allocated", "bytes", _allocated_text, best="lowest"),
+    Field("peak_reserved_bytes", "peak reserved", "bytes", best="lowest"),
+    Field("driver_used_bytes", "driver's figure", "bytes"),
+    Field("memory_ratio", "memory ratio", "ratio"),
+    # Energy.
+    Field(
+        "joules_per_unit",
+        "energy",
+        "number",
+        lambda row: format_energy(row["joules_per_unit"], row["unit"]),
+        best="lowest",
+    ),
+    Field("joules_per_unit_low", unit="number"),
+    Field("joules_per_unit_high", unit="number"),
+    Field("energy_source", "energy by"),
+    Field("power_watts", "power", "number", lambda row: f"{row['power_watts']:.0f} W"),
+    # What was trained.
+    Field("accuracy", "accuracy", "share"),
+    Field("best_accuracy", "best accuracy", "share"),
+    Field("perplexity", "perplexity", "number", lambda row: f"{row['perplexity']:.4g}"),
+    Field("final_loss", "final loss @ step", "number", _loss_text),
+    Field("final_step", "step", "count"),
+    Field("loss", "loss", "number"),
+    Field("loss_curve", "loss over time"),
+    Field("skipped_steps", "skipped", "count", default=(0,)),
+    Field("num_parameters", "parameters", "count"),
+    Field("optimizer", "optimizer"),
+    # The machine.
+    Field("device", "device"),
+    Field("device_name", "device"),
+    Field("fingerprint", "fingerprint"),
+    Field("host", "host"),
+    Field("driver", "driver"),
+    Field("cuda", "CUDA"),
+    Field("cudnn", "cuDNN"),
+    Field("torch", "torch"),
+    Field("castwise", "castwise"),
+    Field("commit", "commit"),
+    Field("warnings", "warnings"),
+    Field("telemetry_note", "telemetry"),
+)
+_BY_NAME = {field.name: field for field in FIELDS}
+
+
+def find_field(name: str, title: str = "") -> Field:
+    """Return the field with this name, under another heading if one is given."""
+    return replace(_BY_NAME[name], title=title) if title else _BY_NAME[name]
+
+
+def find_fields(names: Iterable[str]) -> list[Field]:
+    """Return the fields with these names, in order."""
+    return [_BY_NAME[name] for name in names]
+
+
+def worth_showing(fields: Sequence[Field], rows: Sequence[FlatRow], always: Iterable[str] = ()) -> list[Field]:
+    """Return the fields that tell a reader something: values that exist, that are unusual, or that differ.
+
+    Args:
+        fields: The fields to choose from.
+        rows: The table's rows.
+        always: Names of fields that are shown whatever their values.
+    """
+    return [field for field in fields if field.name in always or _is_worth_showing(field, rows)]
+
+
+def _is_worth_showing(field: Field, rows: Sequence[FlatRow]) -> bool:
+    values = {field.value(row) for row in rows}
+    if field.varies:
+        return len(values) > 1
+    return not values <= {None, *field.default}
+
+
+def trial_values(trial: Trial) -> dict[str, Any]:
+    """Return what the flat rows of all kinds of results have in common: the question, the outcome and the machine."""
+    spec = trial.spec
+    return {
+        "workload": spec.workload,
+        "data_set": spec.data_set,
+        "precision": spec.precision,
+        "batch_size": spec.batch_size,
+        "gpus": spec.world_size,
+        "parallelism": spec.parallelism,
+        "loss_scale": spec.loss_scale,
+        "techniques": join(spec.techniques),
+        "seed": spec.seed,
+        "repeat": spec.repeat,
+        "key": spec.key,
+        "unit": unit_of(trial),
+        "status": trial.status,
+        "message": trial.message,
+        "telemetry_note": trial.telemetry_note,
+        "device": trial.environment.device_name,
+        "torch": trial.environment.torch,
+    }
+
+
+def interval_values(name: str, found: Estimate | None) -> dict[str, float | None]:
+    """Return the ends of an interval as `NAME_low` and `NAME_high`; None for an end that is no finite number."""
+    low, high = (None, None) if found is None else (found.low, found.high)
+    return {
+        f"{name}_low": low if low is not None and math.isfinite(low) else None,
+        f"{name}_high": high if high is not None and math.isfinite(high) else None,
+    }

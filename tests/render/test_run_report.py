@@ -1,0 +1,404 @@
+"""The results of steady trials in every format."""
+
+import ast
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
+from fake_gpu import fake_gpu_facts, fake_reading
+from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
+
+from castwise.analysis.advice import recommend
+from castwise.analysis.energy import Prices
+from castwise.analysis.result_table import compare
+from castwise.records.schema import Trial
+from castwise.render import run_report
+from castwise.render.fields import find_fields
+from castwise.render.notes import cost_lines, headline, measured_on, remarks, snippet_lines
+
+CSV_HEADER = (
+    "workload,data_set,precision,batch_size,gpus,parallelism,loss_scale,techniques,throughput_per_second,speedup,"
+    "verdict,loop_speedup,scaling_efficiency,step_seconds,spread,peak_allocated_bytes,peak_reserved_bytes,"
+    "joules_per_unit,power_watts,final_loss,status,unit,processes,throughput_low,throughput_high,speedup_low,"
+    "speedup_high,memory_low,memory_high,verdict_reason,memory_ratio,final_step,skipped_steps,joules_per_unit_low,"
+    "joules_per_unit_high,energy_source,cold_start_seconds,ready_seconds,set_up_seconds,first_step_seconds,"
+    "warm_up_seconds,warnings,telemetry_note,message,device,torch,key"
+)
+PRICES = Prices(per_kwh=0.25, per_gpu_hour=3.0)
+TWO_GPUS: dict[str, object] = {"world_size": 2, "parallelism": "ddp"}
+
+
+def trial(precision: str, seconds: float, **changes: object) -> Trial:
+    return fake_trial(fake_spec(precision, **changes), step_seconds=(seconds,) * 6)
+
+
+def failed(precision: str, status: str, message: str = "it went wrong") -> Trial:
+    return fake_trial(fake_spec(precision), step_seconds=()).model_copy(update={"status": status, "message": message})
+
+
+def metered(precision: str, joules: float, **changes: object) -> Trial:
+    """Return a trial of 256 samples and 0.1 s a block, with readings."""
+    readings = (fake_reading(energy_joules=joules, sm_clock_hertz=1e9, seconds=0.1),) * 6
+    update = {"readings": readings, "gpu_facts": fake_gpu_facts()}
+    return trial(precision, 0.1, **changes).model_copy(update=update)
+
+
+DIVERGED = fake_trial(
+    fake_spec("fp16-true"), status="diverged", message="the loss was nan", step_seconds=(0.02,), losses=(math.nan,)
+)
+JOB = [trial("fp32", 0.3), trial("bf16-mixed", 0.1), failed("fp16-mixed", "oom", "no | memory"), DIVERGED]
+ON_GPUS = [trial("fp32", 0.3), trial("fp32", 0.3, **TWO_GPUS), trial("fp32", 0.4, world_size=2, parallelism="dp")]
+
+
+def printed(trials: Sequence[Trial], width: int = 200, prices: Prices | None = None) -> str:
+    rows, stream = compare(trials), io.StringIO()
+    run_report.print_table(rows, recommend(rows), Console(file=stream, width=width, highlight=False), prices)
+    return stream.getvalue()
+
+
+def as_json(trials: Sequence[Trial]) -> dict[str, list[dict[str, Any]]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    rows = compare(trials)
+    document = json.loads(run_report.to_json(rows, recommend(rows)), parse_constant=refuse)
+    assert isinstance(document, dict)
+    return document
+
+
+def as_csv(trials: Sequence[Trial]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(run_report.to_csv(compare(trials)))))
+
+
+def as_markdown(trials: Sequence[Trial]) -> str:
+    rows = compare(trials)
+    return run_report.to_markdown(rows, recommend(rows))
+
+
+def markdown_rows(trials: Sequence[Trial]) -> list[dict[str, str]]:
+    """Return the cells of the Markdown table by heading; an escaped bar separates no cells."""
+    lines = [line for line in as_markdown(trials).splitlines() if line.startswith("|")]
+    head, _, *body = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [dict(zip(head, row, strict=True)) for row in body]
+
+
+def shown(trials: Sequence[Trial]) -> list[str]:
+    return [column.name for column in run_report.data_table(compare(trials)).columns]
+
+
+def test_a_terminal_shows_headline_table_remarks_and_advice(snapshot: SnapshotAssertion) -> None:
+    assert printed(JOB) == snapshot
+    assert printed([], 80).strip() == "no trials"
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, set()),
+        ({"workload": "resnet18"}, {"workload"}),
+        ({"batch_size": 8}, {"batch_size"}),
+        ({"loss_scale": "128"}, {"loss_scale"}),
+        ({"data_set": "mnist"}, {"data_set"}),
+        (TWO_GPUS, {"gpus", "parallelism"}),
+    ],
+    ids=str,
+)
+def test_columns_that_say_nothing_are_left_out(changes: dict[str, object], names: set[str]) -> None:
+    found = set(shown([trial("fp32", 0.3), trial("fp16-mixed", 0.1, **changes)]))
+    assert found & {"workload", "batch_size", "loss_scale", "data_set", "gpus", "parallelism"} == names
+    assert {"peak_reserved_bytes", "joules_per_unit", "verdict", "skipped_steps"} & found == set()
+    assert {"precision", "throughput_per_second", "status"} <= found
+    assert "speedup" not in shown([trial("tf32", 0.3)]), "there is no baseline"
+
+
+def test_gpus_are_told_apart() -> None:
+    rows = markdown_rows(ON_GPUS)
+    assert [row["GPUs"] for row in rows] == ["1", "2", "2"]
+    assert [row["parallelism"] for row in rows] == ["–", "ddp", "dp"]
+    assert [row["scaling efficiency"] for row in rows] == ["–", "100.0 %", "75.0 %"]
+    assert "2 GPUs (ddp) on Fake GPU" in headline(compare(ON_GPUS[1:2]))
+    assert any("all GPUs together" in line for line in remarks(compare(ON_GPUS)))
+    assert any("all CPU processes" in line for line in remarks(compare([trial("fp32", 0.3, device="cpu", **TWO_GPUS)])))
+    assert not any("together" in line for line in remarks(compare(JOB)))
+
+
+@pytest.mark.parametrize(
+    ("num_read", "num_gpus", "changes", "words"),
+    [
+        (1, 2, {}, "of 1 of 2 GPUs"),
+        (3, 4, {}, "of 3 of 4 GPUs"),
+        (2, 2, {}, None),
+        (1, 1, {}, None),
+        (1, 2, {"energy_joules": None, "power_watts": None}, None),
+    ],
+)
+def test_energy_of_some_of_the_gpus_is_called_so(
+    num_read: int, num_gpus: int, changes: dict[str, object], words: str | None
+) -> None:
+    spec: dict[str, object] = {"world_size": num_gpus, "parallelism": "ddp" if num_gpus > 1 else "none"}
+    readings = (fake_reading(num_gpus=num_read, **changes),) * 6
+    lines = remarks(compare([trial("fp32", 0.3, **spec).model_copy(update={"readings": readings})]))
+    found = [line for line in lines if line.startswith("energy")]
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+
+
+def test_code_is_never_wrapped() -> None:
+    (advice,) = recommend(compare(JOB))
+    code = [*advice.code.splitlines(), *snippet_lines(advice)]
+    assert [line.strip() for line in printed(JOB, 40).splitlines()[-len(code) :]] == [line.strip() for line in code]
+
+
+def test_markup_in_a_message_is_printed_unchanged() -> None:
+    message = "RuntimeError: [bold]sizes[/bold] [3, 4] :smile:"
+    assert message in printed([trial("fp32", 0.3), failed("tf32", "crashed", message)])
+
+
+def test_every_field_has_a_text_for_every_status() -> None:
+    for column in find_fields(run_report.IN_FILES):
+        for row in compare(JOB):
+            assert "None" not in column.text(run_report.flat_row(row))
+
+
+def test_the_headline_names_what_all_trials_share() -> None:
+    assert headline(compare(JOB)).startswith("resnet50, batch 256, synthetic data on Fake GPU (castwise 0.0 at ")
+    other = trial("fp32", 0.3, workload="dpn92", batch_size=8)
+    assert headline(compare([trial("fp32", 0.3), other])).startswith("synthetic data on Fake GPU")
+    other = trial("fp32", 1.0, workload="wrn-28-10", batch_size=8, data_set="cifar10")
+    assert headline(compare([trial("fp32", 1.0), other])).startswith("On Fake GPU (")
+
+
+def measured(commit: str | None, date: str, **environment: object) -> Trial:
+    update = {"commit": commit, "gpu": "NVIDIA X", "castwise": "0.1.0", "torch": "2.11.0", "driver": "580"}
+    found = fake_trial().environment.model_copy(update=update | environment)
+    return fake_trial().model_copy(update={"environment": found, "started_at": f"{date}T10:00:00+00:00"})
+
+
+def test_all_devices_versions_commits_and_dates_are_named() -> None:
+    one, other = measured("80a6", "2026-11-21"), measured("e7fc", "2026-11-22")
+    assert measured_on([one, one]) == "NVIDIA X (castwise 0.1.0 at 80a6, torch 2.11.0, driver 580, 2026-11-21)"
+    assert "at e7fc and 80a6" in measured_on([other, one])
+    assert "2026-11-21 to 2026-11-22" in measured_on([other, one])
+    plain = measured(None, "2026-11-21", gpu="NVIDIA Y", torch="2.12.0", driver=None)
+    assert measured_on([one, plain]).startswith("NVIDIA X and NVIDIA Y (castwise 0.1.0 at 80a6, torch 2.11.0 and")
+    assert measured_on([plain]) == "NVIDIA Y (castwise 0.1.0, torch 2.12.0, 2026-11-21)"
+
+
+def test_remarks_on_emulation_and_on_cpu_memory() -> None:
+    assert remarks(compare([trial("fp32", 0.3)])) == []
+    on_cpu = fake_trial(
+        fake_spec("bf16-mixed", device="cpu"), step_seconds=(0.1,) * 6, environment=fake_environment(None)
+    )
+    emulated, memory = remarks(compare([on_cpu]))
+    assert emulated.startswith("bf16-mixed is emulated here: Fake CPU")
+    assert memory.startswith("peak allocated on a CPU")
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_noisy_blocks_are_a_remark(settled: bool) -> None:
+    (line,) = remarks(compare([fake_trial(step_seconds=(0.1, 0.2) * 3, facts=fake_facts(settled=settled))]))
+    assert "blocks spread by 67 %" in line
+    assert ("never settled" in line) != settled
+    assert remarks(compare([fake_trial(step_seconds=(0.1,) * 6, facts=fake_facts(settled=settled))])) == []
+
+
+def test_a_failure_of_all_trials_is_one_line() -> None:
+    both = [failed("fp32", "crashed"), failed("tf32", "crashed")]
+    assert remarks(compare(both))[0] == "all 2 trials: crashed: it went wrong"
+    lines = remarks(compare([both[0], failed("tf32", "crashed", "other")]))
+    assert lines[0].startswith(both[0].spec.label)
+    assert len(lines) >= 2
+
+
+def test_csv_has_plain_values() -> None:
+    assert run_report.to_csv(compare(JOB)).splitlines()[0] == CSV_HEADER
+    rows = as_csv([*JOB, failed("fp32", "crashed", 'says "no", twice,\nand | once more')])
+    assert [row["precision"] for row in rows[:4]] == ["fp32", "bf16-mixed", "fp16-mixed", "fp16-true"]
+    assert float(rows[1]["speedup"]) == pytest.approx(3)
+    assert float(rows[1]["throughput_per_second"]) == pytest.approx(2560)
+    assert (rows[2]["status"], rows[2]["throughput_per_second"], rows[2]["final_loss"]) == ("oom", "", "")
+    assert math.isnan(float(rows[3]["final_loss"]))
+    assert {row["unit"] for row in rows} == {"images"}
+    assert as_csv([]) == []
+
+
+def test_csv_quotes_what_needs_it() -> None:
+    message = 'says "no", twice,\nand | once more'
+    (row,) = as_csv([failed("fp32", "crashed", message)])
+    assert row["message"] == message
+
+
+def test_json_has_rows_advice_and_whole_trials() -> None:
+    document = as_json(JOB)
+    assert set(document) == {"rows", "advice", "trials"}
+    assert [set(row) for row in document["rows"]] == [{*CSV_HEADER.split(","), "estimates"}] * 4
+    assert [row["speedup"] for row in document["rows"][:2]] == [pytest.approx(1), pytest.approx(3)]
+    assert [row["final_loss"] for row in document["rows"][2:]] == [None, "nan"]
+    (advice,) = document["advice"]
+    assert set(advice) == {"workload", "precision", "sentence", "code", "frameworks"}
+    assert advice["frameworks"]["Lightning"] == 'Trainer(precision="bf16-mixed")'
+    ast.parse(advice["code"])
+    trials = [Trial.model_validate_json(json.dumps(item)) for item in document["trials"]]
+    assert repr(trials) == repr(JOB)
+    assert as_json([]) == {"rows": [], "advice": [], "trials": []}
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_json_is_strict_whatever_the_loss(loss: float) -> None:
+    (row,) = as_json([fake_trial(losses=(loss,))])["rows"]
+    assert row["final_loss"] == str(loss)
+
+
+def test_markdown_has_headline_table_remarks_advice_and_code() -> None:
+    text = as_markdown(JOB)
+    assert text.startswith("resnet50, batch 256, synthetic data on Fake GPU")
+    assert len(markdown_rows(JOB)) == len(JOB)
+    assert "\n- resnet50 fp16-mixed batch 256: oom: no | memory\n" in text
+    ast.parse(text.partition("```python\n")[2].partition("```")[0])
+    assert "\n\n\n" not in text
+    assert as_markdown([]).startswith("no trials")
+    without_code = as_markdown([trial("fp32", 0.3)])
+    assert "```" not in without_code
+    assert "\n\n\n" not in without_code
+
+
+class Html(HTMLParser):
+    """Collects the cells of a document, and checks that every tag is closed in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+def test_notebook_html_has_the_terminals_table_and_escapes_text() -> None:
+    nasty = "<script>alert(1)</script>"
+    rows = compare([*JOB[:2], failed("tf32", "crashed", nasty)])
+    parsed = Html()
+    parsed.feed(run_report.to_html(rows, recommend(rows)))
+    parsed.close()
+    assert parsed.open == []
+    table = run_report.data_table(rows)
+    texts = [[column.text(row) for column in table.columns] for row in table.rows]
+    assert parsed.rows == [[column.title for column in table.columns], *texts]
+    assert nasty in parsed.text
+    assert 'Trainer(precision="bf16-mixed")' in parsed.text
+
+
+def test_energy_and_warnings_in_every_format() -> None:
+    assert [(row["energy"], row["power"]) for row in markdown_rows([metered("fp32", 256.0), JOB[1]])] == [
+        ("1 J/image", "500 W"),
+        ("–", "–"),
+    ]
+    (row,) = as_csv([metered("fp32", 256.0)])
+    assert (row["joules_per_unit"], row["joules_per_unit_low"], row["joules_per_unit_high"]) == ("1.0", "1.0", "1.0")
+    assert (row["energy_source"], row["power_watts"], row["warnings"]) == ("counter", "500.0", "clock-below-boost")
+    (warning,) = as_json([metered("fp32", 256.0)])["rows"][0]["warnings"]
+    assert set(warning) == {"name", "seen", "cause", "advice"}
+    assert as_json(JOB)["rows"][0]["warnings"] == []
+
+
+def test_costs_of_an_epoch_or_of_a_million_samples() -> None:
+    # 2560 samples a second, 1 J each: 60,000 take 23.4 s and 0.0167 kWh.
+    (line,) = cost_lines(compare([metered("fp32", 256.0, data_set="mnist")]), PRICES)
+    assert "60,000 samples costs 0.00417 in electricity (0.0167 kWh, GPU alone) or 0.0195 in GPU hours" in line
+    (line,) = cost_lines(compare([metered("fp32", 256.0, data_set="synthetic:cifar100")]), PRICES)
+    assert "an epoch of 50,000 samples" in line
+    (line,) = cost_lines(compare([trial("fp32", 0.1)]), Prices(per_kwh=0.25))
+    assert "a million samples" in line
+    assert "no energy was measured" in line
+    assert cost_lines(compare([failed("fp32", "oom")]), PRICES) == []
+    assert cost_lines(compare([metered("fp32", 256.0)]), None) == []
+
+
+def test_costs_in_every_format() -> None:
+    rows = compare([metered("fp32", 256.0)])
+    assert "a million samples cost" in run_report.to_markdown(rows, [], PRICES)
+    (cost,) = json.loads(run_report.to_json(rows, [], PRICES))["costs"]
+    assert set(cost) == {"key", "samples", "seconds", "joules", "energy_cost", "gpu_hour_cost"}
+    assert "a million samples cost" in printed([metered("fp32", 256.0)], 300, PRICES)
+
+
+def test_cold_start() -> None:
+    facts = fake_facts(ready_seconds=0.5, set_up_seconds=0.25, first_step_seconds=1.0, warm_up_seconds=0.75)
+    slow = fake_trial(fake_spec("bf16-mixed"), facts=facts)
+    assert any("first timed step: 2.50 s" in line for line in remarks(compare([slow])))
+    (row,) = as_csv([slow])
+    assert (row["cold_start_seconds"], row["first_step_seconds"]) == ("2.5", "1.0")
+
+
+def test_each_batch_size_has_its_own_best_and_failures_have_none() -> None:
+    table = run_report.data_table(compare([*JOB, trial("fp32", 0.2, batch_size=8), trial("tf32", 0.1, batch_size=8)]))
+    (throughput,) = (column for column in table.columns if column.name == "throughput_per_second")
+    best = [table.rows[number] for number in sorted(table.best(throughput))]
+    assert [(row["precision"], row["batch_size"]) for row in best] == [("bf16-mixed", 256), ("tf32", 8)]
+
+
+def test_block_times_that_differ_are_drawn_on_one_scale() -> None:
+    noisy = fake_trial(fake_spec("tf32"), step_seconds=(0.1, 0.12, 0.1, 0.08, 0.1))
+    quiet = fake_trial(fake_spec("fp32"), step_seconds=(0.3,) * 5)
+    text = printed([quiet, noisy])
+    assert "±20 %" in text
+    assert "▅█▅▁▅" in text
+    assert "blocks, ±" not in " ".join(printed([quiet]).split())
+
+
+def rounds(*gains: float, drift: float = 1.0, interleaved: bool = True) -> list[Trial]:
+    """Return fp32 and bf16-mixed over rounds, with more blocks of fp32, so that drift affects it alone."""
+    trials = []
+    for repeat, gain in enumerate(gains):
+        before = [0.3 * drift**block for block in range(8)]
+        for precision, seconds in (("fp32", before), ("bf16-mixed", [each / gain for each in before[:4]])):
+            one = fake_trial(fake_spec(precision, repeat=repeat), step_seconds=seconds)
+            trials.append(one.model_copy(update={"session_id": f"s{repeat}" if interleaved else None}))
+    return trials
+
+
+def disagreements(trials: Sequence[Trial]) -> list[str]:
+    return [line for line in remarks(compare(trials)) if line.startswith("speed-up compares")]
+
+
+def test_a_paired_speedup_far_from_the_ratio_of_throughputs_is_explained() -> None:
+    (line,) = disagreements(rounds(1.05, 1.06, 1.04, drift=1.02))
+    assert "1.09× for resnet50 bf16-mixed batch 256 (speed-up 1.05×)" in line
+    assert disagreements(rounds(1.05, drift=1.02)) == [], "one process has one ratio"
+    assert disagreements(rounds(1.05, 1.06, 1.04, drift=1.02, interleaved=False)) == []
+    assert disagreements(rounds(1.05, 1.06, 1.04)) == []
+    assert disagreements(rounds(1.0, 1.3, 1.1, drift=1.02)) == [], "the interval contains both"
+
+
+def test_a_noise_warning_of_one_process_differs_from_the_median_spread() -> None:
+    quiet, loud, louder = (0.1,) * 8, (0.1, 0.12) * 4, (0.1, 0.15) * 4
+
+    def explained(*processes: tuple[float, ...]) -> bool:
+        trials = [fake_trial(fake_spec(repeat=n), step_seconds=seconds) for n, seconds in enumerate(processes)]
+        return any("the warning is of the noisiest" in line for line in remarks(compare(trials)))
+
+    assert explained(quiet, loud, louder)
+    assert not explained(loud, loud)
+    assert not explained(quiet, quiet)
+    assert not explained(louder)

@@ -1,0 +1,155 @@
+"""Tables of any columns and rows: terminal widths, Markdown, JSON."""
+
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from castwise.render.console import print_line, result_console
+from castwise.render.fields import FIELDS, Field, FlatRow, find_field, worth_showing
+from castwise.render.table import DataTable, json_values, markdown_grid, print_data_table
+
+FIGURE, WORDS = Field("figure", "figure", "count"), Field("words", "words", wraps=True)
+RESULTS: list[FlatRow] = [
+    {"precision": "fp32", "throughput_per_second": 853.3, "unit": "images", "step_seconds": 0.3, "status": "ok"},
+    {"precision": "bf16-mixed", "throughput_per_second": 2560.0, "unit": "images", "step_seconds": 0.1, "status": "ok"},
+    {"precision": "fp16-mixed", "status": "oom"},
+]
+RESULT_FIELDS = [find_field(name) for name in ("precision", "throughput_per_second", "step_seconds", "status")]
+
+
+def printed(table: DataTable[FlatRow], width: int, *drop_first: Any, terminal: bool = False) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    print_data_table(console, table, drop_first=drop_first)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def results() -> DataTable[FlatRow]:
+    return DataTable(RESULT_FIELDS, RESULTS, lambda row: "all" if row["status"] == "ok" else None)
+
+
+def test_a_table_marks_the_best_of_each_column() -> None:
+    assert printed(results(), 80) == [
+        "precision        throughput  step time  status",
+        "fp32         853.3 images/s   300.0 ms  ok",
+        "bf16-mixed  2,560 images/s*  100.0 ms*  ok",
+        "fp16-mixed                –          –  oom",
+        "  * the best of its column",
+    ]
+
+
+@pytest.mark.parametrize("width", [10, 20, 30, 40, 60, 80])
+def test_a_table_fits_any_width_and_breaks_no_word_that_fits(width: int) -> None:
+    lines = printed(results(), width, "step_seconds", terminal=True)
+    assert all(len(line) <= width for line in lines)
+    if width >= 30:
+        words = " ".join(lines).split()
+        assert {"bf16-mixed", "images/s*", "853.3", "oom", "throughput"} <= set(words)
+
+
+def test_columns_leave_in_order_and_some_together() -> None:
+    def field(name: str) -> Field:
+        return Field(name, name * 10)
+
+    fields = [field("a"), field("b"), field("c"), field("d")]
+    row = {"a": "1" * 8, "b": "2" * 8, "c": "3" * 8, "d": "4" * 8}
+    table = DataTable[FlatRow](fields, [row])
+    assert not any("left out" in line for line in printed(table, 46, "b", ("c", "d")))
+    without_b = " ".join(printed(table, 34, "b", ("c", "d")))
+    assert "left out, the terminal is too narrow: bbbbbbbbbb (--format csv has all)" in without_b
+    assert "44444444" in without_b
+    only_a = " ".join(printed(table, 33, "b", ("c", "d")))
+    assert "3333" not in only_a
+    assert "4444" not in only_a
+
+
+def test_only_columns_that_wrap_give_way() -> None:
+    row = {"figure": 123456789, "words": "one of two words, cut to three"}
+    table = DataTable[FlatRow]([FIGURE, WORDS], [row])
+    assert printed(table, 30) == ["   figure  words", "123456789  one of two words,", "           cut to three"]
+    assert len(printed(table, 80)) == 2
+
+
+def test_a_word_wider_than_the_terminal_is_folded_and_not_cut_off() -> None:
+    text = "".join(printed(DataTable[FlatRow]([FIGURE], [{"figure": 123456789}]), 4))
+    assert "".join(character for character in text if character.isdigit()) == "123456789"
+
+
+def test_thousands_of_rows_are_a_line_each() -> None:
+    rows: list[FlatRow] = [{"figure": number, "words": "[one] of some words"} for number in range(2000)]
+    lines = printed(DataTable([FIGURE, WORDS], rows), 12, "words")
+    assert len(lines) == 2001
+    assert lines[-1] == "  1999  [one] of some words"
+
+
+def test_equal_values_have_no_best() -> None:
+    row = {"throughput_per_second": 5.0, "unit": "images"}
+    table = DataTable[FlatRow]([find_field("throughput_per_second")], [row, row], lambda _: 1)
+    assert not any("*" in line for line in printed(table, 80))
+
+
+def test_markdown_cells_cannot_end_a_cell() -> None:
+    lines = markdown_grid([FIGURE, WORDS], [{"figure": "1|2", "words": "3\n<b>4"}])
+    assert lines == ["| figure | words |", "|---:|---|", "| 1\\|2 | 3 &lt;b>4 |"]
+
+
+def test_values_are_json() -> None:
+    values = {"a": math.nan, "b": -math.inf, "c": 1.5, "d": None, "e": "nan"}
+    assert json_values(values) == {"a": "nan", "b": "-inf", "c": 1.5, "d": None, "e": "nan"}
+    json.dumps(json_values(values), allow_nan=False)
+
+
+def test_field_names_are_unique() -> None:
+    names = [field.name for field in FIELDS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_every_field_is_a_dash_without_a_value(field: Field) -> None:
+    assert (field.value({}), field.text({})) == (None, "–")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(1.876, 1.924, "1.90× [1.88, 1.92]"), (None, None, "1.90×"), (1.9, 1.9, "1.90×")],
+)
+def test_a_speedup_has_its_interval_if_it_says_something(low: float | None, high: float | None, text: str) -> None:
+    assert find_field("speedup").text({"speedup": 1.9, "speedup_low": low, "speedup_high": high}) == text
+
+
+def test_fields_worth_showing() -> None:
+    fields = [Field("a", varies=True), Field("b", default=("none",)), Field("c"), Field("d")]
+    one: FlatRow = {"a": 1, "b": "none", "c": 0, "d": None}
+    other: FlatRow = {"a": 1, "b": None, "c": 0}
+    assert [field.name for field in worth_showing(fields, [one, other])] == ["c"]
+    assert [field.name for field in worth_showing(fields, [one, {**other, "a": 2, "b": "4"}], ["d"])] == [*"abcd"]
+
+
+LINE = "[bold]resnet50[/bold] takes 3 s in 'fp16' " + "and so on " * 10
+
+
+def line(terminal: bool, indent: str = "") -> list[str]:
+    out = io.StringIO()
+    print_line(Console(file=out, width=40, force_terminal=terminal, color_system=None), indent + LINE)
+    return out.getvalue().splitlines()
+
+
+def test_a_piped_line_stays_one_line() -> None:
+    assert line(terminal=False) == [LINE]
+
+
+def test_a_terminal_wraps_a_line_behind_its_indent() -> None:
+    lines = line(terminal=True, indent="  ")
+    assert len(lines) > 1
+    assert all(each.startswith("  ") and each[2] != " " for each in lines)
+    assert " ".join(lines).split() == LINE.split()
+
+
+def test_a_piped_table_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert result_console().width >= 160
+    assert result_console(60).width == 60
