@@ -26,12 +26,12 @@ from stored import place_of
 
 from castwise.analysis.statistics import Estimate, estimate, noise_of, paired_ratio, verdict_of
 from castwise.analysis.steady_metrics import step_seconds, step_times
-from castwise.orchestrator.interleaved import run_interleaved
 from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.rounds import StopRule, prior_stats_of
+from castwise.orchestrator.runner import TrialRunner, run_interleaved
 from castwise.orchestrator.session import Session
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.spec.trial import CUDA_ROUND, TrialSpec

@@ -88,7 +88,7 @@ class Process:
         """Take a turn, while the machine is slower by so much."""
         length, begun = self.turns.length if may_be_long else 1, sum(self.lengths)
         seconds = float(self._blocks[begun : begun + length].mean()) * math.exp(drift)
-        self.turns.take(seconds, 1, length)
+        self.turns.add(seconds, 1, length)
         self.seconds.append(seconds)
         self.lengths.append(length)
 

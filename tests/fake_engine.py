@@ -14,8 +14,7 @@ from pathlib import Path
 
 from programs import PATIENCE_SECONDS
 
-from castwise.orchestrator.closing import THREAD_NAME
-from castwise.orchestrator.session import OnProgress, TrialFailedError
+from castwise.orchestrator.session import BackgroundCloser, OnProgress, TrialFailedError
 from castwise.records.schema import (
     Block,
     Environment,
@@ -268,7 +267,7 @@ class FakeEngine:
     def num_open(self) -> int:
         """Return how many sessions were started and not closed: processes that would be left over."""
         for thread in threading.enumerate():
-            if thread.name == THREAD_NAME:  # nobody waits for a process whose device was looked at
+            if thread.name == BackgroundCloser.THREAD_NAME:  # nobody waits for a process whose device was looked at
                 thread.join(PATIENCE_SECONDS)
         return sum(not session.closed for session in self.sessions)
 

@@ -7,7 +7,8 @@ from fake_engine import FakeEngine, fake_spec, fake_trial
 
 from castwise.orchestrator.cached_measure import CachedMeasure
 from castwise.orchestrator.job import ResumePolicy
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.records.store import Store
 from castwise.spec.trial import TrialSpec

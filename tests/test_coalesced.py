@@ -18,7 +18,8 @@ from torch.optim import SGD
 
 from castwise.errors import UsageError
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.trial import NullListener
 from castwise.registry.precisions import find_precision
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec

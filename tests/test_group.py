@@ -279,7 +279,8 @@ def test_ranks_that_hang(logs: Path) -> None:
 
 
 HANGING = """\
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.trial import NullListener
 
 class Speaking(NullListener):
     def phase(self, name, done):

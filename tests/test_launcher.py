@@ -21,9 +21,8 @@ from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
 from castwise.errors import EngineError
 from castwise.orchestrator import processes, rpc
-from castwise.orchestrator.closing import BackgroundCloser
 from castwise.orchestrator.processes import ForkserverEngine, ProcessSession, Target
-from castwise.orchestrator.session import TrialFailedError
+from castwise.orchestrator.session import BackgroundCloser, TrialFailedError
 from castwise.records.schema import RankSamples
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import entry
@@ -536,7 +535,8 @@ def test_a_real_sweep_without_a_guard_and_its_sudden_end(program: Program) -> No
 
 
 HANGING = """\
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.trial import NullListener
 
 class Speaking(NullListener):
     def phase(self, name, done):

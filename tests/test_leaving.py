@@ -4,7 +4,7 @@ import threading
 
 from fake_engine import FakeEngine, FakeSession
 
-from castwise.orchestrator.closing import BackgroundCloser
+from castwise.orchestrator.session import BackgroundCloser
 
 
 class Held(FakeSession):

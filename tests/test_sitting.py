@@ -11,9 +11,9 @@ from noting import NotingEngine
 
 from castwise.analysis.steady_metrics import block_means
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.interleaved import InterleavedResult, SetupOrder, run_interleaved
+from castwise.orchestrator.runner import InterleavedResult, SetupOrder, TrialRunner, run_interleaved
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Block, Environment, Facts, RankSamples
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
@@ -110,9 +110,9 @@ def sit_unevenly(*, restless_baseline: bool = False) -> InterleavedResult:
 class Leisurely(FakeSession):
     """Takes its time to end."""
 
-    def finish(self) -> tuple[RankSamples, ...]:
+    def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
         time.sleep(0.3)
-        return super().finish()
+        return super().finish(weights)
 
 
 def test_a_trial_that_fails_took_no_longer_than_until_then() -> None:

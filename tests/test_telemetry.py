@@ -13,9 +13,9 @@ from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.interleaved import run_interleaved
+from castwise.orchestrator.runner import TrialRunner, run_interleaved
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Block, Environment, Trial
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec

@@ -14,7 +14,7 @@ def run(turns: BlockSchedule, step_seconds: Callable[[], float]) -> list[int]:
     lengths = []
     while turns.goes_on:
         length = turns.length
-        turns.take(sum(step_seconds() for _ in range(length)), length, length)
+        turns.add(sum(step_seconds() for _ in range(length)), length, length)
         lengths.append(length)
     return lengths
 

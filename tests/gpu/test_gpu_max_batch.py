@@ -11,7 +11,8 @@ from castwise.max_batch.memory_breakdown import TOLERANCE, breakdown_of
 from castwise.max_batch.result import MaxBatch, available_bytes
 from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.spec.trial import TrialSpec
 

@@ -9,7 +9,8 @@ import torch
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.trial import NullListener, TrialRunner
+from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism

@@ -1,25 +1,25 @@
-"""How many turns a process takes, and how long each is: until its step time is known well enough."""
+"""How many blocks a process times, and how long each is: until its step time is known well enough."""
 
 from dataclasses import dataclass
 
 from castwise.analysis.statistics import FEWEST_BLOCKS, TOLERANCE, noise_of, required_blocks
 from castwise.spec.trial import MeasurementProtocol
 
-# How many times as long as usual a turn may be. Source: chosen here; of longer ones too few are left to see outliers.
-_LONGEST = 3
-# How well a process need be known, as a share of what processes of its cell differ by: the interval is then an eighth
-# wider than if each were known exactly, and what further blocks take is better spent on another process.
-_ENOUGH = 0.5
+# A block is at most this many times as long as usual. Source: chosen here; too few longer blocks show no outliers.
+_MAX_LENGTH = 3
+# How well a process must be known, as a share of the standard deviation between processes of its configuration. The
+# interval is then an eighth wider than if each were known exactly; more blocks gain less than another process.
+_SHARE_OF_BETWEEN_PROCESSES = 0.5
 
 
 @dataclass(frozen=True)
 class PriorStats:
-    """What earlier processes of the same cell showed.
+    """What earlier processes of the same configuration measured.
 
     Attributes:
-        noise: The most noise of any of them, as a share of the step time: that of a block of usual length.
+        noise: The largest noise of any of them, as a share of the step time, of a block of usual length.
         step_seconds: Seconds a step.
-        apart: The standard deviation of their step times, as a share of it; 0 where they are too few to tell.
+        apart: The standard deviation between their step times, as a share of it; 0 if they are too few.
     """
 
     noise: float
@@ -28,71 +28,82 @@ class PriorStats:
 
 
 class BlockSchedule:
-    """The turns of one process.
+    """The blocks of one process.
 
     Args:
-        protocol: How many blocks it may take, and how long.
-        earlier: What other processes of its cell showed; None where there were none.
+        protocol: How many blocks it may take, and for how long.
+        prior: What other processes of its configuration measured; None if there were none.
+        adaptive: Whether it ends as soon as the step time is known well enough, and may take longer blocks.
     """
 
-    def __init__(self, protocol: MeasurementProtocol, earlier: PriorStats | None = None) -> None:
-        self._protocol, self._earlier = protocol, earlier
+    def __init__(
+        self, protocol: MeasurementProtocol, prior: PriorStats | None = None, *, adaptive: bool = True
+    ) -> None:
+        self._protocol = protocol
+        self._prior = prior
+        self._adaptive = adaptive
         self._step_times: list[float] = []
         self._lengths: list[int] = []
-        self._timed = 0.0
+        self._seconds = 0.0
 
-    def take(self, seconds: float, num_steps: int, length: int = 1) -> None:
-        """Note a turn.
+    def add(self, seconds: float, num_steps: int, length: int = 1) -> None:
+        """Add a timed block.
 
         Args:
-            seconds: What its steps took.
+            seconds: The time of its steps.
             num_steps: How many they were.
             length: How many times as long as usual it was.
         """
-        self._timed += seconds
+        self._seconds += seconds
         self._step_times.append(seconds / num_steps)
         self._lengths.append(length)
 
     @property
     def goes_on(self) -> bool:
-        """Return whether another turn is to be timed."""
-        count, protocol = len(self._step_times), self._protocol
+        """Return whether another block is to be timed."""
+        num_timed, protocol = len(self._step_times), self._protocol
         if sum(self._lengths) >= protocol.num_blocks:
             return False
-        if count < protocol.min_blocks:
+        if num_timed < protocol.min_blocks:
             return True
-        return self._timed <= protocol.max_seconds and not self._is_settled
+        if self._seconds > protocol.max_seconds:
+            return False
+        # However quiet earlier processes were: three blocks of one that flips between two speeds may well agree.
+        is_known = num_timed >= FEWEST_BLOCKS and sum(self._lengths) >= self._required
+        return not (self._adaptive and is_known)
+
+    @property
+    def share(self) -> float:
+        """Return the share of the allowed blocks or of the allowed time that is used, 0 to 1."""
+        used = sum(self._lengths) / self._protocol.num_blocks
+        return min(1.0, max(used, self._seconds / self._protocol.max_seconds))
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether the fewest turns are known to do."""
-        return self._is_noise_known and self._wanted <= FEWEST_BLOCKS
+        """Return whether the smallest number of blocks is known to be enough."""
+        return self._is_noise_known and self._required <= FEWEST_BLOCKS
 
     @property
     def length(self) -> int:
-        """Return how many times as long as usual the next turn is best.
+        """Return how many times as long as usual the next block should be.
 
-        A process that needs all blocks it may have takes several in a turn: the baseline, whose steps take the longest
-        as a rule, then goes with it for fewer turns.
+        A process that needs all of its blocks joins several into one: then the baseline, whose steps usually take the
+        longest, takes fewer blocks with it.
         """
-        most = self._protocol.num_blocks
-        if not self._is_noise_known or self._wanted <= most:
+        num_blocks = self._protocol.num_blocks
+        if not self._adaptive or not self._is_noise_known or self._required <= num_blocks:
             return 1
-        left = most - sum(self._lengths)
-        return max(1, min(_LONGEST, left // max(1, FEWEST_BLOCKS - len(self._lengths))))
-
-    @property
-    def _is_settled(self) -> bool:
-        # However quiet earlier processes were: of one that flips between two speeds, three blocks may well be alike.
-        return len(self._step_times) >= FEWEST_BLOCKS and sum(self._lengths) >= self._wanted
+        left = num_blocks - sum(self._lengths)
+        return max(1, min(_MAX_LENGTH, left // max(1, FEWEST_BLOCKS - len(self._lengths))))
 
     @property
     def _is_noise_known(self) -> bool:
-        return self._earlier is not None or len(self._step_times) >= FEWEST_BLOCKS
+        return self._prior is not None or len(self._step_times) >= FEWEST_BLOCKS
 
     @property
-    def _wanted(self) -> float:
-        own = noise_of(self._step_times, self._lengths)
-        if self._earlier is None:
-            return required_blocks(own)
-        return required_blocks(max(own, self._earlier.noise), max(TOLERANCE, _ENOUGH * self._earlier.apart))
+    def _required(self) -> float:
+        noise = noise_of(self._step_times, self._lengths)
+        if self._prior is None:
+            return required_blocks(noise)
+        tolerance = max(TOLERANCE, _SHARE_OF_BETWEEN_PROCESSES * self._prior.apart)
+        return required_blocks(max(noise, self._prior.noise), tolerance)

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from castwise.orchestrator.job import ResumePolicy, load_cached
-from castwise.orchestrator.trial import TrialRunner, UnboundedProgress
+from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.trial import UnboundedProgress
 from castwise.records.schema import Trial
 from castwise.spec.trial import TrialSpec
 

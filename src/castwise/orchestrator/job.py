@@ -17,8 +17,9 @@ from castwise.orchestrator.machine import (
 )
 from castwise.orchestrator.reuse import is_reusable, matches_configuration
 from castwise.orchestrator.rounds import Rounds, StopRule
+from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.session import Engine
-from castwise.orchestrator.trial import Listener, NullListener, TrialRunner, unsupported_reason
+from castwise.orchestrator.trial import Listener, NullListener, unsupported_reason
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import Problem, Store
 from castwise.registry.datasets import MNIST, find_data_set

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.errors import EngineError, MissingDataError, UsageError
-from castwise.orchestrator.closing import BackgroundCloser
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.session import Engine, TrialFailedError
+from castwise.orchestrator.session import BackgroundCloser, Engine, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, default_data_dir, verify
 from castwise.spec.user_model import UserModel, UserWorkload, locate

@@ -12,8 +12,7 @@ from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, stud
 from castwise.analysis.steady_metrics import block_lengths, block_means
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.interleaved import SetupOrder, run_interleaved
-from castwise.orchestrator.trial import TrialRunner
+from castwise.orchestrator.runner import SetupOrder, TrialRunner, run_interleaved
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
@@ -146,7 +145,7 @@ class Rounds:
 
     def run(self) -> ComparedTrials:
         """Run rounds until the rule ends them."""
-        self._runner.look(self._cells)
+        self._runner.note_gpu_processes(self._cells)
         # Intervals need scipy, half a second to import: while the first processes start, nobody waits for it.
         threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
         try:
@@ -163,7 +162,7 @@ class Rounds:
     def run_once(self) -> ComparedTrials:
         """Let all cells sit once more, whatever they had."""
         started = time.perf_counter()
-        self._runner.look(self._cells)
+        self._runner.note_gpu_processes(self._cells)
         try:
             self._run_round(self._well_cells())
         finally:

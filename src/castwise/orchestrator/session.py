@@ -1,6 +1,7 @@
 """What a sweep needs of whatever measures: real processes, or a fake in tests."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -122,3 +123,25 @@ class Engine(Protocol):
         Raises:
             EngineError: No process could be started.
         """
+
+
+class BackgroundCloser:
+    """Ends sessions in the background: a process takes tenths of a second to release its device."""
+
+    THREAD_NAME = "castwise closing"
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def close(self, sessions: Iterable[Session]) -> None:
+        """Start to end these sessions."""
+        threads = [threading.Thread(target=session.close, name=self.THREAD_NAME) for session in sessions]
+        for thread in threads:
+            thread.start()
+        self._threads += threads
+
+    def wait(self) -> None:
+        """Wait until all have ended. May be called again."""
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()

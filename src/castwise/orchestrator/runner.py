@@ -1,0 +1,432 @@
+"""Measure trials, each in a process of its own: alone one after another, or several with interleaved blocks.
+
+In an interleaved session, drift (clocks, temperature, other load) falls on all configurations alike, and set-up is paid
+once. A lone trial is a session of one that takes every block, or every epoch, that its spec allows.
+"""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
+from castwise.orchestrator.session import BackgroundCloser, Engine, Session, TrialFailedError
+from castwise.orchestrator.trial import Listener, TrialInProgress, unsupported_reason
+from castwise.records.schema import Environment, Trial
+from castwise.records.store import Store, name_of, stem_of
+from castwise.registry.precisions import BASELINE
+from castwise.spec.recipe import Recipe
+from castwise.spec.trial import TrialSpec
+from castwise.telemetry.sampler import Telemetry
+from castwise.telemetry.summarize import unwatched
+
+# Seconds of sustained steps for the energy counter: ten of its ticks for a lone trial, five in a session (H200).
+_ENERGY_SECONDS_ALONE = 1.1
+_ENERGY_SECONDS = 0.5
+
+SetupOrder = Literal["together", "first alone", "one by one"]
+
+
+@dataclass(frozen=True)
+class TrialRunner:
+    """Measures trials, saves their records and reports progress.
+
+    Attributes:
+        engine: Starts the processes.
+        store: Keeps the records; None keeps none.
+        environment: The machine, for the record of a process that failed before it described its own.
+        listener: Receives progress.
+        data_note: Goes into every record's facts.
+        telemetry: Watches device and host while blocks and epochs are timed.
+        closer: Ends the processes of measured trials in the background.
+        weights: The folder in which trained models' weights are kept; None keeps none.
+    """
+
+    engine: Engine
+    store: Store | None
+    environment: Environment
+    listener: Listener
+    data_note: str | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
+    closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
+    weights: Path | None = None
+
+    def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
+        """Measure each spec alone, in order; each record is saved before the next trial starts."""
+        trials: list[Trial] = []
+        self.note_gpu_processes(specs)
+        try:
+            for index, spec in enumerate(specs, start=1):
+                self.listener.started(spec, index, len(specs))
+                reason = unsupported_reason(spec, self.environment)
+                if reason is not None:  # not saved: with more GPUs visible it can be measured
+                    trial = TrialInProgress(spec, self.environment).refuse(reason)
+                else:
+                    trial = self._run_alone(spec)
+                    if self.store is not None:
+                        self.store.save(trial)
+                trials.append(trial)
+                self.listener.ended(trial)
+        finally:
+            self.telemetry.close()
+        return trials
+
+    def note_gpu_processes(self, specs: Sequence[TrialSpec]) -> None:
+        """Note which processes use the GPUs of these specs, before a process of this job does."""
+        gpus = {device: uuid for spec in specs for device, uuid in self.environment.gpus_of(spec).items()}
+        self.telemetry.look({device: uuid for device, uuid in gpus.items() if uuid})
+
+    def _run_alone(self, spec: TrialSpec) -> Trial:
+        (measurement,) = _run_session(self, [spec], round_number=None)
+        self.closer.wait()
+        return measurement.record(session_id=None)
+
+
+@dataclass(frozen=True)
+class InterleavedResult:
+    """What an interleaved session measured.
+
+    Attributes:
+        trials: A record for each configuration that was measured or failed for good, in the order of the specs.
+        postponed: The specs that ran out of memory next to others, and so may yet fit alone.
+    """
+
+    trials: tuple[Trial, ...]
+    postponed: tuple[TrialSpec, ...]
+
+
+def run_interleaved(
+    runner: TrialRunner,
+    specs: Sequence[TrialSpec],
+    *,
+    setup_order: SetupOrder = "together",
+    number: int = 1,
+    earlier: Mapping[str, PriorStats] | None = None,
+    baseline: str | None = None,
+) -> InterleavedResult:
+    """Interleave the blocks of several configurations until each is known well enough or its time is up.
+
+    The processes of the previous session may still be ending while this one's start; this one's end in the background
+    once all is measured (`runner.closer`).
+
+    Args:
+        runner: Starts the processes and reports progress.
+        specs: The configurations, the baseline first: it is the last to run out of memory.
+        setup_order: How they are set up: all at once; the first alone and then the others at once; or one by one, if
+            they would slow each other down. If the first does not fit next to the others, all start again with the
+            first alone. They are always warmed up one by one.
+        number: The round's number, for progress and for the random order of blocks. Energy is measured in the first
+            round, and for a configuration without earlier processes.
+        earlier: What earlier processes of a configuration measured, by configuration.
+        baseline: The configuration that the others are compared with; None takes float32's.
+    """
+    measurements = _run_session(
+        runner, specs, round_number=number, setup_order=setup_order, earlier=earlier or {}, baseline=baseline
+    )
+    session_id = secrets.token_hex(6) if sum(each.can_continue for each in measurements) > 1 else None
+    may_fit_alone = [each for each in measurements if each.hit_oom and len(measurements) > 1]
+    return InterleavedResult(
+        trials=tuple(each.record(session_id) for each in measurements if each not in may_fit_alone),
+        postponed=tuple(each.spec for each in may_fit_alone),
+    )
+
+
+class _Measurement:
+    """One trial of a session, in its process.
+
+    Args:
+        runner: Starts the process.
+        spec: What is measured.
+        prior: What earlier processes of its configuration measured; None if there were none.
+        is_baseline: Whether the session's other configurations are compared with this one.
+        is_alone: Whether it is a lone trial, not part of an interleaved session.
+
+    Attributes:
+        is_done: Whether it takes no further blocks.
+    """
+
+    def __init__(
+        self, runner: TrialRunner, spec: TrialSpec, prior: PriorStats | None, *, is_baseline: bool, is_alone: bool
+    ) -> None:
+        self.spec = spec
+        self.trial = TrialInProgress(spec, runner.environment)
+        self.schedule = BlockSchedule(spec.protocol, prior, adaptive=not is_alone)
+        self.is_baseline = is_baseline
+        self.is_done = False
+        self._started = time.perf_counter()
+        self.session: Session = runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
+        self._runner = runner
+        self._prior = prior
+        self._is_alone = is_alone
+        self._has_led_in = False
+        self._seconds_to_failure: float | None = None
+
+    @property
+    def can_continue(self) -> bool:
+        """Return whether it has neither failed nor diverged in training."""
+        epochs = self.trial.epochs
+        return self.trial.failure is None and not (epochs and epochs[-1].diverged)
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether it needs another block or epoch."""
+        if not self.can_continue:
+            return False
+        if self.runs_all_epochs and self.spec.recipe is not None:
+            return len(self.trial.epochs) < self.spec.recipe.num_epochs
+        return self.schedule.goes_on
+
+    @property
+    def runs_all_epochs(self) -> bool:
+        """Return whether it is a lone training run, which is run to its end."""
+        return self._is_alone and self.spec.recipe is not None
+
+    @property
+    def hit_oom(self) -> bool:
+        """Return whether it ran out of the device's memory."""
+        return self.trial.failure is not None and self.trial.failure.status == "oom"
+
+    def attempt(self, step: Callable[..., None], **arguments: bool) -> None:
+        """Run a step unless an earlier one failed. A failure ends the process and frees its memory for the others."""
+        if self.trial.failure is not None:
+            return
+        try:
+            step(**arguments)
+        except TrialFailedError as failure:
+            self.trial.failure = failure
+            self.session.close()
+            self._seconds_to_failure = time.perf_counter() - self._started
+
+    def open_device(self) -> None:
+        self.trial.environment = self.session.open(self.spec.device)
+
+    def set_up(self) -> None:
+        """Build the trial, which ends with its first step."""
+        checkpoint = None
+        if self._is_alone and self._runner.store is not None:
+            checkpoint = self._runner.store.checkpoint(self.spec, self.trial.environment)
+        self.session.set_up(self.spec, checkpoint)
+        self.trial.gpu_facts = self._runner.telemetry.gpu_facts(self.trial.gpus)
+
+    def warm_up(self) -> None:
+        """Run until the step time has settled; a training run resumes, and runs the epochs that are not counted."""
+        recipe = self.spec.recipe
+        if recipe is None:
+            facts = self.session.warm_up(None if self._prior is None else self._prior.step_seconds)
+        else:
+            resumed = self.session.resume()
+            facts = resumed.facts
+            self.trial.epochs += resumed.epochs
+            self.trial.readings += unwatched(len(resumed.epochs))
+        update = {"ready_seconds": self.session.ready_seconds, "data_note": self._runner.data_note}
+        self.trial.facts = facts.model_copy(update=update)
+        if recipe is not None and not self._is_alone:
+            for _ in range(recipe.skip_epochs):
+                if self.can_continue:
+                    self._run_epoch(recipe)
+
+    def measure_next(self, *, may_be_long: bool = False) -> None:
+        """Time one block; of a training run, run one epoch.
+
+        Args:
+            may_be_long: Whether the block may be longer than usual, if that saves blocks.
+        """
+        recipe = self.spec.recipe
+        if recipe is None:
+            self._time_block(self.schedule.length if may_be_long else 1)
+        else:
+            self._run_epoch(recipe)
+
+    def _time_block(self, length: int) -> None:
+        if not self._has_led_in:
+            self._lead_in()
+        self._has_led_in = False
+        blocks, readings = self.trial.blocks, self.trial.readings
+        try:
+            with self._runner.telemetry.watch(self.trial.gpus) as watch:
+                block = self.session.run_block(length)
+                blocks.append(block)
+                self.schedule.add(block.seconds, block.num_steps, length)
+                # Alone, the next steps start before the last look at the GPU, which takes milliseconds. In a session
+                # that look must not see another configuration's steps: each leads in right before its own block.
+                if self._is_alone and self.goes_on:
+                    self._lead_in()
+        finally:
+            if len(blocks) > len(readings):
+                readings.append(watch.reading)
+
+    def _lead_in(self) -> None:
+        if self.spec.protocol.lead_in_seconds:
+            self.session.lead_in()
+            self._has_led_in = True
+
+    def _run_epoch(self, recipe: Recipe) -> None:
+        number = len(self.trial.epochs) + 1
+
+        def report(share: float) -> None:
+            done = (number - 1 + share) / recipe.num_epochs
+            self._runner.listener.phase(f"epoch {number} of {recipe.num_epochs}", 0.05 + 0.95 * done)
+
+        if self.runs_all_epochs:
+            report(0.0)
+        with self._runner.telemetry.watch(self.trial.gpus) as watch:
+            epoch = self.session.run_epoch(report if self.runs_all_epochs else None)
+        self.trial.epochs.append(epoch)
+        self.trial.readings.append(watch.reading)
+        if number > recipe.skip_epochs:
+            self.schedule.add(epoch.seconds, epoch.num_steps)
+
+    @property
+    def needs_energy(self) -> bool:
+        """Return whether no earlier process of its configuration is known."""
+        return self._prior is None
+
+    def measure_energy(self) -> None:
+        """Run sustained steps for the energy counter, if the GPUs have one; readings cover a training run's epochs."""
+        if self.spec.recipe is not None or not self._runner.telemetry.has_counter(self.trial.gpus):
+            return
+        self._runner.listener.phase("metering", 1.0)
+        with self._runner.telemetry.meter(self.trial.gpus) as meter:
+            steps = self.session.run_sustained(_ENERGY_SECONDS_ALONE if self._is_alone else _ENERGY_SECONDS)
+        self.trial.energy_measurement = meter.metered.model_copy(
+            update={"step_seconds": steps.seconds / steps.num_steps}
+        )
+
+    def finish(self) -> None:
+        """Fetch what the process measured; keep a trained model's weights."""
+        weights = None
+        if self._is_alone and self._runner.weights is not None and self.spec.kind == "training":
+            weights = self._runner.weights / name_of(self.trial.environment) / f"{stem_of(self.spec)}.pt"
+        self.trial.samples = self.session.finish(weights)
+        if weights is not None and not weights.is_file():
+            self._runner.listener.remark(f"{self.spec.label}: its weights could not be written to '{weights}'")
+
+    def record(self, session_id: str | None) -> Trial:
+        """Return the trial's record."""
+        seconds = self._seconds_to_failure
+        trial = self.trial.record(time.perf_counter() - self._started if seconds is None else seconds)
+        return trial.model_copy(update={"session_id": session_id})
+
+
+def _run_session(
+    runner: TrialRunner,
+    specs: Sequence[TrialSpec],
+    *,
+    round_number: int | None,
+    setup_order: SetupOrder = "together",
+    earlier: Mapping[str, PriorStats] | None = None,
+    baseline: str | None = None,
+) -> list[_Measurement]:
+    """Measure specs together, from the start of their processes to their samples.
+
+    Args:
+        runner: Starts the processes.
+        specs: What is measured; a lone trial is one spec without a round number.
+        round_number: As `number` of `run_interleaved`, which says what the other arguments are.
+        setup_order: See there.
+        earlier: See there.
+        baseline: See there.
+    """
+    prefix = "" if round_number is None else f"round {round_number}: "
+    measurements: list[_Measurement] = []
+
+    def report(phase: str, share: float) -> None:
+        runner.listener.phase(prefix + phase, share)
+
+    def set_up_all(order: SetupOrder) -> None:
+        report("starting", 0.0)
+        for spec in specs:
+            is_baseline = spec.precision == BASELINE if baseline is None else spec.configuration == baseline
+            prior = (earlier or {}).get(spec.configuration)
+            is_alone = round_number is None
+            measurements.append(_Measurement(runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
+        _all_at_once(_Measurement.open_device, measurements)
+        runner.closer.wait()  # the memory of the previous session's processes is needed now
+        report("setting up", 0.05)
+        num_alone = {"together": 0, "first alone": 1, "one by one": len(measurements)}[order]
+        for each in measurements[:num_alone]:
+            each.attempt(each.set_up)
+        _all_at_once(_Measurement.set_up, measurements[num_alone:])
+
+    try:
+        set_up_all(setup_order)
+        if setup_order == "together" and _first_lacked_memory(measurements):
+            _close(measurements)
+            measurements.clear()
+            set_up_all("first alone")
+        # One by one: while others compute, no step time settles.
+        for index, each in enumerate(measurements):
+            if each.can_continue and not each.runs_all_epochs:
+                name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
+                report(name, 0.1 + 0.3 * index / len(measurements))
+            each.attempt(each.warm_up)
+        _time_interleaved(measurements, random.Random(round_number), report)
+        for each in measurements:
+            if round_number in (None, 1) or each.needs_energy:
+                each.attempt(each.measure_energy)
+        _all_at_once(_Measurement.finish, measurements)
+    except BaseException:
+        _close(measurements)
+        raise
+    runner.closer.close([each.session for each in measurements])
+    return measurements
+
+
+def _first_lacked_memory(measurements: Sequence[_Measurement]) -> bool:
+    """Return whether the first failed and memory was short: a library may report that as another error."""
+    if len(measurements) < 2 or measurements[0].can_continue:
+        return False
+    return any(each.hit_oom for each in measurements)
+
+
+def _time_interleaved(
+    measurements: Sequence[_Measurement], rng: random.Random, report: Callable[[str, float], None]
+) -> None:
+    """Time blocks, one of each configuration in a random order, and again until none needs another."""
+    while order := _take_next_block(measurements):
+        rng.shuffle(order)
+        if not all(each.runs_all_epochs for each in order):
+            report("timing", 0.4 + 0.6 * min(each.schedule.share for each in order))
+        # Longer blocks of the others save blocks of a baseline that needs few itself.
+        may_be_long = all(each.schedule.is_quiet for each in order if each.is_baseline)
+        for each in order:
+            each.attempt(each.measure_next, may_be_long=may_be_long)
+
+
+def _take_next_block(measurements: Sequence[_Measurement]) -> list[_Measurement]:
+    """Return those that take the next block: all that need one, and the baseline, whose blocks every ratio needs.
+
+    While the baseline needs blocks, no ratio is known well enough, and all take them. One that was left out stays out:
+    a ratio pairs the blocks of both sides one by one from the first.
+    """
+    for each in measurements:
+        each.is_done |= not each.can_continue
+    if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
+        for each in measurements:
+            each.is_done |= not each.is_baseline and not each.goes_on
+    order = [each for each in measurements if not each.is_done]
+    return order if any(each.goes_on for each in order) else []
+
+
+def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:
+    """Run a step of several trials in parallel."""
+    if len(measurements) == 1:
+        measurements[0].attempt(lambda: step(measurements[0]))
+    elif measurements:
+        with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
+            try:
+                list(pool.map(lambda each: each.attempt(lambda: step(each)), measurements))
+            except BaseException:
+                _close(measurements)  # the pool waits for its threads before it raises, and they wait for the processes
+                raise
+
+
+def _close(measurements: Sequence[_Measurement]) -> None:
+    """End all processes in parallel: each takes a while to release its device."""
+    if measurements:
+        with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
+            list(pool.map(lambda each: each.session.close(), measurements))
