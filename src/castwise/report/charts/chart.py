@@ -1,15 +1,15 @@
-"""A chart: a plotly figure as a plain document, what it shows in words, and the table of what is in it."""
+"""A chart: a plotly figure as a plain dictionary, what it shows in a sentence, and the table of its values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from castwise.analysis.statistics import Estimate
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.records.schema import Trial
-from castwise.render.table import DataTable
-from castwise.report.collection import Collection, ComparisonGroup
-
-R = TypeVar("R")
+from castwise.render.table import Column, DataTable
+from castwise.report.charts.plotly_parts import Document, hover
+from castwise.report.collection import Collection, ComparisonGroup, Configuration
 
 
 @dataclass(frozen=True)
@@ -22,24 +22,24 @@ class Chart:
         says: What it shows, in a sentence, for those who do not see it.
         traces: plotly's traces.
         layout: plotly's layout, colours of the page left to the theme.
-        table: What is in it.
-        note: What a reader must know of it; empty where there is nothing.
-        narrow: What of the layout is another on a narrow screen; empty where nothing is.
+        table: The values.
+        note: What a reader must know of it; empty if there is nothing.
+        narrow: What differs in the layout on a narrow screen.
     """
 
     name: str
     title: str
     says: str
-    traces: list[dict[str, Any]]
-    layout: dict[str, Any]
+    traces: list[Document]
+    layout: Document
     table: DataTable[Any]
     note: str = ""
-    narrow: dict[str, Any] = field(default_factory=dict)
+    narrow: Document = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class GroupSubject:
-    """What a chart of one topic is drawn from.
+    """What a chart of one comparison group is drawn from.
 
     Attributes:
         group: The group.
@@ -50,9 +50,24 @@ class GroupSubject:
     file_of: Callable[[Trial], str]
 
     @property
-    def fits(self) -> list[MaxBatch]:
-        """Return the topic's searches for the largest batch."""
-        return max_batches_of(trial for cell in self.group.configurations for trial in cell.trials)
+    def max_batches(self) -> list[MaxBatch]:
+        """Return the group's searches for the largest batch."""
+        return max_batches_of(trial for config in self.group.configurations for trial in config.trials)
+
+    def hover(self, config: Configuration, *lines: str) -> str:
+        """Return the text at the pointer for a configuration: its label, these lines, and its file."""
+        return hover([self.group.label(config), *lines, self.file_of(config.trial)])
+
+    def table(
+        self, configurations: Sequence[Configuration], columns: Sequence[Column[Configuration]]
+    ) -> DataTable[Configuration]:
+        """Return the table below a chart: which configurations, these columns, and the files."""
+        group = self.group
+        which = [words("precision", lambda c: c.precision)]
+        if any(group.setting(config) for config in configurations):
+            which.append(words("setting", group.setting))
+        files = [words("status", lambda c: c.trial.status), words("file", lambda c: self.file_of(c.trial))]
+        return DataTable([*which, *columns, *files], configurations)
 
 
 @dataclass(frozen=True)
@@ -68,17 +83,11 @@ class CollectionSubject:
     file_of: Callable[[Trial], str]
 
 
-S = TypeVar("S")
+def words(title: str, text: Callable[[Any], str]) -> Column[Any]:
+    """Return a column of text."""
+    return Column(title.replace(" ", "_"), title, text, text, left=True)
 
 
-@dataclass(frozen=True)
-class ChartKind(Generic[S]):
-    """A row of the registry of charts.
-
-    Attributes:
-        name: The chart's name.
-        make: Draws it; None where the records have nothing for it.
-    """
-
-    name: str
-    make: Callable[[S], Chart | None]
+def value_of(found: Estimate | None) -> float:
+    """Return a figure, 0 if there is none."""
+    return found.value if found is not None else 0.0

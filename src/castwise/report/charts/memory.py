@@ -1,138 +1,181 @@
-"""Memory of a topic's cells, stacked by what holds it."""
+"""Memory: what holds it at the peak, what a step's peak is made of, and the largest batch that fits into it."""
 
-from castwise.render.theme import INK, STACK
+from castwise.max_batch.columns import (
+    batch_text,
+    breakdown_columns,
+    breakdown_name,
+    breakdowns_of,
+    loop_name,
+    part_titles,
+    rate_text,
+    shown_summary,
+)
+from castwise.render.table import Column, DataTable
+from castwise.render.theme import look_of
 from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, GroupSubject
-from castwise.report.charts.plotly_parts import MOST_BARS, Document, axis, hover, layout, on_lines
-from castwise.report.charts.tables import bytes_column, cell_grid
+from castwise.report.charts.plotly_parts import (
+    MAX_BARS,
+    axis,
+    bars,
+    escape,
+    hover,
+    layout,
+    names_axis,
+    stacked_bars,
+    wrap,
+)
+from castwise.report.charts.tables import bytes_column
 from castwise.report.collection import Configuration
 
-_MOST_UPRIGHT = 7  # bars with their names below them, on half a page
-_LONGEST_UPRIGHT = 24  # characters of such a name
-_NAME_WIDTH = 26  # characters of a name beside its bar, on a line
-_BAR_HEIGHT, _LINE_HEIGHT = 6, 16  # pixels of a lying one: by itself, and for each line of its name
+_MAX_UPRIGHT = 7  # bars with their names below them, on half a page
+_MAX_UPRIGHT_NAME = 24  # characters
 _GIB = 2**30
 _DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+_WEIGHTS, _BATCHES = "weights", "batches that lie on the device"
+_REST = "gradients, optimizer, activations, workspaces"
+_UNUSED, _OUTSIDE = "held by the allocator, not in use", "outside the allocator (CUDA context, others)"
+PARTS = (_WEIGHTS, _BATCHES, _REST, _UNUSED, _OUTSIDE)
 
 
 def memory(subject: GroupSubject) -> Chart | None:
-    """Return the peak memory of each cell, by what holds it."""
-    topic = subject.group
-    every = [cell for cell in topic.configurations if cell.peak_allocated_bytes is not None]
-    cells = every[:MOST_BARS]
-    if not cells:
+    """Return the peak memory of each configuration, by what holds it."""
+    group = subject.group
+    measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
+    shown = measured[:MAX_BARS]
+    if not shown:
         return None
-    labels = [topic.label(cell) for cell in cells]
-    lying = len(cells) > _MOST_UPRIGHT or max(map(len, labels)) > _LONGEST_UPRIGHT
-    names = [on_lines(label, _NAME_WIDTH) for label in labels]
-    along, across = ("y", "x") if lying else ("x", "y")
-    traces = []
-    for index, (title, value) in enumerate(KINDS):
-        values = [value(cell) for cell in cells]
-        if not any(values):
-            continue
-        traces.append(
-            {
-                "type": "bar",
-                "name": title,
-                "orientation": "h" if lying else "v",
-                along: names,
-                across: [(each or 0) / _GIB for each in values],
-                "marker": {"color": STACK[index], "line": {"color": INK, "width": 0.5}},
-                "hovertext": [
-                    hover(
-                        [
-                            topic.label(cell),
-                            f"{title}: {format_bytes(value(cell))}",
-                            _total(cell),
-                            subject.file_of(cell.trial),
-                        ]
-                    )
-                    for cell in cells
-                ],
-                "hoverinfo": "text",
-            }
-        )
-    document: Document = layout(height=120 + sum(map(_height, names))) if lying else layout()
+    parts = {id(config): parts_of(config) for config in measured}
+    labels = [group.label(config) for config in shown]
+    lying = len(shown) > _MAX_UPRIGHT or max(map(len, labels)) > _MAX_UPRIGHT_NAME
+    names = [wrap(label, 26) for label in labels]
+
+    def hover_text(index: int, title: str) -> str:
+        config = shown[index]
+        allocated, reserved = format_bytes(config.peak_allocated_bytes), format_bytes(config.peak_reserved_bytes)
+        part = f"{title}: {format_bytes(parts[id(config)].get(title))}"
+        return subject.hover(config, part, f"peak allocated {allocated}, reserved {reserved}")
+
+    values = {title: [parts[id(config)].get(title, 0) / _GIB for config in shown] for title in PARTS}
+    traces = stacked_bars(names, values, hover_text, orientation="h" if lying else "v")
+    if lying:
+        height = 120 + sum(22 + 16 * name.count("<br>") for name in names)
+        document = layout(height, xaxis=axis("GiB", rangemode="tozero"), yaxis=names_axis(autorange="reversed"))
+    else:
+        document = layout(xaxis=names_axis(tickfont={"size": 11}), yaxis=axis("GiB", rangemode="tozero"))
     document["barmode"] = "stack"
-    document["legend"]["traceorder"] = "normal"
-    tickfont = {"size": 12 if lying else 11}
-    turned = "reversed" if lying else True
-    document[f"{along}axis"] = axis(type="category", showgrid=False, autorange=turned, tickfont=tickfont)
-    document[f"{across}axis"] = axis("GiB", rangemode="tozero")
-    least = min(cells, key=lambda cell: cell.peak_allocated_bytes or 0)
-    figures = [bytes_column(f"memory_{index}", title, value) for index, (title, value) in enumerate(KINDS)]
-    figures.append(bytes_column("peak_allocated_bytes", "peak allocated", lambda cell: cell.peak_allocated_bytes))
-    figures.append(bytes_column("peak_reserved_bytes", "peak reserved", lambda cell: cell.peak_reserved_bytes))
-    on_cpu = (
-        " On a CPU it is the growth of the process, an upper bound." if topic.first.spec.device_type == "cpu" else ""
-    )
-    left_out = (
-        f" The first {len(cells)} of {len(every):,} cells are drawn; the table has all."
-        if len(cells) < len(every)
-        else ""
-    )
+    least = min(shown, key=lambda config: config.peak_allocated_bytes or 0)
+    note = "Weights are counted, not measured; gradients and the like are the rest of the peak."
+    if group.first.spec.device_type == "cpu":
+        note += " On a CPU it is the growth of the process, an upper bound."
+    if len(shown) < len(measured):
+        note += f" The first {len(shown)} of {len(measured):,} configurations are drawn; the table has all."
+
+    def part_column(number: int, title: str) -> Column[Configuration]:
+        return bytes_column(f"memory_{number}", title, lambda config: parts[id(config)].get(title))
+
+    columns = [
+        *(part_column(number, title) for number, title in enumerate(PARTS)),
+        bytes_column("peak_allocated_bytes", "peak allocated", lambda c: c.peak_allocated_bytes),
+        bytes_column("peak_reserved_bytes", "peak reserved", lambda c: c.peak_reserved_bytes),
+    ]
     return Chart(
         name="memory",
         title="Memory, by what holds it",
-        says=(f"Tensors hold least with {topic.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak."),
+        says=f"Tensors hold least with {group.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak.",
         traces=traces,
         layout=document,
-        table=cell_grid(subject, every, figures),
-        note=f"Weights are counted, not measured; gradients and the like are the rest of the peak.{on_cpu}{left_out}",
+        table=subject.table(measured, columns),
+        note=note,
     )
 
 
-def _height(name: str) -> int:
-    return _BAR_HEIGHT + _LINE_HEIGHT * (1 + name.count("<br>"))
+def parts_of(config: Configuration) -> dict[str, int]:
+    """Return the bytes of each of `PARTS` at a configuration's peak; what is not known is left out."""
+    allocated, reserved, driver = config.peak_allocated_bytes, config.peak_reserved_bytes, config.driver_used_bytes
+    if allocated is None:
+        return {}
+    parts: dict[str, int] = {}
+    facts, rest = config.trial.facts, allocated
+    if facts is not None:
+        sizes = {dtype: _DTYPE_BYTES.get(dtype.removeprefix("torch.")) for dtype in facts.param_dtypes}
+        if None not in sizes.values():
+            parts[_WEIGHTS] = min(rest, sum(count * (sizes[name] or 0) for name, count in facts.param_dtypes.items()))
+        rest -= parts.get(_WEIGHTS, 0)
+        parts[_BATCHES] = min(rest, facts.data_bytes)
+        rest -= parts[_BATCHES]
+    parts[_REST] = rest
+    if reserved is not None:
+        parts[_UNUSED] = max(0, reserved - allocated)
+        if driver is not None:
+            parts[_OUTSIDE] = max(0, driver - reserved)
+    return parts
 
 
-def weights_bytes(cell: Configuration) -> int | None:
-    """Return what the model's weights take, from their number and dtypes; None where a dtype is not known."""
-    facts = cell.trial.facts
-    if facts is None or cell.peak_allocated_bytes is None:
+def memory_breakdown(subject: GroupSubject) -> Chart | None:
+    """Return a bar for each loop, stacked by what held its memory; None if no step was taken apart."""
+    breakdowns = breakdowns_of(subject.max_batches)
+    if not breakdowns:
         return None
-    sizes = [(count, _DTYPE_BYTES.get(dtype.removeprefix("torch."))) for dtype, count in facts.param_dtypes.items()]
-    if any(size is None for _, size in sizes):
-        return None
-    return min(cell.peak_allocated_bytes, sum(count * (size or 0) for count, size in sizes))
+    titles = part_titles(breakdowns)
+    by_title = {title: name for name, title in titles.items()}
 
+    def hover_text(index: int, title: str) -> str:
+        found = breakdowns[index]
+        held = format_bytes(found.bytes_of(by_title[title]))
+        return hover([breakdown_name(found), f"{title}: {held}", subject.file_of(found.trial)])
 
-def _batches(cell: Configuration) -> int | None:
-    facts = cell.trial.facts
-    if facts is None or cell.peak_allocated_bytes is None:
-        return None
-    return min(facts.data_bytes, cell.peak_allocated_bytes - (weights_bytes(cell) or 0))
-
-
-def _rest(cell: Configuration) -> int | None:
-    if cell.peak_allocated_bytes is None:
-        return None
-    return cell.peak_allocated_bytes - (weights_bytes(cell) or 0) - (_batches(cell) or 0)
-
-
-def _unused(cell: Configuration) -> int | None:
-    if cell.peak_allocated_bytes is None or cell.peak_reserved_bytes is None:
-        return None
-    return max(0, cell.peak_reserved_bytes - cell.peak_allocated_bytes)
-
-
-def _outside(cell: Configuration) -> int | None:
-    if cell.driver_used_bytes is None or cell.peak_reserved_bytes is None:
-        return None
-    return max(0, cell.driver_used_bytes - cell.peak_reserved_bytes)
-
-
-def _total(cell: Configuration) -> str:
-    return (
-        f"peak allocated {format_bytes(cell.peak_allocated_bytes)}, reserved {format_bytes(cell.peak_reserved_bytes)}"
+    values = {title: [each.bytes_of(name) / _GIB for each in breakdowns] for name, title in titles.items()}
+    least = min(breakdowns, key=lambda each: each.seen_bytes)
+    batches = {each.trial.spec.batch_size for each in breakdowns}
+    batch = f" at batch {batches.pop()}" if len(batches) == 1 else " at each one's largest batch"
+    return Chart(
+        name="parts",
+        title=f"Where the memory goes{batch}",
+        says=f"{breakdown_name(least)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
+        traces=stacked_bars([escape(breakdown_name(each)) for each in breakdowns], values, hover_text),
+        layout=layout(420, barmode="stack", xaxis=names_axis(), yaxis=axis("GiB", rangemode="tozero")),
+        table=DataTable(breakdown_columns(breakdowns), breakdowns),
+        note="Of one step after the timed ones, at the moment when it held most.",
     )
 
 
-KINDS = (
-    ("weights", weights_bytes),
-    ("batches that lie on the device", _batches),
-    ("gradients, optimizer, activations, workspaces", _rest),
-    ("held by the allocator, not in use", _unused),
-    ("outside the allocator (CUDA context, others)", _outside),
-)
+def max_batch(subject: GroupSubject) -> Chart | None:
+    """Return the largest batch that trained of each loop; None if none was searched for."""
+    found = [(each, each.largest) for each in subject.max_batches if each.largest is not None]
+    if not found:
+        return None
+    best, largest = max(found, key=lambda pair: pair[1].spec.batch_size)
+    hovers = [
+        hover(
+            [
+                loop_name(each),
+                f"batch {batch_text(trial)}",
+                rate_text(trial),
+                subject.file_of(trial),
+                subject.file_of(each.failing) if each.failing is not None else "",
+            ]
+        )
+        for each, trial in found
+    ]
+    trace = bars(
+        [escape(loop_name(each)) for each, _ in found],
+        [trial.spec.batch_size for _, trial in found],
+        [look_of(each.spec.precision).colour for each, _ in found],
+        hovers,
+        text=[batch_text(trial) for _, trial in found],
+        textposition="auto",
+    )
+    return Chart(
+        name="largest",
+        title="Largest batch that trains",
+        says=f"The largest batch that trained is {batch_text(largest)}, with {loop_name(best)}.",
+        traces=[trace],
+        layout=layout(
+            showlegend=False,
+            xaxis=names_axis(),
+            yaxis=axis("largest batch that trains", rangemode="tozero"),
+        ),
+        table=DataTable(shown_summary(subject.max_batches), subject.max_batches),
+        note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
+    )

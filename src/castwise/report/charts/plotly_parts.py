@@ -1,108 +1,79 @@
-"""The parts that charts are drawn from: plotly's traces and layouts as plain documents.
+"""Parts of plotly figures in the page's style, as plain dictionaries.
 
+plotly's own classes validate every value, which takes a second for a few hundred charts.
 Names and messages come from records and may be anyone's: whatever text reaches plotly goes through `escape`.
 """
 
 import html
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from castwise.analysis.statistics import Estimate, has_interval
-from castwise.render.theme import FAINT, INK, look_of
-from castwise.render.units import format_rate, format_ratio
-from castwise.report.collection import ComparisonGroup, Configuration
+from castwise.render.theme import FAINT, INK, STACK, ink_on, look_of
 
-MOST_BARS = 60
-MOST_LINES = 16
-MOST_POINTS = 200  # of a line: few screens show more
+MAX_BARS = 60
+MAX_LINES = 16
+MAX_POINTS = 200  # of a line: few screens show more
+HALF_PAGE, PICTURE, PHONE = 480, 820, 225  # pixels between the axes
+LEGEND_ROW, PHONE_LEGEND_ROW = 20, 17  # pixels
+_LEGEND_MARK, _LEGEND_LETTER = 45, 7.3  # pixels that plotly takes for the mark and the gap, and for a letter
+_PANEL_GAP, _TITLED_GAP = 26, 76  # pixels between panels, and between panels whose axes all have a title
+_AROUND = 90  # pixels above and below panels: one row of a legend, numbers and title of the lowest axis
+_MAX_NAME = 120  # characters
+_MAX_LEVEL_FIGURES, _MAX_FIGURES = 8, 32  # bars of a panel with level figures in them, and with any
+_TALL_BAR = 0.3  # of the highest bar: a figure fits into it
+_PATTERNS = ("", "/", ".")  # of a stack's parts when the colours are used up
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_PANEL_HEIGHT = 190
-_PANEL_GAP, _TITLED_GAP = 26, 76  # pixels between panels, and where the upper one's axis has figures and a title
-_LEGEND_WIDTH = 44  # characters of a line's name, as many as a phone has room for
-_AROUND = 90  # pixels above and below what is drawn: one row of a legend, figures and title of the lowest axis
-_LONGEST = 120  # characters of a name
-_CROWN, _AIR = 0.25, 1.05  # of the highest bar: what two lines over it take, and what it has over it anyway
-_TALL = 0.3  # of the highest bar: a figure fits into it, upright or level
 
 Document = dict[str, Any]
 
 
 def escape(text: object) -> str:
-    """Return text that plotly prints as it stands: it takes a few HTML tags for formatting, and links for links."""
+    """Return text that plotly prints as it is: plotly takes a few HTML tags for formatting, and links for links."""
     words = str(text)
-    return html.escape(words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…", quote=False)
+    return html.escape(words if len(words) <= _MAX_NAME else words[: _MAX_NAME - 1] + "…", quote=False)
 
 
-def on_lines(text: str, width: int) -> str:
-    """Return text that plotly prints on lines of so many characters."""
+def wrap(text: str, width: int) -> str:
+    """Return text that plotly prints on lines of at most `width` characters."""
     return "<br>".join(escape(line) for line in textwrap.wrap(text, width)) or "–"
 
 
-def beside_bar(value: float | None, highest: float, *, plain: bool) -> str:
-    """Return where the figure of an upright bar stands, by plotly's names: in it, or over a short or patterned one."""
-    return "inside" if plain and value and value >= _TALL * highest else "outside"
-
-
-def with_headroom(bars: Document, places: Sequence[Document]) -> Document:
-    """Return the axis of upright bars with room for the figures that stand over tall ones.
-
-    Args:
-        bars: The axis.
-        places: The traces on it.
-    """
-    tops = [
-        (value + above, place)
-        for trace in places
-        for value, above, place in zip(
-            trace["y"],
-            trace["error_y"]["array"] if trace["error_y"] else [0] * len(trace["y"]),
-            trace["textposition"] if trace["text"] else [""] * len(trace["y"]),
-            strict=True,
-        )
-        if value is not None
-    ]
-    highest = max((top for top, _ in tops), default=0.0)
-    crowned = any(place == "outside" and top > (1 - _CROWN) * highest for top, place in tops)
-    return {**bars, "range": [0, (1 + _CROWN if crowned else _AIR) * highest]} if highest else bars
-
-
-def template(lines: Sequence[str], *, values: str) -> str:
-    """Return what is said beside the pointer at any point of a line.
-
-    Args:
-        lines: Lines that all its points share.
-        values: What differs, with plotly's placeholders: "%{y:.4g} W".
-    """
-    shared = [escape(each).replace("%{", "&#37;{") for each in lines if each]
-    return "<br>".join([shared[0], values, *shared[1:]]) + "<extra></extra>"
-
-
 def hover(lines: Sequence[str]) -> str:
-    """Return the text beside the pointer, a line each."""
+    """Return the text at the pointer, one line each; empty lines are left out."""
     return "<br>".join(escape(line) for line in lines if line)
 
 
-def interval_text(found: Estimate | None, kind: str = "rate") -> str:
-    """Return a figure's 95 % interval in words."""
-    if found is None:
-        return ""
-    if not has_interval(found):
-        return "no interval: one process" if found.n < 2 else ""
-    form = format_ratio if kind == "ratio" else format_rate
-    return f"95 % interval {form(found.low)} to {form(found.high)}, {found.n} processes"
+def hover_template(lines: Sequence[str], values: str) -> str:
+    """Return the text at the pointer for all points of a line.
+
+    Args:
+        lines: Lines that all points share.
+        values: The line that differs, with plotly's placeholders: "%{y:.4g} W".
+    """
+    first, *others = (escape(each).replace("%{", "&#37;{") for each in lines if each)
+    return "<br>".join([first, values, *others]) + "<extra></extra>"
 
 
-def error_bars(found: Sequence[Estimate | None], scale: float = 1.0) -> Document | None:
-    """Return the intervals of a trace's points; None where none of them has one."""
+def interval_text(found: Estimate | None, form: Callable[[float], str]) -> str:
+    """Return the 95 % interval of a figure in words; empty if there is no figure."""
+    if has_interval(found):
+        assert found is not None
+        return f"95 % interval {form(found.low)} to {form(found.high)}, {found.n} processes"
+    return "no interval: one process" if found is not None and found.n < 2 else ""
+
+
+def error_bars(found: Sequence[Estimate | None]) -> Document | None:
+    """Return the intervals of a trace's points; None if no point has one."""
     if not any(has_interval(each) for each in found):
         return None
     return {
         "type": "data",
         "symmetric": False,
-        "array": [scale * (each.high - each.value) if each and has_interval(each) else 0 for each in found],
-        "arrayminus": [scale * (each.value - each.low) if each and has_interval(each) else 0 for each in found],
+        "array": [each.high - each.value if each and has_interval(each) else 0 for each in found],
+        "arrayminus": [each.value - each.low if each and has_interval(each) else 0 for each in found],
         "color": INK,
         "thickness": 1.5,
         "width": 5,
@@ -110,7 +81,7 @@ def error_bars(found: Sequence[Estimate | None], scale: float = 1.0) -> Document
 
 
 def axis(title: str = "", **settings: Any) -> Document:
-    """Return an axis in the page's style; names on it are never taken for numbers or dates unless it says so."""
+    """Return an axis in the page's style."""
     return {
         "title": {"text": title, "standoff": 8, "font": {"size": 13}},
         "automargin": True,
@@ -122,6 +93,11 @@ def axis(title: str = "", **settings: Any) -> Document:
         "fixedrange": True,
         **settings,
     }
+
+
+def names_axis(**settings: Any) -> Document:
+    """Return an axis of names, which plotly must not take for numbers or dates."""
+    return axis(**{"type": "category", "showgrid": False, **settings})
 
 
 def layout(height: int = 340, **settings: Any) -> Document:
@@ -138,6 +114,7 @@ def layout(height: int = 340, **settings: Any) -> Document:
             "y": 1.02,
             "yanchor": "bottom",
             "title": {"text": ""},
+            "traceorder": "normal",
             "tracegroupgap": 2,
             "maxheight": 1,
         },
@@ -148,96 +125,207 @@ def layout(height: int = 340, **settings: Any) -> Document:
     }
 
 
-def panels(
-    y_titles: Sequence[str], x_titles: Sequence[str], *, height: int = _PANEL_HEIGHT, **x_settings: Any
-) -> Document:
-    """Return a layout of panels below each other; trace i belongs to the axes `panel(i)`.
+def panels(y_titles: Sequence[str], x_titles: Sequence[str], height: int = 190, **x_settings: Any) -> Document:
+    """Return a layout of panels below each other; `panel(i)` puts a trace into panel i.
 
     Args:
-        y_titles: A panel each, from the top.
-        x_titles: The same; an empty one shares the axis below it.
+        y_titles: The title of each panel's y axis, from the top.
+        x_titles: The title of each panel's x axis; a panel with an empty one shares the axis below it.
         height: Pixels of a panel.
         **x_settings: Settings of every x axis.
     """
     count = len(y_titles)
-    between = _TITLED_GAP if all(x_titles) else _PANEL_GAP
-    drawn = height * count + between * (count - 1)
-    gap, share = between / drawn, height / drawn
-    document = layout(height=drawn + _AROUND)
+    gap = _TITLED_GAP if all(x_titles) else _PANEL_GAP
+    total = height * count + gap * (count - 1)
+    document = layout(total + _AROUND)
     for index, (y_title, x_title) in enumerate(zip(y_titles, x_titles, strict=True)):
-        top = 1 - index * (share + gap)
-        number = "" if index == 0 else str(index + 1)
-        document[f"yaxis{number}"] = axis(y_title, domain=[max(0.0, top - share), top], anchor=f"x{number}")
-        document[f"xaxis{number}"] = axis(x_title, anchor=f"y{number}", zeroline=False, **x_settings)
-        if not x_title:
-            document[f"xaxis{number}"]["showticklabels"] = False
+        top = 1 - index * (height + gap) / total
+        place = panel(index)
+        x_name, y_name = place["xaxis"].replace("x", "xaxis"), place["yaxis"].replace("y", "yaxis")
+        document[y_name] = axis(y_title, domain=[max(0.0, top - height / total), top], anchor=place["xaxis"])
+        document[x_name] = axis(x_title, anchor=place["yaxis"], zeroline=False, **x_settings)
+        document[x_name]["showticklabels"] = bool(x_title)
     return document
 
 
 def panel(index: int) -> Document:
-    """Return what puts a trace into a panel, counted from the top."""
+    """Return the settings that put a trace into a panel, counted from the top."""
     number = "" if index == 0 else str(index + 1)
     return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
 
 
+def rule_at_one(across: str = "y") -> Document:
+    """Return a dotted line over the whole panel at the value 1 of an axis, "x" or "y"."""
+    along = "x" if across == "y" else "y"
+    return {
+        "type": "line",
+        f"{along}ref": "paper",
+        f"{along}0": 0,
+        f"{along}1": 1,
+        f"{across}0": 1,
+        f"{across}1": 1,
+        "line": {"color": INK, "width": 1, "dash": "dot"},
+        "layer": "between",  # over the grid, and below the figures in bars
+    }
+
+
+def bars(
+    names: Sequence[str], values: Sequence[float | None], colour: str | list[str], hovers: list[str], **settings: Any
+) -> Document:
+    """Return a trace of bars; they lie if `settings` has the orientation "h"."""
+    along, across = ("y", "x") if settings.get("orientation") == "h" else ("x", "y")
+    return {
+        "type": "bar",
+        along: list(names),
+        across: list(values),
+        "marker": {"color": colour, "line": {"color": INK, "width": 0.5}},
+        "hovertext": hovers,
+        "hoverinfo": "text",
+        **settings,
+    }
+
+
+def labelled_bars(  # noqa: PLR0913  what differs between bars
+    names: Sequence[str],
+    found: Sequence[Estimate | None],
+    precisions: Sequence[str],
+    labels: Sequence[str],
+    patterns: Sequence[str],
+    hovers: list[str],
+    *,
+    highest: float,
+    num_bars: int,
+    **settings: Any,
+) -> Document:
+    """Return upright bars with their figures in them, or over those that are short or have a pattern.
+
+    Args:
+        names: Below each bar.
+        found: The figures; a bar without one has no height.
+        precisions: Whose colour each bar has.
+        labels: The figures as text.
+        patterns: plotly's pattern of each bar; empty for none.
+        hovers: The text at the pointer.
+        highest: The highest bar of the panel.
+        num_bars: All bars of the panel; figures in many bars are written upwards, in very many left out.
+        **settings: More of the trace.
+    """
+    colours = [look_of(precision).colour for precision in precisions]
+    values = [each.value if each else 0 for each in found]
+    trace = bars(names, values, colours, hovers, **settings)
+    trace["marker"]["pattern"] = {"shape": list(patterns)}
+    return trace | {
+        "error_y": error_bars(found),
+        "text": list(labels) if num_bars <= _MAX_FIGURES else None,
+        "textposition": [
+            "inside" if not pattern and value >= _TALL_BAR * highest > 0 else "outside"
+            for value, pattern in zip(values, patterns, strict=True)
+        ],
+        "textangle": -90 if num_bars > _MAX_LEVEL_FIGURES else 0,
+        "constraintext": "inside",
+        "insidetextanchor": "start" if any(has_interval(each) for each in found) else "end",
+        "insidetextfont": {"color": [ink_on(colour) for colour in colours]},
+        "cliponaxis": False,
+    }
+
+
+def bar_range(traces: Sequence[Document]) -> list[float] | None:
+    """Return the range of labelled bars' axis, with room for figures over tall bars; None if all bars have height 0."""
+    tops = [
+        (value + above, place)
+        for trace in traces
+        for value, above, place in zip(
+            trace["y"],
+            trace["error_y"]["array"] if trace["error_y"] else [0] * len(trace["y"]),
+            trace["textposition"],
+            strict=True,
+        )
+    ]
+    highest = max((top for top, _ in tops), default=0.0)
+    is_crowned = any(place == "outside" and top > 0.75 * highest for top, place in tops)
+    return [0, (1.25 if is_crowned else 1.05) * highest] if highest else None
+
+
+def stacked_bars(
+    names: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    hover_of: Callable[[int, str], str],
+    **settings: Any,
+) -> list[Document]:
+    """Return bars of parts on top of each other; parts that are 0 everywhere are left out.
+
+    Args:
+        names: Each bar's name.
+        parts: The values of each part by its title.
+        hover_of: Returns the text at the pointer of a bar, by its number, and a part, by its title.
+        **settings: More of the traces.
+    """
+    traces = []
+    for number, (title, values) in enumerate(parts.items()):
+        hovers = [hover_of(index, title) for index in range(len(values))]
+        trace = bars(names, values, STACK[number % len(STACK)], hovers, name=title, **settings)
+        trace["marker"]["pattern"] = {"shape": _PATTERNS[number // len(STACK) % len(_PATTERNS)]}
+        if any(values):
+            traces.append(trace)
+    return traces
+
+
 def line(
-    name: str,
-    precision: str,
-    x: Sequence[float],
-    y: Sequence[float | None],
-    texts: Sequence[str] | str,
-    variant: int = 0,
+    name: str, precision: str, x: Sequence[float], y: Sequence[float | None], texts: Sequence[str] | str, place: int = 0
 ) -> Document:
     """Return a line with markers in a precision's look.
 
     Args:
-        name: What the legend calls it.
+        name: Its name in the legend.
         precision: Whose look it has.
         x: Where its points are.
-        y: The same; None where there is none.
-        texts: What is said beside the pointer: a text a point, or plotly's template for all.
-        variant: How many lines of the same precision come before it: these have its colour, and other dashes and
-            markers.
+        y: Their values; None where there is none.
+        texts: The text at the pointer: one for each point, or plotly's template for all.
+        place: The panel; only lines of the first one are in the legend.
     """
     look = look_of(precision)
     said = {"hovertemplate": texts} if isinstance(texts, str) else {"hovertext": list(texts), "hoverinfo": "text"}
     return {
         "type": "scatter",
         "mode": "lines" if len(x) > 40 else "lines+markers",
-        "name": on_lines(name, _LEGEND_WIDTH),
+        "name": wrap(name, 44),  # as many characters as a phone has room for
         "legendgroup": escape(name),
         "x": list(x),
-        "y": [_drawable(value) for value in y],
-        "line": {"color": look.colour, "dash": _dash(look.dash, variant), "width": 2},
-        "marker": {"color": look.colour, "symbol": look.marker + ("-open" if variant % 2 else ""), "size": 8},
+        "y": [value if value is not None and math.isfinite(value) else None for value in y],
+        "line": {"color": look.colour, "dash": look.dash, "width": 2},
+        "marker": {"color": look.colour, "symbol": look.marker, "size": 8},
         **said,
+        **panel(place),
+        "showlegend": place == 0,
     }
 
 
-def variants(precisions: Sequence[str]) -> list[int]:
-    """Return for each line how many of the same precision come before it."""
-    return [list(precisions[:place]).count(precision) for place, precision in enumerate(precisions)]
+def tell_apart(lines: Sequence[Document]) -> None:
+    """Give lines of one colour different dashes and markers; lines of one legend group stay alike."""
+    groups: dict[str, list[str]] = {}
+    for trace in lines:
+        of_colour = groups.setdefault(trace["line"]["color"], [])
+        if trace["legendgroup"] not in of_colour:
+            of_colour.append(trace["legendgroup"])
+        variant = of_colour.index(trace["legendgroup"])
+        dash = trace["line"]["dash"]
+        first = _DASHES.index(dash) if dash in _DASHES else 0
+        trace["line"]["dash"] = _DASHES[(first + variant) % len(_DASHES)]
+        trace["marker"]["symbol"] += "-open" if variant % 2 else ""
 
 
-def _dash(own: str, variant: int) -> str:
-    place = _DASHES.index(own) if own in _DASHES else 0
-    return _DASHES[(place + variant) % len(_DASHES)]
-
-
-def downsample(count: int, most: int = MOST_POINTS) -> list[int]:
-    """Return which of so many points to draw: first and last, and those between at even distances."""
+def downsample(count: int, most: int = MAX_POINTS) -> list[int]:
+    """Return which of `count` points to draw: the first, the last, and points at even distances between them."""
     if count <= most:
         return list(range(count))
     return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
 
 
-def lines_of(topic: ComparisonGroup, cells: Sequence[Configuration], *varying: str) -> dict[str, list[Configuration]]:
-    """Return cells by the name of the line that they lie on: they differ in the varying axes alone."""
-    found: dict[str, list[Configuration]] = {}
-    for cell in cells:
-        found.setdefault(topic.label(cell, *varying), []).append(cell)
-    return found
-
-
-def _drawable(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def legend_rows(traces: Sequence[Document], width: int) -> int:
+    """Return how many rows a horizontal legend takes at most in a width in pixels; 0 without a legend."""
+    shown = [trace for trace in traces if trace.get("name") and trace.get("showlegend", True)]
+    groups = {trace.get("legendgroup", trace["name"]): trace["name"] for trace in shown}
+    widths = [_LEGEND_MARK + _LEGEND_LETTER * len(html.unescape(name)) for name in groups.values()]
+    if sum(widths) <= width:
+        return min(1, len(widths))
+    return math.ceil(len(widths) / max(1, width // max(widths)))

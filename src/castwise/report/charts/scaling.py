@@ -1,10 +1,15 @@
-"""Throughput over the number of GPUs, and how much of the ideal it is."""
+"""Throughput over the batch size, with memory, and over the number of GPUs, with the scaling efficiency."""
 
+from collections.abc import Sequence
+
+from castwise.analysis.energy import joules_per_unit
+from castwise.analysis.steady_metrics import throughput
+from castwise.render.table import Column
 from castwise.render.theme import INK
-from castwise.render.units import format_percent, format_rate
-from castwise.report.charts.chart import Chart, GroupSubject
+from castwise.render.units import format_bytes, format_percent, format_rate
+from castwise.report.charts.chart import Chart, GroupSubject, value_of
 from castwise.report.charts.plotly_parts import (
-    MOST_LINES,
+    MAX_LINES,
     Document,
     error_bars,
     hover,
@@ -12,97 +17,194 @@ from castwise.report.charts.plotly_parts import (
     line,
     panel,
     panels,
-    variants,
+    tell_apart,
 )
-from castwise.report.charts.tables import cell_grid, rate_columns, share_column
+from castwise.report.charts.tables import bytes_column, rate_columns, share_column
 from castwise.report.collection import ComparisonGroup, Configuration
+
+_GIB = 2**30
+_LOGARITHMIC_FROM = 8  # largest batch over smallest
+
+
+def batch(subject: GroupSubject) -> Chart | None:
+    """Return throughput and peak memory over the batch size, for lines of at least two batch sizes."""
+    group = subject.group
+    lines: dict[str, list[Configuration]] = {}
+    for config in group.configurations:
+        lines.setdefault(group.label(config, "batch_size"), []).append(config)
+    lines = {name: own for name, own in lines.items() if len({c.trial.spec.batch_size for c in own}) > 1}
+    lines = dict(list(lines.items())[:MAX_LINES])
+    configurations = [config for own in lines.values() for config in own]
+    if not any(config.throughput for config in configurations):
+        return None
+    traces: list[Document] = []
+    for name, own in lines.items():
+        timed = [config for config in own if config.throughput]
+        x = [config.trial.spec.batch_size for config in timed]
+        hovers = [
+            subject.hover(
+                config,
+                _rate_text(config),
+                interval_text(config.throughput, format_rate),
+                f"peak reserved {format_bytes(config.peak_reserved_bytes)}, "
+                f"allocated {format_bytes(config.peak_allocated_bytes)}",
+            )
+            for config in timed
+        ]
+        held = [c.peak_allocated_bytes if c.peak_reserved_bytes is None else c.peak_reserved_bytes for c in timed]
+        traces += _two_panels(name, timed, x, [None if each is None else each / _GIB for each in held], hovers)
+    tell_apart(traces)
+    notes = []
+    capacity = group.first.spec.memory_limit_bytes or group.first.environment.gpu_memory_bytes
+    failed = [config for config in configurations if config.trial.status == "oom"]
+    if capacity is not None and failed:
+        hovers = [subject.hover(config, "ran out of memory") for config in failed]
+        x, y = [config.trial.spec.batch_size for config in failed], [capacity / _GIB] * len(failed)
+        marker = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}}
+        traces.append(_markers("out of memory", x, y, marker, hovers, place=1))
+        notes.append("Crosses are batches that ran out of memory.")
+    knees = [found.knee for found in subject.max_batches if found.knee is not None]
+    if knees:
+        hovers = [hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in knees]
+        x, y = [trial.spec.batch_size for trial in knees], [throughput(trial) or 0.0 for trial in knees]
+        marker = {"symbol": "circle-open", "size": 16, "color": INK, "line": {"width": 2, "color": INK}}
+        traces.append(_markers("knee", x, y, marker, hovers, place=0))
+        notes.append("Rings are knees: the smallest batch within 2 % of the best throughput.")
+    batches = [config.trial.spec.batch_size for config in configurations]
+    x_type = "log" if max(batches) >= _LOGARITHMIC_FROM * min(batches) else "linear"
+    document = panels([f"{group.unit} per second", "peak reserved, GiB"], ["", "batch size"], type=x_type)
+    document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
+    document["hovermode"] = "closest"
+    largest = max((c for c in configurations if c.throughput), key=lambda c: c.trial.spec.batch_size)
+    energy = Column[Configuration](
+        "joules_per_unit", "energy", lambda c: joules_per_unit(c.trial), lambda c: _joules(joules_per_unit(c.trial))
+    )
+    columns = [
+        Column[Configuration](
+            "batch_size", "batch", lambda c: c.trial.spec.batch_size, lambda c: str(c.trial.spec.batch_size)
+        ),
+        *rate_columns(),
+        *([energy] if any(energy.value(config) is not None for config in configurations) else []),
+        bytes_column("peak_allocated_bytes", "peak allocated", lambda c: c.peak_allocated_bytes),
+        bytes_column("peak_reserved_bytes", "peak reserved", lambda c: c.peak_reserved_bytes),
+    ]
+    return Chart(
+        name="batch",
+        title="Throughput and memory over the batch size",
+        says=(
+            f"Throughput and peak memory over batch sizes from {min(batches)} to {max(batches)}; "
+            f"the largest that trained is {largest.trial.spec.batch_size}, with {largest.precision}."
+        ),
+        traces=traces,
+        layout=document,
+        table=subject.table(configurations, columns),
+        note=" ".join(notes),
+    )
 
 
 def scaling(subject: GroupSubject) -> Chart | None:
-    """Return throughput and scaling efficiency over the number of GPUs, for lines of two numbers and more."""
-    topic = subject.group
-    lines = dict(list(_lines(topic).items())[:MOST_LINES])
+    """Return throughput and scaling efficiency over the number of GPUs, for lines of at least two numbers."""
+    group = subject.group
+    lines = dict(list(_scaling_lines(group).items())[:MAX_LINES])
     if not lines:
         return None
-    cells = list({id(cell): cell for own in lines.values() for cell in own}.values())
-    document = panels([f"{topic.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
-    document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
-    numbers = variants([own[0].precision for own in lines.values()])
-    traces = [
-        trace
-        for (name, own), number in zip(lines.items(), numbers, strict=True)
-        for trace in _traces(subject, name, own, number)
-    ]
-    single = max((own[0] for own in lines.values() if own[0].trial.spec.world_size == 1), key=_rate, default=None)
-    most = max(cell.trial.spec.world_size for cell in cells)
+    traces: list[Document] = []
+    for name, own in lines.items():
+        hovers = [
+            subject.hover(
+                config,
+                _rate_text(config),
+                interval_text(config.throughput, format_rate),
+                ""
+                if config.scaling_efficiency is None
+                else f"{format_percent(config.scaling_efficiency)} of the ideal",
+            )
+            for config in own
+        ]
+        shares = [1.0 if c.trial.spec.world_size == 1 else c.scaling_efficiency for c in own]
+        x = [config.trial.spec.world_size for config in own]
+        traces += _two_panels(name, own, x, [None if share is None else 100 * share for share in shares], hovers)
+    tell_apart(traces)
+    configurations = list({id(config): config for own in lines.values() for config in own}.values())
+    most = max(config.trial.spec.world_size for config in configurations)
+    single = max((value_of(c.throughput) for c in configurations if c.trial.spec.world_size == 1), default=None)
     if single is not None:
-        traces.append(_ideal(_rate(single), most))
-    efficient = [cell for cell in cells if cell.scaling_efficiency is not None]
-    best = max(efficient, key=lambda cell: (cell.trial.spec.world_size, cell.scaling_efficiency), default=None)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "ideal, of the fastest",
+                "x": [1, most],
+                "y": [single, single * most],
+                "line": {"color": INK, "width": 1, "dash": "dot"},
+                "hoverinfo": "skip",
+                **panel(0),
+            }
+        )
+    efficient = [config for config in configurations if config.scaling_efficiency is not None]
+    best = max(efficient, key=lambda c: (c.trial.spec.world_size, c.scaling_efficiency), default=None)
     reached = (
-        "" if best is None else f"; {format_percent(best.scaling_efficiency)} of the ideal with {topic.label(best)}"
+        "" if best is None else f"; {format_percent(best.scaling_efficiency)} of the ideal with {group.label(best)}"
     )
-    efficiency = share_column("scaling_efficiency", "scaling efficiency", lambda cell: cell.scaling_efficiency)
+    document = panels([f"{group.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
+    document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
+    efficiency = share_column("scaling_efficiency", "scaling efficiency", lambda c: c.scaling_efficiency)
     return Chart(
         name="scaling",
         title="Scaling over GPUs",
         says=f"Throughput on up to {most} GPUs{reached}.",
         traces=traces,
         layout=document,
-        table=cell_grid(subject, cells, [*rate_columns(), efficiency]),
+        table=subject.table(configurations, [*rate_columns(), efficiency]),
         note="The batch size is one GPU's: a step on N of them trains on N times as many samples.",
     )
 
 
-def _lines(topic: ComparisonGroup) -> dict[str, list[Configuration]]:
-    """Return the cells of each way to share a step, with the single GPU's in front."""
-    alone: dict[str, list[Configuration]] = {}
-    spread: dict[str, list[Configuration]] = {}
-    ways: dict[str, str] = {}
-    for cell in topic.configurations:
-        if cell.throughput is None:
+def _scaling_lines(group: ComparisonGroup) -> dict[str, list[Configuration]]:
+    """Return the configurations of each kind of parallelism, by number of GPUs, the single GPU first."""
+    single: dict[str, Configuration] = {}
+    lines: dict[str, list[Configuration]] = {}
+    for config in sorted(group.configurations, key=lambda c: c.trial.spec.world_size):
+        if config.throughput is None:
             continue
-        name = topic.label(cell, "world_size", "parallelism")
-        if cell.trial.spec.world_size == 1:
-            alone.setdefault(name, []).append(cell)
+        name = group.label(config, "world_size", "parallelism")
+        if config.trial.spec.world_size == 1:
+            single.setdefault(name, config)
         else:
-            way = f"{name} {cell.trial.spec.parallelism}"
-            ways[way] = name
-            spread.setdefault(way, []).append(cell)
-    lines = {way: [*alone.get(ways[way], [])[:1], *cells] for way, cells in spread.items()}
-    lines = {way: sorted(cells, key=lambda cell: cell.trial.spec.world_size) for way, cells in lines.items()}
-    return {way: cells for way, cells in lines.items() if len({cell.trial.spec.world_size for cell in cells}) > 1}
+            first = [single[name]] if name in single else []
+            lines.setdefault(f"{name} {config.trial.spec.parallelism}", first).append(config)
+    return {name: own for name, own in lines.items() if len({c.trial.spec.world_size for c in own}) > 1}
 
 
-def _traces(subject: GroupSubject, name: str, cells: list[Configuration], variant: int) -> list[Document]:
-    x = [cell.trial.spec.world_size for cell in cells]
-    texts = [_hover(subject, cell) for cell in cells]
-    precision = cells[0].precision
-    shares = [1.0 if cell.trial.spec.world_size == 1 else cell.scaling_efficiency for cell in cells]
-    above = line(name, precision, x, [_rate(cell) for cell in cells], texts, variant)
-    above["error_y"] = error_bars([cell.throughput for cell in cells])
-    below = line(name, precision, x, [None if share is None else 100 * share for share in shares], texts, variant)
-    return [{**above, **panel(0)}, {**below, **panel(1), "showlegend": False}]
+def _two_panels(
+    name: str, own: Sequence[Configuration], x: Sequence[int], below: Sequence[float | None], hovers: Sequence[str]
+) -> list[Document]:
+    """Return a line of throughput with intervals above a line of other values."""
+    precision = own[0].precision if own else ""
+    rates = [value_of(config.throughput) for config in own]
+    above = line(name, precision, x, rates, hovers) | {"error_y": error_bars([config.throughput for config in own])}
+    return [above, line(name, precision, x, below, hovers, place=1)]
 
 
-def _ideal(rate: float, most: int) -> Document:
+def _markers(
+    name: str, x: Sequence[int], y: Sequence[float], marker: Document, hovers: Sequence[str], place: int
+) -> Document:
     return {
         "type": "scatter",
-        "mode": "lines",
-        "name": "ideal, of the fastest",
-        "x": [1, most],
-        "y": [rate, rate * most],
-        "line": {"color": INK, "width": 1, "dash": "dot"},
-        "hoverinfo": "skip",
-        **panel(0),
+        "mode": "markers",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "marker": marker,
+        "hovertext": list(hovers),
+        "hoverinfo": "text",
+        **panel(place),
     }
 
 
-def _hover(subject: GroupSubject, cell: Configuration) -> str:
-    rate = f"{format_rate(_rate(cell))} {cell.unit}/s"
-    share = "" if cell.scaling_efficiency is None else f"{format_percent(cell.scaling_efficiency)} of the ideal"
-    return hover([subject.group.label(cell), rate, interval_text(cell.throughput), share, subject.file_of(cell.trial)])
+def _rate_text(config: Configuration) -> str:
+    return f"{format_rate(value_of(config.throughput))} {config.unit}/s"
 
 
-def _rate(cell: Configuration) -> float:
-    return cell.throughput.value if cell.throughput is not None else 0.0
+def _joules(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g} J"

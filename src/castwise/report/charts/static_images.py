@@ -10,9 +10,8 @@ from castwise.records.schema import Trial
 from castwise.records.store import free_name, slug
 from castwise.render.theme import THEMES
 from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
-from castwise.report.charts.layout_fit import ON_A_PICTURE, legend_height
 from castwise.report.charts.machines import MachinesSubject, machines
-from castwise.report.charts.plotly_parts import escape
+from castwise.report.charts.plotly_parts import LEGEND_ROW, PICTURE, Document, escape, legend_rows
 from castwise.report.charts.registry import charts_of, overview_charts
 from castwise.report.collection import Collection
 from castwise.report.machine_comparison import MachineComparison
@@ -29,12 +28,12 @@ class Picture:
 
     Attributes:
         name: Its file's, without a suffix.
-        topic: What it is about besides its own title; empty where that says all.
+        subject: What it is about besides its own title; empty if the title says all.
         chart: The chart.
     """
 
     name: str
-    topic: str
+    subject: str
     chart: Chart
 
 
@@ -43,7 +42,7 @@ def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[
 
     Args:
         pictures: The charts.
-        folder: Where to write; made where it does not exist.
+        folder: Where to write; made if it does not exist.
         formats: Of `FORMATS`.
 
     Raises:
@@ -57,7 +56,7 @@ def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[
     folder.mkdir(parents=True, exist_ok=True)
     orders = [
         {
-            "fig": on_white(each.chart, each.topic),
+            "fig": on_white(each.chart, each.subject),
             "path": str(folder / f"{each.name}.{kind}"),
             "opts": {"format": kind, "scale": 2 if kind == "png" else 1},
         }
@@ -74,28 +73,24 @@ def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[
     return [Path(str(order["path"])) for order in orders]
 
 
-def on_white(chart: Chart, topic: str = "") -> dict[str, Any]:
+def on_white(chart: Chart, subject: str = "") -> Document:
     """Return a chart as a figure that stands by itself: titled, in light colours, on white."""
-    title = f"{chart.title}: {topic}" if topic else chart.title
-    own = chart.layout
-    head = _TITLE_HEIGHT + legend_height(chart, ON_A_PICTURE)  # the legend stands below the title
-    layout = _light(own)
-    layout |= {
-        "title": {
-            "text": escape(title),
-            "x": 0.02,
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 16},
-            "font": {"size": 16},
-        },
+    title = {"text": escape(f"{chart.title}: {subject}" if subject else chart.title), "font": {"size": 16}}
+    head = _TITLE_HEIGHT  # the legend is below the title
+    if chart.layout.get("showlegend") is not False:
+        head += LEGEND_ROW * legend_rows(chart.traces, PICTURE)
+    margin = chart.layout["margin"]
+    layout = chart.layout | {
+        "title": title | {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 16}},
         "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff",
         "width": _WIDTH,
-        "height": own["height"] + head,
-        "margin": {**own["margin"], "t": own["margin"]["t"] + head},
+        "height": chart.layout["height"] + head,
+        "margin": margin | {"t": margin["t"] + head},
     }
-    return {"data": _light(chart.traces), "layout": layout}
+    figure = _light({"data": chart.traces, "layout": layout})
+    assert isinstance(figure, dict)
+    return figure
 
 
 def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
@@ -108,29 +103,29 @@ def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iter
     taken: set[str] = set()
     for chart in overview_charts(CollectionSubject(collection, file_of)):
         yield Picture(chart.name, "", chart)
-    for topic in collection.groups:
-        name = _file_name(topic.title, taken)
-        for chart in charts_of(GroupSubject(topic, file_of)):
-            yield Picture(f"{name}-{chart.name}", topic.title, chart)
+    for group in collection.groups:
+        name = _file_name(group.title, taken)
+        for chart in charts_of(GroupSubject(group, file_of)):
+            yield Picture(f"{name}-{chart.name}", group.title, chart)
 
 
 def pictures_of_machines(comparison: MachineComparison, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
-    """Return the charts of machines side by side, one a topic; no two have the same file.
+    """Return the charts of machines next to each other, one for each group; no two have the same file.
 
     Args:
         comparison: The machines.
         file_of: Returns the name of the file that a trial was read from.
     """
     taken: set[str] = set()
-    for topic, lines in comparison.groups.items():
-        chart = machines(MachinesSubject(topic, lines, file_of))
+    for title, rows in comparison.groups.items():
+        chart = machines(MachinesSubject(title, rows, file_of))
         if chart is not None:
-            yield Picture(f"{_file_name(topic, taken)}-{chart.name}", "", chart)
+            yield Picture(f"{_file_name(title, taken)}-{chart.name}", "", chart)
 
 
 def _file_name(title: str, taken: set[str]) -> str:
-    """Return what files about a topic are named by, and take it."""
-    name = free_name(slug(title)[:_NAME_LENGTH] or "topic", taken, "-")
+    """Return what files about a group are named by, and take it."""
+    name = free_name(slug(title)[:_NAME_LENGTH] or "group", taken, "-")
     taken.add(name)
     return name
 

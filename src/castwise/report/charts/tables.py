@@ -1,86 +1,56 @@
-"""The columns of the tables below charts that show cells."""
+"""The columns of the tables below charts that show configurations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from castwise.analysis.statistics import Estimate, has_interval
-from castwise.render.table import Column, DataTable
+from castwise.analysis.statistics import has_interval
+from castwise.render.table import Column
 from castwise.render.units import format_bytes, format_percent, format_rate, format_ratio
-from castwise.report.charts.chart import GroupSubject
+from castwise.report.charts.chart import words
 from castwise.report.collection import Configuration
-
-Getter = Callable[[Configuration], Estimate | None]
-
-
-def cell_grid(
-    subject: GroupSubject, cells: Sequence[Configuration], figures: Sequence[Column[Configuration]]
-) -> DataTable[Configuration]:
-    """Return a table of cells: which they are, these figures, and the file they are from."""
-    topic = subject.group
-    columns = [text_column("precision", lambda cell: cell.precision)]
-    if any(topic.setting(cell) for cell in cells):
-        columns.append(text_column("setting", topic.setting))
-    columns += figures
-    columns += [
-        text_column("status", lambda cell: cell.trial.status),
-        text_column("file", lambda cell: subject.file_of(cell.trial)),
-    ]
-    return DataTable(columns, cells)
-
-
-def text_column(name: str, text: Callable[[Configuration], str]) -> Column[Configuration]:
-    """Return a column of words."""
-    return Column(name, name, text, text, left=True)
 
 
 def bytes_column(name: str, title: str, value: Callable[[Configuration], float | None]) -> Column[Configuration]:
     """Return a column of bytes."""
-    return Column(name, title, value, lambda cell: format_bytes(value(cell)))
+    return Column(name, title, value, lambda config: format_bytes(value(config)))
 
 
 def share_column(name: str, title: str, value: Callable[[Configuration], float | None]) -> Column[Configuration]:
     """Return a column of shares, in per cent."""
-    return Column(name, title, value, lambda cell: format_percent(value(cell)))
+    return Column(name, title, value, lambda config: format_percent(value(config)))
 
 
 def rate_columns() -> list[Column[Configuration]]:
     """Return throughput with its interval."""
-    return _with_ends("throughput", lambda cell: cell.throughput, _rate, format_rate)
+
+    def value(config: Configuration) -> float | None:
+        return config.throughput.value if config.throughput else None
+
+    def text(config: Configuration) -> str:
+        return f"{format_rate(value(config))} {config.unit}/s" if config.throughput else "–"
+
+    return [Column("throughput", "throughput", value, text), *_interval_columns("throughput", format_rate)]
 
 
 def ratio_columns() -> list[Column[Configuration]]:
     """Return the speed-up with its interval and verdict."""
-    verdict = text_column("verdict", lambda cell: cell.verdict.kind if cell.verdict else "–")
-    return [*_with_ends("speedup", lambda cell: cell.speedup, _ratio, format_ratio), verdict]
 
+    def value(config: Configuration) -> float | None:
+        return config.speedup.value if config.speedup else None
 
-def _rate(cell: Configuration) -> str:
-    return "–" if cell.throughput is None else f"{format_rate(cell.throughput.value)} {cell.unit}/s"
-
-
-def _ratio(cell: Configuration) -> str:
-    return format_ratio(cell.speedup.value if cell.speedup else None)
-
-
-def _with_ends(
-    name: str, get: Getter, text: Callable[[Configuration], str], form: Callable[[float | None], str]
-) -> list[Column[Configuration]]:
-    title = {"speedup": "speed-up"}.get(name, name)
-
-    def end(which: str) -> Callable[[Configuration], float | None]:
-        def value(cell: Configuration) -> float | None:
-            found = get(cell)
-            return getattr(found, which) if has_interval(found) else None
-
-        return value
-
-    def value(cell: Configuration) -> float | None:
-        found = get(cell)
-        return found.value if found is not None else None
-
-    low, high = end("low"), end("high")
     return [
-        Column(name, title, value, text),
-        Column(f"{name}_low", "from", low, lambda cell: form(low(cell))),
-        Column(f"{name}_high", "to", high, lambda cell: form(high(cell))),
-        Column("processes", "processes", lambda cell: len(cell.trials), lambda cell: str(len(cell.trials))),
+        Column("speedup", "speed-up", value, lambda config: format_ratio(value(config))),
+        *_interval_columns("speedup", format_ratio),
+        words("verdict", lambda config: config.verdict.kind if config.verdict else "–"),
     ]
+
+
+def _interval_columns(name: str, form: Callable[[float | None], str]) -> list[Column[Configuration]]:
+    def column(end: str, title: str) -> Column[Configuration]:
+        def value(config: Configuration) -> float | None:
+            found = getattr(config, name)
+            return getattr(found, end) if has_interval(found) else None
+
+        return Column(f"{name}_{end}", title, value, lambda config: form(value(config)))
+
+    processes = Column[Configuration]("processes", "processes", lambda c: len(c.trials), lambda c: str(len(c.trials)))
+    return [column("low", "from"), column("high", "to"), processes]

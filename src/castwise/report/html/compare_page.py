@@ -24,8 +24,8 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
     """
     data = PageData()
     made = (
-        (number, machines(MachinesSubject(topic, lines, source.file_of)))
-        for number, (topic, lines) in enumerate(comparison.groups.items(), start=1)
+        (number, machines(MachinesSubject(group, rows, source.file_of)))
+        for number, (group, rows) in enumerate(comparison.groups.items(), start=1)
     )
     charts = [(number, chart) for number, chart in made if chart is not None]
     traits = said.trait_grid(comparison)

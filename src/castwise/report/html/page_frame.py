@@ -20,7 +20,7 @@ from castwise.records.schema import Trial
 from castwise.render.table import DataTable
 from castwise.render.theme import THEMES
 from castwise.report.charts.chart import Chart
-from castwise.report.charts.layout_fit import fitted, fitted_to_phone
+from castwise.report.charts.plotly_parts import HALF_PAGE, LEGEND_ROW, PHONE, PHONE_LEGEND_ROW, legend_rows
 from castwise.spec.quantities import truncate_list
 
 _NUMBERS = (int, float)  # a union would be made anew for each of a million cells
@@ -51,13 +51,23 @@ class PageData:
     def add_chart(self, chart: Chart, prefix: str) -> str:
         """Add a chart and return its id."""
         name = f"{prefix}-{chart.name}"
+        layout = chart.layout
+        narrow = {**layout, **chart.narrow}
+        legend_height = LEGEND_ROW * max(0, legend_rows(chart.traces, HALF_PAGE) - 1)  # layouts have room for one row
+        phone_height = PHONE_LEGEND_ROW * max(0, legend_rows(chart.traces, PHONE) - 1)
         self.charts[name] = {
             "title": chart.title,
             "says": chart.says,
             "note": chart.note,
             "traces": _finite(chart.traces),
-            "layout": fitted(chart),
-            "narrow": fitted_to_phone(chart),
+            "layout": layout | {"height": layout["height"] + legend_height},
+            "narrow": chart.narrow
+            | {
+                "height": narrow["height"] + phone_height,
+                "margin": layout["margin"] | {"l": 4, "r": 6},
+                "font": layout["font"] | {"size": 12},
+                "legend": layout["legend"] | {"font": {"size": 11}},
+            },
             "table": _table(chart.table),
         }
         return name

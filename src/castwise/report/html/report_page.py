@@ -91,7 +91,7 @@ def _section(
             if run.trial.status != "ok"
         ]
     elif topic.is_max_batch:
-        fits = GroupSubject(topic, source.file_of).fits
+        fits = GroupSubject(topic, source.file_of).max_batches
         grid, said = DataTable(shown_summary(fits), fits), [*conclusions(fits), *fit_remarks(fits)]
     else:
         grid = run_report.data_table(topic.rows)

@@ -1,0 +1,216 @@
+"""Throughput and speed-up of a group's configurations as bars, and the speed-ups of all groups next to each other."""
+
+from collections.abc import Callable, Sequence
+
+from castwise.analysis.statistics import Estimate, has_interval
+from castwise.registry.precisions import BASELINE
+from castwise.render.table import DataTable
+from castwise.render.theme import look_of
+from castwise.render.units import format_rate, format_ratio
+from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject, value_of, words
+from castwise.report.charts.plotly_parts import (
+    MAX_BARS,
+    Document,
+    axis,
+    bar_range,
+    bars,
+    error_bars,
+    escape,
+    hover,
+    interval_text,
+    labelled_bars,
+    layout,
+    names_axis,
+    rule_at_one,
+    wrap,
+)
+from castwise.report.charts.tables import rate_columns, ratio_columns
+from castwise.report.collection import ComparisonGroup, Configuration
+
+_MAX_GROUPS = 14  # of the overview
+_SETTING_WIDTH, _TITLE_WIDTH = 20, 30  # characters on a line below upright bars, and next to lying ones
+
+
+def throughput(subject: GroupSubject) -> Chart | None:
+    """Return the throughput of each configuration."""
+    group = subject.group
+    shown = _highest(group.configurations, lambda c: c.throughput)
+    best = max(shown, key=lambda c: value_of(c.throughput))
+    if best.throughput is None:
+        return None
+    traces, document = _bars(
+        subject, shown, lambda c: c.throughput, format_rate, f" {group.unit}/s", f"{group.unit} per second"
+    )
+    rate = format_rate(best.throughput.value)
+    return Chart(
+        name="throughput",
+        title="Throughput",
+        says=f"The highest is {rate} {group.unit} a second, with {group.label(best)}.",
+        traces=traces,
+        layout=document,
+        table=subject.table(group.configurations, rate_columns()),
+        note=_left_out(group.configurations, shown),
+    )
+
+
+def speedup(subject: GroupSubject) -> Chart | None:
+    """Return the speed-up of each configuration over float32."""
+    group = subject.group
+    compared = [config for config in group.configurations if config.speedup is not None]
+    others = [config for config in compared if config.precision != BASELINE]
+    if not others:
+        return None
+    shown = _highest(compared, lambda c: c.speedup)
+    best = max(others, key=lambda c: value_of(c.speedup))
+    traces, document = _bars(subject, shown, lambda c: c.speedup, format_ratio, "", "speed-up over fp32")
+    document["shapes"] = [rule_at_one()]
+    return Chart(
+        name="speedup",
+        title="Speed-up over fp32",
+        says=f"The largest is {format_ratio(value_of(best.speedup))}, with {group.label(best)}.",
+        traces=traces,
+        layout=document,
+        table=subject.table(compared, ratio_columns()),
+        note=_left_out(compared, shown),
+    )
+
+
+def overview(subject: CollectionSubject) -> Chart | None:
+    """Return the largest speed-up of each precision in each group."""
+    best = {group.title: _best_by_precision(group) for group in subject.collection.groups if not group.is_max_batch}
+    groups = [group for group in subject.collection.groups if best.get(group.title)]
+    if len(groups) < 2:
+        return None
+    shown = groups[:_MAX_GROUPS]
+    traces = []
+    for precision in dict.fromkeys(name for group in shown for name in group.precisions if name != BASELINE):
+        pairs = [(group, best[group.title][precision]) for group in shown if precision in best[group.title]]
+        found = [config.speedup for _, config in pairs]
+        hovers = [
+            hover(
+                [
+                    f"{group.title}: {group.label(config)}",
+                    format_ratio(value_of(config.speedup)),
+                    interval_text(config.speedup, format_ratio),
+                    subject.file_of(config.trial),
+                ]
+            )
+            for group, config in pairs
+        ]
+        names = [wrap(group.title, _TITLE_WIDTH) for group, _ in pairs]
+        values = [value_of(each) for each in found]
+        trace = bars(names, values, look_of(precision).colour, hovers, name=escape(precision), orientation="h")
+        traces.append(
+            trace
+            | {
+                "error_x": error_bars(found),
+                "text": [format_ratio(value) for value in values],
+                "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
+                "insidetextanchor": "start",
+                "textfont": {"size": 10},
+                "constraintext": "none",
+                "cliponaxis": False,
+            }
+        )
+    order = [wrap(group.title, _TITLE_WIDTH) for group in shown]
+    heights = [17 * max(2, len(best[group.title])) + 10 for group in shown]
+    group_of = {id(config): group for group in groups for config in best[group.title].values()}
+    columns = [
+        words("group", lambda c: group_of[id(c)].title),
+        words("precision", lambda c: c.precision),
+        words("setting", lambda c: group_of[id(c)].setting(c)),
+        *ratio_columns(),
+        words("status", lambda c: c.trial.status),
+        words("file", lambda c: subject.file_of(c.trial)),
+    ]
+    rows = [config for group in groups for config in best[group.title].values()]
+    return Chart(
+        name="overview",
+        title="Speed-up over fp32, by comparison",
+        says=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
+        traces=traces,
+        layout=layout(
+            120 + sum(heights),
+            barmode="group",
+            xaxis=axis("speed-up", rangemode="tozero"),
+            yaxis=names_axis(autorange="reversed", categoryorder="array", categoryarray=order),
+            shapes=[rule_at_one("x")],
+        ),
+        table=DataTable(columns, rows),
+        note=f"{len(shown)} of {len(groups)} shown; the table has all." if len(shown) < len(groups) else "",
+    )
+
+
+def _best_by_precision(group: ComparisonGroup) -> dict[str, Configuration]:
+    found: dict[str, Configuration] = {}
+    for config in group.configurations:
+        before = found.get(config.precision)
+        is_faster = before is None or value_of(config.speedup) > value_of(before.speedup)
+        if config.precision != BASELINE and config.speedup is not None and is_faster:
+            found[config.precision] = config
+    return found
+
+
+def _bars(
+    subject: GroupSubject,
+    shown: Sequence[Configuration],
+    get: Callable[[Configuration], Estimate | None],
+    form: Callable[[float | None], str],
+    unit: str,
+    y_title: str,
+) -> tuple[list[Document], Document]:
+    """Return one trace if only the precision differs, else one for each precision, and their layout."""
+    group = subject.group
+    settings = list(dict.fromkeys(group.setting(config) for config in shown))
+    is_alone = settings == [""]
+    highest = max(value_of(get(config)) for config in shown)
+
+    def label(config: Configuration) -> str:
+        status, found = config.trial.status, get(config)
+        figure = form(found.value) if found else ""
+        return "<br>".join(escape(text) for text in (figure, "" if status == "ok" else status) if text)
+
+    def hover_text(config: Configuration) -> str:
+        trial, found = config.trial, get(config)
+        figure = f"{form(found.value)}{unit}" if found else ""
+        trouble = "" if trial.status == "ok" else f"{trial.status}: {trial.message}"
+        return subject.hover(config, figure, interval_text(found, form), trouble)
+
+    traces = []
+    for precision in [None] if is_alone else group.precisions:
+        own = [config for config in shown if precision in (None, config.precision)]
+        if own:
+            traces.append(
+                labelled_bars(
+                    [escape(c.precision) if is_alone else wrap(group.setting(c), _SETTING_WIDTH) for c in own],
+                    [get(config) for config in own],
+                    [config.precision for config in own],
+                    [label(config) for config in own],
+                    ["" if config.trial.status == "ok" else "/" for config in own],
+                    [hover_text(config) for config in own],
+                    highest=highest,
+                    num_bars=len(group.configurations),
+                    name=escape(precision or ""),
+                    showlegend=not is_alone,
+                )
+            )
+    x_axis = names_axis(tickfont={"size": 11})
+    if not is_alone:
+        x_axis |= {"categoryorder": "array", "categoryarray": [wrap(each, _SETTING_WIDTH) for each in settings]}
+    y_axis = axis(y_title, rangemode="tozero", tickformat=",", range=bar_range(traces))
+    return traces, layout(barmode="group", xaxis=x_axis, yaxis=y_axis)
+
+
+def _highest(
+    configurations: Sequence[Configuration], get: Callable[[Configuration], Estimate | None]
+) -> list[Configuration]:
+    """Return the configurations that a chart has room for: all, or the highest in their order."""
+    highest = sorted(configurations, key=lambda config: -value_of(get(config)))[:MAX_BARS]
+    kept = {id(config) for config in highest}
+    return [config for config in configurations if id(config) in kept]
+
+
+def _left_out(configurations: Sequence[Configuration], shown: Sequence[Configuration]) -> str:
+    if len(shown) == len(configurations):
+        return ""
+    return f"The {len(shown)} highest of {len(configurations):,} configurations are drawn; the table has all."
