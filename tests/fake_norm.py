@@ -1,4 +1,4 @@
-"""Torch's operations in the place of the batch norm kernels, so that models are tried without a GPU."""
+"""Torch's operations in place of the batch norm kernels, so that models are tested without a GPU."""
 
 import sys
 from types import ModuleType
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from castwise.worker.kernels.batch_norm import module
+from castwise.worker.kernels.batch_norm.types import Epilogue, Prologue
 
 
 class Fork(torch.autograd.Function):
-    """A result, and a carrier of its gradient from where it is a residual."""
+    """A result, and a carrier that receives its gradient as a residual."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -35,50 +36,49 @@ class Carried(torch.autograd.Function):
         return None, gradient
 
 
-class Asked(NamedTuple):
-    """What was asked of a norm."""
+class KernelCall(NamedTuple):
+    """What one call of the kernels had to compute."""
 
-    shifts: bool = False
+    conv_bias: bool = False
     drops: bool = False
     adds_before: bool = False
     adds: bool = False
     carries: bool = False
     activation: int = 0
-    is_forked: bool = False
+    makes_carrier: bool = False
 
 
-def let_torch_compute(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """Let torch compute what the kernels would, and return where it is noted what was asked."""
-    asked: list[Asked] = []
+def let_torch_compute(monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
+    """Let torch compute what the kernels would, and return the list in which their calls are recorded."""
+    calls: list[KernelCall] = []
 
     def compute(  # noqa: PLR0917
-        images: Tensor, shift: Tensor | None, seed: Tensor | None, layer: int, odds: int, addend: Tensor | None,
-        residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float, activation: int,
-        is_forked: bool,
+        images: Tensor, conv_bias: Tensor | None, seed: Tensor | None, layer: int, drop_level: int,
+        addend: Tensor | None, residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor,
+        epsilon: float, activation: int, makes_carrier: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, None]:  # fmt: skip
-        sides = (each is not None for each in (shift, seed, addend, residual, carrier))
-        asked.append(Asked(*sides, activation, is_forked))
+        given = (each is not None for each in (conv_bias, seed, addend, residual, carrier))
+        calls.append(KernelCall(*given, activation, makes_carrier))
         if residual is not None and carrier is not None:
             assert not residual.requires_grad
             residual = Carried.apply(residual, carrier)
-        before = module.Before(shift, odds / 65536 if seed is not None else 0.0, seed, layer, addend)
-        normalised = before.compute(images)
+        prologue = Prologue(conv_bias, drop_level / 65536 if seed is not None else 0.0, seed, layer, addend)
+        normalised = prologue.reference(images)
         is_written = addend is not None or seed is not None
-        known = normalised if is_written else images
-        variance, mean = torch.var_mean(known, (0, 2, 3))
+        variance, mean = torch.var_mean(normalised if is_written else images, (0, 2, 3))
         value = nn.functional.batch_norm(normalised, None, None, weight, bias, True, 0.0, epsilon)
-        value = module.After(residual, activation=activation).compute(value)
-        out, own = Fork.apply(value) if is_forked else (value, value.new_empty(0))
+        value = Epilogue(residual, activation=activation).reference(value)
+        out, own = Fork.apply(value) if makes_carrier else (value, value.new_empty(0))
         return out, own, normalised if is_written else images.new_empty(0), mean.detach(), variance.detach(), None
 
     kernels = ModuleType("kernels")
     kernels.batch_norm = compute  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "castwise.worker.kernels.batch_norm.ops", kernels)
-    monkeypatch.setattr(module, "_is_for_kernels", are_alike)
-    return asked
+    monkeypatch.setattr(module, "fits_kernels", are_alike)
+    return calls
 
 
 def are_alike(_: Tensor, images: Tensor, *others: Tensor | None) -> bool:
-    """What kernels ask of images but for where and how these lie."""
-    asked = [each for each in others if each is not None]
-    return all(isinstance(each, Tensor) and (each.shape, each.dtype) == (images.shape, images.dtype) for each in asked)
+    """Return what `fits_kernels` does, except for device and layout."""
+    given = [each for each in others if each is not None]
+    return all(isinstance(each, Tensor) and (each.shape, each.dtype) == (images.shape, images.dtype) for each in given)

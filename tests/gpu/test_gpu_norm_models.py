@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from castwise.registry.workloads import find_workload
 from castwise.worker.kernels.batch_norm import fusion
 from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
-from castwise.worker.kernels.batch_norm.module import KernelBatchNorm, Normed
+from castwise.worker.kernels.batch_norm.module import KernelBatchNorm
+from castwise.worker.kernels.batch_norm.types import FusedOutput
 from castwise.worker.models import build_task
 
 pytestmark = [
@@ -59,7 +60,7 @@ def test_a_model_with_dropout_has_torch_s_gradients(
 
     def watched(self: Any, images: Tensor, before: Any = None, after: Any = None) -> Any:
         found = told(self, images, before, after)
-        if isinstance(found, Normed) and before[1] > 0:
+        if isinstance(found, FusedOutput) and before[1] > 0:
             masks.append(found.total != 0)
         return found
 

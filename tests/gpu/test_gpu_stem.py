@@ -14,7 +14,8 @@ from castwise.spec.trial import TrialSpec
 from castwise.worker.build import build_trial
 from castwise.worker.data.sharding import rank_batches
 from castwise.worker.distributed import Peers
-from castwise.worker.kernels.batch_norm.module import RELU, After, Before, KernelBatchNorm
+from castwise.worker.kernels.batch_norm.module import KernelBatchNorm
+from castwise.worker.kernels.batch_norm.types import RELU, Epilogue, Prologue
 from castwise.worker.kernels.max_pool.module import KernelMaxPool
 
 pytestmark = [
@@ -140,7 +141,7 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype) -> None:
     images[3, 5, 2, 2], residual[2, 7, 1, 1] = torch.inf, torch.nan
     norm = KernelBatchNorm(64, device=DEVICE)
     leaves = [each.clone().requires_grad_() for each in (images, residual, images, residual)]
-    found = norm(leaves[0], tuple(Before()), tuple(After(leaves[1], activation=RELU))).out
+    found = norm(leaves[0], tuple(Prologue()), tuple(Epilogue(leaves[1], activation=RELU))).out
     expected = (nn.functional.batch_norm(leaves[2], None, None, norm.weight, norm.bias, True) + leaves[3]).relu()
     assert expected.isnan().sum() == 8 * 49 + 1
     assert torch.equal(found.isnan(), expected.isnan())
@@ -155,7 +156,7 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype) -> None:
 def test_float64_is_torch_s_to_normalise() -> None:
     images = torch.randn(8, 64, 7, 7, device=DEVICE, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     norm = KernelBatchNorm(64, device=DEVICE, dtype=torch.float64)
-    found = norm(images, tuple(Before()), tuple(After(activation=RELU)))
+    found = norm(images, tuple(Prologue()), tuple(Epilogue(activation=RELU)))
     assert found.mean is None
     assert torch.equal(found.out, nn.functional.batch_norm(images, None, None, norm.weight, norm.bias, True).relu())
 

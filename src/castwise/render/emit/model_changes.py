@@ -54,6 +54,7 @@ _KERNELS = {
     ),
     "batch-norm-kernel": _Kernels(
         (
+            "kernels/batch_norm/types",
             "kernels/batch_norm/module",
             "kernels/batch_norm/triton_kernels",
             "kernels/batch_norm/ops",

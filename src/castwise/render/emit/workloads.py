@@ -114,7 +114,7 @@ def compute_loss_of(row: Workload) -> str:
     if row.family != "rnn_lm":
         return _CROSS_ENTROPY
     parts = [
-        "Batch = tuple[Tensor, ...]\nJudged = tuple[Tensor, Tensor | None, int]",
+        "Batch = tuple[Tensor, ...]\nBatchScore = tuple[Tensor, Tensor | None, int]",
         definitions("worker/models/rnn_lm.py", ["CarriedLoss", "_detach"]),
         "carried = CarriedLoss()\ncompute_loss = carried.compute_loss",
     ]

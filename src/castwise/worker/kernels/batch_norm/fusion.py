@@ -1,4 +1,13 @@
-"""Tells a model's batch norms what is beside them: torch.fx traces the model once, and each takes that over."""
+"""Batch norm fused with its neighbours: `use_batch_norm_kernel` rewrites a model's forward pass for training.
+
+torch.fx traces the model once (`tracing.py`). Each batch norm then also computes its neighbours, as far as writes in
+place allow (`aliasing.py`): before it an addition or dropout and the biases of convolutions (`Prologue`), behind it an
+addition and an activation (`Epilogue`). On a GPU Triton kernels compute all of that at once (`ops.py`). Their reference
+is `Prologue.reference`, `nn.BatchNorm2d` and `Epilogue.reference`; `tests/worker/test_batch_norm.py` compares them.
+
+Measured on one H200: training steps 1.11 to 1.17 times as fast as without, 1.23 times together with torch.compile
+(docs/climbs.md, rungs with batch-norm-kernel).
+"""
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -10,22 +19,30 @@ import torch
 from torch import Tensor, fx, nn
 
 from castwise.errors import TechniqueError
-from castwise.worker.kernels.batch_norm.aliasing import add_in_place, can_be_one, order_of, sharing, written_by
+from castwise.worker.kernels.batch_norm.aliasing import (
+    add_in_place,
+    aliases,
+    can_fuse,
+    node_positions,
+    written_inputs,
+)
 from castwise.worker.kernels.batch_norm.module import (
-    BY_INPUT,
+    FusableBiasConv2d,
+    FusableDropout,
+    draw_seed,
+    kernel_class,
+    update_running_statistics,
+)
+from castwise.worker.kernels.batch_norm.tracing import trace_in_training
+from castwise.worker.kernels.batch_norm.types import (
     HARDSWISH,
+    NEEDS_INPUT,
     RELU,
     SILU,
-    After,
-    Before,
-    BiasBesideConv2d,
-    Normed,
-    OddsDropout,
-    draw_seed,
-    kernel_class_of,
-    move_statistics,
+    Epilogue,
+    FusedOutput,
+    Prologue,
 )
-from castwise.worker.kernels.batch_norm.tracing import traced_in_training
 
 _ACTIVATION_MODULES = {nn.ReLU: RELU, nn.SiLU: SILU, nn.Hardswish: HARDSWISH}
 _ACTIVATION_FUNCTIONS = {
@@ -36,30 +53,30 @@ _ACTIVATION_FUNCTIONS = {
 }
 _ACTIVATION_METHODS = {"relu": RELU, "relu_": RELU}
 _ADDITIONS = (operator.add, torch.add, add_in_place)
-_TRACED = (Tensor, int, float)
-_DRAWN_CHANNELS = 8  # that dropout's draws are made for at once
+_TRACED_INPUTS = (Tensor, int, float)
+_CHANNELS_A_DRAW = 8  # dropout's random numbers are drawn for this many channels at once
 
 
 def use_batch_norm_kernel(model: nn.Module) -> None:
-    """Let a model's batch norms, and what is beside them, run by castwise's kernels in training.
+    """Let a model's batch norms, and what is next to them, run by castwise's kernels in training.
 
-    Of a model that cannot be traced whole, those parts do that can. What the code of a model or a part chooses by,
-    other than its inputs, is what it is now; layers choose each time.
+    If the model cannot be traced as a whole, its parts that can be traced use the kernels. Whatever the code of a model
+    or part depends on, other than its inputs, stays what it is now; leaf modules still decide in each step.
 
     Raises:
-        TechniqueError: torch.fx can trace no part that has a batch norm of the kind, or Triton is not installed.
+        TechniqueError: torch.fx can trace no part with a batch norm that the kernels know, or Triton is not installed.
     """
     try:
-        _use_in_whole(model)
+        _rewrite(model)
     except TechniqueError:
-        used = [_is_used_in(part) for part in model.children()]  # in all of them, and not up to the first
-        if not any(used):
+        is_rewritten = [_rewrite_part(part) for part in model.children()]
+        if not any(is_rewritten):
             raise
 
 
-def _is_used_in(part: nn.Module) -> bool:
+def _rewrite_part(part: nn.Module) -> bool:
     """Let a part of a model use the kernels if it can, and return whether it does."""
-    if not any(map(_is_norm, part.modules())) or not any(part.children()):  # a norm alone would have nothing beside it
+    if not any(map(_is_known_norm, part.modules())) or not any(part.children()):  # a lone norm has no neighbours
         return False
     try:
         use_batch_norm_kernel(part)
@@ -68,39 +85,39 @@ def _is_used_in(part: nn.Module) -> bool:
     return True
 
 
-def _use_in_whole(model: nn.Module) -> None:
-    traced = traced_in_training(model)
-    norms = list(_norms_in(traced))
+def _rewrite(model: nn.Module) -> None:
+    traced = trace_in_training(model)
+    norms = list(_norm_nodes(traced))
     if not norms:
         raise TechniqueError("batch-norm-kernel finds no batch norm in this model.")
     if find_spec("triton") is None:
         raise TechniqueError("batch-norm-kernel needs Triton, and it is not installed. pip install triton")
     names = [str(node.target) for node in norms]
-    for node, name in zip(norms, names, strict=True):
-        _take_apart(traced, node)
-        norm = traced.get_submodule(name)
-        norm.__class__ = kernel_class_of(cast("Any", type(norm)))
-    told = [_tell(traced, node) for node in norms]
-    written = {target for node in traced.graph.nodes for target in written_by(traced, node)}
-    for node in told:
-        _carry(traced, node, told, written)
-    for node in told:
-        _shift(traced, node)
-    _draw(traced, told)
-    end = next(node for node in traced.graph.nodes if node.op == "output")
-    with traced.graph.inserting_before(end):
-        moved = [traced.graph.get_attr(name) for name in names]
-        figures = [[_part(traced, node, name) for node in told] for name in ("mean", "variance")]
-        traced.graph.call_function(move_statistics, (moved, *figures))
+    for node in norms:
+        _split_timm_norm(traced, node)
+        norm = traced.get_submodule(str(node.target))
+        norm.__class__ = kernel_class(cast("Any", type(norm)))
+    fused = [_fuse_neighbours(traced, node) for node in norms]
+    written = {target for node in traced.graph.nodes for target in written_inputs(traced, node)}
+    for node in fused:
+        _connect_carrier(traced, node, fused, written)
+    for node in fused:
+        _take_conv_biases(traced, node)
+    _share_dropout_seed(traced, fused)
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    with traced.graph.inserting_before(output):
+        modules = [traced.graph.get_attr(name) for name in names]
+        statistics = [[_output_field(traced, node, name) for node in fused] for name in ("mean", "variance")]
+        traced.graph.call_function(update_running_statistics, (modules, *statistics))
     traced.recompile()
-    _train_by(model, type(traced).forward)
+    _replace_training_forward(model, type(traced).forward)
 
 
-def _train_by(model: nn.Module, trained: Callable[..., Any]) -> None:
-    """Let a model's forward be another one in training; weights, their names and validation stay its own.
+def _replace_training_forward(model: nn.Module, trained: Callable[..., Any]) -> None:
+    """Let a model's forward be another one in training; weights, their names and validation stay the same.
 
-    It is bound to the model, and reads the weights from there: a copy trains its own. One that was pickled computes as
-    the class does; so does one that is called with anything but tensors and numbers, which the trace took for such.
+    The forward is bound to the model and reads the weights from there, so that a copy trains its own. A pickled model
+    computes as its class does; so does a call with anything but tensors and numbers, which the trace assumes.
 
     Args:
         model: The model.
@@ -109,38 +126,36 @@ def _train_by(model: nn.Module, trained: Callable[..., Any]) -> None:
     plain = type(model).forward
 
     def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
-        is_traced = self.training and all(isinstance(each, _TRACED) for each in (*inputs, *named.values()))
+        is_traced = self.training and all(isinstance(each, _TRACED_INPUTS) for each in (*inputs, *named.values()))
         return (trained if is_traced else plain)(self, *inputs, **named)
 
     model.forward = MethodType(forward, model)
 
 
-def _norms_in(traced: fx.GraphModule) -> Iterator[fx.Node]:
-    """Yield where a batch norm of the kind is applied, if it is applied once."""
+def _norm_nodes(traced: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yield the nodes that apply a batch norm which the kernels know and which is applied once."""
     called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
     for node in traced.graph.nodes:
         if node.op == "call_module" and called.count(node.target) == 1 and len(node.args) == 1 and not node.kwargs:
             module = traced.get_submodule(str(node.target))
-            if _is_norm(module) and module.affine and module.track_running_stats and module.momentum:
+            if _is_known_norm(module) and module.affine and module.track_running_stats and module.momentum:
                 yield node
 
 
-def _is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a batch norm of a kind that the kernels know."""
-    return type(module) is nn.BatchNorm2d or _has_parts(module)
+def _is_known_norm(module: nn.Module) -> bool:
+    return type(module) is nn.BatchNorm2d or _is_timm_norm(module)
 
 
-def _has_parts(module: nn.Module) -> bool:
-    """Return whether a module is timm's batch norm that drops out and activates, too."""
-    kind = type(module)
-    return kind.__module__.startswith("timm.") and kind.__name__ == "BatchNormAct2d"
+def _is_timm_norm(module: nn.Module) -> bool:
+    """Return whether a module is timm's batch norm with dropout and an activation of its own."""
+    return type(module).__module__.startswith("timm.") and type(module).__name__ == "BatchNormAct2d"
 
 
-def _take_apart(traced: fx.GraphModule, norm: fx.Node) -> None:
-    """Apply what a norm that has parts does behind normalising where it is applied, so that it only normalises."""
+def _split_timm_norm(traced: fx.GraphModule, norm: fx.Node) -> None:
+    """Apply dropout and activation of timm's norm as nodes of their own, so that the norm only normalises."""
     module = traced.get_submodule(str(norm.target))
     last = norm
-    for name in ("drop", "act") if _has_parts(module) else ():
+    for name in ("drop", "act") if _is_timm_norm(module) else ():
         if type(getattr(module, name)) is not nn.Identity:
             with traced.graph.inserting_after(last):
                 part = traced.graph.call_module(f"{norm.target}.{name}", (last,))
@@ -148,153 +163,161 @@ def _take_apart(traced: fx.GraphModule, norm: fx.Node) -> None:
             last = part
 
 
-def _part(traced: fx.GraphModule, told: fx.Node, name: str) -> fx.Node:
-    """Return a new node, where the graph is inserted into, with one of what a told norm gives."""
-    return traced.graph.call_function(operator.getitem, (told, Normed._fields.index(name)))
+def _output_field(traced: fx.GraphModule, fused: fx.Node, name: str) -> fx.Node:
+    """Insert and return a node with one field of a fused norm's `FusedOutput`."""
+    return traced.graph.call_function(operator.getitem, (fused, FusedOutput._fields.index(name)))
 
 
-def _tell(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
-    """Put a told norm in the place of a norm and what is beside it; return where it is."""
-    chain, then = _chain_from(traced, norm)
+def _fuse_neighbours(traced: fx.GraphModule, norm: fx.Node) -> fx.Node:
+    """Replace a norm and its neighbours by one call of the norm's module, and return the new node."""
+    chain, epilogue = _epilogue_chain(traced, norm)
     images: Any = norm.args[0]
-    before: Any = Before()
+    prologue: Any = Prologue()
     addition = None
-    if isinstance(images, fx.Node) and _is_taken_over(traced, images, chain):
+    if isinstance(images, fx.Node) and _can_take_addition(traced, images, chain):
         addition = images
         (images, addend) = addition.args
-        before = before._replace(addend=addend, keeps_dtype=addition.target is add_in_place)
-    elif isinstance(images, fx.Node) and _is_dropped(traced, images, chain):
-        chain = [images, *chain]
-        traced.get_submodule(str(images.target)).__class__ = OddsDropout
-        with traced.graph.inserting_before(images):
-            before = before._replace(dropped=traced.graph.call_module(str(images.target), ()))
-        images = images.args[0]
+        prologue = prologue._replace(addend=addend, keeps_dtype=addition.target is add_in_place)
+    elif isinstance(images, fx.Node) and _can_take_dropout(traced, images, chain):
+        dropout = images
+        chain = [dropout, *chain]
+        traced.get_submodule(str(dropout.target)).__class__ = FusableDropout
+        with traced.graph.inserting_before(dropout):
+            prologue = prologue._replace(dropout=traced.graph.call_module(str(dropout.target), ()))
+        images = dropout.args[0]
     with traced.graph.inserting_after(chain[-1]):
-        told = traced.graph.call_module(str(norm.target), (images, tuple(before), tuple(then)))
-    with traced.graph.inserting_after(told):
-        chain[-1].replace_all_uses_with(_part(traced, told, "out"))
-    for node in reversed(chain):  # from the last on, so that nobody uses what is erased
+        fused = traced.graph.call_module(str(norm.target), (images, tuple(prologue), tuple(epilogue)))
+    with traced.graph.inserting_after(fused):
+        chain[-1].replace_all_uses_with(_output_field(traced, fused, "out"))
+    for node in reversed(chain):  # the last first: a node that is erased must have no users
         traced.graph.erase_node(node)
     if addition is not None:
-        with traced.graph.inserting_after(told):
-            addition.replace_all_uses_with(_part(traced, told, "total"))
+        with traced.graph.inserting_after(fused):
+            addition.replace_all_uses_with(_output_field(traced, fused, "total"))
         traced.graph.erase_node(addition)
-    return told
+    return fused
 
 
-def _chain_from(traced: fx.GraphModule, norm: fx.Node) -> tuple[list[fx.Node], Any]:
-    """Return a norm and what behind it can be one with it, and that as `After`, of nodes."""
-    chain, then = [norm], cast("Any", After())
-    after = _only_user(norm)
-    other = None if after is None else _other_of(after, norm)
-    if after is not None and other is not None:
-        following = _only_user(after)
-        is_lost = following is not None and _activation_of(traced, following) in BY_INPUT
-        if not is_lost and can_be_one(traced, [norm, after]):
-            chain, then = [norm, after], then._replace(residual=other, keeps_dtype=after.target is add_in_place)
-            after = following
-    found = None if after is None else _activation_of(traced, after)
-    if after is not None and found is not None and can_be_one(traced, [*chain, after]):
-        chain, then = [*chain, after], then._replace(activation=found)
-    return chain, then
+def _epilogue_chain(traced: fx.GraphModule, norm: fx.Node) -> tuple[list[fx.Node], Any]:
+    """Return a norm with the nodes behind it that can be fused, and these as an `Epilogue` of nodes."""
+    chain, epilogue = [norm], cast("Any", Epilogue())
+    following = _only_user(norm)
+    residual = None if following is None else _other_addend(following, norm)
+    if following is not None and residual is not None:
+        behind = _only_user(following)
+        loses_input = behind is not None and _activation_code(traced, behind) in NEEDS_INPUT
+        if not loses_input and can_fuse(traced, [norm, following]):
+            chain = [norm, following]
+            epilogue = epilogue._replace(residual=residual, keeps_dtype=following.target is add_in_place)
+            following = behind
+    activation = None if following is None else _activation_code(traced, following)
+    if following is not None and activation is not None and can_fuse(traced, [*chain, following]):
+        chain, epilogue = [*chain, following], epilogue._replace(activation=activation)
+    return chain, epilogue
 
 
-def _before(told: fx.Node) -> Any:
-    """Return a told norm's `Before`, of nodes."""
-    return Before(*cast("tuple[Any, ...]", told.args[1]))
+def _prologue_of(fused: fx.Node) -> Any:
+    """Return a fused norm's `Prologue` of nodes."""
+    return Prologue(*cast("tuple[Any, ...]", fused.args[1]))
 
 
-def _after(told: fx.Node) -> Any:
-    """Return a told norm's `After`, of nodes."""
-    return After(*cast("tuple[Any, ...]", told.args[2]))
+def _epilogue_of(fused: fx.Node) -> Any:
+    """Return a fused norm's `Epilogue` of nodes."""
+    return Epilogue(*cast("tuple[Any, ...]", fused.args[2]))
 
 
-def _carry(traced: fx.GraphModule, told: fx.Node, others: list[fx.Node], written: set[fx.Node]) -> None:
-    """Let a result's gradient from where it is a residual come by itself, if it has another one.
+def _connect_carrier(traced: fx.GraphModule, fused: fx.Node, others: list[fx.Node], written: set[fx.Node]) -> None:
+    """If a result is a residual of another norm and read elsewhere too, let its two gradients come separately.
 
     Args:
         traced: The model.
-        told: Where the result is computed.
-        others: All told norms.
-        written: Whose results may be written into.
+        fused: The norm that computes the result.
+        others: All fused norms.
+        written: The nodes whose results may be written into.
     """
-    result = next(node for node in told.users if node.args[1] == Normed._fields.index("out"))
-    adding = [node for node in result.users if node in others and _after(node).residual is result]
+    result = next(node for node in fused.users if node.args[1] == FusedOutput._fields.index("out"))
+    adding = [node for node in result.users if node in others and _epilogue_of(node).residual is result]
     if len(adding) != 1 or len(result.users) == 1:
         return
     (other,) = adding
-    if written & sharing(traced, result) or result in (other.args[0], _before(other).addend):
+    if written & aliases(traced, result) or result in (other.args[0], _prologue_of(other).addend):
         return
-    told.update_arg(2, tuple(_after(told)._replace(is_forked=True)))
-    with traced.graph.inserting_after(told):
-        carrier = _part(traced, told, "carrier")
-    other.update_arg(2, tuple(_after(other)._replace(carrier=carrier)))
+    fused.update_arg(2, tuple(_epilogue_of(fused)._replace(makes_carrier=True)))
+    with traced.graph.inserting_after(fused):
+        carrier = _output_field(traced, fused, "carrier")
+    other.update_arg(2, tuple(_epilogue_of(other)._replace(carrier=carrier)))
 
 
-def _shift(traced: fx.GraphModule, told: fx.Node) -> None:
-    """Let a norm add the biases of the convolutions before it."""
-    before = _before(told)
-    results, biases = {"images": told.args[0], "addend": before.addend}, []
-    for name, node in results.items():
-        is_read = isinstance(node, fx.Node) and _only_user(node) is told and node is not _after(told).residual
-        if is_read and _has_bias_alone(traced, node):
-            traced.get_submodule(str(node.target)).__class__ = BiasBesideConv2d
+def _take_conv_biases(traced: fx.GraphModule, fused: fx.Node) -> None:
+    """Let a norm add the biases of the convolutions that feed it."""
+    prologue = _prologue_of(fused)
+    inputs, biases = {"images": fused.args[0], "addend": prologue.addend}, []
+    for name, node in inputs.items():
+        is_read_once = isinstance(node, fx.Node) and _only_user(node) is fused
+        if is_read_once and node is not _epilogue_of(fused).residual and _is_lone_biased_conv(traced, node):
+            traced.get_submodule(str(node.target)).__class__ = FusableBiasConv2d
             node.args = (node.args[0], True)
             with traced.graph.inserting_after(node):
                 biases.append(traced.graph.call_function(operator.getitem, (node, 1)))
-                results[name] = traced.graph.call_function(operator.getitem, (node, 0))
+                inputs[name] = traced.graph.call_function(operator.getitem, (node, 0))
     if biases:
-        with traced.graph.inserting_before(told):
-            shift = biases[0] if len(biases) == 1 else traced.graph.call_function(operator.add, tuple(biases))
-        told.update_arg(0, results["images"])
-        told.update_arg(1, tuple(before._replace(shift=shift, addend=results["addend"])))
+        with traced.graph.inserting_before(fused):
+            bias = biases[0] if len(biases) == 1 else traced.graph.call_function(operator.add, tuple(biases))
+        fused.update_arg(0, inputs["images"])
+        fused.update_arg(1, tuple(prologue._replace(conv_bias=bias, addend=inputs["addend"])))
 
 
-def _has_bias_alone(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """Return whether a node applies a convolution that has a bias, and is applied nowhere else."""
+def _is_lone_biased_conv(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether a node applies a convolution with a bias that no other node applies."""
     if node.op != "call_module" or len(node.args) != 1:
         return False
     module = traced.get_submodule(str(node.target))
-    is_such = type(module) is nn.Conv2d and module.bias is not None
-    return is_such and sum(other.target == node.target for other in traced.graph.nodes) == 1
+    is_biased_conv = type(module) is nn.Conv2d and module.bias is not None
+    return is_biased_conv and sum(other.target == node.target for other in traced.graph.nodes) == 1
 
 
-def _draw(traced: fx.GraphModule, told: list[fx.Node]) -> None:
-    """Give the norms that drop numbers out a step's seed, and each a layer of its own."""
-    order = order_of(traced)
-    dropping = sorted((node for node in told if isinstance(_before(node).dropped, fx.Node)), key=order.__getitem__)
-    if not dropping:
+def _share_dropout_seed(traced: fx.GraphModule, fused: list[fx.Node]) -> None:
+    """Give all norms with dropout the step's seed, and each a layer number of its own."""
+    positions = node_positions(traced)
+    with_dropout = [node for node in fused if isinstance(_prologue_of(node).dropout, fx.Node)]
+    with_dropout.sort(key=positions.__getitem__)
+    if not with_dropout:
         return
-    with traced.graph.inserting_before(dropping[0]):
-        seed = traced.graph.call_function(draw_seed, (dropping[0].args[0],))
-    for layer, node in enumerate(dropping):
-        node.update_arg(1, tuple(_before(node)._replace(seed=seed, layer=layer)))
+    with traced.graph.inserting_before(with_dropout[0]):
+        seed = traced.graph.call_function(draw_seed, (with_dropout[0].args[0],))
+    for layer, node in enumerate(with_dropout):
+        node.update_arg(1, tuple(_prologue_of(node)._replace(seed=seed, layer=layer)))
 
 
-def _is_dropped(traced: fx.GraphModule, node: fx.Node, chain: Sequence[fx.Node]) -> bool:
-    """Return whether a node is dropout that a norm, the first of a chain, can do."""
+def _can_take_dropout(traced: fx.GraphModule, node: fx.Node, chain: Sequence[fx.Node]) -> bool:
+    """Return whether a node is dropout that the norm at the start of a chain can compute."""
     if node.op != "call_module" or len(node.args) != 1 or _only_user(node) is not chain[0]:
         return False
     channels = cast("nn.BatchNorm2d", traced.get_submodule(str(chain[0].target))).num_features
     dropout = traced.get_submodule(str(node.target))
-    is_such = type(dropout) in (nn.Dropout, OddsDropout) and cast("nn.Dropout", dropout).p > 0
-    return is_such and channels % _DRAWN_CHANNELS == 0 and can_be_one(traced, [node, *chain])
+    is_dropout = type(dropout) in (nn.Dropout, FusableDropout) and cast("nn.Dropout", dropout).p > 0
+    return is_dropout and channels % _CHANNELS_A_DRAW == 0 and can_fuse(traced, [node, *chain])
 
 
-def _is_taken_over(traced: fx.GraphModule, addition: fx.Node, chain: Sequence[fx.Node]) -> bool:
-    """Return whether a norm, the first of a chain, can do the addition before it: nobody else reads the sum earlier."""
-    if not addition.args or _other_of(addition, addition.args[0]) is None or not isinstance(addition.args[0], fx.Node):
+def _can_take_addition(traced: fx.GraphModule, addition: fx.Node, chain: Sequence[fx.Node]) -> bool:
+    """Return whether the norm at the start of a chain can compute the addition before it.
+
+    It cannot if another node reads the sum earlier than the chain's end.
+    """
+    if not addition.args or not isinstance(addition.args[0], fx.Node):
         return False
-    order = order_of(traced)
-    is_early = any(order[user] < order[chain[-1]] for user in addition.users if user is not chain[0])
-    return not is_early and can_be_one(traced, [addition, *chain])
+    if _other_addend(addition, addition.args[0]) is None:
+        return False
+    positions = node_positions(traced)
+    is_read_early = any(positions[user] < positions[chain[-1]] for user in addition.users if user is not chain[0])
+    return not is_read_early and can_fuse(traced, [addition, *chain])
 
 
-def _other_of(node: fx.Node, one: Any) -> fx.Node | None:
-    """Return what a node adds to one of the two that it adds; None where it does anything else."""
+def _other_addend(node: fx.Node, one: Any) -> fx.Node | None:
+    """Return what a node adds to one of its two inputs; None if it does anything else."""
     if node.target not in _ADDITIONS or len(node.args) != 2 or node.kwargs:
         return None
-    if node.target is add_in_place and node.args[0] is not one:  # the sum is the other's
+    if node.target is add_in_place and node.args[0] is not one:  # the sum is written into the other
         return None
     other = next((each for each in node.args if each is not one), None)
     return other if isinstance(other, fx.Node) else None
@@ -304,8 +327,8 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _activation_of(traced: fx.GraphModule, node: fx.Node) -> int | None:
-    """Return which activation a node is; None where it is none of those."""
+def _activation_code(traced: fx.GraphModule, node: fx.Node) -> int | None:
+    """Return the code of the activation that a node applies; None if the kernels do not know it."""
     if node.op == "call_module":
         return _ACTIVATION_MODULES.get(type(traced.get_submodule(str(node.target))))
     if node.op == "call_function":

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
-"""The launches of the batch norm kernels, and these as operations that torch.compile and autograd know.
+"""Launches of the batch norm kernels, and these as operations that torch.compile and autograd know.
 
-Imported only where Triton is installed.
+Imported only if Triton is installed.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from castwise.worker.kernels.batch_norm.module import NO_ACTIVATION
 from castwise.worker.kernels.batch_norm.triton_kernels import (
     combine_kernel,
     combine_sums_kernel,
@@ -21,16 +20,17 @@ from castwise.worker.kernels.batch_norm.triton_kernels import (
     normalise_kernel,
     statistics_kernel,
 )
+from castwise.worker.kernels.batch_norm.types import NO_ACTIVATION
 
-# What was fastest of what was tried on an H200, for tensors of 16 bits: docs/techniques.md.
+# The fastest of those tried on an H200, for tensors of 16 bits. Source: docs/techniques.md.
 _WARPS = 4
-_BLOCK_CHANNELS = 128  # of a block
-_SUMMED_CHANNELS = 64  # of one that is summed, where channels are no multiple of those above
-_SUMMED = 2048  # numbers of a block that is summed,
-_NORMALISED = 4096  # of one that is normalised,
-_DERIVED = 2048  # and of one whose gradient is computed
-_PROGRAMS = 528  # of those that sum, four for each of an H200's multiprocessors
-_STAGES = 3  # loads of so many blocks are under way
+_BLOCK_CHANNELS = 128
+_REDUCTION_BLOCK_CHANNELS = 64  # of a reduction, if the number of channels is no multiple of _BLOCK_CHANNELS
+_REDUCTION_ELEMENTS = 2048  # of a block whose statistics are computed
+_NORMALISE_ELEMENTS = 4096  # of a block that is normalised
+_GRADIENT_ELEMENTS = 2048  # of a block whose gradient is computed
+_REDUCTION_PROGRAMS = 528  # four for each of an H200's multiprocessors
+_STAGES = 3  # blocks whose loads are under way at once
 _UNIT = 8  # channels in 16 bytes
 _COMBINED_CHANNELS = 8
 _COMBINED_WARPS = 8
@@ -38,14 +38,7 @@ _COMBINED_WARPS = 8
 
 @dataclass(frozen=True)
 class Tiles:
-    """How rows and channels are cut into blocks.
-
-    Attributes:
-        num_rows: Rows.
-        channels: Channels.
-        block_channels: Channels of a block.
-        elements: Numbers of a block.
-    """
+    """How rows (pixels) and channels are cut into blocks of `elements` numbers."""
 
     num_rows: int
     channels: int
@@ -54,7 +47,7 @@ class Tiles:
 
     @property
     def columns(self) -> int:
-        """Return how many blocks a row is cut into."""
+        """Return the number of blocks next to each other."""
         return int(triton.cdiv(self.channels, self.block_channels))
 
     @property
@@ -64,103 +57,98 @@ class Tiles:
 
     @property
     def num_blocks(self) -> int:
-        """Return how many blocks lie below each other."""
+        """Return the number of blocks below each other."""
         return int(triton.cdiv(self.num_rows, self.rows))
 
     @property
     def parts(self) -> int:
-        """Return how many programs sum the blocks below each other, each about as many."""
-        most = max(1, min(self.num_blocks, _PROGRAMS // self.columns))
+        """Return the number of programs that reduce the blocks below each other, each about as many."""
+        most = max(1, min(self.num_blocks, _REDUCTION_PROGRAMS // self.columns))
         return int(triton.cdiv(self.num_blocks, triton.cdiv(self.num_blocks, most)))
 
     @property
     def constants(self) -> dict[str, int]:
-        """Return what kernels are compiled for."""
+        """Return the compile-time arguments of a kernel."""
         return {"block_rows": self.rows, "block_channels": self.block_channels, "num_warps": _WARPS}
 
 
-def tiles_of(images: Tensor, elements: int, most_channels: int = _BLOCK_CHANNELS) -> Tiles:
-    """Return how images are cut.
-
-    Args:
-        images: Shape (N, C, H, W), channels innermost.
-        elements: Numbers of a block.
-        most_channels: Of a block.
-    """
+def _tiles(images: Tensor, elements: int, max_channels: int = _BLOCK_CHANNELS) -> Tiles:
+    """Return how images of shape (N, C, H, W), channels last, are cut."""
     channels = images.shape[1]
-    return Tiles(images.numel() // channels, channels, min(most_channels, triton.next_power_of_2(channels)), elements)
+    return Tiles(images.numel() // channels, channels, min(max_channels, triton.next_power_of_2(channels)), elements)
 
 
-def _summed(images: Tensor) -> Tiles:
-    """Return how images are cut that are summed: a block's idle places cost more there."""
-    most = _SUMMED_CHANNELS if images.shape[1] % _BLOCK_CHANNELS else _BLOCK_CHANNELS
-    return tiles_of(images, _SUMMED, most)
+def _reduction_tiles(images: Tensor) -> Tiles:
+    """Return how images are cut for a reduction, where a block's unused elements cost more."""
+    max_channels = _REDUCTION_BLOCK_CHANNELS if images.shape[1] % _BLOCK_CHANNELS else _BLOCK_CHANNELS
+    return _tiles(images, _REDUCTION_ELEMENTS, max_channels)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What dropout draws.
+    """Dropout's random draws.
 
     Attributes:
-        seed: Shape (1,), int64, on the images' device; None drops nothing out.
-        layer: Which of a model's layers it is: each draws by itself.
-        odds: In 65,536.
+        seed: Shape (1,), int64, on the images' device; None drops nothing.
+        layer: Number of the dropout layer: each draws its own numbers.
+        level: Drop probability in 1 / 65,536.
     """
 
     seed: Tensor | None
     layer: int
-    odds: int
+    level: int
 
 
 def _units(channels: int) -> tuple[int, int]:
-    """Return channels as a number of units that lie aligned, and such a unit."""
+    """Return the number of aligned units that the channels make, and the channels of a unit."""
     unit = _UNIT if channels % _UNIT == 0 else 1
     return channels // unit, unit
 
 
 def launch_norm(  # noqa: PLR0913, PLR0917
-    kernels: Any, images: Tensor, shift: Tensor | None, draws: Draws, addend: Tensor | None, residual: Tensor | None,
+    wrap: Any, images: Tensor, conv_bias: Tensor | None, draws: Draws, addend: Tensor | None, residual: Tensor | None,
     weight: Tensor, bias: Tensor, epsilon: float, activation: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the activated sum of the normalised images and the residual.
-
-    Besides what was normalised, of no elements where that is the images; its mean, unbiased variance and one over the
-    deviation.
+    """Run the forward kernels.
 
     Args:
-        kernels: Wraps a kernel as whoever calls has to.
-        images: Shape (N, C, H, W), channels innermost.
-        shift: Shape (C,), added before dropout and normalising; None adds nothing. If nothing else is done before, it
-            is not in the mean that is returned.
-        draws: Those of dropout before normalising; for C a multiple of 8.
+        wrap: Makes a kernel launchable: `wrap_triton` within an operation, identity outside.
+        images: Shape (N, C, H, W), channels last.
+        conv_bias: Shape (C,), added before dropout and normalising; None adds nothing. If nothing else is done before
+            the norm, the returned mean does not include it.
+        draws: Of dropout before the norm; C must be a multiple of 8 then.
         addend: Of the images' shape, dtype and layout, added before normalising; None adds nothing.
-        residual: The same, added after.
+        residual: The same, added after normalising.
         weight: Shape (C,).
         bias: Shape (C,).
         epsilon: Added to the variance.
-        activation: `NO_ACTIVATION`, `RELU`, or one of `BY_INPUT`.
+        activation: `NO_ACTIVATION`, `RELU`, or one of `NEEDS_INPUT`.
+
+    Returns:
+        The result; what was normalised, without elements if that is the images; its mean; its unbiased variance; one
+        over its deviation.
     """
-    tiles, channels = _summed(images), images.shape[1]
+    tiles, channels = _reduction_tiles(images), images.shape[1]
     units, unit = _units(channels)
     sums, squares = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
     pivots, mean, variance, inverse = (images.new_empty(channels, dtype=torch.float32) for _ in range(4))
     writes = addend is not None or draws.seed is not None
-    shift = shift if writes else None  # alone it moves the mean, and nothing that is less the mean
+    conv_bias = conv_bias if writes else None  # alone it changes the mean only, which is subtracted
     total = torch.empty_like(images) if writes else images.new_empty(0)
     normalised = total if writes else images
-    kernels(statistics_kernel)[(tiles.columns * tiles.parts,)](
-        images, images if shift is None else shift, images if addend is None else addend,
+    wrap(statistics_kernel)[(tiles.columns * tiles.parts,)](
+        images, images if conv_bias is None else conv_bias, images if addend is None else addend,
         images if draws.seed is None else draws.seed, draws.layer, normalised, pivots, sums, squares, tiles.num_rows,
-        tiles.columns, units, unit=unit, shifts=shift is not None, adds_before=addend is not None,
-        odds=0 if draws.seed is None else draws.odds, stages=_STAGES, **tiles.constants,
+        tiles.columns, units, unit=unit, shifts=conv_bias is not None, adds_before=addend is not None,
+        odds=0 if draws.seed is None else draws.level, stages=_STAGES, **tiles.constants,
     )  # fmt: skip
-    kernels(combine_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
+    wrap(combine_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
         pivots, sums, squares, mean, variance, inverse, tiles.parts, tiles.num_rows, channels, epsilon,
         block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
     )  # fmt: skip
     out = torch.empty_like(images)
-    tiles = tiles_of(images, _NORMALISED)
-    kernels(normalise_kernel)[(tiles.columns * tiles.num_blocks,)](
+    tiles = _tiles(images, _NORMALISE_ELEMENTS)
+    wrap(normalise_kernel)[(tiles.columns * tiles.num_blocks,)](
         normalised, normalised if residual is None else residual, weight, bias, mean, inverse, out, tiles.num_rows,
         tiles.columns, units, unit=unit, activation=activation, adds=residual is not None, **tiles.constants,
     )  # fmt: skip
@@ -168,116 +156,118 @@ def launch_norm(  # noqa: PLR0913, PLR0917
 
 
 def launch_norm_backward(  # noqa: PLR0913, PLR0917
-    kernels: Any, gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
-    draws: Draws, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, activation: int, shifts: bool,
+    wrap: Any, gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
+    draws: Draws, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, activation: int, has_conv_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the images, before the activation, of the weight, of the bias, and of the shift.
-
-    That before the activation is a residual's, and has no elements where it is `gradients`, or nobody needs it; that of
-    a shift has none where there is none.
+    """Run the backward kernels.
 
     Args:
-        kernels: Wraps a kernel as whoever calls has to.
-        gradients: Of the result, channels innermost.
-        second: The same, added to it; None adds nothing.
+        wrap: As in `launch_norm`, as are draws, weight, bias and activation.
+        gradients: Of the result, channels last.
+        second: The result's gradient as a residual, added to `gradients`; None adds nothing.
         skip: Added to the gradient of what was normalised; None adds nothing.
         images: What was normalised.
-        out: `launch_norm`'s result, where a residual was added; None where none was.
-        draws: As there.
-        weight: As there.
-        bias: As there.
-        mean: Its result.
-        inverse: Its result.
-        activation: As there; with a residual none of `BY_INPUT`.
-        shifts: Whether there was a shift.
+        out: The result, if a residual was added; None otherwise.
+        draws: As in `launch_norm`.
+        weight: As in `launch_norm`.
+        bias: As in `launch_norm`.
+        mean: Returned by `launch_norm`.
+        inverse: Returned by `launch_norm`.
+        activation: As in `launch_norm`; with a residual none of `NEEDS_INPUT`.
+        has_conv_bias: Whether a convolution's bias was added.
+
+    Returns:
+        The gradients of the images; of the residual, without elements if that is `gradients` or nobody needs it; of the
+        weight; of the bias; of the convolution's bias, without elements if there was none.
     """
-    tiles, channels = _summed(images), images.shape[1]
+    tiles, channels = _reduction_tiles(images), images.shape[1]
     units, unit = _units(channels)
     sums, products = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
     bias_gradient, weight_gradient = (images.new_empty(channels, dtype=torch.float32) for _ in range(2))
     writes = second is not None or (out is not None and activation != NO_ACTIVATION)
     before = torch.empty_like(images) if writes else images.new_empty(0)
-    kernels(gradient_sums_kernel)[(tiles.columns * tiles.parts,)](
+    wrap(gradient_sums_kernel)[(tiles.columns * tiles.parts,)](
         gradients, gradients if second is None else second, images, images if out is None else out, weight, bias, mean,
         inverse, before if writes else gradients, sums, products, tiles.num_rows, tiles.columns, units, unit=unit,
         activation=activation, adds=out is not None, has_second=second is not None, writes=writes, stages=_STAGES,
         **tiles.constants,
     )  # fmt: skip
-    kernels(combine_sums_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
+    wrap(combine_sums_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
         sums, products, inverse, bias_gradient, weight_gradient, tiles.parts, channels,
         block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
     )  # fmt: skip
     image_gradients = torch.empty_like(images)
-    # The gradient of what was normalised sums to 0 over the rows: only what comes to it moves a shift.
-    sums_up = shifts and (skip is not None or draws.seed is not None)
-    tiles = tiles if sums_up else tiles_of(images, _DERIVED)
+    # The gradient of what was normalised sums to 0 over the rows: only what is added to it, or dropout, changes that.
+    sums_up = has_conv_bias and (skip is not None or draws.seed is not None)
+    tiles = tiles if sums_up else _tiles(images, _GRADIENT_ELEMENTS)
     parts = tiles.parts if sums_up else tiles.num_blocks
-    moved = images.new_empty((parts if sums_up else 0, channels), dtype=torch.float32)
-    kernels(gradient_kernel)[(tiles.columns * parts,)](
+    bias_sums = images.new_empty((parts if sums_up else 0, channels), dtype=torch.float32)
+    wrap(gradient_kernel)[(tiles.columns * parts,)](
         before if writes else gradients, images, images if skip is None else skip,
         images if draws.seed is None else draws.seed, draws.layer, weight, bias, mean, inverse, bias_gradient,
-        weight_gradient, image_gradients, moved if sums_up else mean, tiles.num_rows, tiles.columns, units, unit=unit,
-        activation=NO_ACTIVATION if writes or out is not None else activation, skips=skip is not None,
-        odds=0 if draws.seed is None else draws.odds, shifts=sums_up, stages=_STAGES if sums_up else 1,
+        weight_gradient, image_gradients, bias_sums if sums_up else mean, tiles.num_rows, tiles.columns, units,
+        unit=unit, activation=NO_ACTIVATION if writes or out is not None else activation, skips=skip is not None,
+        odds=0 if draws.seed is None else draws.level, shifts=sums_up, stages=_STAGES if sums_up else 1,
         **tiles.constants,
     )  # fmt: skip
-    shift_gradient = moved.sum(0) if shifts else images.new_empty(0)
-    return image_gradients, before, weight_gradient, bias_gradient, shift_gradient
+    conv_bias_gradient = bias_sums.sum(0) if has_conv_bias else images.new_empty(0)
+    return image_gradients, before, weight_gradient, bias_gradient, conv_bias_gradient
 
 
 @triton_op("castwise::batch_norm", mutates_args={})
 def batch_norm(  # noqa: PLR0913, PLR0917
-    images: Tensor, shift: Tensor | None, seed: Tensor | None, layer: int, odds: int, addend: Tensor | None,
+    images: Tensor, conv_bias: Tensor | None, seed: Tensor | None, layer: int, drop_level: int, addend: Tensor | None,
     residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float,  # noqa: ARG001
-    activation: int, is_forked: bool,
+    activation: int, makes_carrier: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the result, a carrier for its second gradient, and the rest of `launch_norm`'s, as one operation.
+    """Return the result, a gradient carrier and the rest of what `launch_norm` returns, as one operation.
 
-    A result that two read has two gradients, and torch would add them before their sum is read here. The carrier stands
-    for it where the second reads it: a tensor of its shape in no memory, whose gradient comes by itself.
+    A result that two nodes read has two gradients, which torch would add in a kernel of its own. The carrier stands for
+    the result at one of them: a tensor of its shape without memory, whose gradient arrives separately.
 
     Args:
-        images: As in `launch_norm`.
-        shift: As there.
+        images: As in `launch_norm`, as are the arguments not named here.
+        conv_bias: As in `launch_norm`.
         seed: As in `Draws`.
-        layer: As there.
-        odds: As there.
+        layer: As in `Draws`.
+        drop_level: As in `Draws`.
         addend: As in `launch_norm`.
-        residual: As there.
-        carrier: What the residual's gradient goes to, if not to the residual itself.
-        weight: As there.
-        bias: As there.
-        epsilon: As there.
-        activation: As there.
-        is_forked: Whether a carrier is wanted; it is of no elements else.
+        residual: As in `launch_norm`.
+        carrier: Receives the residual's gradient in its place; None if the residual receives it.
+        weight: As in `launch_norm`.
+        bias: As in `launch_norm`.
+        epsilon: As in `launch_norm`.
+        activation: As in `launch_norm`.
+        makes_carrier: Whether a carrier is returned; it has no elements otherwise.
     """
-    draws = Draws(seed, layer, odds)
+    draws = Draws(seed, layer, drop_level)
     out, total, mean, variance, inverse = launch_norm(
-        wrap_triton, images, shift, draws, addend, residual, weight, bias, epsilon, activation
+        wrap_triton, images, conv_bias, draws, addend, residual, weight, bias, epsilon, activation
     )
-    own = images.new_zeros(()).expand(images.shape) if is_forked else images.new_empty(0)
+    own = images.new_zeros(()).expand(images.shape) if makes_carrier else images.new_empty(0)
     return out, own, total, mean, variance, inverse
 
 
 @triton_op("castwise::batch_norm_backward", mutates_args={})
 def batch_norm_backward(  # noqa: PLR0913, PLR0917
     gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
-    seed: Tensor | None, layer: int, odds: int, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor,
-    activation: int, shifts: bool,
+    seed: Tensor | None, layer: int, drop_level: int, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor,
+    activation: int, has_conv_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return `launch_norm_backward`'s, as one operation."""
-    draws = Draws(seed, layer, odds)
+    """Return what `launch_norm_backward` returns, as one operation."""
+    draws = Draws(seed, layer, drop_level)
     return launch_norm_backward(
-        wrap_triton, gradients, second, skip, images, out, draws, weight, bias, mean, inverse, activation, shifts
+        wrap_triton, gradients, second, skip, images, out, draws, weight, bias, mean, inverse, activation, has_conv_bias
     )
 
 
 def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    images, shift, seed, ctx.layer, ctx.odds, addend, residual, carrier, weight, bias, _, ctx.activation, _ = inputs
+    images, conv_bias, seed, ctx.layer, ctx.drop_level, addend, residual, carrier, weight, bias = inputs[:10]
+    ctx.activation = inputs[11]
     out, _, total, mean, variance, inverse = output
     ctx.adds_before, ctx.adds, ctx.is_carried = addend is not None, residual is not None, carrier is not None
-    ctx.shift_dtype, ctx.writes = None if shift is None else shift.dtype, total.numel() > 0
-    # Only the result tells which of its pixels a ReLU behind an addition let through.
+    ctx.conv_bias_dtype, ctx.writes = None if conv_bias is None else conv_bias.dtype, total.numel() > 0
+    # Behind an addition only the result shows which pixels a ReLU let through.
     kept = out if ctx.adds and ctx.activation != NO_ACTIVATION else None
     ctx.save_for_backward(total if ctx.writes else images, weight, bias, mean, inverse, seed, kept)
     ctx.mark_non_differentiable(mean, variance, inverse)
@@ -293,18 +283,19 @@ def _norm_backward(
         for each in (of_out, of_carrier, of_total if ctx.writes else None)
     )
     if gradients is None:
-        gradients, second = torch.zeros_like(images) if second is None else second, None
+        gradients = torch.zeros_like(images) if second is None else second
+        second = None
     out = gradients if ctx.adds and kept is None else kept
-    own, before, by_weight, by_bias, by_shift = batch_norm_backward(
-        gradients, second, skip, images, out, seed, ctx.layer, ctx.odds, weight, bias, mean, inverse, ctx.activation,
-        ctx.shift_dtype is not None,
+    own, before, by_weight, by_bias, bias_sum = batch_norm_backward(
+        gradients, second, skip, images, out, seed, ctx.layer, ctx.drop_level, weight, bias, mean, inverse,
+        ctx.activation, ctx.conv_bias_dtype is not None,
     )  # fmt: skip
     residual = (gradients if kept is None and second is None else before) if ctx.adds else None
     to_residual, to_carrier = (None, residual) if ctx.is_carried else (residual, None)
     to_addend = own if ctx.adds_before else None
-    to_shift = None if ctx.shift_dtype is None else by_shift.to(ctx.shift_dtype)
+    to_conv_bias = None if ctx.conv_bias_dtype is None else bias_sum.to(ctx.conv_bias_dtype)
     to_traits = by_weight.to(weight.dtype), by_bias.to(bias.dtype)
-    return own, to_shift, None, None, None, to_addend, to_residual, to_carrier, *to_traits, None, None, None
+    return own, to_conv_bias, None, None, None, to_addend, to_residual, to_carrier, *to_traits, None, None, None
 
 
 batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)

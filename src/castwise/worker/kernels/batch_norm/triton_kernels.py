@@ -1,18 +1,19 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
-"""Batch norm with what is beside it, additions, dropout and an activation, over channels that lie innermost: in Triton.
+"""Batch norm with the additions, dropout and activation next to it, over channels-last images: Triton kernels.
 
-Pictures of shape (N, C, H, W) with channels innermost are N·H·W rows of C numbers. A forward reads them twice and
-writes once: programs take the sums of some rows each, one kernel puts these together, and the last normalises, adds and
-activates. A backward does the same with the gradient's sums. Sums are of differences from the first row, in float32,
-so that a mean far from 0 costs no digits.
+Images of shape (N, C, H, W), channels last, are N·H·W rows of C numbers. Forward reads them twice and writes them once:
+programs sum up some rows each, one kernel combines the sums, and the last kernel normalises, adds and activates.
+Backward does the same with the sums of the gradient. Sums are of differences from the first row, in float32, so that a
+mean far from 0 costs no digits.
 
-What comes before the norm, a convolution's bias, an addition or dropout, is done as the sums are taken. Dropout's draws
-are not kept: a backward makes them anew.
+What comes before the norm (a convolution's bias, an addition, dropout) is computed with the sums. Dropout's draws are
+not stored: backward draws them again.
 
-Programs that run at one time read rows beside each other. Sums begin at the last row, which the convolution before them
-wrote last, and what reads the rows again begins at the first, which the sums read last: both find them in the cache.
+Programs that run at the same time read neighbouring rows. Sums start at the last row, which the convolution before them
+wrote last, and the kernel that reads the rows again starts at the first, which the sums read last: both find them in
+the cache.
 
-Imported only where Triton is installed.
+Imported only if Triton is installed.
 """
 
 import triton
@@ -32,7 +33,7 @@ def _activated(value, activation: tl.constexpr):
 
 @triton.jit
 def _before_activation(gradient, value, activation: tl.constexpr):
-    """Return the gradient of what was activated, from that of the result and what was activated."""
+    """Return the gradient of an activation's input, from the gradient of its output and from its input."""
     if activation == 1:
         gradient = tl.where(value <= 0, 0.0, gradient)  # torch's lets it through where the value is NaN
     elif activation == 2:
@@ -54,9 +55,9 @@ def _traits(weight, bias, mean, inverse, channel, there):
 
 @triton.jit
 def _place(columns, channels, block_channels: tl.constexpr):
-    """Return a program's channels, which of them exist, and which block of rows it begins at.
+    """Return a program's channels, a mask of those that exist, and its first block of rows.
 
-    Neighbours have the same rows: a memory's page is read at one time.
+    Neighbouring programs have the same rows, so that a page of memory is read at one time.
     """
     program = tl.program_id(0)
     channel = (program % columns) * block_channels + tl.arange(0, block_channels)
@@ -65,7 +66,7 @@ def _place(columns, channels, block_channels: tl.constexpr):
 
 @triton.jit
 def _block(index, num_rows, channels, channel, there, block_rows: tl.constexpr):
-    """Return where a block of rows lies, its numbers' places from there, and which of them exist."""
+    """Return the offset of a block of rows, its elements' offsets from there, and a mask of those that exist."""
     first = index * block_rows
     row = tl.arange(0, block_rows)
     inside = (row < num_rows - first)[:, None] & there[None, :]
@@ -76,9 +77,9 @@ def _block(index, num_rows, channels, channel, there, block_rows: tl.constexpr):
 def _is_kept(
     seed, layer, index, column, units, block_rows: tl.constexpr, block_channels: tl.constexpr, odds: tl.constexpr
 ):
-    """Return which numbers of a block dropout keeps: each but for `odds` in 65,536.
+    """Return a mask of the elements that dropout keeps: each but for `odds` in 65,536.
 
-    A draw of Philox has 128 bits, for the 8 channels of a unit. Seven rounds of it pass all tests of randomness.
+    One draw of Philox has 128 bits, for the 8 channels of a unit. Seven rounds pass all tests of randomness.
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
     """
     row = index.to(tl.int64) * block_rows + tl.arange(0, block_rows)
@@ -96,9 +97,9 @@ def statistics_kernel(
     shifts: tl.constexpr, adds_before: tl.constexpr, odds: tl.constexpr,
     block_rows: tl.constexpr, block_channels: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of a program's rows, and of their squares, less the first row, for each channel.
+    """Write each channel's sums of a program's rows minus the first row, and the sums of their squares.
 
-    Where rows are shifted, added to or dropped out before, those that come of it are summed, and written out.
+    With a bias, an addend or dropout the rows that result are summed, and written to `total`.
     """
     channels = units * unit
     channel, there, part = _place(columns, channels, block_channels)
@@ -147,7 +148,7 @@ def combine_kernel(
     pivots, sums, squares, mean_out, variance_out, inverse_out, num_parts, num_rows, channels, epsilon,
     block_parts: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """Write each channel's mean, its unbiased variance, and one over the root of the rows' own and epsilon."""
+    """Write each channel's mean, its unbiased variance, and 1 / sqrt(biased variance + epsilon)."""
     channel = tl.program_id(0) * block_channels + tl.arange(0, block_channels)
     there = channel < channels
     part = tl.arange(0, block_parts)

@@ -1,0 +1,100 @@
+"""What a batch norm kernel also computes: what comes before the norm, what comes after it, and what it returns."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+# Activation codes, which the kernels are compiled for.
+NO_ACTIVATION = 0
+RELU = 1
+SILU = 2
+HARDSWISH = 3
+# Activations whose gradient needs their input: the output does not determine it.
+NEEDS_INPUT = (SILU, HARDSWISH)
+
+DROP_LEVELS = 65_536  # the kernels draw 16 bits an element, so a drop probability is a multiple of 1 / 65,536
+
+_ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
+    NO_ACTIVATION: lambda value: value,
+    RELU: nn.functional.relu,
+    SILU: nn.functional.silu,
+    HARDSWISH: nn.functional.hardswish,
+}
+
+
+class Prologue(NamedTuple):
+    """What is done to images before they are normalised, in this order.
+
+    Attributes:
+        conv_bias: Shape (C,), added; None adds nothing.
+        dropout: The probability of dropping an element; 0 drops nothing.
+        seed: Of dropout's draws, shape (1,), int64; None drops nothing.
+        layer: The dropout layer's number: each layer draws its own numbers from the seed.
+        addend: Of the images' shape, added; None adds nothing.
+        keeps_dtype: Whether the sum has the images' dtype, as a sum in place has.
+    """
+
+    conv_bias: Tensor | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    layer: int = 0
+    addend: Tensor | None = None
+    keeps_dtype: bool = False
+
+    @property
+    def drop_level(self) -> int:
+        """Return the drop probability as a number of `DROP_LEVELS`."""
+        return round(self.dropout * DROP_LEVELS)
+
+    def reference(self, images: Tensor) -> Tensor:
+        """Return what is to be normalised, computed by torch's own operations."""
+        if self.conv_bias is not None:
+            images = images + self.conv_bias.to(images.dtype)[:, None, None]
+        return _add(nn.functional.dropout(images, self.dropout), self.addend, keeps_dtype=self.keeps_dtype)
+
+
+class Epilogue(NamedTuple):
+    """What is done to normalised images, in this order.
+
+    Attributes:
+        residual: Of the images' shape, added; None adds nothing.
+        carrier: Receives the residual's gradient in its place; None if the residual receives it.
+        activation: `NO_ACTIVATION`, `RELU`, or one of `NEEDS_INPUT`.
+        makes_carrier: Whether a gradient carrier of the result is returned.
+        keeps_dtype: Whether the sum has the images' dtype, as a sum in place has.
+    """
+
+    residual: Tensor | None = None
+    carrier: Tensor | None = None
+    activation: int = NO_ACTIVATION
+    makes_carrier: bool = False
+    keeps_dtype: bool = False
+
+    def reference(self, images: Tensor) -> Tensor:
+        """Return the activated sum, computed by torch's own operations."""
+        return _ACTIVATIONS[self.activation](_add(images, self.residual, keeps_dtype=self.keeps_dtype))
+
+
+class FusedOutput(NamedTuple):
+    """What a batch norm with prologue and epilogue returns.
+
+    Attributes:
+        out: The result.
+        mean: Of what was normalised, shape (C,); None if torch has updated the running statistics itself.
+        variance: The same, unbiased.
+        total: What was normalised, if there was a prologue; without elements otherwise.
+        carrier: A tensor of the result's shape that takes no memory. It receives the result's gradient as a residual,
+            so that the backward kernel adds both gradients as it reads them. None if torch computed the result.
+    """
+
+    out: Tensor
+    mean: Tensor | None
+    variance: Tensor | None
+    total: Tensor
+    carrier: Tensor | None
+
+
+def _add(images: Tensor, other: Tensor | None, *, keeps_dtype: bool) -> Tensor:
+    total = images if other is None else images + other
+    return total.to(images.dtype) if keeps_dtype else total
