@@ -29,7 +29,7 @@ from castwise.records.schema import (
     TelemetrySummary,
     Trial,
 )
-from castwise.registry.precisions import find_precision
+from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
@@ -37,28 +37,27 @@ from castwise.spec.user_model import UserModel, UserWorkload
 FAKE_GPU = "Fake GPU"
 FAKE_CPU = "Fake CPU (2 cores)"
 FAKE_DIGEST = "0123456789ab"
+PRECISION_NAMES = tuple(row.name for row in PRECISIONS)
 
-# Made up: step time and memory relative to fp32's.
-STEP_TIME = {
-    "fp32": 1.0,
-    "tf32": 0.6,
-    "bf16-mixed": 0.4,
-    "fp16-mixed": 0.41,
-    "fp16-master": 0.45,
-    "bf16-master": 0.46,
-    "fp16-true": 0.35,
-    "bf16-true": 0.36,
-}
-MEMORY = {
-    "fp32": 1.0,
-    "tf32": 1.0,
-    "bf16-mixed": 0.6,
-    "fp16-mixed": 0.6,
-    "fp16-master": 0.7,
-    "bf16-master": 0.7,
-    "fp16-true": 0.5,
-    "bf16-true": 0.5,
-}
+
+def step_time_of(precision: str) -> float:
+    """Return the made-up step time in a precision, relative to fp32's, from what its row says."""
+    row = find_precision(precision)
+    if row.autocast_dtype is not None:
+        return 0.41 if row.loss_scale != "none" else 0.4
+    if row.param_dtype == "float32":
+        return 0.6 if row.float32_matmul == "tf32" else 1.0
+    time = 0.45 if row.master_weights else 0.35
+    return time + 0.01 if row.param_dtype == "bfloat16" else time
+
+
+def memory_of(precision: str) -> float:
+    """Return the made-up memory of a batch in a precision, relative to fp32's, from what its row says."""
+    row = find_precision(precision)
+    if row.param_dtype == "float32":
+        return 1.0 if row.autocast_dtype is None else 0.6
+    return 0.7 if row.master_weights else 0.5
+
 
 # Made up: what a sample of a training trial takes, the samples of a data set, and what comes on top.
 SAMPLE_BYTES = {"dpn92": 2**25}
@@ -418,7 +417,7 @@ class FakeSession:
         if self.spec.protocol.memory_parts:
             return self._of_fit()
         of_loop = self._engine.holds(self.spec)
-        of_batch = 2**23 * self.spec.batch_size * MEMORY[self.spec.precision] * of_loop
+        of_batch = 2**23 * self.spec.batch_size * memory_of(self.spec.precision) * of_loop
         peak = self._engine.fixed_bytes + round(of_batch)
         reserved = None if on_cpu else peak + 2**21
         return RankSamples(blocks=tuple(self._blocks), peak_allocated_bytes=peak, peak_reserved_bytes=reserved)
@@ -436,7 +435,7 @@ class FakeSession:
 
     def _line_bytes(self) -> int:
         of_sample = SAMPLE_BYTES.get(self.spec.workload, OTHER_SAMPLE_BYTES)
-        return FIXED_BYTES + round(of_sample * self.spec.batch_size * MEMORY[self.spec.precision])
+        return FIXED_BYTES + round(of_sample * self.spec.batch_size * memory_of(self.spec.precision))
 
     def _of_fit(self) -> RankSamples:
         """Return samples whose memory is a line over the batch, which fragmentation keeps from using all of it."""
@@ -457,7 +456,7 @@ class FakeSession:
 
     def _reserved_bytes(self) -> int:
         of_sample = SAMPLE_BYTES.get(self.spec.workload, OTHER_SAMPLE_BYTES)
-        return FIXED_BYTES + round(of_sample * self.spec.batch_size * MEMORY[self.spec.precision])
+        return FIXED_BYTES + round(of_sample * self.spec.batch_size * memory_of(self.spec.precision))
 
     def close(self) -> None:
         self.closed = True
@@ -498,7 +497,7 @@ class FakeSession:
 
 def step_seconds(spec: TrialSpec) -> float:
     """Return the made-up time of one step; a fifth longer on two GPUs than on one, and so on."""
-    return (0.001 + 0.0001 * spec.batch_size) * STEP_TIME[spec.precision] * (0.8 + 0.2 * spec.world_size)
+    return (0.001 + 0.0001 * spec.batch_size) * step_time_of(spec.precision) * (0.8 + 0.2 * spec.world_size)
 
 
 def recipe_of(spec: TrialSpec) -> Recipe:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_engine import (
-    STEP_TIME,
+    PRECISION_NAMES,
     FakeEngine,
     fake_environment,
     fake_facts,
@@ -14,6 +14,7 @@ from fake_engine import (
     fake_spec,
     fake_training,
     fake_trial,
+    step_time_of,
 )
 from fake_gpu import fake_gpu_facts, fake_reading
 
@@ -32,13 +33,13 @@ HOSTILE = (
 def steady(precision: str = "fp32", repeat: int = 0, factor: float = 1.0, **changes: object) -> Trial:
     """Return a trial of a round, with readings; rounds differ by a thousandth or so."""
     spec = fake_spec(precision, repeat=repeat, protocol=MeasurementProtocol(num_blocks=8), **changes)
-    step = 0.1 * STEP_TIME[precision] * factor * spec.batch_size / 256
+    step = 0.1 * step_time_of(precision) * factor * spec.batch_size / 256
     times = tuple(step * (1 + (13 * turn + 7 * repeat + 5 * repeat * len(precision)) % 11 / 4000) for turn in range(8))
     readings = tuple(
         fake_reading(seconds=1.0, energy_joules=300.0, max_temperature_celsius=50.0 + turn) for turn in range(8)
     )
     trial = fake_trial(spec, step_seconds=times, readings=readings, gpu_facts=fake_gpu_facts())
-    peak = int(2**30 * (1 + STEP_TIME[precision]) * spec.batch_size / 256)
+    peak = int(2**30 * (1 + step_time_of(precision)) * spec.batch_size / 256)
     ranks = tuple(
         rank.model_copy(
             update={
@@ -58,7 +59,7 @@ def steady(precision: str = "fp32", repeat: int = 0, factor: float = 1.0, **chan
 
 def every_kind() -> list[Trial]:
     """Return records that every chart of the registry has something in."""
-    rounds = [steady(precision, repeat) for repeat in range(3) for precision in STEP_TIME]
+    rounds = [steady(precision, repeat) for repeat in range(3) for precision in PRECISION_NAMES]
     batches = [steady(precision, batch_size=batch) for batch in (32, 64, 512) for precision in ("fp32", "bf16-mixed")]
     too_large = fake_trial(
         fake_spec("fp32", batch_size=4096, protocol=MeasurementProtocol(num_blocks=8)),
@@ -105,7 +106,7 @@ def fits(workload: str, *precisions: str) -> list[Trial]:
 
 def many(count: int) -> Iterator[Trial]:
     """Return as many trials, of seven precisions at ever more batch sizes."""
-    cells = ((batch, precision) for batch in itertools.count(1) for precision in STEP_TIME)
+    cells = ((batch, precision) for batch in itertools.count(1) for precision in PRECISION_NAMES)
     for batch, precision in itertools.islice(cells, count):
         yield steady(precision, batch_size=batch)
 

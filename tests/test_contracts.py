@@ -137,6 +137,7 @@ def test_a_precision_says_things_that_exist(row: Precision) -> None:
 
 @every_precision
 def test_a_precision_is_consistent(row: Precision) -> None:
+    assert row.keeps_float32_weights == (row.param_dtype == "float32" or row.master_weights)
     if row.master_weights:
         assert row.param_dtype != "float32", "masters are copies of lower-precision weights"
     if row.autocast_dtype is not None:

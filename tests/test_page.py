@@ -11,12 +11,12 @@ from pathlib import Path
 
 import axe_playwright_python
 import pytest
-from fake_engine import STEP_TIME, fake_run, fake_spec, fake_training, fake_trial
+from fake_engine import PRECISION_NAMES, fake_run, fake_spec, fake_training, fake_trial, step_time_of
 from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from castwise.records.schema import Trial
-from castwise.render.theme import LOOKS
+from castwise.render.theme import look_of
 from castwise.report.charts.registry import GROUP_CHARTS
 from castwise.report.collection import collect
 from castwise.report.html.compare_page import render_comparison
@@ -213,7 +213,7 @@ def test_a_click_on_the_legend_hides_a_precision(open_page: Opener) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_is_the_reader_s_and_the_button_turns_it(open_page: Opener, scheme: str) -> None:
-    made = open_page([steady(precision) for precision in STEP_TIME], scheme=scheme)
+    made = open_page([steady(precision) for precision in PRECISION_NAMES], scheme=scheme)
     other = "dark" if scheme == "light" else "light"
     figure = made.page.locator("figure.chart").first
     figure.scroll_into_view_if_needed()
@@ -236,9 +236,9 @@ def test_a_precision_has_its_colour_in_every_chart(open_page: Opener) -> None:
             .filter((trace) => trace.name && (trace.line || typeof trace.marker?.color === "string"))
             .map((trace) => [trace.name.split(",")[0].split(" ")[0], trace.line?.color ?? trace.marker.color]))"""
     )
-    of_precisions = {(name, colour) for name, colour in colours if name in LOOKS}
+    of_precisions = {(name, colour) for name, colour in colours if name in PRECISION_NAMES}
     assert len(of_precisions) >= 7
-    assert of_precisions <= {(name, look.colour) for name, look in LOOKS.items()}
+    assert of_precisions <= {(name, look_of(name).colour) for name in PRECISION_NAMES}
 
 
 @pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"])
@@ -290,7 +290,7 @@ def test_hostile_words_are_words(open_page: Opener, spared: tuple[str, ...]) -> 
 
 
 def test_downloads_are_what_the_chart_shows(open_page: Opener, tmp_path: Path) -> None:
-    made = open_page([steady(precision, repeat) for repeat in range(3) for precision in STEP_TIME])
+    made = open_page([steady(precision, repeat) for repeat in range(3) for precision in PRECISION_NAMES])
     figure = made.page.locator("figure.chart[id$=-speedup]")
     figure.scroll_into_view_if_needed()
     figure.locator(".main-svg").first.wait_for()
@@ -304,7 +304,7 @@ def test_downloads_are_what_the_chart_shows(open_page: Opener, tmp_path: Path) -
         if kind == "CSV":
             rows = list(csv.DictReader(io.StringIO(path.read_text())))
             assert [row["precision"] for row in rows] == list(STEP_TIME_IN_ORDER)
-            assert float(rows[3]["speedup"]) == pytest.approx(1 / STEP_TIME["bf16-mixed"], rel=0.01)
+            assert float(rows[3]["speedup"]) == pytest.approx(1 / step_time_of("bf16-mixed"), rel=0.01)
 
 
 STEP_TIME_IN_ORDER = (
@@ -320,7 +320,7 @@ STEP_TIME_IN_ORDER = (
 
 
 def test_a_chart_s_table_has_its_figures(open_page: Opener) -> None:
-    made = open_page([steady(precision) for precision in STEP_TIME])
+    made = open_page([steady(precision) for precision in PRECISION_NAMES])
     figure = made.page.locator("figure.chart[id$=-throughput]")
     figure.get_by_text("Table").click()
     assert "bf16-mixed" in figure.locator("tbody tr").nth(3).inner_text()
@@ -385,7 +385,7 @@ def test_a_machine_is_a_column_that_fits_a_phone(open_page: Opener) -> None:
 
 
 def test_the_best_of_a_table_is_marked(open_page: Opener) -> None:
-    made = open_page([steady(precision) for precision in STEP_TIME])
+    made = open_page([steady(precision) for precision in PRECISION_NAMES])
     table = made.page.locator("[data-table=topic-1-results]")
     best = table.locator("td.best").all_inner_texts()
     assert any(text.endswith("images/s") for text in best)
@@ -396,7 +396,7 @@ def test_the_best_of_a_table_is_marked(open_page: Opener) -> None:
 
 @pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide-light", "narrow-dark"])
 def test_machines_side_by_side(open_page: Opener, viewport: dict[str, int], scheme: str) -> None:
-    here = [steady(precision, repeat) for repeat in range(3) for precision in STEP_TIME]
+    here = [steady(precision, repeat) for repeat in range(3) for precision in PRECISION_NAMES]
     there = [other_machine(trial) for trial in here]
     made = open_page([*here, *there], viewport, scheme, page_of=comparison_of)
     made.draw_all()
@@ -404,8 +404,8 @@ def test_machines_side_by_side(open_page: Opener, viewport: dict[str, int], sche
     assert "Slow GPU is 0.50× as fast in fp32" in made.page.locator("p.answer").inner_text()
     assert set(made.column("ratios", "verdict")) == {"▼ slower"}
     figure = made.page.locator("figure.chart").first
-    assert figure.locator(".subplot.xy .barlayer .trace").count() == len(STEP_TIME)
-    assert figure.locator(".subplot.x2y2 .barlayer .trace").count() == len(STEP_TIME) - 1
+    assert figure.locator(".subplot.xy .barlayer .trace").count() == len(PRECISION_NAMES)
+    assert figure.locator(".subplot.x2y2 .barlayer .trace").count() == len(PRECISION_NAMES) - 1
     assert made.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     figure.locator(".barlayer .point path").last.hover(force=True)
     figure.locator(".hoverlayer .hovertext").wait_for()
@@ -438,7 +438,7 @@ def report_of(trials: list[Trial]) -> str:
 
 
 def test_without_scripts_the_tables_stand(browser: Browser, tmp_path: Path) -> None:
-    trials = [steady(precision) for precision in STEP_TIME]
+    trials = [steady(precision) for precision in PRECISION_NAMES]
     path = tmp_path / "report.html"
     path.write_text(render(collect(trials), source_of(trials)), encoding="utf-8")
     context = browser.new_context(java_script_enabled=False)

@@ -11,7 +11,7 @@ from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, ste
 
 from castwise.records.schema import Trial
 from castwise.render.table import csv_grid
-from castwise.render.theme import LOOKS, THEMES
+from castwise.render.theme import THEMES, look_of
 from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
 from castwise.report.charts.plotly_parts import HALF_PAGE, MAX_BARS, MAX_LINES, PHONE, downsample, escape, legend_rows
 from castwise.report.charts.registry import COLLECTION_CHARTS, GROUP_CHARTS, charts_of, overview_charts
@@ -75,7 +75,7 @@ def test_throughput_has_the_precisions_colours_and_intervals() -> None:
     trials = [steady(precision, repeat) for repeat in range(3) for precision in ("fp32", "bf16-mixed")]
     (trace,) = chart("throughput", *trials).traces
     assert trace["x"] == ["fp32", "bf16-mixed"]
-    assert trace["marker"]["color"] == [LOOKS["fp32"].colour, LOOKS["bf16-mixed"].colour]
+    assert trace["marker"]["color"] == [look_of("fp32").colour, look_of("bf16-mixed").colour]
     assert trace["y"][1] / trace["y"][0] == pytest.approx(2.5, rel=0.01)
     above, below = trace["error_y"]["array"][0], trace["error_y"]["arrayminus"][0]
     assert 0 < below < above < 0.02 * trace["y"][0]

@@ -1,7 +1,8 @@
-"""The numeric precisions a model can be trained in: one row each, data only.
+"""The numeric precisions a model can be trained in: one row each, and all that castwise knows of a precision is in it.
 
-`worker/precision.py` is the one place where a row is applied; this module is what the command line,
-the plan and the reports know of it, without torch.
+A new precision is one new row: the worker applies its dtypes and settings (`worker/precision.py`), and advice, code to
+paste, charts and emitted scripts read the rest. A record may name a precision that has no row here: `precision_row`
+gives it neutral defaults.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,51 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True)
+class Look:
+    """How a precision looks in every chart: bars have its colour, lines differ in marker and dash too.
+
+    Attributes:
+        colour: As #rrggbb.
+        marker: By plotly's names.
+        dash: By plotly's names.
+    """
+
+    colour: str
+    marker: str
+    dash: str
+
+
+UNKNOWN_LOOK = Look("#b9b9b9", "circle-open", "solid")
+
+
+@dataclass(frozen=True)
+class Frameworks:
+    """What a precision is called in the frameworks around PyTorch; None if a framework does not have it.
+
+    Attributes:
+        lightning: `precision` of Lightning's Trainer.
+        lightning_on_cpu: Whether its Trainer takes that on a CPU; it replaces float16 autocast by bfloat16 there.
+        accelerate: `mixed_precision` of Accelerate's Accelerator.
+        transformers: The arguments of transformers' TrainingArguments.
+        setting: A line that sets a global switch, for Lightning and Accelerate.
+        cast: A line that casts the model, for Accelerate and transformers; Lightning does it itself.
+    """
+
+    lightning: str | None = None
+    lightning_on_cpu: bool = True
+    accelerate: str | None = None
+    transformers: str | None = None
+    setting: str = ""
+    cast: str = ""
+
+
+@dataclass(frozen=True)
 class Precision:
     """How weights, activations and updates are represented during training.
 
     Attributes:
         name: The name users write.
+        summary: One line on what it is.
         aliases: Other accepted spellings, in lower case (Apex's levels O0 to O3).
         param_dtype: The dtype of the model's weights, in torch's spelling.
         autocast_dtype: The dtype that `torch.autocast` runs its list of operations in, or None without autocast.
@@ -25,28 +66,37 @@ class Precision:
         master_weights: Whether the optimizer steps float32 copies of the weights.
         batch_norm_dtype: The dtype of batch norm's weights and running statistics.
         loss_scale: The loss scaling used unless the user names another.
+        keeps_float32_weights: Whether updates are made to float32 weights, so that small ones are not rounded away.
+        loop_changes: How much it changes a training loop, from 0 for nothing; of nearly equal speeds advice takes the
+            least. Precisions that keep float32 weights only.
         peak_dtype: The column of a GPU's datasheet that bounds this precision's matrix work.
         capability: The compute capability from which CUDA hardware has it, as (major, minor).
-        emulated_below: True where older hardware still runs it, by emulation.
+        emulated_below: True if older hardware still runs it, by emulation.
         on_cpu: Whether PyTorch trains in it on a CPU.
-        summary: One line on what it is.
-        code: The few lines of PyTorch that switch it on, for a loop with `model`, `loss_fn` and `optimizer`.
+        code: The few lines of PyTorch that switch it on, for a loop with `model`, `loss_fn` and `optimizer`;
+            `{device!r}` stands for the device type.
+        frameworks: Its names in the frameworks around PyTorch.
+        look: Its colour, marker and dash.
     """
 
     name: str
-    aliases: tuple[str, ...]
-    param_dtype: Dtype
-    autocast_dtype: Dtype | None
-    float32_matmul: Literal["ieee", "tf32"]
-    master_weights: bool
-    batch_norm_dtype: Dtype
-    loss_scale: str
-    peak_dtype: str
-    capability: tuple[int, int]
-    emulated_below: bool
-    on_cpu: bool
-    summary: str
-    code: str
+    summary: str = ""
+    aliases: tuple[str, ...] = ()
+    param_dtype: Dtype = "float32"
+    autocast_dtype: Dtype | None = None
+    float32_matmul: Literal["ieee", "tf32"] = "ieee"
+    master_weights: bool = False
+    batch_norm_dtype: Dtype = "float32"
+    loss_scale: str = "none"
+    keeps_float32_weights: bool = False
+    loop_changes: int = 99
+    peak_dtype: str = ""
+    capability: tuple[int, int] = (0, 0)
+    emulated_below: bool = False
+    on_cpu: bool = True
+    code: str = ""
+    frameworks: Frameworks = Frameworks()
+    look: Look = UNKNOWN_LOOK
 
 
 _IEEE_CODE = """\
@@ -109,140 +159,127 @@ loss = loss_fn(model(x.to(torch.{dtype})).float(), y)
 loss.backward()
 optimizer.step()"""
 
+# In the order of tables and charts. Source of the frameworks' names: the documentation of Lightning 2.6 (Trainer:
+# precision), Accelerate 1.15 (Accelerator: mixed_precision), transformers 5.23 (TrainingArguments: bf16, fp16, tf32);
+# tf32 sets matrix products there, and convolutions and RNNs use it anyway. Source of the colours, which people who see
+# red and green alike can tell apart: M. Okabe, K. Ito, "Color Universal Design" (2008); a grey in place of black, which
+# no dark page shows.
 PRECISIONS: tuple[Precision, ...] = (
     Precision(
         name="fp32",
-        aliases=("o0", "float32", "single"),
-        param_dtype="float32",
-        autocast_dtype=None,
-        float32_matmul="ieee",
-        master_weights=False,
-        batch_norm_dtype="float32",
-        loss_scale="none",
-        peak_dtype="fp32",
-        capability=(0, 0),
-        emulated_below=False,
-        on_cpu=True,
         summary="IEEE float32 in matmul, convolution and RNN alike (PyTorch's default uses TF32 in two of them)",
+        aliases=("o0", "float32", "single"),
+        keeps_float32_weights=True,
+        loop_changes=0,
+        peak_dtype="fp32",
         code=_IEEE_CODE,
+        frameworks=Frameworks(lightning="32-true", accelerate="no", transformers="tf32=False"),
+        look=Look("#7f7f7f", "circle", "solid"),
     ),
     Precision(
         name="tf32",
+        summary="float32 storage; matrix products round their inputs to 10 bits of mantissa",
         aliases=("tensorfloat-32", "tensorfloat32"),
-        param_dtype="float32",
-        autocast_dtype=None,
         float32_matmul="tf32",
-        master_weights=False,
-        batch_norm_dtype="float32",
-        loss_scale="none",
+        keeps_float32_weights=True,
+        loop_changes=1,
         peak_dtype="tf32",
         capability=(8, 0),
-        emulated_below=False,
         on_cpu=False,
-        summary="float32 storage; matrix products round their inputs to 10 bits of mantissa",
         code=_IEEE_CODE.replace("ieee", "tf32"),
+        frameworks=Frameworks(
+            lightning="32-true",
+            accelerate="no",
+            transformers="tf32=True",
+            setting='torch.set_float32_matmul_precision("high")',
+        ),
+        look=Look("#56b4e9", "square", "dash"),
     ),
     Precision(
         name="fp16-mixed",
+        summary="float32 weights, autocast to float16, dynamic loss scaling (Apex O1, torch.amp)",
         aliases=("o1", "16-mixed", "amp"),
-        param_dtype="float32",
         autocast_dtype="float16",
-        float32_matmul="ieee",
-        master_weights=False,
-        batch_norm_dtype="float32",
         loss_scale="dynamic",
+        keeps_float32_weights=True,
+        loop_changes=3,
         peak_dtype="fp16",
         capability=(5, 3),
-        emulated_below=False,
-        on_cpu=True,
-        summary="float32 weights, autocast to float16, dynamic loss scaling (Apex O1, torch.amp)",
         code=_MIXED_FP16_CODE,
+        frameworks=Frameworks(
+            lightning="16-mixed", lightning_on_cpu=False, accelerate="fp16", transformers="fp16=True"
+        ),
+        look=Look("#0072b2", "diamond", "solid"),
     ),
     Precision(
         name="bf16-mixed",
-        aliases=(),
-        param_dtype="float32",
+        summary="float32 weights, autocast to bfloat16, no loss scaling needed",
         autocast_dtype="bfloat16",
-        float32_matmul="ieee",
-        master_weights=False,
-        batch_norm_dtype="float32",
-        loss_scale="none",
+        keeps_float32_weights=True,
+        loop_changes=2,
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
-        on_cpu=True,
-        summary="float32 weights, autocast to bfloat16, no loss scaling needed",
         code=_MIXED_BF16_CODE,
+        frameworks=Frameworks(lightning="bf16-mixed", accelerate="bf16", transformers="bf16=True"),
+        look=Look("#e69f00", "triangle-up", "dash"),
     ),
     Precision(
         name="fp16-master",
+        summary="float16 weights, float32 batch norm, float32 masters that the optimizer steps (Apex O2)",
         aliases=("o2",),
         param_dtype="float16",
-        autocast_dtype=None,
-        float32_matmul="ieee",
         master_weights=True,
-        batch_norm_dtype="float32",
         loss_scale="dynamic",
+        keeps_float32_weights=True,
+        loop_changes=5,
         peak_dtype="fp16",
         capability=(5, 3),
-        emulated_below=False,
-        on_cpu=True,
-        summary="float16 weights, float32 batch norm, float32 masters that the optimizer steps (Apex O2)",
         code=_MASTER_FP16_CODE,
+        look=Look("#009e73", "triangle-down", "dot"),
     ),
     Precision(
         name="bf16-master",
-        aliases=(),
+        summary="bfloat16 weights, float32 batch norm, float32 masters that the optimizer steps, no loss scaling",
         param_dtype="bfloat16",
-        autocast_dtype=None,
-        float32_matmul="ieee",
         master_weights=True,
-        batch_norm_dtype="float32",
-        loss_scale="none",
+        keeps_float32_weights=True,
+        loop_changes=4,
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
-        on_cpu=True,
-        summary="bfloat16 weights, float32 batch norm, float32 masters that the optimizer steps, no loss scaling",
         code=_MASTER_BF16_CODE,
+        look=Look("#882255", "hexagon", "solid"),
     ),
     Precision(
         name="fp16-true",
+        summary="float16 everywhere: weights, batch norm, optimizer state (Apex O3); often diverges",
         aliases=("o3", "16-true", "half"),
         param_dtype="float16",
-        autocast_dtype=None,
-        float32_matmul="ieee",
-        master_weights=False,
         batch_norm_dtype="float16",
-        loss_scale="none",
         peak_dtype="fp16",
         capability=(5, 3),
-        emulated_below=False,
-        on_cpu=True,
-        summary="float16 everywhere: weights, batch norm, optimizer state (Apex O3); often diverges",
         code=_TRUE_CODE.replace("{dtype}", "float16"),
+        frameworks=Frameworks(lightning="16-true", accelerate="no", transformers="", cast="model.to(torch.float16)"),
+        look=Look("#d55e00", "x", "dashdot"),
     ),
     Precision(
         name="bf16-true",
-        aliases=(),
+        summary="bfloat16 everywhere: small updates round away, accuracy must be checked",
         param_dtype="bfloat16",
-        autocast_dtype=None,
-        float32_matmul="ieee",
-        master_weights=False,
         batch_norm_dtype="bfloat16",
-        loss_scale="none",
         peak_dtype="bf16",
         capability=(8, 0),
         emulated_below=True,
-        on_cpu=True,
-        summary="bfloat16 everywhere: small updates round away, accuracy must be checked",
         code=_TRUE_CODE.replace("{dtype}", "bfloat16"),
+        frameworks=Frameworks(lightning="bf16-true", accelerate="no", transformers="", cast="model.to(torch.bfloat16)"),
+        look=Look("#cc79a7", "cross", "longdash"),
     ),
 )
 
-_PLACES = {row.name: place for place, row in enumerate(PRECISIONS)}
-
 BASELINE = "fp32"
+# What PyTorch computes float32 convolutions and RNNs in on a GPU that has it, unless told otherwise.
+PYTORCH_DEFAULT = "tf32"
 
 
 def find_precision(name: str) -> Precision:
@@ -252,20 +289,26 @@ def find_precision(name: str) -> Precision:
         UsageError: No row has the name; the message offers the nearest.
     """
     found = known_precision(name)
-    if found is not None:
-        return found
-    raise unknown_name("precision", name, (row.name for row in PRECISIONS))
+    if found is None:
+        raise unknown_name("precision", name, (row.name for row in PRECISIONS))
+    return found
 
 
 def known_precision(name: str) -> Precision | None:
-    """Return the row with this name or alias, and None where no row has it: a record may come from elsewhere."""
+    """Return the row with this name or alias, and None if there is none: a record may come from elsewhere."""
     wanted = name.strip().lower()
     return next((row for row in PRECISIONS if wanted == row.name or wanted in row.aliases), None)
 
 
+def precision_row(name: str) -> Precision:
+    """Return the row with this name or alias, and one of neutral defaults for a precision that has none here."""
+    return known_precision(name) or Precision(name)
+
+
 def precision_sort_key(name: str) -> tuple[int, str]:
-    """Return where a precision stands when precisions are sorted: in the registry's order, unknown ones behind."""
-    return (_PLACES.get(name, len(_PLACES)), name)
+    """Return the place of a precision among others: in the registry's order, unknown ones last."""
+    row = known_precision(name)
+    return (PRECISIONS.index(row) if row is not None else len(PRECISIONS), name)
 
 
 @dataclass(frozen=True)
@@ -282,11 +325,6 @@ class Hardware:
     capability: tuple[int, int] | None
     cpu_features: tuple[str, ...] = ()
 
-    @property
-    def is_cpu(self) -> bool:
-        """Return whether this is a CPU."""
-        return self.capability is None
-
 
 # The kernel's names of instructions that multiply in a 16-bit format, x86's and Arm's.
 _CPU_FEATURES = {
@@ -297,23 +335,23 @@ KNOWN_CPU_FEATURES = frozenset[str]().union(*_CPU_FEATURES.values())
 
 
 def why_unsupported(row: Precision, hardware: Hardware) -> str | None:
-    """Return why a device cannot train in this precision, or None where it can."""
+    """Return why a device cannot train in this precision, or None if it can."""
     needed = f"{row.name} needs CUDA compute capability {_dotted(row.capability)} or newer"
-    if hardware.is_cpu:
+    if hardware.capability is None:
         return None if row.on_cpu else f"{needed}; {hardware.name} is a CPU"
-    if row.emulated_below or hardware.capability is None or hardware.capability >= row.capability:
+    if row.emulated_below or hardware.capability >= row.capability:
         return None
     return f"{needed}; {hardware.name} has {_dotted(hardware.capability)}"
 
 
 def why_emulated(row: Precision, hardware: Hardware) -> str | None:
-    """Return why a device runs this precision without hardware for it, or None where it has the hardware."""
-    if hardware.is_cpu:
-        features = _CPU_FEATURES.get(row.autocast_dtype or row.param_dtype)
-        if features is None or features & set(hardware.cpu_features):
+    """Return why a device runs this precision without hardware for it, or None if it has the hardware."""
+    if hardware.capability is None:
+        dtype = row.autocast_dtype or row.param_dtype
+        if dtype == "float32" or _CPU_FEATURES[dtype] & set(hardware.cpu_features):
             return None
-        return f"{hardware.name} has no {row.autocast_dtype or row.param_dtype} instructions"
-    if hardware.capability is not None and hardware.capability < row.capability and row.emulated_below:
+        return f"{hardware.name} has no {dtype} instructions"
+    if row.emulated_below and hardware.capability < row.capability:
         return (
             f"{hardware.name} has compute capability {_dotted(hardware.capability)}, before {_dotted(row.capability)}"
         )

@@ -1,42 +1,6 @@
-"""How precisions look: one colour, marker, dash and shape each, the same in every chart, page and image.
+"""The colours of charts and pages; a precision's own are in its row (`registry/precisions.py`)."""
 
-The colours are Okabe and Ito's, which people who see red and green alike still tell apart; tests hold them to that by
-simulation. Colour is never the only sign: bars stand over their names, lines differ in marker and dash too.
-
-Source: M. Okabe, K. Ito, "Color Universal Design" (2008); black, which no dark page shows, is a grey here.
-"""
-
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Look:
-    """How a precision looks.
-
-    Attributes:
-        colour: Its colour, as #rrggbb.
-        marker: Its marker in line charts, by plotly's names.
-        dash: Its line in line charts, by plotly's names.
-    """
-
-    colour: str
-    marker: str
-    dash: str
-
-
-LOOKS: dict[str, Look] = {
-    "fp32": Look("#7f7f7f", "circle", "solid"),
-    "tf32": Look("#56b4e9", "square", "dash"),
-    "fp16-mixed": Look("#0072b2", "diamond", "solid"),
-    "bf16-mixed": Look("#e69f00", "triangle-up", "dash"),
-    "fp16-master": Look("#009e73", "triangle-down", "dot"),
-    "bf16-master": Look("#882255", "hexagon", "solid"),
-    "fp16-true": Look("#d55e00", "x", "dashdot"),
-    "bf16-true": Look("#cc79a7", "cross", "longdash"),
-    "fp8-mixed": Look("#f0e442", "star", "longdashdot"),
-}
-# A precision that this castwise does not know: a record may come from a newer one.
-UNKNOWN = Look("#b9b9b9", "circle-open", "solid")
+from castwise.registry.precisions import Look, precision_row
 
 # Kinds of memory or time in a stack, dark to light: five steps of cividis, made for the colour-blind, none of them a
 # precision's. Source: J. Nuñez, C. Anderton, R. Renslow, PLOS ONE 13 (2018).
@@ -63,4 +27,4 @@ def ink_on(colour: str) -> str:
 
 def look_of(precision: str) -> Look:
     """Return how a precision looks; unknown ones all look alike."""
-    return LOOKS.get(precision, UNKNOWN)
+    return precision_row(precision).look

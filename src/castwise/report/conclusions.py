@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from castwise.analysis.advice import SIMPLEST_FIRST, WORTHWHILE, recommend
+from castwise.analysis.advice import WORTHWHILE, recommend
 from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_words, perplexity
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.precisions import BASELINE
+from castwise.registry.precisions import BASELINE, precision_row
 from castwise.registry.techniques import join
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, is_search
 from castwise.spec.quantities import truncate_list
@@ -154,7 +154,8 @@ def _of_runs(topic: ComparisonGroup) -> list[Answer]:
 def _of_cells(topic: ComparisonGroup, cells: Sequence[Configuration]) -> Answer | None:
     ended = [cell for cell in cells if cell.trial.status == "ok" and cell.speedup is not None]
     baseline = next((cell for cell in ended if cell.precision == BASELINE), None)
-    others = [cell for cell in ended if cell.precision in SIMPLEST_FIRST[1:]]
+    keeping = [cell for cell in ended if precision_row(cell.precision).keeps_float32_weights]
+    others = [cell for cell in keeping if cell.precision != BASELINE]
     if baseline is None or not others:
         return None  # runs of one precision, or without float32 beside them, say nothing about precision
     best = max(others, key=_gain)
@@ -164,7 +165,7 @@ def _of_cells(topic: ComparisonGroup, cells: Sequence[Configuration]) -> Answer 
     where = f"{topic.title}, {setting}"
     cut = next((length_in_words(cell.trial) for cell in (best, baseline) if not is_whole(cell.trial)), "")
     if _gain(best) < WORTHWHILE:
-        unsafe = [cell for cell in ended if cell.precision not in SIMPLEST_FIRST]
+        unsafe = [cell for cell in ended if cell not in keeping]
         faster = any(_gain(cell) > _gain(best) for cell in unsafe)
         among = " of those that keep float32 weights" if faster else ""
         comes = f"{best.precision} comes closest{among}, at {_gain(best):.2f} times its speed{_in_runs(cut)}."

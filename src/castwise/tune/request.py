@@ -111,7 +111,9 @@ def prepare_tuning(
         listener,
         make_engine,
     )
-    specs = [spec for spec in job.plan.specs if request.precisions or keeps_float32(spec.precision)]
+    specs = [
+        spec for spec in job.plan.specs if request.precisions or find_precision(spec.precision).keeps_float32_weights
+    ]
     start = _screened(specs[0]) if source is None else training_spec(specs[0], *source)
     ladder = SearchSpace(
         tuple(spec.precision for spec in specs),
@@ -179,12 +181,6 @@ def source_of(request: TuneRequest) -> tuple[str, Recipe] | None:
             "Leave --training and --data-set out to tune its steps."
         )
     return source
-
-
-def keeps_float32(precision: str) -> bool:
-    """Return whether a precision keeps float32 weights, or masters of them, so that it trains what float32 does."""
-    row = find_precision(precision)
-    return row.param_dtype == "float32" or row.master_weights
 
 
 def _standing(job: Job, start: TrialSpec, request: TuneRequest) -> list[Trial]:

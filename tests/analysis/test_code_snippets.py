@@ -10,7 +10,7 @@ from small_step import CPU, make_batch, make_net, make_task
 from torch import Tensor, nn
 
 from castwise.analysis.advice import recommend
-from castwise.analysis.code_snippets import _FRAMEWORKS, framework_snippets, pytorch_code
+from castwise.analysis.code_snippets import framework_snippets, pytorch_code
 from castwise.analysis.result_table import compare
 from castwise.records.schema import Facts
 from castwise.registry.precisions import PRECISIONS, Precision, find_precision
@@ -97,10 +97,6 @@ def test_without_facts_the_lines_are_the_precisions_own() -> None:
         assert pytorch_code(row, "cuda", facts()) == pytorch_code(row, "cuda")
 
 
-def test_every_precision_has_its_words_in_the_frameworks() -> None:
-    assert set(_FRAMEWORKS) == {row.name for row in PRECISIONS}
-
-
 def code_of(precision: str, framework: str, known: Facts | None = None, device_type: str = "cuda") -> str:
     snippets = framework_snippets(find_precision(precision), device_type, known)
     return next(snippet.code for snippet in snippets if snippet.framework == framework)
@@ -132,10 +128,10 @@ def test_clipping_and_accumulation_are_set_too() -> None:
 
 
 RUNS: list[tuple[str, str]] = [
-    (precision, framework)
-    for precision, words in _FRAMEWORKS.items()
+    (row.name, framework)
+    for row in PRECISIONS
     for framework in ("Lightning", "Accelerate", "transformers")
-    if words.lightning and not (precision in ("tf32", "fp32") and framework == "transformers")  # needs a GPU
+    if row.frameworks.lightning and not (row.name in ("tf32", "fp32") and framework == "transformers")  # needs a GPU
 ]
 
 

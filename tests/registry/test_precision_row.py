@@ -1,0 +1,89 @@
+"""A new precision is one new row: nothing else has to be edited."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import FakeEngine, fake_environment, fake_spec, fake_trial, step_time_of
+from scripts import run_script, spec_of
+
+from castwise.analysis.advice import recommend
+from castwise.analysis.code_snippets import framework_snippets, pytorch_code
+from castwise.analysis.result_table import compare
+from castwise.registry import precisions
+from castwise.registry.precisions import PRECISIONS, Frameworks, Look, Precision, precision_row, precision_sort_key
+from castwise.render.emit.script import script_of
+from castwise.render.theme import look_of
+
+NEW = Precision(
+    name="bf16-quick",
+    summary="float32 weights, autocast to bfloat16, TF32 in the other matrix products",
+    aliases=("quick",),
+    autocast_dtype="bfloat16",
+    float32_matmul="tf32",
+    keeps_float32_weights=True,
+    loop_changes=2,
+    peak_dtype="bf16",
+    capability=(8, 0),
+    code="with torch.autocast(device_type={device!r}, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)\n"
+    "loss.backward()\noptimizer.step()",
+    frameworks=Frameworks(lightning="bf16-mixed", accelerate="bf16", transformers="bf16=True"),
+    look=Look("#123456", "star", "solid"),
+)
+
+
+@pytest.fixture
+def new_row(monkeypatch: pytest.MonkeyPatch) -> Precision:
+    monkeypatch.setattr(precisions, "PRECISIONS", (*PRECISIONS, NEW))
+    return NEW
+
+
+def test_a_new_row_is_measured_advised_and_shown(command: CommandLine, new_row: Precision) -> None:
+    asked = ("resnet50", "--precision", "fp32,quick")
+    table = command.run(*asked)
+    assert table.code == 0
+    assert [line.split()[0] for line in table.out.splitlines() if line.startswith(("fp32", new_row.name))] == [
+        "fp32",
+        new_row.name,
+    ]
+    document = json.loads(command.run(*asked, "--format", "json").out)
+    (advice,) = document["advice"]
+    assert advice["precision"] == new_row.name
+    assert ast.parse(advice["code"])
+    for form in ("csv", "markdown"):
+        assert new_row.name in command.run(*asked, "--format", form).out
+
+
+def test_a_new_row_has_its_code_look_and_place(new_row: Precision) -> None:
+    trials = [fake_trial(fake_spec(name), step_seconds=(step_time_of(name),)) for name in ("fp32", new_row.name)]
+    (advice,) = recommend(compare(trials))
+    assert (advice.precision, advice.code) == (new_row.name, pytorch_code(new_row, "cuda"))
+    assert [bool(each.code) for each in framework_snippets(new_row, "cuda")] == [True, True, True]
+    assert look_of(new_row.name) == new_row.look
+    assert sorted([new_row.name, "fp32", "?"], key=precision_sort_key) == ["fp32", new_row.name, "?"]
+
+
+def test_a_new_row_is_unsupported_where_the_hardware_lacks_it(command: CommandLine, new_row: Precision) -> None:
+    done = command.run("resnet50", "--precision", "fp32,quick", engine=FakeEngine(fake_environment((7, 5))))
+    assert done.code == 2
+    assert f"{new_row.name} needs CUDA compute capability 8.0" in done.err
+
+
+def test_a_new_row_s_emitted_script_trains(new_row: Precision, tmp_path: Path) -> None:
+    text = script_of(spec_of("mnist-cnn", new_row.name))
+    assert "bfloat16" in text
+    assert new_row.name in text
+    loss, _, _ = run_script(text, tmp_path)
+    assert loss > 0
+
+
+def test_a_precision_without_a_row_has_neutral_defaults() -> None:
+    spec = fake_spec().model_copy(update={"precision": "int4-mixed"})
+    trials = [fake_trial(), fake_trial(spec, step_seconds=(0.01,))]
+    (advice,) = recommend(compare(trials))
+    assert advice.precision == "fp32", "nobody knows whether an unknown precision keeps float32 weights"
+    assert "int4-mixed (10.00×) was faster but keeps no float32 weights" in advice.sentence
+    assert precision_row("int4-mixed").code == ""
+    assert look_of("int4-mixed") == look_of("int2-mixed") != look_of("fp32")
