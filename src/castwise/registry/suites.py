@@ -210,7 +210,7 @@ def find_suite(name: str) -> Suite:
     """Return a suite by its name, or from a TOML file where the name is a path.
 
     Raises:
-        UsageError: There is no such suite, or the file is no suite: the message names the key and the line.
+        UsageError: There is no such suite, or the file is no suite: the message names the key.
     """
     if name.endswith(".toml") or "/" in name:
         return _read_file(Path(name))
@@ -230,7 +230,7 @@ def parse_suite(text: str, origin: str) -> Suite:
         origin: Its file's name, for messages.
 
     Raises:
-        UsageError: It is no TOML, or no suite; the message names the key and its line.
+        UsageError: It is no TOML, or no suite; the message names the key, or the line that is no TOML.
     """
     try:
         document = tomllib.loads(text)
@@ -244,8 +244,7 @@ def parse_suite(text: str, origin: str) -> Suite:
         # A key that is misspelt is also one that is missing: the first is what the user wrote.
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        line = _line_of(text, first["loc"])
-        raise UsageError(f"'{origin}'{f', line {line}' if line else ''}: {where}: {first['msg']}.") from None
+        raise UsageError(f"'{origin}': {where}: {first['msg']}.") from None
     except UsageError as error:
         raise UsageError(f"'{origin}': {error}") from None
 
@@ -378,28 +377,3 @@ def _read_file(path: Path) -> Suite:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise UsageError(f"The suite '{path}' cannot be read: {reason}.") from None
     return parse_suite(text, str(path))
-
-
-def _line_of(text: str, location: tuple[int | str, ...]) -> int | None:
-    """Return the line of a key in a TOML text, by counting table headers; None where it is not found."""
-    names = [part for part in location if isinstance(part, str)]
-    index = next((part for part in location if isinstance(part, int)), 0)
-    table, seen, in_table, header_line = "", -1, len(names) == 1, None
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
-        if stripped.startswith("["):
-            table = stripped.strip("[] ")
-            path = table.split(".")
-            matches = path == names[: len(path)]
-            seen += matches and stripped.startswith("[[")
-            in_table = matches and (not stripped.startswith("[[") or seen == index)
-            header_line = number if in_table else header_line
-            names_left = names[len(path) :]
-            if in_table and not names_left:
-                return number
-        elif in_table and "=" in stripped:
-            key = stripped.partition("=")[0].strip()
-            left = names[len(table.split(".")) :] if table else names
-            if left and key == left[0]:
-                return number
-    return header_line

@@ -58,6 +58,7 @@ class Field:
         wraps: Whether a narrow terminal may break the text between words.
         varies: Whether a table shows the field only if its rows have several values.
         default: Values that are not worth a column if all rows have one of them.
+        otherwise: The name of a field that says why there is no value, for the text.
     """
 
     name: str
@@ -68,16 +69,17 @@ class Field:
     wraps: bool = False
     varies: bool = False
     default: tuple[Any, ...] = ()
+    otherwise: str = ""
 
     def value(self, row: FlatRow) -> Any:
         """Return the plain value in a row, None if it has none."""
         return row.get(self.name)
 
     def text(self, row: FlatRow) -> str:
-        """Return the value as people read it; "–" for None."""
+        """Return the value as people read it; "–" for None, or why there is none."""
         value = row.get(self.name)
         if value is None:
-            return "–"
+            return str(row.get(self.otherwise) or "–")
         return self.format(row) if self.format is not None else _FORMATS[self.unit](value)
 
     @property
@@ -190,6 +192,29 @@ FIELDS: tuple[Field, ...] = (
     Field("joules_per_unit_high", unit="number"),
     Field("energy_source", "energy by"),
     Field("power_watts", "power", "number", lambda row: f"{row['power_watts']:.0f} W"),
+    # A suite's published figures, and what was measured of the same configuration.
+    Field("published_seconds", "published time", "seconds", otherwise="published_outcome"),
+    Field("measured", "measured run", wraps=True),
+    Field("published_speedup", "published speed-up", "ratio"),
+    Field("ratio", "measured / published", "ratio"),
+    Field("equal_batch_speedup", "at equal batch", "ratio"),
+    Field("published_memory_bytes", "published memory", "bytes"),
+    Field("memory_bytes", "measured memory", "bytes"),
+    Field("memory", "memory is"),
+    Field("published_accuracy", "published accuracy", "share"),
+    Field("accuracy_after", "both after"),
+    Field("published", "published"),
+    Field("reserved_bytes", "reserved", "bytes"),
+    # The published loop and the tuned one.
+    Field("seeds", "seeds", "count", lambda row: row["seeds_text"]),
+    Field("tuned_seconds", "tuned loop", "seconds"),
+    Field("settled_speedup", "by the epochs after the first", "ratio", interval_text("settled_speedup")),
+    Field("published_bytes", "peak allocated, published", "bytes"),
+    Field("tuned_bytes", "tuned", "bytes"),
+    Field("published_score", "accuracy or perplexity, published", "number", lambda row: row["published_score_text"]),
+    Field("tuned_score", "tuned", "number", lambda row: row["tuned_score_text"]),
+    Field("difference", "difference", "number", lambda row: row["difference_text"]),
+    Field("loop", "the tuned loop", wraps=True),
     # What was trained.
     Field("accuracy", "accuracy", "share"),
     Field("best_accuracy", "best accuracy", "share"),

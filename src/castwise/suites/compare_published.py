@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from castwise.analysis import training_metrics
+from castwise.analysis.training_metrics import best_accuracy, epochs_of, is_whole, median, median_speedup
+from castwise.analysis.training_metrics import run_comparison_key as comparison_key
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, find_precision
@@ -15,17 +16,16 @@ from castwise.spec.trial import TrialSpec
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """One published figure and what was measured of the same cell.
+    """One published figure and what was measured of the same configuration.
 
     Attributes:
         published: The source's figure.
         published_speedup: Over the source's float32 run, at the batch it had.
-        trials: The measured trials of the cell, one a seed; empty where it was not run.
+        trials: The measured trials, one a seed; empty if it was not run.
         speedup: Measured, over float32 at the batch of the source's float32 run.
         equal_batch_speedup: Measured, over float32 at the same batch.
-        ratio: The measured speed-up over the published one.
-        accuracies: Published and measured accuracy after as many epochs; None where either is missing, or where
-            the measured one is of random samples or began with random weights.
+        accuracies: Published and measured accuracy after as many epochs; None if either is missing, or if the measured
+            one is of random samples or began with random weights.
         num_epochs: Epochs after which those are.
     """
 
@@ -34,9 +34,13 @@ class PublishedComparison:
     trials: tuple[Trial, ...]
     speedup: float | None
     equal_batch_speedup: float | None
-    ratio: float | None
     accuracies: tuple[float, float] | None
     num_epochs: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the measured speed-up over the published one."""
+        return self.speedup / self.published_speedup if self.speedup and self.published_speedup else None
 
 
 def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[PublishedComparison]:
@@ -47,44 +51,37 @@ def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[Publis
 def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
     """Return each trial's speed-up over float32 at the batch the source paired it with, by the trial's key.
 
-    Trials whose pair has one and the same batch are left out: theirs is the ordinary speed-up.
+    Trials whose pair has the same batch are left out: theirs is the ordinary speed-up.
     """
     pairs = {}
     for trial in trials:
         batch = _baseline_batch(suite, trial.spec)
         if trial.spec.precision == BASELINE or batch in (None, trial.spec.batch_size):
             continue
-        value = training_metrics.median_speedup(_with_baselines([trial], trials, batch))
+        value = median_speedup(_with_baselines([trial], trials, batch))
         if value is not None:
             pairs[trial.spec.key] = value
     return pairs
 
 
 def _compare(suite: Suite, figure: Published, trials: Sequence[Trial]) -> PublishedComparison:
-    same = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
+    measured = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
     baseline = baseline_of(suite, figure)
-    published_speedup = _published_speedup(baseline, figure)
-    speedup = equal = None
+    published_speedup = speedup = equal_batch_speedup = None
+    if baseline is not None and baseline.seconds is not None and figure.seconds is not None:
+        published_speedup = baseline.seconds / figure.seconds
     if figure.precision != BASELINE:
         batch_size = baseline.batch_size if baseline else figure.batch_size
-        speedup = training_metrics.median_speedup(_with_baselines(same, trials, batch_size))
-        equal = training_metrics.median_speedup(_with_baselines(same, trials, figure.batch_size))
-    ratio = speedup / published_speedup if speedup and published_speedup else None
-    num_epochs, accuracies = _accuracies(figure, same)
+        speedup = median_speedup(_with_baselines(measured, trials, batch_size))
+        equal_batch_speedup = median_speedup(_with_baselines(measured, trials, figure.batch_size))
+    num_epochs, accuracies = _accuracies(figure, measured)
     return PublishedComparison(
-        published=figure,
-        published_speedup=published_speedup,
-        trials=same,
-        speedup=speedup,
-        equal_batch_speedup=equal,
-        ratio=ratio,
-        accuracies=accuracies,
-        num_epochs=num_epochs,
+        figure, published_speedup, measured, speedup, equal_batch_speedup, accuracies, num_epochs
     )
 
 
 def _baseline_batch(suite: Suite, spec: TrialSpec) -> int | None:
-    """Return the batch of the float32 run that the source set beside a run like this; None where nobody knows."""
+    """Return the batch of the float32 run that the source compares a run like this with; None if nobody knows."""
     published = [
         figure.batch_size
         for figure in suite.published
@@ -94,7 +91,7 @@ def _baseline_batch(suite: Suite, spec: TrialSpec) -> int | None:
     ]
     if published:
         return max((batch for batch in published if batch <= spec.batch_size), default=None)
-    # Without published numbers it is the first that the plan names, unless the precision has that batch too.
+    # Without published figures it is the first batch that the plan names, unless the precision has that batch too.
     first = next(iter(_planned_batches(suite, spec.workload, BASELINE)), None)
     return None if first in _planned_batches(suite, spec.workload, spec.precision) else first
 
@@ -112,49 +109,44 @@ def _planned_batches(suite: Suite, workload: str, precision: str) -> list[int]:
 def _with_baselines(
     chosen: Sequence[Trial], trials: Sequence[Trial], batch_size: int | None
 ) -> list[tuple[Trial, Trial]]:
-    """Return those of the chosen runs that have a float32 run of this batch, each behind that run."""
-    fields = (*training_metrics.PRECISION, "batch_size")
+    """Return pairs of a float32 run of this batch and a chosen run; runs without such a float32 run are left out."""
+
+    def key(trial: Trial) -> tuple[object, ...]:
+        return comparison_key(trial, "precision", "loss_scale", "batch_size")
+
     baselines: dict[tuple[object, ...], Trial] = {}
     for trial in trials:
         if (trial.status, trial.spec.precision, trial.spec.batch_size) == ("ok", BASELINE, batch_size):
-            baselines.setdefault(training_metrics.run_comparison_key(trial, *fields), trial)
-    paired = ((baselines.get(training_metrics.run_comparison_key(trial, *fields)), trial) for trial in chosen)
-    return [(baseline, trial) for baseline, trial in paired if baseline is not None]
-
-
-def _published_speedup(baseline: Published | None, figure: Published) -> float | None:
-    if baseline is None or baseline.seconds is None or figure.seconds is None:
-        return None
-    return baseline.seconds / figure.seconds
+            baselines.setdefault(key(trial), trial)
+    return [(baselines[key(trial)], trial) for trial in chosen if key(trial) in baselines]
 
 
 def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[int | None, tuple[float, float] | None]:
     """Return published and measured accuracy after as many epochs, and that number.
 
-    Of whole runs both are of the epoch with the lowest validation loss, as the source selects it.
+    For whole runs both are those of the epoch with the lowest validation loss, as the source selects it.
     """
-    ended = [trial for trial in trials if _has_comparable_accuracy(trial)]
-    num_epochs = max((len(training_metrics.epochs_of(trial)) for trial in ended), default=0)
-    ended = [trial for trial in ended if len(training_metrics.epochs_of(trial)) == num_epochs]
-    if not ended:
+    comparable = [trial for trial in trials if _has_comparable_accuracy(trial)]
+    num_epochs = max((len(epochs_of(trial)) for trial in comparable), default=0)
+    comparable = [trial for trial in comparable if len(epochs_of(trial)) == num_epochs]
+    whole = [trial for trial in comparable if is_whole(trial)]
+    if not comparable:
         return None, None
-    whole = [trial for trial in ended if training_metrics.is_whole(trial)]
     if whole and figure.accuracy is not None:
-        measured = training_metrics.median(
-            value for trial in whole if (value := training_metrics.best_accuracy(trial)) is not None
-        )
-        return num_epochs, None if measured is None else (figure.accuracy, measured)
-    cut = any(epoch.shortened for trial in ended for epoch in training_metrics.epochs_of(trial))
-    if cut or num_epochs > len(figure.epoch_accuracy):
-        return None, None
-    last = training_metrics.median(
-        value for trial in ended if (value := training_metrics.epochs_of(trial)[-1].accuracy) is not None
-    )
-    return num_epochs, None if last is None else (figure.epoch_accuracy[num_epochs - 1], last)
+        published = figure.accuracy
+        measured = median(value for trial in whole if (value := best_accuracy(trial)) is not None)
+    else:
+        cut_short = any(epoch.shortened for trial in comparable for epoch in epochs_of(trial))
+        if cut_short or num_epochs > len(figure.epoch_accuracy):
+            return None, None
+        published = figure.epoch_accuracy[num_epochs - 1]
+        last = (epochs_of(trial)[-1].accuracy for trial in comparable)
+        measured = median(value for value in last if value is not None)
+    return num_epochs, None if measured is None else (published, measured)
 
 
 def _has_comparable_accuracy(trial: Trial) -> bool:
-    epochs = training_metrics.epochs_of(trial)
+    epochs = epochs_of(trial)
     if not epochs or epochs[-1].accuracy is None or imitated_data_set(trial.spec.data_set) is not None:
         return False
     return find_workload(trial.spec.workload).pretrained is None or trial.spec.weights is not None

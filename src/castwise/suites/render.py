@@ -1,25 +1,211 @@
-"""A suite's result as terminal tables, Markdown, CSV or JSON: what was run, and the published figures beside it."""
+"""A suite's result as terminal tables, Markdown, CSV or JSON: what was run, and the published figures next to it."""
 
 import json
+import math
+import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from castwise.analysis.steady_metrics import largest, peak_allocated_bytes, peak_reserved_bytes
+from castwise.analysis.training_metrics import driver_used_bytes, is_whole, length_in_words, median, split
+from castwise.records.schema import Trial
+from castwise.registry.techniques import join
 from castwise.render import training_table
 from castwise.render.console import print_line
-from castwise.render.fields import find_fields
+from castwise.render.fields import FlatRow, find_field, find_fields, interval_values, worth_showing
 from castwise.render.notes import measured_on
-from castwise.render.table import DataTable, csv_grid, json_values, markdown_grid, plain, print_data_table
+from castwise.render.table import DataTable, csv_grid, json_values, markdown_grid, print_data_table
 from castwise.suites.compare_published import PublishedComparison
-from castwise.suites.published_columns import DISPENSABLE as PUBLISHED_ALSO
-from castwise.suites.published_columns import LIMITS, PUBLISHED, shown_published
-from castwise.suites.result import SuiteResult, notes
-from castwise.suites.tuned_columns import DISPENSABLE as TUNED_ALSO
-from castwise.suites.tuned_columns import TUNED, shown_tuned
-from castwise.suites.tuned_vs_published import tuned_notes
+from castwise.suites.result import LimitFound, SuiteResult, notes
+from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
 
-_TUNED_TITLE = "The published loop, and the tuned one"
+PUBLISHED = (
+    "workload",
+    "precision",
+    "loss_scale",
+    "batch_size",
+    "published_seconds",
+    "measured",
+    "seconds",
+    "published_speedup",
+    "speedup",
+    "ratio",
+    "equal_batch_speedup",
+    "published_memory_bytes",
+    "memory_bytes",
+    "memory",
+    "published_accuracy",
+    "accuracy",
+    "accuracy_after",
+)
+TUNED = (
+    "workload",
+    "precision",
+    "batch_size",
+    "gpus",
+    "seeds",
+    "published_seconds",
+    "tuned_seconds",
+    "speedup",
+    "settled_speedup",
+    "published_bytes",
+    "tuned_bytes",
+    "published_score",
+    "tuned_score",
+    "difference",
+    "loop",
+)
+LIMITS = ("workload", "precision", "loss_scale", "published", "measured", "reserved_bytes")
+
+_PUBLISHED_TITLES = {"seconds": "measured time", "speedup": "measured speed-up", "accuracy": "measured accuracy"}
+_TUNED_TITLES = {"published_seconds": "published loop", "speedup": "times as fast"}
+# What a narrow terminal leaves out of the tables of published figures and of tuned loops.
+_DROP_FIRST = (
+    ("published_memory_bytes", "memory_bytes", "memory"),
+    "loop",
+    "published_bytes",
+    "tuned_bytes",
+    "seeds",
+    "settled_speedup",
+    "equal_batch_speedup",
+    "ratio",
+    "seconds",
+    ("published_accuracy", "accuracy", "accuracy_after"),
+)
+
+
+def published_table(rows: Sequence[PublishedComparison]) -> DataTable[FlatRow]:
+    """Return the table of published figures next to measured ones."""
+    flat = [published_row(row) for row in rows]
+    fields = [find_field(name, _PUBLISHED_TITLES.get(name, "")) for name in PUBLISHED]
+    return DataTable(worth_showing(fields, flat, ("batch_size", "published_seconds")), flat)
+
+
+def published_row(row: PublishedComparison) -> FlatRow:
+    """Return the values of a published figure and of what was measured of the same configuration."""
+    figure = row.published
+    peak_of_kind = {
+        "allocated": peak_allocated_bytes,
+        "reserved": peak_reserved_bytes,
+        "driver": driver_used_bytes,
+    }[figure.memory]
+    # Times of runs cut short say nothing.
+    times = [parts.total for trial in row.trials if is_whole(trial) and (parts := split(trial)) is not None]
+    published_accuracy, accuracy = row.accuracies or (figure.accuracy, None)
+    is_cut = row.accuracies is not None and not any(is_whole(trial) for trial in row.trials)
+    return {
+        "workload": figure.workload,
+        "precision": figure.precision,
+        "loss_scale": figure.loss_scale,
+        "batch_size": figure.batch_size,
+        "published_seconds": figure.seconds,
+        "published_outcome": figure.outcome,
+        "measured": _lengths(row.trials),
+        "seconds": median(times),
+        "published_speedup": row.published_speedup,
+        "speedup": row.speedup,
+        "ratio": row.ratio,
+        "equal_batch_speedup": row.equal_batch_speedup,
+        "published_memory_bytes": figure.memory_bytes,
+        "memory_bytes": largest(map(peak_of_kind, row.trials)) if figure.memory_bytes else None,
+        "memory": figure.memory if figure.memory_bytes else None,
+        "published_accuracy": published_accuracy,
+        "accuracy": accuracy,
+        "accuracy_after": f"epoch {row.num_epochs}" if is_cut else None,
+    }
+
+
+def _lengths(trials: Sequence[Trial]) -> str | None:
+    """Return how long runs were: `whole`, or `whole, 2 seeds; oom, 1 seed`."""
+    lengths = Counter(map(_length, trials))
+    if len(trials) < 2:
+        return next(iter(lengths), None)
+    return "; ".join(f"{length}, {count} seed{'s' if count > 1 else ''}" for length, count in lengths.items())
+
+
+def _length(trial: Trial) -> str:
+    if is_whole(trial):
+        return "whole"
+    if not trial.ranks:
+        return trial.status
+    length = length_in_words(trial) or "–"
+    return length if trial.status == "ok" else f"{trial.status} after {length}"
+
+
+def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
+    """Return the table of published loops next to tuned ones."""
+    flat = [tuned_row(pair) for pair in pairs]
+    fields = [find_field(name, _TUNED_TITLES.get(name, "")) for name in TUNED]
+    return DataTable(worth_showing(fields, flat), flat)
+
+
+def tuned_row(pair: TunedPair) -> FlatRow:
+    """Return the values of the published loop and the tuned one."""
+    counts = len(pair.published), len(pair.tuned)
+    difference = pair.difference
+    values: dict[str, Any] = {
+        "workload": pair.spec.workload,
+        "precision": pair.spec.precision,
+        "batch_size": pair.spec.batch_size,
+        "gpus": training_table.gpus_text(pair.spec),
+        "seeds": min(counts),
+        "seeds_text": f"{counts[0]} each" if counts[0] == counts[1] else f"{counts[0]} published, {counts[1]} tuned",
+        "speedup": None if pair.speedup is None else pair.speedup.value,
+        **interval_values("speedup", pair.speedup),
+        "settled_speedup": None if pair.settled_speedup is None else pair.settled_speedup.value,
+        **interval_values("settled_speedup", pair.settled_speedup),
+        "difference": None if difference is None else difference.value,
+        "loop": join(pair.spec.techniques),
+    }
+    for name, side in (("published", pair.published), ("tuned", pair.tuned)):
+        scores = pair.scores(side)
+        values[f"{name}_seconds"] = median(run.split.total for run in side if run.split is not None)
+        values[f"{name}_bytes"] = largest(run.peak_allocated_bytes for run in side)
+        values[f"{name}_score"] = statistics.fmean(scores) if scores else None
+        if scores:
+            spread = f" ± {_score(pair, statistics.stdev(scores))}" if len(scores) > 1 else ""
+            unit = "" if pair.is_language_model else " %"
+            values[f"{name}_score_text"] = f"{_score(pair, statistics.fmean(scores))}{spread}{unit}"
+    if difference is not None:
+        interval = ""
+        if math.isfinite(difference.low):
+            interval = f" [{_score(pair, difference.low, '+')}, {_score(pair, difference.high, '+')}]"
+        values["difference_text"] = f"{_score(pair, difference.value, '+')}{interval}"
+    return values
+
+
+def _score(pair: TunedPair, value: float, sign: str = "") -> str:
+    return f"{value:{sign}.1f}" if pair.is_language_model else f"{100 * value:{sign}.2f}"
+
+
+def limits_table(limits: Sequence[LimitFound]) -> DataTable[FlatRow]:
+    """Return the table of the largest batches."""
+    fields = [find_field(name, "here" if name == "measured" else "") for name in LIMITS]
+    return DataTable(fields, [limit_row(limit) for limit in limits])
+
+
+def limit_row(limit: LimitFound) -> FlatRow:
+    """Return the values of a largest batch."""
+    return {
+        "workload": limit.workload,
+        "precision": limit.precision,
+        "loss_scale": limit.loss_scale,
+        "published": f"{_limit_text(limit.published)} ({limit.gpu})" if limit.gpu else None,
+        "measured": _limit_text(limit.measured),
+        "reserved_bytes": limit.reserved_bytes,
+    }
+
+
+def _limit_text(batches: tuple[int | None, int | None]) -> str:
+    largest_batch, failing = batches
+    parts = (
+        "" if largest_batch is None else f"{largest_batch} trains",
+        "" if failing is None else f"{failing} does not",
+    )
+    return ", ".join(filter(None, parts)) or "–"
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
@@ -32,17 +218,11 @@ def print_suite(result: SuiteResult, console: Console) -> None:
     if result.runs:
         training_table.print_runs(result.runs, result.pairs, console)
     _print_lines(console, notes(result), "yellow")
-    if result.tuned:
-        print_line(console, f"\n{_TUNED_TITLE}", "bold")
-        print_data_table(console, DataTable(shown_tuned(result.tuned), result.tuned), drop_first=TUNED_ALSO)
-        _print_lines(console, tuned_notes(result.tuned), "yellow")
-    for title, rows in _published_by_gpu(result).items():
+    for title, table, below in _comparisons(result):
         print_line(console, f"\n{title}", "bold")
-        print_data_table(console, DataTable(shown_published(rows), rows), drop_first=PUBLISHED_ALSO)
-    if result.limits:
-        print_line(console, "\nLargest batch that trains", "bold")
-        print_data_table(console, DataTable(LIMITS, result.limits))
-    for title, lines in _kept(result).items():
+        print_data_table(console, table, drop_first=_DROP_FIRST)
+        _print_lines(console, below, "yellow")
+    for title, lines in _about_the_source(result).items():
         print_line(console, f"\n{title}", "dim bold")
         _print_lines(console, lines, "dim")
 
@@ -50,6 +230,30 @@ def print_suite(result: SuiteResult, console: Console) -> None:
 def _print_lines(console: Console, lines: Iterable[str], style: str | None = None) -> None:
     for line in lines:
         print_line(console, f"  {line}", style)
+
+
+def _comparisons(result: SuiteResult) -> list[tuple[str, DataTable[FlatRow], list[str]]]:
+    """Return the tables below the runs: a title, a table, and lines below it each."""
+    tables = []
+    if result.tuned:
+        tables.append(("The published loop, and the tuned one", tuned_table(result.tuned), tuned_notes(result.tuned)))
+    by_gpu: dict[str, list[PublishedComparison]] = {}
+    for row in result.published:
+        if row.trials:
+            by_gpu.setdefault(row.published.gpu, []).append(row)
+    for gpu, rows in by_gpu.items():
+        tables.append((f"Published on {gpu}, and measured here", published_table(rows), []))
+    if result.limits:
+        tables.append(("Largest batch that trains", limits_table(result.limits), []))
+    return tables
+
+
+def _about_the_source(result: SuiteResult) -> dict[str, tuple[str, ...]]:
+    lines = {
+        "Odd in the source, and kept here": result.suite.oddities,
+        "Contradictions in the source": result.suite.contradictions,
+    }
+    return {title: each for title, each in lines.items() if each}
 
 
 def markdown_suite(result: SuiteResult) -> str:
@@ -60,24 +264,15 @@ def markdown_suite(result: SuiteResult) -> str:
         runs = training_table.data_table(result.runs, result.pairs)
         parts.append(markdown_grid(runs.columns, runs.rows))
     parts.append(_items(notes(result)))
-    if result.tuned:
-        parts += [[f"**{_TUNED_TITLE}**"], markdown_grid(shown_tuned(result.tuned), result.tuned)]
-        parts.append(_items(tuned_notes(result.tuned)))
-    for title, rows in _published_by_gpu(result).items():
-        parts += [[f"**{title}**"], markdown_grid(shown_published(rows), rows)]
-    if result.limits:
-        parts += [["**Largest batch that trains**"], markdown_grid(LIMITS, result.limits)]
-    for title, lines in _kept(result).items():
+    for title, table, below in _comparisons(result):
+        parts += [[f"**{title}**"], markdown_grid(table.columns, table.rows), _items(below)]
+    for title, lines in _about_the_source(result).items():
         parts += [[f"**{title}**"], _items(lines)]
-    return "\n\n".join("\n".join(_flat(line) for line in part) for part in parts if part) + "\n"
+    return "\n\n".join("\n".join(line.replace("\n", " ") for line in part) for part in parts if part) + "\n"
 
 
 def _items(lines: Iterable[str]) -> list[str]:
     return [f"- {line}" for line in lines]
-
-
-def _flat(line: str) -> str:
-    return line.replace("\n", " ")
 
 
 def csv_suites(results: Sequence[SuiteResult]) -> str:
@@ -91,7 +286,7 @@ def csv_suites(results: Sequence[SuiteResult]) -> str:
 
 
 def json_suites(results: Sequence[SuiteResult]) -> str:
-    """Return an object with each suite's runs, published figures beside them, largest batches and whole records."""
+    """Return an object with each suite's runs, published figures, largest batches and whole records."""
     return json.dumps({"suites": [_document(result) for result in results]}, indent=2, default=str, allow_nan=False)
 
 
@@ -105,34 +300,22 @@ def headlines(result: SuiteResult) -> list[str]:
     return lines
 
 
-def _kept(result: SuiteResult) -> dict[str, tuple[str, ...]]:
-    """Return what is odd in the source and kept here, and where it contradicts itself, by title."""
-    lines = {
-        "Odd in the source, and kept here": result.suite.oddities,
-        "Where the source contradicts itself": result.suite.contradictions,
-    }
-    return {title: each for title, each in lines.items() if each}
-
-
-def _published_by_gpu(result: SuiteResult) -> dict[str, list[PublishedComparison]]:
-    """Return the rows of cells that were run, by title: a table for each of the source's GPUs."""
-    tables: dict[str, list[PublishedComparison]] = {}
-    for row in result.published:
-        if row.trials:
-            tables.setdefault(f"Published on {row.published.gpu}, and measured here", []).append(row)
-    return tables
-
-
 def _document(result: SuiteResult) -> dict[str, Any]:
-    rows = [training_table.flat_row(run, result.pairs) for run in result.runs]
+    def selected(names: Sequence[str], row: FlatRow) -> dict[str, Any]:
+        return json_values({name: row[name] for name in names})
+
+    runs = [training_table.flat_row(run, result.pairs) for run in result.runs]
     return {
         "suite": result.suite.name,
         "source": result.suite.source,
         "machine": result.suite.machine,
-        "runs": [json_values({name: row[name] for name in training_table.IN_FILES}) for row in rows],
-        "tuned": [plain(TUNED, row) for row in result.tuned],
-        "published": [plain(PUBLISHED, row) for row in result.published],
-        "largest_batch": [plain(LIMITS, row) for row in result.limits],
+        "runs": [selected(training_table.IN_FILES, run) for run in runs],
+        "tuned": [selected(TUNED, tuned_row(pair)) for pair in result.tuned],
+        "published": [selected(PUBLISHED, published_row(row)) for row in result.published],
+        "largest_batch": [
+            selected(LIMITS, limit_row(limit)) | {"published": limit.published, "measured": limit.measured}
+            for limit in result.limits
+        ],
         "notes": [*notes(result), *tuned_notes(result.tuned)],
         "oddities": list(result.suite.oddities),
         "contradictions": list(result.suite.contradictions),

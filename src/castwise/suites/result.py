@@ -1,4 +1,4 @@
-"""What came of a suite: its runs, the published figures beside them, and what a reader must know of both."""
+"""What came of a suite: its runs, the published figures next to them, and what a reader must know of both."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from castwise.analysis.warnings import NOISE
 from castwise.max_batch.result import trained
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.suites import Published, Suite
+from castwise.registry.suites import Suite
 from castwise.registry.workloads import find_workload
 from castwise.spec.quantities import truncate_list
 from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
@@ -28,8 +28,8 @@ class LimitFound:
         workload: The workload.
         precision: The precision.
         loss_scale: The loss scale.
-        gpu: The source's GPU; None where it has no figure.
-        published: The source's largest batch that trained and its smallest that did not, None where it has none.
+        gpu: The source's GPU; None if it has no figure.
+        published: The source's largest batch that trained and its smallest that did not, None if it has none.
         measured: The same here.
         reserved_bytes: What the allocator held at the largest batch.
     """
@@ -59,17 +59,17 @@ class SuiteResult:
 
     @property
     def all_trials(self) -> tuple[Trial, ...]:
-        """Return the trials of cells and searches."""
+        """Return the trials of runs and searches."""
         return self.trials + tuple(trial for search in self.searches for trial in search)
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Return the runs' figures; cells that this machine has not the GPUs for are left out."""
+        """Return the runs' figures; runs on more GPUs than this machine has are left out."""
         return [run for run in runs(self.trials) if not lacks_gpus(run.trial)]
 
     @cached_property
     def tuned(self) -> list[TunedPair]:
-        """Return the cells that were run in another loop than the source's, beside it."""
+        """Return the configurations that were run both in the source's loop and in another."""
         return tuned_pairs(self.runs)
 
     @cached_property
@@ -93,107 +93,13 @@ def lacks_gpus(trial: Trial) -> bool:
     return trial.status == "unsupported" and trial.spec.world_size > max(1, trial.environment.num_gpus)
 
 
-def notes(result: SuiteResult) -> Iterator[str]:
-    """Return what a reader of the tables must know, a line each."""
-    rows = [run.trial for run in result.runs]
-    yield from _shortened(rows)
-    yield from _by_throughput(result.runs)
-    yield from _prefetched(rows)
-    yield from _stand_ins(rows, result.all_trials)
-    for trial in result.trials:
-        if trial.status != "ok" and not lacks_gpus(trial):
-            yield f"{trial.spec.label}: {trial.status}: {trial.message}"
-    lacking = [trial for trial in result.trials if lacks_gpus(trial)]
-    if lacking:
-        sizes = " or ".join(str(size) for size in sorted({trial.spec.world_size for trial in lacking}))
-        cells = "1 cell asks" if len(lacking) == 1 else f"{len(lacking)} cells ask"
-        yield f"{cells} for {sizes} GPUs, and this machine has {lacking[0].environment.num_gpus}: not run"
-    for search in result.searches:
-        if search and search[-1].status not in ("ok", "oom"):
-            last = search[-1]
-            yield f"the search for the largest batch ended early: {last.spec.label}: {last.status}: {last.message}"
-    if not result.suite.published:
-        yield "the source gives no figures in numbers, so there are none to set beside these"
-
-
-def _shortened(rows: Sequence[Trial]) -> Iterator[str]:
-    ended = [trial for trial in rows if trial.status == "ok"]
-    cut = [trial for trial in ended if not is_whole(trial)]
-    if cut:
-        of = "" if len(ended) == len(rows) else " that ended well"
-        verb = "is" if len(cut) == 1 else "are"
-        yield (
-            f"{_runs_of(len(cut), len(ended), of)} {verb} cut short (column length): speed-ups are ratios of "
-            "throughput then, not of whole runs' times"
-        )
-
-
-def _runs_of(count: int, among: int, of: str) -> str:
-    """Return how many of some runs something is true of, in words, so that nobody has to guess which are counted.
-
-    Args:
-        count: Of how many it is true.
-        among: Of how many it could be.
-        of: What sets those apart from the table's other rows, behind a space; empty where they are all of its rows.
-    """
-    if count < among:
-        return f"{count} of {'the ' if of else ''}{among} runs{of}"
-    if among == 1:
-        return f"the run{of}"
-    return f"all {among} runs{of}" if of else "all runs"
-
-
-def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
-    """Say where a whole run's speed-up is not what its throughput suggests."""
-    told = [
-        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
-        for run in rows
-        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
-    ]
-    if told:
-        ratios = truncate_list(told)
-        yield f"speed-up is that of a whole run's time, validation included; the ratio of throughputs is {ratios}"
-
-
-def _prefetched(rows: Sequence[Trial]) -> Iterator[str]:
-    """Say where batches that the loader had made beforehand flatter a short run's throughput."""
-    trained = [trial for trial in rows if epochs_of(trial)]
-    count = sum(_is_flattered(trial) for trial in trained)
-    if count:
-        of = "" if len(trained) == len(rows) else " that trained"
-        verb = "counts" if count == 1 else "count"
-        yield (
-            f"{_runs_of(count, len(trained), of)} {verb} batches that the loader made while the first steps ran: where "
-            "the loader sets the pace, a whole run is slower than these figures"
-        )
-
-
-def _is_flattered(trial: Trial) -> bool:
-    recipe, loader = trial.spec.recipe, loader_of(trial)
-    if recipe is None or loader is None or not any(epoch.shortened for epoch in epochs_of(trial)):
-        return False
-    return recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
-
-
-def _stand_ins(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
-    """Say what stands in for the source's data and weights, of a table's rows and of all trials behind it."""
-    for name in dict.fromkeys(imitated_data_set(trial.spec.data_set) for trial in trials):
-        if name is not None:
-            yield f"random samples stand in for {name}'s: time and memory comparable, accuracy not"
-    random = [trial for trial in rows if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]
-    if random:
-        which = "" if len(random) == len(rows) else f" in {_runs_of(len(random), len(rows), '')}"
-        yield f"random weights{which} where the source's are pretrained: time comparable, accuracy not"
-    notes_of_data = (trial.facts.data_note for trial in trials if trial.facts is not None)
-    yield from dict.fromkeys(note for note in notes_of_data if note)
-
-
 def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
     spec = search[0].spec
-    fits = max((t.spec.batch_size for t in search if trained(t)), default=None)
-    above = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
-    largest = next((t for t in search if t.spec.batch_size == fits), None)
-    figures = [f for f in suite.published if _is_of(f, spec.workload, spec.precision)]
+    largest = max((t for t in search if trained(t)), key=lambda t: t.spec.batch_size, default=None)
+    failing = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
+    figures = [
+        f for f in suite.published if (f.workload, f.precision, f.world_size) == (spec.workload, spec.precision, 1)
+    ]
     gpu = figures[0].gpu if figures else None
     figures = [figure for figure in figures if figure.gpu == gpu]
     return LimitFound(
@@ -205,10 +111,99 @@ def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
             max((f.batch_size for f in figures if f.outcome == "ok"), default=None),
             min((f.batch_size for f in figures if f.outcome == "oom"), default=None),
         ),
-        measured=(fits, above),
-        reserved_bytes=peak_reserved_bytes(largest) if largest else None,
+        measured=(None if largest is None else largest.spec.batch_size, failing),
+        reserved_bytes=None if largest is None else peak_reserved_bytes(largest),
     )
 
 
-def _is_of(figure: Published, workload: str, precision: str) -> bool:
-    return (figure.workload, figure.precision, figure.world_size) == (workload, precision, 1)
+def notes(result: SuiteResult) -> Iterator[str]:
+    """Yield what a reader of the tables must know, a line each."""
+    rows = [run.trial for run in result.runs]
+    yield from _cut_short(rows)
+    yield from _by_throughput(result.runs)
+    yield from _prefetched(rows)
+    yield from _substitutes(rows, result.all_trials)
+    for trial in result.trials:
+        if trial.status != "ok" and not lacks_gpus(trial):
+            yield f"{trial.spec.label}: {trial.status}: {trial.message}"
+    lacking = [trial for trial in result.trials if lacks_gpus(trial)]
+    if lacking:
+        sizes = " or ".join(str(size) for size in sorted({trial.spec.world_size for trial in lacking}))
+        need = "1 run needs" if len(lacking) == 1 else f"{len(lacking)} runs need"
+        yield f"{need} {sizes} GPUs, and this machine has {lacking[0].environment.num_gpus}: not run"
+    for search in result.searches:
+        if search and search[-1].status not in ("ok", "oom"):
+            last = search[-1]
+            yield f"the search for the largest batch ended early: {last.spec.label}: {last.status}: {last.message}"
+    if not result.suite.published:
+        yield "the source gives no figures in numbers to compare these with"
+
+
+def _cut_short(rows: Sequence[Trial]) -> Iterator[str]:
+    succeeded = [trial for trial in rows if trial.status == "ok"]
+    cut = [trial for trial in succeeded if not is_whole(trial)]
+    if cut:
+        among = "" if len(succeeded) == len(rows) else " that ended well"
+        yield (
+            f"{_runs_in_words(len(cut), len(succeeded), among)} {'is' if len(cut) == 1 else 'are'} cut short (column "
+            "length): speed-ups are ratios of throughput then, not of whole runs' times"
+        )
+
+
+def _runs_in_words(count: int, among: int, which: str) -> str:
+    """Return how many of some runs something is true of.
+
+    Args:
+        count: Of how many it is true.
+        among: Of how many it could be.
+        which: What sets those apart from the table's other rows, after a space; empty if they are all of its rows.
+    """
+    if count < among:
+        return f"{count} of {'the ' if which else ''}{among} runs{which}"
+    if among == 1:
+        return f"the run{which}"
+    return f"all {among} runs{which}" if which else "all runs"
+
+
+def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
+    """Say if a whole run's speed-up is not what its throughput suggests."""
+    ratios = [
+        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
+        for run in rows
+        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
+    ]
+    if ratios:
+        yield (
+            "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
+            f"{truncate_list(ratios)}"
+        )
+
+
+def _prefetched(rows: Sequence[Trial]) -> Iterator[str]:
+    """Say if batches that the loader had made beforehand raise the throughput of a run cut short."""
+    trained_rows = [trial for trial in rows if epochs_of(trial)]
+    count = 0
+    for trial in trained_rows:
+        recipe, loader = trial.spec.recipe, loader_of(trial)
+        is_cut = any(epoch.shortened for epoch in epochs_of(trial))
+        if recipe is not None and loader is not None and is_cut:
+            count += recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
+    if count:
+        which = "" if len(trained_rows) == len(rows) else " that trained"
+        yield (
+            f"{_runs_in_words(count, len(trained_rows), which)} {'counts' if count == 1 else 'count'} batches that the "
+            "loader made while the first steps ran: if the loader limits the speed, a whole run is slower than this"
+        )
+
+
+def _substitutes(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:
+    """Say what was used in place of the source's data and weights, in the table's rows and in all trials behind it."""
+    for name in dict.fromkeys(imitated_data_set(trial.spec.data_set) for trial in trials):
+        if name is not None:
+            yield f"random samples in place of {name}'s: time and memory comparable, accuracy not"
+    random = [trial for trial in rows if find_workload(trial.spec.workload).pretrained and not trial.spec.weights]
+    if random:
+        which = "" if len(random) == len(rows) else f" in {_runs_in_words(len(random), len(rows), '')}"
+        yield f"random weights{which} in place of the source's pretrained ones: time comparable, accuracy not"
+    data_notes = (trial.facts.data_note for trial in trials if trial.facts is not None)
+    yield from dict.fromkeys(note for note in data_notes if note)

@@ -1,4 +1,4 @@
-"""The published loop and the tuned one of the same cell: how much faster, in how much memory, and as accurate?"""
+"""The published loop and the tuned one of the same configuration: how much faster, in how much memory, how accurate."""
 
 import math
 import statistics
@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from castwise.analysis.statistics import Difference, Estimate, estimate, mean_difference, paired_difference
-from castwise.analysis.steady_metrics import largest
 from castwise.analysis.training_metrics import Run, epoch_seconds, is_whole, run_comparison_key, speedup, start_share
-from castwise.analysis.training_metrics import median as median_of
 from castwise.analysis.warnings import NOISE
 from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share, truncate_list
@@ -19,7 +17,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class TunedPair:
-    """Runs that differ in their loop alone, and in their seeds.
+    """Runs that differ in their loop and in their seeds alone.
 
     Attributes:
         published: In the source's loop, by seed.
@@ -36,13 +34,18 @@ class TunedPair:
 
     @property
     def speedup(self) -> Estimate | None:
-        """Return how many times as fast the tuned loop trains, seed by seed; None where that cannot be said."""
-        return _by_seed(self, speedup)
+        """Return how many times as fast the tuned loop trains, seed by seed; None if no seed tells."""
+        return self._ratio(speedup)
 
     @property
     def settled_speedup(self) -> Estimate | None:
-        """Return how many times as fast the tuned loop's epochs are once all is compiled, seed by seed."""
-        return _by_seed(self, _epochs_ratio)
+        """Return how many times as fast the tuned loop's epochs after the first are, seed by seed."""
+        return self._ratio(_epochs_ratio)
+
+    def _ratio(self, ratio: Callable[[Trial | None, Trial], float | None]) -> Estimate | None:
+        published = {run.trial.spec.seed: run.trial for run in self.published}
+        ratios = [ratio(published.get(run.trial.spec.seed), run.trial) for run in self.tuned]
+        return estimate([ratio for ratio in ratios if ratio])
 
     @property
     def start_shares(self) -> tuple[float, float]:
@@ -56,7 +59,7 @@ class TunedPair:
 
     @property
     def is_language_model(self) -> bool:
-        """Return whether runs are judged by perplexity, and not by accuracy."""
+        """Return whether runs are scored by perplexity, and not by accuracy."""
         return any(run.perplexity is not None for run in (*self.published, *self.tuned))
 
     def scores(self, side: Sequence[Run]) -> list[float]:
@@ -68,45 +71,14 @@ class TunedPair:
     def difference(self) -> Difference | None:
         """Return by how much the tuned loop's score is higher, with its 95 % interval; None without scores.
 
-        Where both sides have runs of the same seeds, which begin with the same weights, it is taken seed by seed.
+        If both sides have runs of the same seeds, which begin with the same weights, it is taken seed by seed.
         """
         before, after = self.scores(self.published), self.scores(self.tuned)
         if not before or not after:
             return None
-        is_paired = _seeds(self.published) == _seeds(self.tuned) and len(before) == len(after) == len(self.tuned)
+        seeds = [[run.trial.spec.seed for run in side] for side in (self.published, self.tuned)]
+        is_paired = seeds[0] == seeds[1] and len(before) == len(after) == len(self.tuned)
         return (paired_difference if is_paired else mean_difference)(before, after, _LEVEL)
-
-
-def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
-    """Return the cells that ended well in the published loop and in another, in the order of their first runs."""
-    published: dict[tuple[object, ...], list[Run]] = {}
-    others: dict[tuple[object, ...], dict[tuple[str, ...], list[Run]]] = {}
-    for run in (run for run in runs if run.trial.status == "ok"):
-        cell, loop = run_comparison_key(run.trial, "techniques", "seed"), run.trial.spec.techniques
-        published.setdefault(cell, []).extend([] if loop else [run])
-        if loop:
-            others.setdefault(cell, {}).setdefault(loop, []).append(run)
-    return [
-        TunedPair(_in_order(own), _in_order(tuned))
-        for cell, own in published.items()
-        if own
-        for tuned in others.get(cell, {}).values()
-    ]
-
-
-def _in_order(runs: Sequence[Run]) -> tuple[Run, ...]:
-    return tuple(sorted(runs, key=lambda run: run.trial.spec.seed))
-
-
-def _seeds(side: Sequence[Run]) -> list[int]:
-    return [run.trial.spec.seed for run in side]
-
-
-def _by_seed(pair: TunedPair, ratio: Callable[[Trial | None, Trial], float | None]) -> Estimate | None:
-    """Return a ratio of the two loops, of which every seed that both have gives one value."""
-    plain = {run.trial.spec.seed: run.trial for run in pair.published}
-    ratios = [ratio(plain.get(run.trial.spec.seed), run.trial) for run in pair.tuned]
-    return estimate([ratio for ratio in ratios if ratio])
 
 
 def _epochs_ratio(baseline: Trial | None, trial: Trial) -> float | None:
@@ -114,27 +86,37 @@ def _epochs_ratio(baseline: Trial | None, trial: Trial) -> float | None:
     return before / after if before and after else None
 
 
+def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
+    """Return the configurations that ended well in the published loop and in another, in the order of first runs."""
+    loops: dict[tuple[object, ...], dict[tuple[str, ...], list[Run]]] = {}
+    for run in runs:
+        if run.trial.status == "ok":
+            of_configuration = loops.setdefault(run_comparison_key(run.trial, "techniques", "seed"), {})
+            of_configuration.setdefault(run.trial.spec.techniques, []).append(run)
+    return [
+        TunedPair(_by_seed(of_configuration[()]), _by_seed(tuned))
+        for of_configuration in loops.values()
+        if () in of_configuration
+        for techniques, tuned in of_configuration.items()
+        if techniques
+    ]
+
+
+def _by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
+    return tuple(sorted(runs, key=lambda run: run.trial.spec.seed))
+
+
 def tuned_notes(pairs: Sequence[TunedPair]) -> list[str]:
     """Return what a reader of the two loops' times must know, a line each."""
-    told = [
+    shares = [
         f"{format_share(before)} and {format_share(after)} in {pair.published[0].trial.spec.label}"
         for pair in pairs
         for before, after in [pair.start_shares]
-        if pair.speedup is not None and max(before, after) > NOISE  # less is lost in it
+        if pair.speedup is not None and max(before, after) > NOISE
     ]
-    if not told:
+    if not shares:
         return []
     return [
-        "times as fast counts the first step, in which libraries are loaded and code is compiled; of the published "
-        f"loop's time and the tuned one's it is {truncate_list(told)}: a longer run has but one, too"
+        "times as fast counts the first step, in which libraries are loaded and code is compiled; its shares of the "
+        f"published loop's time and the tuned one's are {truncate_list(shares)}: a longer run has only one such step"
     ]
-
-
-def median_seconds(side: Sequence[Run]) -> float | None:
-    """Return the median time of runs, validation included; None where none tells."""
-    return median_of(run.split.total for run in side if run.split is not None)
-
-
-def largest_bytes(side: Sequence[Run]) -> int | None:
-    """Return the most that tensors of any of some runs held."""
-    return largest(run.peak_allocated_bytes for run in side)

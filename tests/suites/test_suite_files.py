@@ -1,4 +1,4 @@
-"""Suites: every file is valid, its figures are the source's, and a mistake is named with its line."""
+"""Suites: every file is valid, its figures are the source's, and a mistake is named with its key."""
 
 from pathlib import Path
 from typing import Any
@@ -182,10 +182,10 @@ def test_one_gpu_is_shared_by_no_one() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("epochs = 2", "epoch = 2", ["line 7", "recipes.short.epoch", "not permitted"]),
-        ("num_workers = 0", "num_worker = 0", ["line 8", "num_worker"]),
-        ("seconds = 1.0", "second = 1.0", ["line 26", "second"]),
-        ("seconds = 1.0", "seconds = -1.0", ["line 26", "greater than 0"]),
+        ("epochs = 2", "epoch = 2", ["recipes.short.epoch", "not permitted"]),
+        ("num_workers = 0", "num_worker = 0", ["recipes.short.loader.num_worker"]),
+        ("seconds = 1.0", "second = 1.0", ["published.0.second"]),
+        ("seconds = 1.0", "seconds = -1.0", ["published.0.seconds", "greater than 0"]),
         ('recipe = "short"', 'recipe = "long"', ["'long'", "not among"]),
         ("[quick.short]", "[quick.long]", ["quick.long"]),
         ('"mnist-cnn"]', '"mnist-cn"]', ["Did you mean mnist-cnn"]),

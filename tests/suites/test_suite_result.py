@@ -107,7 +107,7 @@ def test_a_search_is_no_run_whose_weights_are_counted() -> None:
     made = with_trial(made, 0, spec=made.trials[0].spec.model_copy(update={"weights": "/w.pth"}))
     made = replace(made, searches=((made.trials[1], made.trials[2]),))
     (line,) = [line for line in notes(made) if line.startswith("random weights")]
-    assert line.startswith("random weights in 2 of 3 runs where")
+    assert line.startswith("random weights in 2 of 3 runs in place")
 
 
 def test_a_limit_that_cuts_nothing_is_not_noted() -> None:
@@ -116,7 +116,7 @@ def test_a_limit_that_cuts_nothing_is_not_noted() -> None:
 
 def test_stand_ins_are_noted_once_a_data_set() -> None:
     lines = list(notes(result("tensorcore", synthetic=True)))
-    assert lines == ["random samples stand in for mnist's: time and memory comparable, accuracy not"]
+    assert lines == ["random samples in place of mnist's: time and memory comparable, accuracy not"]
 
 
 @pytest.mark.parametrize(("with_weights", "which"), [(0, ""), (2, " in 1 of 3 runs"), (3, None)])
@@ -124,7 +124,7 @@ def test_random_weights_are_noted(with_weights: int, which: str | None) -> None:
     made = result("fastai-cifar100", workloads=("fastai-resnet34",))
     for index in range(with_weights):
         made = with_trial(made, index, spec=made.trials[index].spec.model_copy(update={"weights": "/w.pth"}))
-    expected = [] if which is None else [f"random weights{which} where the source's are pretrained"]
+    expected = [] if which is None else [f"random weights{which} in place of the source's pretrained ones"]
     assert [line.partition(":")[0] for line in notes(made)] == expected
 
 
@@ -146,17 +146,15 @@ def test_cells_for_more_gpus_than_there_are_are_one_line_and_no_row() -> None:
     made = result("wrn-cifar10")
     trials = (*made.trials, lacking(two), lacking(four), lacking(four | {"seed": 1}))
     more = replace(made, trials=trials)
-    assert list(notes(more)) == ["3 cells ask for 2 or 4 GPUs, and this machine has 1: not run"]
+    assert list(notes(more)) == ["3 runs need 2 or 4 GPUs, and this machine has 1: not run"]
     assert len(more.runs) == len(made.runs) == 4
-    assert next(notes(replace(made, trials=(*made.trials, lacking(two))))).startswith("1 cell asks for 2 GPUs")
+    assert next(notes(replace(made, trials=(*made.trials, lacking(two))))).startswith("1 run needs 2 GPUs")
     assert not lacks_gpus(lacking(two, num_gpus=2)), "unsupported for another reason"
     assert not lacks_gpus(fake_trial(fake_training(), status="unsupported", step_seconds=()))
 
 
 def test_a_source_without_numbers_is_noted() -> None:
-    assert list(notes(result("rnn-lm"))) == [
-        "the source gives no figures in numbers, so there are none to set beside these"
-    ]
+    assert list(notes(result("rnn-lm"))) == ["the source gives no figures in numbers to compare these with"]
 
 
 def search(*ends: tuple[int, Status], precision: str = "fp32", scale: str = "none") -> tuple[Trial, ...]:
