@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from castwise.records.messages import Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.worker import entry
 
@@ -37,16 +38,28 @@ EPOCH = Epoch(
     learning_rate=0.1,
 )
 
-ANSWERS: dict[str, dict[str, Any]] = {
-    "open": {"event": "opened", "environment": ENVIRONMENT.model_dump(mode="json")},
-    "set_up": {"event": "ready"},
-    "warm_up": {"event": "warm", "facts": FACTS.model_dump(mode="json")},
-    "run_block": {"event": "block", "block": BLOCK.model_dump(mode="json")},
-    "resume": {"event": "resumed", "resumed": Resumed(facts=FACTS, epochs=()).model_dump(mode="json")},
-    "run_epoch": {"event": "epoch", "epoch": EPOCH.model_dump(mode="json")},
-    "find_weights": {"event": "weights", "weights": {"files": {"resnet18": "/w.pth", "resnet34": None}}},
-    "finish": {"event": "finished", "samples": RankSamples(blocks=(BLOCK,)).model_dump(mode="json")},
+RESULTS: dict[str, Any] = {
+    "open": ENVIRONMENT,
+    "set_up": None,
+    "warm_up": FACTS,
+    "run_block": BLOCK,
+    "resume": Resumed(facts=FACTS, epochs=()),
+    "run_epoch": EPOCH,
+    "find_weights": {"resnet18": "/w.pth", "resnet34": None},
+    "finish": RankSamples(blocks=(BLOCK,)),
 }
+
+
+def returned(method: str, result: object = None) -> bytes:
+    """Return the event that a call is answered with, by default as a good worker would."""
+    event = Returned(method=method, result=RESULTS.get(method) if result is None else result)
+    return event.model_dump_json().encode()
+
+
+def failed(status: str, message: str, refused: bool = False) -> bytes:
+    """Return the event of a call that failed."""
+    return json.dumps({"event": "failed", "status": status, "message": message, "refused": refused}).encode()
+
 
 _FOR_EVER_SECONDS = 600.0  # longer than any test; a leak ends by itself all the same
 
@@ -92,7 +105,7 @@ def stay_after_failing(connection: Connection, log_path: str) -> None:
     """Report a failure at "set_up" and stay, whatever becomes of the pipe."""
 
     def fail() -> None:
-        connection.send_bytes(_failed("crashed", "RuntimeError: it broke"))
+        connection.send_bytes(failed("crashed", "RuntimeError: it broke"))
         time.sleep(_FOR_EVER_SECONDS)
 
     _serve(connection, log_path, "set_up", fail)
@@ -149,9 +162,9 @@ def flood_stdout(connection: Connection, log_path: str) -> None:
     _serve(connection, log_path, "warm_up", flood)
 
 
-def report(status: str, message: str, connection: Connection, log_path: str, usage: bool = False) -> None:
+def report(status: str, message: str, connection: Connection, log_path: str, refused: bool = False) -> None:
     """Answer "set_up" with a failure."""
-    send(_failed(status, message, usage), connection, log_path)
+    send(failed(status, message, refused), connection, log_path)
 
 
 def send(message: bytes, connection: Connection, log_path: str) -> None:
@@ -233,35 +246,31 @@ def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) ->
     entry.init_process(log_path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(EOFError, OSError):
-        while (command := json.loads(connection.recv_bytes()))["command"] != "warm_up":
-            own = command.get("rank", -1)
-            connection.send_bytes(json.dumps(ANSWERS[command["command"]]).encode())
+        while (call := json.loads(connection.recv_bytes()))["method"] != "warm_up":
+            own = call["arguments"].get("rank", -1)
+            connection.send_bytes(returned(call["method"]))
         if own != rank and fault == "die":
             time.sleep(0.1)  # a rank that hears of the others' end before the parent does: too early to be the cause
-            connection.send_bytes(_failed("crashed", "RuntimeError: Connection closed by peer"))
+            connection.send_bytes(failed("crashed", "RuntimeError: Connection closed by peer"))
         elif own == rank and fault == "die":
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGSEGV)
         elif own == rank and fault == "raise":
-            connection.send_bytes(_failed("oom", "CUDA out of memory"))
+            connection.send_bytes(failed("oom", "CUDA out of memory"))
         time.sleep(_FOR_EVER_SECONDS)
-
-
-def _failed(status: str, message: str, usage: bool = False) -> bytes:
-    return json.dumps({"event": "failed", "status": status, "message": message, "usage": usage}).encode()
 
 
 def _serve(connection: Connection, log_path: str, fault_at: str | None, fault: Callable[[], object]) -> None:
     """Answer commands until "finish" or the end of the pipe; at one of them, the fault comes first."""
     entry.init_process(log_path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    command = ""
+    method = ""
     with contextlib.suppress(EOFError, OSError):
-        while command != "finish":
-            command = json.loads(connection.recv_bytes())["command"]
-            if command == fault_at:
+        while method != "finish":
+            method = json.loads(connection.recv_bytes())["method"]
+            if method == fault_at:
                 fault()
-            connection.send_bytes(json.dumps(ANSWERS[command]).encode())
+            connection.send_bytes(returned(method))
 
 
 def leave_a_helper(path: str, last: str, connection: Connection, log_path: str) -> None:

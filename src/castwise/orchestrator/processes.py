@@ -1,7 +1,6 @@
 """Real trial processes: forked from a server that has torch imported and holds no CUDA context."""
 
 import importlib.util
-import json
 import multiprocessing
 import os
 import signal
@@ -9,40 +8,28 @@ import socket
 import struct
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from castwise.errors import EngineError
-from castwise.orchestrator.ddp_processes import GroupSession
-from castwise.orchestrator.rpc import Answer, Command, RpcSession, command_label
-from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
-from castwise.records.schema import Environment, Shortfall, Status
-from castwise.spec.frozen import FrozenModel
+from castwise.orchestrator.rpc import RpcSession
+from castwise.orchestrator.session import ProcessGoneError
 from castwise.worker import entry
 
 _EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pipe or was killed
 _LOG_TAIL_BYTES = 4000
 _LAST_LINE_CHARACTERS = 200
-# What an answer may hold at the most; a block is about 100 bytes. More is not an answer, and is never read in.
-_ANSWER_BYTES = 64 * 2**20
-_STALL_SECONDS = 10  # between two pieces of one answer
+# The largest message that is read; a block is about 100 bytes.
+_MESSAGE_BYTES = 64 * 2**20
+_STALL_SECONDS = 10  # between two pieces of one message
 _PRELOAD = ["castwise.worker.preload"]  # what the server imports once for all trials
 
 Target = Callable[[Connection, str], None]
-
-
-class _Failed(FrozenModel):
-    event: Literal["failed"]
-    status: Status
-    message: str
-    usage: bool
-    shortfall: Shortfall | None = None
 
 
 class ForkserverEngine:
@@ -51,7 +38,7 @@ class ForkserverEngine:
     Args:
         data_dir: Where real data lies.
         commit: castwise's commit, for the record.
-        target: What a process runs; the door into `worker/` unless a test says otherwise.
+        target: What a process runs; a test may replace it.
     """
 
     def __init__(
@@ -68,26 +55,19 @@ class ForkserverEngine:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOAD)
 
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
-        """Start the process of one trial, or its processes, one a rank."""
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> RpcSession:
+        """Start the processes of one trial, one a rank."""
 
-        def start_one() -> ProcessSession:
-            return ProcessSession(self._context, self._target, self._data_dir, self._commit, timeout_seconds)
+        def start_process() -> TrialProcess:
+            return TrialProcess(self._context, self._target)
 
-        if num_processes == 1:
-            return start_one()
-        return GroupSession(start_one, num_processes, timeout_seconds, self._data_dir, self._commit)
+        return RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit)
 
 
-class ProcessSession(RpcSession):
-    """A trial's process seen from the parent: commands out, events in, a deadline on each."""
+class TrialProcess:
+    """One process of a trial, seen from the parent: messages out and in, and its end."""
 
-    def __init__(
-        self, context: Any, target: Target, data_dir: Path | None, commit: str | None, timeout_seconds: float
-    ) -> None:
-        super().__init__(timeout_seconds, data_dir, commit)
-        self._started = time.perf_counter()
-        self.ready_seconds = 0.0
+    def __init__(self, context: Any, target: Target) -> None:
         self.is_busy = False
         with ExitStack() as undo:
             self._log = _make_log()
@@ -99,121 +79,81 @@ class ProcessSession(RpcSession):
             with theirs:
                 _start(self._process)
             undo.pop_all()
-        self._group: int | None = self._process.pid  # the door makes it a group of its own
+        self._group: int | None = self._process.pid  # worker_main makes it a group of its own
         _limit_stalls(self._connection)
-
-    def open(self, device: str) -> Environment:
-        """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
-        environment = self._open(device)[0]
-        self.ready_seconds = time.perf_counter() - self._started
-        return environment
 
     @property
     def ends(self) -> list[Any]:
-        """Return what becomes ready when there is an event to take: the pipe, and the end of the process."""
+        """Return what becomes ready when there is an event to receive: the pipe, and the end of the process."""
         return [self._connection, self._process.sentinel]
 
+    @property
+    def pid(self) -> int:
+        """Return the process's number."""
+        number: int = self._process.pid
+        return number
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return the exit code, negative for a signal; None while the process runs."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def send(self, message: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            ProcessGoneError: The process has ended.
+        """
+        try:
+            self._connection.send_bytes(message)
+        except OSError:
+            raise self._gone() from None
+
+    def receive(self) -> bytes:
+        """Return the message that has come (`ends` say when).
+
+        Raises:
+            ProcessGoneError: The process has ended.
+        """
+        try:
+            if not self._connection.poll():
+                raise EOFError  # it is gone, and a process that it started holds its end of the pipe
+            message: bytes = self._connection.recv_bytes(_MESSAGE_BYTES)
+        except (EOFError, OSError):
+            raise self._gone() from None
+        return message
+
+    def log_tail(self) -> str:
+        """Return the end of what the process printed."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
+                return _without_folders(log.read(_LOG_TAIL_BYTES).decode("utf-8", "replace"))
+        except OSError:
+            return ""
+
+    def kill(self) -> None:
+        """End the process at once; `close` must still be called."""
+        if self._process.is_alive():
+            self._process.kill()  # it has nothing to save
+
     def close(self) -> None:
-        """End the process, whatever it is doing, and drop its log."""
-        if self.is_busy:
-            self.kill()
+        """End the process and all that it started, and remove its log. May be called again."""
         self._connection.close()
         self._process.join(_EXIT_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             # Not for ever: a process in the middle of a broken driver's system call cannot even be killed.
             self._process.join(_EXIT_SECONDS)
-        self._end_group()
-        self._log.unlink(missing_ok=True)
-
-    def _end_group(self) -> None:
-        """End what the trial's process has started and left behind, once."""
-        pid, self._group = self._group, None
+        pid, self._group = self._group, None  # once: the number may be given to another group later
         if pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-
-    def kill(self) -> None:
-        """End the process at once; `close` still has to be called."""
-        if self._process.is_alive():
-            self._process.kill()  # it has nothing to save
-
-    def _ask(
-        self, command: Command, timeout_seconds: float | None = None, on_progress: OnProgress | None = None
-    ) -> list[Answer]:
-        limit = timeout_seconds or self._timeout_seconds
-        self.send(command)
-        while True:
-            if not wait(self.ends, timeout=limit):
-                raise self.too_slow(command, limit)
-            answer = self.take(command, on_progress or _ignore)
-            if answer is not None:
-                return [answer]
-
-    def send(self, command: Command) -> None:
-        """Send a command.
-
-        Raises:
-            ProcessGoneError: Nobody is left to take it.
-        """
-        self.is_busy = True
-        try:
-            self._connection.send_bytes(json.dumps(command).encode())
-        except OSError:
-            raise self._gone() from None
-
-    def take(self, command: Command, on_progress: OnProgress) -> Answer | None:
-        """Take the event that has come (`ends` say when); return the answer, None where it was a sign of life.
-
-        Args:
-            command: What was sent last.
-            on_progress: Is called with the share done, where the event says how much.
-
-        Raises:
-            TrialFailedError: The event is a failure, is none at all, or is the process's end (ProcessGoneError).
-        """
-        event = self._receive(command)
-        try:
-            if event["event"] == "progress":
-                on_progress(float(event["done"]))
-                return None
-            failed = _Failed.model_validate(event) if event["event"] == "failed" else None
-        except (KeyError, TypeError, ValueError):
-            raise self.no_answer(command) from None
-        self.is_busy = False
-        if failed is not None:
-            raise TrialFailedError(failed.status, failed.message, self._tail(), failed.usage, failed.shortfall)
-        return dict(event)
-
-    def too_slow(self, command: Command, limit: float) -> TrialFailedError:
-        """Return the failure of a command that was not answered within so many seconds."""
-        # An epoch may take as long as it likes, as long as it gives signs of life.
-        words = "gave no sign of life for" if command["command"] == "run_epoch" else "took longer than"
-        return TrialFailedError("timeout", f"{command_label(command)} {words} {limit:g} s", self._tail())
-
-    def no_answer(self, command: Command) -> TrialFailedError:
-        """Return the failure of a command whose answer is none."""
-        self.is_busy = True  # with what, nobody knows
-        return TrialFailedError(
-            "crashed", f"{command_label(command)} was answered with what is no answer", self._tail()
-        )
-
-    def _receive(self, command: Command) -> Any:
-        try:
-            if not self._connection.poll():
-                raise EOFError  # it is gone, and a process that it started holds its end of the pipe
-            return json.loads(self._connection.recv_bytes(_ANSWER_BYTES))
-        except (EOFError, OSError):
-            raise self._gone() from None
-        except ValueError:
-            raise self.no_answer(command) from None
-
-    def _no_answer(self, command: Command, rank: int) -> TrialFailedError:
-        del rank
-        return self.no_answer(command)
+        self._log.unlink(missing_ok=True)
 
     def _gone(self) -> ProcessGoneError:
-        return ProcessGoneError("crashed", self._how_it_ended(), self._tail())
+        return ProcessGoneError("crashed", self._how_it_ended(), self.log_tail())
 
     def _how_it_ended(self) -> str:
         self._process.join(_EXIT_SECONDS)
@@ -223,16 +163,8 @@ class ProcessSession(RpcSession):
         if code < 0:
             hint = ": the host may be out of memory" if -code == signal.SIGKILL else ""
             return f"the process was ended by {_signal_name(-code)}{hint}"
-        last = self._tail().strip().splitlines()[-1:]  # of a traceback, the line that says what was raised
+        last = self.log_tail().strip().splitlines()[-1:]  # of a traceback, the line that says what was raised
         return f"the process ended with exit code {code}" + (f" ({_shortened(last[0].strip())})" if last else "")
-
-    def _tail(self) -> str:
-        try:
-            with self._log.open("rb") as log:
-                log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
-                return _without_folders(log.read(_LOG_TAIL_BYTES).decode("utf-8", "replace"))
-        except OSError:
-            return ""
 
 
 def _without_folders(text: str) -> str:
@@ -280,13 +212,9 @@ def _start_server() -> None:
 
 
 def _limit_stalls(connection: Connection) -> None:
-    """Let a read of a half-sent answer fail after a while, where it would block for ever."""
+    """Let a read of a half-sent message fail after a while: it would block for ever."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
-
-
-def _ignore(_: float) -> None:
-    """Do nothing."""
 
 
 def _signal_name(number: int) -> str:

@@ -41,7 +41,7 @@ def init_process(log_path: str) -> None:
     multiprocessing.current_process().daemon = False
     # Ctrl-C reaches the whole process group; what becomes of the trial is the parent's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What the user's code starts joins this group, and ends with it: `ProcessSession.close` kills the group.
+    # What the user's code starts joins this group, and ends with it: `TrialProcess.close` kills the group.
     os.setpgid(0, 0)
     _let_server_go()
     kill_when_parent_dies(os.getppid())

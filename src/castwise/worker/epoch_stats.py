@@ -13,7 +13,7 @@ OnProgress = Callable[[float], None]
 # Losses in a row that are no number before a run is given up: a dynamic loss scale may see a few at its start.
 _HOPELESS_LOSSES = 20
 _KEPT_LOSSES = 100  # of an epoch, evenly; enough for a curve
-_SECONDS_BETWEEN_SIGNS = 1.0
+_REPORT_SECONDS = 1.0
 
 
 class TimedIterator:
@@ -50,7 +50,7 @@ class Heartbeat:
     def done(self, steps: int) -> None:
         """Take note of the steps done so far."""
         now = time.perf_counter()
-        if self._on_progress is not None and now - self._told > _SECONDS_BETWEEN_SIGNS:
+        if self._on_progress is not None and now - self._told > _REPORT_SECONDS:
             self._told = now
             self._on_progress(min(1.0, steps / self._total))
 

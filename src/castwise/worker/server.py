@@ -1,29 +1,23 @@
-"""The trial's process: one command in, one event out, both JSON; never raises.
+"""The trial's process: carries out one call after another for its parent (`records/messages.py`); never raises."""
 
-Commands: {"command": "open" | "check" | "inspect" | "fetch" | "find_weights" | "set_up" | "warm_up" | "lead_in" |
-          "run_block" | "run_sustained" | "resume" | "run_epoch" | "finish", ...}; "set_up" names a rank and a
-          rendezvous where there are several.
-Events:   {"event": "progress", "done": 0 to 1} any number of times while an epoch runs, then
-          {"event": "opened" | "checked" | "inspected" | "fetched" | "weights" | "ready" | "warm" | "led_in" |
-          "block" | "resumed" | "epoch" | "finished" | "failed", ...}.
-"""
-
-import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import validate_call
 
 from castwise.errors import CastwiseError, TechniqueError, UsageError
-from castwise.records.schema import Resumed
+from castwise.records.messages import Call, Failed, Progress, Returned
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.workloads import find_workload
+from castwise.spec.frozen import FrozenModel
 from castwise.spec.trial import TrialSpec
-from castwise.spec.user_model import UserModel
+from castwise.spec.user_model import UserModel, UserWorkload
 from castwise.worker.classify_error import classify, shortfall_of
 from castwise.worker.data import fetch
 from castwise.worker.distributed import Peers, join_peers
@@ -36,15 +30,159 @@ from castwise.worker.user_model.load import error_location, inspect_model
 
 
 def serve(connection: Connection) -> None:
-    """Answer commands until "finish", a failure, or the end of the pipe.
+    """Answer calls until the worker is done, a call fails, or the pipe ends.
 
     Args:
         connection: Carries one JSON document a message, both ways.
     """
-    worker = _Worker(lambda event: connection.send_bytes(json.dumps(event).encode()))
-    with suppress(EOFError, OSError):  # nobody is left to ask, or to be answered
+    worker = Worker(on_progress=lambda done: connection.send_bytes(_encode(Progress(done=done))))
+    with suppress(EOFError, OSError):  # the parent has gone
         while not worker.done:
-            connection.send_bytes(worker.answer(connection.recv_bytes()))
+            connection.send_bytes(_answer(worker, connection.recv_bytes()))
+
+
+def _encode(event: FrozenModel) -> bytes:
+    return event.model_dump_json().encode()
+
+
+def _answer(worker: "Worker", message: bytes) -> bytes:
+    """Carry out one call; whatever goes wrong becomes an event, and the worker is done."""
+    name = ""
+    try:
+        call = Call.model_validate_json(message)
+        name = call.method
+        return _encode(Returned(method=name, result=_METHODS[name](worker, **call.arguments)))
+    except Exception as error:  # noqa: BLE001  the one place: every process ends in a record
+        worker.done = True
+        traceback.print_exc()
+        status, text = classify(error)
+        place = error_location(error, worker.user_model) if worker.user_model is not None and status != "oom" else None
+        text += f" ({place})" if place is not None else ""
+        # What the user's code raises before anything is measured is theirs to correct, as a misspelt name is.
+        refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
+        refused |= name == "inspect"
+        return _encode(Failed(status=status, message=text, refused=refused, shortfall=shortfall_of(error)))
+
+
+class Worker:
+    """What a trial's process does: each public method is called by the parent, with its arguments as JSON.
+
+    Args:
+        on_progress: Receives the share of an epoch that is done.
+
+    Attributes:
+        done: Whether the process has nothing left to do.
+        user_model: The user's model, once its code runs in this process.
+    """
+
+    def __init__(self, on_progress: Callable[[float], None]) -> None:
+        self.done = False
+        self.user_model: UserModel | None = None
+        self._on_progress = on_progress
+        self._steady: SteadyRun | None = None
+        self._training: TrainingRun | None = None
+        self._peers = Peers()
+
+    def open(self, device: str, commit: str | None) -> Environment:
+        """Open a device ("auto": the first GPU, else the CPU) and describe the machine."""
+        if device == "auto":
+            device = "cuda:0" if torch.cuda.is_available() else "cpu"
+        elif device != "cpu" and not torch.cuda.is_available():
+            raise UsageError(
+                f"There is no device '{device}': torch sees no GPU. `castwise doctor` shows what there is."
+            )
+        return read_environment(torch.device(device), commit)
+
+    def check(self, workloads: Sequence[str]) -> None:
+        """Make sure that the zoos named have these models."""
+        for name in workloads:
+            check_workload(find_workload(name))
+
+    def inspect(self, model: UserModel) -> UserWorkload:
+        """Run the user's code and return what is known of their model."""
+        self.user_model = model
+        workload = inspect_model(model)
+        self.done = True
+        return workload
+
+    def fetch(self, data_set: str, data_dir: Path) -> None:
+        """Download a data set into a folder."""
+        fetch(data_set, data_dir)
+        self.done = True
+
+    def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
+        """Return the file of pretrained weights of each model of torchvision, None if it cannot be had."""
+        files: dict[str, str | None] = {}
+        for model in models:
+            # If one cannot be downloaded, the others cannot either: nobody should wait for each.
+            is_offline = where is None and None in files.values()
+            path = None if is_offline else find_weights(model, where)
+            files[model] = None if path is None else str(path)
+        self.done = True
+        return files
+
+    def set_up(
+        self, spec: TrialSpec, checkpoint: Path | None, data_dir: Path | None, rank: int, rendezvous: str | None
+    ) -> None:
+        """Build model, data and optimizer; a training trial resumes from its checkpoint if there is one."""
+        self.user_model = spec.user_model
+        _refuse_the_impossible(spec)
+        if rendezvous is not None:
+            self._peers = join_peers(spec, rank, rendezvous)
+        if spec.kind == "training":
+            self._training = TrainingRun(spec, data_dir, checkpoint, self._peers)
+        else:
+            self._steady = SteadyRun(spec, data_dir, self._peers)
+
+    def warm_up(self, step_seconds: float | None = None) -> Facts:
+        """Run steps until their time has settled."""
+        return self._steady_run.warm_up(step_seconds)
+
+    def lead_in(self) -> None:
+        """Launch the steps that lead to the next block."""
+        self._steady_run.lead_in()
+
+    def run_block(self, length: int = 1) -> Block:
+        """Time one block of steps, `length` times as long as usual."""
+        return self._steady_run.run_block(length)
+
+    def run_sustained(self, seconds: float) -> Block:
+        """Run steps for about so many seconds without a pause."""
+        return self._steady_run.run_sustained(seconds)
+
+    def resume(self) -> Resumed:
+        """Return what a training trial runs, and the epochs that are done."""
+        run = self._training_run
+        return Resumed(facts=run.facts, epochs=run.epochs)
+
+    def run_epoch(self) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint."""
+        return self._training_run.run_epoch(self._on_progress)
+
+    def finish(self, weights: Path | None = None) -> RankSamples:
+        """Return all that was measured; keep a trained model's weights."""
+        if self._training is not None and weights is not None:
+            self._training.keep_weights(weights)
+        samples = (self._training or self._steady_run).finish()
+        self._peers.close()
+        self.done = True
+        return samples
+
+    @property
+    def _steady_run(self) -> SteadyRun:
+        assert self._steady is not None, "set_up comes first"
+        return self._steady
+
+    @property
+    def _training_run(self) -> TrainingRun:
+        assert self._training is not None, "set_up comes first"
+        return self._training
+
+
+# Arguments are validated against the methods' annotations: a path arrives as text, a spec as a JSON object.
+_METHODS: dict[str, Callable[..., Any]] = {
+    name: validate_call(method) for name, method in vars(Worker).items() if not name.startswith("_")
+}
 
 
 def _refuse_the_impossible(spec: TrialSpec) -> None:
@@ -72,143 +210,3 @@ def _refuse_the_impossible(spec: TrialSpec) -> None:
             f"DataParallel splits dimension 0, which is time in the batches of {spec.workload}; "
             "take the parallelism ddp."
         )
-
-
-class _Worker:
-    def __init__(self, send_event: Callable[[dict[str, Any]], None]) -> None:
-        self.done = False
-        self._own: UserModel | None = None  # whose code has had a part in this process
-        self._send_event = send_event
-        self._cell: SteadyRun | None = None
-        self._run: TrainingRun | None = None
-        self._peers = Peers()
-        self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "open": self._open,
-            "check": self._check,
-            "inspect": self._inspect,
-            "fetch": self._fetch,
-            "find_weights": self._find_weights,
-            "set_up": self._set_up,
-            "warm_up": self._warm_up,
-            "lead_in": self._lead_in,
-            "run_block": self._run_block,
-            "run_sustained": self._run_sustained,
-            "resume": self._resume,
-            "run_epoch": self._run_epoch,
-            "finish": self._finish,
-        }
-
-    def answer(self, message: bytes) -> bytes:
-        """Carry out one command; whatever goes wrong becomes an event."""
-        name = ""
-        try:
-            command = json.loads(message)
-            name = command["command"]
-            return json.dumps(self._handlers[name](command)).encode()
-        except Exception as error:  # noqa: BLE001  the one place: every process ends in a record
-            self.done = True
-            traceback.print_exc()
-            status, text = classify(error)
-            place = error_location(error, self._own) if self._own is not None and status != "oom" else None
-            text += f" ({place})" if place is not None else ""
-            # What the user's code raises before anything is measured is theirs to mend, as a misspelt name is.
-            refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
-            usage = refused or name == "inspect"
-            event: dict[str, Any] = {"event": "failed", "status": status, "message": text, "usage": usage}
-            shortfall = shortfall_of(error)
-            if shortfall is not None:
-                event["shortfall"] = shortfall.model_dump(mode="json")
-            return json.dumps(event).encode()
-
-    def _open(self, command: dict[str, Any]) -> dict[str, Any]:
-        device = command["device"]
-        if device == "auto":
-            device = "cuda:0" if torch.cuda.is_available() else "cpu"
-        elif device != "cpu" and not torch.cuda.is_available():
-            raise UsageError(
-                f"There is no device '{device}': torch sees no GPU. `castwise doctor` shows what there is."
-            )
-        environment = read_environment(torch.device(device), command["commit"])
-        return {"event": "opened", "environment": environment.model_dump(mode="json")}
-
-    def _check(self, command: dict[str, Any]) -> dict[str, Any]:
-        for name in command["workloads"]:
-            check_workload(find_workload(name))
-        return {"event": "checked"}
-
-    def _inspect(self, command: dict[str, Any]) -> dict[str, Any]:
-        self._own = UserModel.model_validate(command["own"])
-        workload = inspect_model(self._own)
-        self.done = True
-        return {"event": "inspected", "workload": workload.model_dump(mode="json")}
-
-    def _fetch(self, command: dict[str, Any]) -> dict[str, Any]:
-        fetch(command["data_set"], Path(command["data_dir"]))
-        self.done = True
-        return {"event": "fetched"}
-
-    def _find_weights(self, command: dict[str, Any]) -> dict[str, Any]:
-        where = Path(command["where"]) if command["where"] else None
-        files: dict[str, str | None] = {}
-        for model in command["models"]:
-            # Where one cannot be had from the network, the others cannot either: nobody should wait for each.
-            gone = where is None and None in files.values()
-            path = None if gone else find_weights(model, where)
-            files[model] = None if path is None else str(path)
-        self.done = True
-        return {"event": "weights", "weights": {"files": files}}
-
-    def _set_up(self, command: dict[str, Any]) -> dict[str, Any]:
-        data_dir = Path(command["data_dir"]) if command["data_dir"] else None
-        spec = TrialSpec.model_validate(command["spec"])
-        self._own = spec.user_model
-        _refuse_the_impossible(spec)
-        if spec.num_processes > 1:
-            self._peers = join_peers(spec, command["rank"], command["rendezvous"])
-        if spec.kind == "training":
-            checkpoint = Path(command["checkpoint"]) if command["checkpoint"] else None
-            self._run = TrainingRun(spec, data_dir, checkpoint, self._peers)
-        else:
-            self._cell = SteadyRun(spec, data_dir, self._peers)
-        return {"event": "ready"}
-
-    def _warm_up(self, command: dict[str, Any]) -> dict[str, Any]:
-        facts = self._running_cell().warm_up(command.get("step_seconds"))
-        return {"event": "warm", "facts": facts.model_dump(mode="json")}
-
-    def _lead_in(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._running_cell().lead_in()
-        return {"event": "led_in"}
-
-    def _run_block(self, command: dict[str, Any]) -> dict[str, Any]:
-        block = self._running_cell().run_block(command.get("length", 1))
-        return {"event": "block", "block": block.model_dump(mode="json")}
-
-    def _run_sustained(self, command: dict[str, Any]) -> dict[str, Any]:
-        block = self._running_cell().run_sustained(float(command["seconds"]))
-        return {"event": "block", "block": block.model_dump(mode="json")}
-
-    def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
-        run = self._training_run()
-        resumed = Resumed(facts=run.facts, epochs=run.epochs)
-        return {"event": "resumed", "resumed": json.loads(resumed.model_dump_json())}
-
-    def _run_epoch(self, _: dict[str, Any]) -> dict[str, Any]:
-        epoch = self._training_run().run_epoch(lambda done: self._send_event({"event": "progress", "done": done}))
-        return {"event": "epoch", "epoch": json.loads(epoch.model_dump_json())}
-
-    def _finish(self, command: dict[str, Any]) -> dict[str, Any]:
-        if self._run is not None and command.get("weights"):
-            self._run.keep_weights(Path(command["weights"]))
-        samples = (self._run or self._running_cell()).finish()
-        self._peers.close()
-        self.done = True
-        return {"event": "finished", "samples": samples.model_dump(mode="json")}
-
-    def _running_cell(self) -> SteadyRun:
-        assert self._cell is not None, "set_up comes first"
-        return self._cell
-
-    def _training_run(self) -> TrainingRun:
-        assert self._run is not None, "set_up comes first"
-        return self._run

@@ -1,4 +1,4 @@
-"""The processes of one trial as one: what each is sent, which answers count, how the first failure ends all."""
+"""A session of several ranks: what each is sent, which answers count, how the first failure ends all."""
 
 import json
 import signal
@@ -12,14 +12,14 @@ from typing import Any
 
 import faulty_worker
 import pytest
-from faulty_worker import ANSWERS, BLOCK, ENVIRONMENT, FACTS
+from faulty_worker import BLOCK, ENVIRONMENT, EPOCH, FACTS, failed, returned
 from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
-from castwise.orchestrator import ddp_processes
-from castwise.orchestrator.ddp_processes import GroupSession
+from castwise.orchestrator import rpc
 from castwise.orchestrator.processes import ForkserverEngine, Target
-from castwise.orchestrator.session import OnProgress, ProcessGoneError, TrialFailedError
-from castwise.records.schema import Epoch, RankSamples
+from castwise.orchestrator.rpc import RpcSession
+from castwise.orchestrator.session import ProcessGoneError, TrialFailedError
+from castwise.records.schema import RankSamples
 from castwise.spec.trial import TrialSpec
 
 SPEC = TrialSpec(
@@ -31,53 +31,45 @@ SPEC = TrialSpec(
     world_size=2,
     parallelism="ddp",
 )
-EPOCH = Epoch(
-    seconds=1, data_seconds=0, num_steps=1, num_samples=8, counted_seconds=1, counted_samples=8, losses=((0, 1.0),),
-    learning_rate=0.1,
-)  # fmt: skip
-PROGRESS = {"event": "progress", "done": 0.5}
+PROGRESS = b'{"event": "progress", "done": 0.5}'
 
 
-class FakeMember:
-    """A rank without a process: the events that it is given come when it is sent a command."""
+class FakeProcess:
+    """A rank without a process: the events in `events` come when a method is called, those of a good worker if none."""
+
+    exit_code: int | None = None
+    pid = 0
 
     def __init__(self) -> None:
         self.is_busy = self.killed = self.closed = False
-        self.commands: list[dict[str, Any]] = []
-        self.events: dict[str, list[Any]] = {}
-        self._come: list[Any] = []
+        self.calls: list[dict[str, Any]] = []
+        self.events: dict[str, list[bytes | ProcessGoneError]] = {}
+        self._come: list[bytes | ProcessGoneError] = []
         self._ours, self._theirs = Pipe()
 
     @property
     def ends(self) -> list[Any]:
         return [self._ours]
 
-    def send(self, command: dict[str, Any]) -> None:
-        self.is_busy = True
-        self.commands.append(command)
-        for event in self.events.get(command["command"], [ANSWERS.get(command["command"])]):
+    def send(self, message: bytes) -> None:
+        call = json.loads(message)
+        self.calls.append(call["arguments"])
+        for event in self.events.get(call["method"], [returned(call["method"])]):
             self.come(event)
 
-    def come(self, event: Any) -> None:
+    def come(self, event: bytes | ProcessGoneError) -> None:
         self._come.append(event)
         self._theirs.send(None)  # only to be waited for
 
-    def take(self, command: dict[str, Any], on_progress: OnProgress) -> dict[str, Any] | None:
+    def receive(self) -> bytes:
         self._ours.recv()
         event = self._come.pop(0)
-        if isinstance(event, TrialFailedError):
+        if isinstance(event, ProcessGoneError):
             raise event
-        if event["event"] == "progress":
-            on_progress(event["done"])
-            return None
-        self.is_busy = False
-        return dict(event)
+        return event
 
-    def too_slow(self, command: dict[str, Any], limit: float) -> TrialFailedError:
-        return TrialFailedError("timeout", f"{command['command']} took longer than {limit:g} s")
-
-    def no_answer(self, command: dict[str, Any]) -> TrialFailedError:
-        return TrialFailedError("crashed", "no answer")
+    def log_tail(self) -> str:
+        return "its log"
 
     def kill(self) -> None:
         self.killed = True
@@ -87,15 +79,15 @@ class FakeMember:
 
 
 class Ranks:
-    """A group of two members without processes."""
+    """A session of two ranks without processes."""
 
     def __init__(self, timeout_seconds: float = PATIENCE_SECONDS) -> None:
-        self.members: list[FakeMember] = []
-        self.session = GroupSession(self._start, 2, timeout_seconds, Path("/data"), "0123456789ab")
+        self.processes: list[FakeProcess] = []
+        self.session = RpcSession(self._start, 2, timeout_seconds, Path("/data"), "0123456789ab")
 
-    def _start(self) -> FakeMember:
-        self.members.append(FakeMember())
-        return self.members[-1]
+    def _start(self) -> FakeProcess:
+        self.processes.append(FakeProcess())
+        return self.processes[-1]
 
 
 @pytest.fixture
@@ -109,12 +101,12 @@ def test_each_rank_has_its_own_device_and_all_meet_in_one_place(ranks: Ranks) ->
     assert ranks.session.open("cuda:1") == ENVIRONMENT
     assert ranks.session.ready_seconds > 0
     ranks.session.set_up(SPEC, Path("/checkpoint"))
-    opened, set_up = zip(*(member.commands for member in ranks.members), strict=True)
-    assert [command["device"] for command in opened] == ["cuda:1", "cuda:2"]
-    assert [command["spec"]["device"] for command in set_up] == ["cuda:0", "cuda:1"]
-    assert [command["rank"] for command in set_up] == [0, 1]
-    assert [command["checkpoint"] for command in set_up] == ["/checkpoint"] * 2
-    (rendezvous,) = {command["rendezvous"] for command in set_up}
+    opened, set_up = zip(*(process.calls for process in ranks.processes), strict=True)
+    assert [call["device"] for call in opened] == ["cuda:1", "cuda:2"]
+    assert [call["spec"]["device"] for call in set_up] == ["cuda:0", "cuda:1"]
+    assert [call["rank"] for call in set_up] == [0, 1]
+    assert [(call["checkpoint"], call["data_dir"]) for call in set_up] == [("/checkpoint", "/data")] * 2
+    (rendezvous,) = {call["rendezvous"] for call in set_up}
     path = Path(rendezvous.removeprefix("file://"))
     assert path.parent.is_dir()
     assert not path.exists(), "the ranks make it"
@@ -122,112 +114,145 @@ def test_each_rank_has_its_own_device_and_all_meet_in_one_place(ranks: Ranks) ->
     assert not path.parent.exists()
 
 
-def test_a_cpu_has_one_device_for_all(ranks: Ranks) -> None:
+def test_cpu_is_one_device_for_all_ranks(ranks: Ranks) -> None:
     ranks.session.open("cpu")
-    assert [member.commands[0]["device"] for member in ranks.members] == ["cpu", "cpu"]
+    assert [process.calls[0]["device"] for process in ranks.processes] == ["cpu", "cpu"]
 
 
-def test_gpus_of_two_kinds_are_not_measured_together(ranks: Ranks) -> None:
-    other = ENVIRONMENT.model_copy(update={"cpu": "Other CPU"}).model_dump(mode="json")
-    ranks.members[1].events["open"] = [{"event": "opened", "environment": other}]
-    with pytest.raises(TrialFailedError, match="the ranks' devices differ: Fake CPU, Other CPU") as caught:
+def test_lone_process_has_no_rendezvous_and_no_rank_in_its_failures() -> None:
+    process = FakeProcess()
+    process.events["warm_up"] = [failed("oom", "no memory")]
+    session = RpcSession(lambda: process, 1, PATIENCE_SECONDS, None, None)
+    session.set_up(SPEC)
+    assert process.calls[0]["rendezvous"] is None
+    with pytest.raises(TrialFailedError, match=r"^no memory$"):
+        session.warm_up(step_seconds=0.5)
+    assert process.calls[1] == {"step_seconds": 0.5}
+    assert not process.is_busy, "it ends by itself"
+    session.close()
+
+
+def test_different_gpus_are_not_measured_together(ranks: Ranks) -> None:
+    other = ENVIRONMENT.model_copy(update={"cpu": "Other CPU"})
+    ranks.processes[1].events["open"] = [returned("open", other)]
+    with pytest.raises(TrialFailedError, match="Fake CPU, Other CPU") as caught:
         ranks.session.open("cpu")
     assert caught.value.status == "unsupported"
 
 
-def test_rank_0_speaks_for_all_and_each_has_its_samples(ranks: Ranks) -> None:
-    facts = FACTS.model_copy(update={"num_parameters": 2}).model_dump(mode="json")
-    ranks.members[1].events["warm_up"] = [{"event": "warm", "facts": facts}]
-    ranks.members[1].events["finish"] = [{"event": "finished", "samples": RankSamples().model_dump(mode="json")}]
+def test_rank_0_answers_for_all_and_each_has_its_samples(ranks: Ranks) -> None:
+    facts = FACTS.model_copy(update={"num_parameters": 2})
+    ranks.processes[1].events["warm_up"] = [returned("warm_up", facts)]
+    ranks.processes[1].events["finish"] = [returned("finish", RankSamples())]
     assert ranks.session.warm_up() == FACTS
     assert ranks.session.run_block() == BLOCK
     assert ranks.session.finish() == (RankSamples(blocks=(BLOCK,)), RankSamples())
 
 
-def test_progress_of_any_rank_is_a_sign_of_life_and_rank_0_s_is_told() -> None:
-    epoch = {"event": "epoch", "epoch": json.loads(EPOCH.model_dump_json())}
-    made, told = Ranks(), list[float]()
-    made.members[0].events["run_epoch"] = [PROGRESS, epoch]
-    made.members[1].events["run_epoch"] = [PROGRESS, PROGRESS, epoch]
-    assert made.session.run_epoch(told.append) == EPOCH
-    assert told == [0.5]
+def test_progress_of_rank_0_is_reported() -> None:
+    made, shares = Ranks(), list[float]()
+    made.processes[0].events["run_epoch"] = [PROGRESS, returned("run_epoch")]
+    made.processes[1].events["run_epoch"] = [PROGRESS, PROGRESS, returned("run_epoch")]
+    assert made.session.run_epoch(shares.append) == EPOCH
+    assert shares == [0.5]
     made.session.close()
 
 
-def test_a_sign_of_life_puts_the_deadline_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_any_rank_restarts_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     made, now = Ranks(timeout_seconds=10.0), [0.0]
-    monkeypatch.setattr(ddp_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rpc, "time", SimpleNamespace(monotonic=lambda: now[0]))
     waits: list[float] = []
-    epoch = {"event": "epoch", "epoch": json.loads(EPOCH.model_dump_json())}
 
     def wait(ends: list[Any], timeout: float) -> list[Any]:
-        """Let four seconds pass before each event; rank 1's sign of life comes after rank 0's answer."""
+        """Let four seconds pass before each event; rank 1's progress comes after rank 0's answer."""
         waits.append(timeout)
         now[0] += 4
-        made.members[(0, 1, 1)[len(waits) - 1]].come((epoch, PROGRESS, epoch)[len(waits) - 1])
+        rank, event = [(0, returned("run_epoch")), (1, PROGRESS), (1, returned("run_epoch"))][len(waits) - 1]
+        made.processes[rank].come(event)
         return [end for end in ends if end.poll()]
 
-    monkeypatch.setattr(ddp_processes, "wait", wait)
-    for member in made.members:
-        member.events["run_epoch"] = []
+    monkeypatch.setattr(rpc, "wait", wait)
+    for process in made.processes:
+        process.events["run_epoch"] = []
     assert made.session.run_epoch() == EPOCH
     assert waits == [10.0, 6.0, 10.0]
     made.session.close()
 
 
 @pytest.mark.parametrize(("silent", "who"), [([1], "rank 1"), ([0, 1], "ranks 0, 1")])
-def test_who_does_not_answer_is_named(silent: list[int], who: str) -> None:
+def test_ranks_that_do_not_answer_are_named(silent: list[int], who: str) -> None:
     made = Ranks(timeout_seconds=0.05)
     for rank in silent:
-        made.members[rank].events["run_block"] = []
-    with pytest.raises(TrialFailedError, match=rf"^{who}: run_block took longer than 0\.05 s$") as caught:
+        made.processes[rank].events["run_block"] = []
+    with pytest.raises(TrialFailedError, match=rf"^{who}: 'run block' took longer than 0\.05 s$") as caught:
         made.session.run_block()
     assert caught.value.status == "timeout"
     made.session.close()
-    assert all(member.killed and member.closed for member in made.members), "the others have nothing left to do"
+    assert all(process.killed and process.closed for process in made.processes), "the others have nothing left to do"
 
 
-def test_the_first_failure_is_the_trial_s(ranks: Ranks) -> None:
-    ranks.members[0].events["warm_up"] = []
-    ranks.members[1].events["warm_up"] = [TrialFailedError("oom", "no memory", "its log")]
+def test_first_failure_is_the_trials(ranks: Ranks) -> None:
+    ranks.processes[0].events["warm_up"] = []
+    ranks.processes[1].events["warm_up"] = [failed("oom", "no memory")]
     with pytest.raises(TrialFailedError) as caught:
         ranks.session.warm_up()
     failure = caught.value
     assert (failure.status, failure.message, failure.log) == ("oom", "rank 1: no memory", "its log")
 
 
-def test_a_silent_end_is_the_cause_of_what_others_say_first(ranks: Ranks) -> None:
-    ranks.members[0].events["warm_up"] = [TrialFailedError("crashed", "connection closed by peer")]
-    ranks.members[1].events["warm_up"] = [PROGRESS, ProcessGoneError("crashed", "ended by SIGSEGV")]
+def test_silent_end_is_the_cause_of_what_others_report_first(ranks: Ranks) -> None:
+    ranks.processes[0].events["warm_up"] = [failed("crashed", "connection closed by peer")]
+    ranks.processes[1].events["warm_up"] = [PROGRESS, ProcessGoneError("crashed", "ended by SIGSEGV")]
     with pytest.raises(TrialFailedError, match=r"^rank 1: ended by SIGSEGV$"):
         ranks.session.warm_up()
 
 
-def test_what_castwise_refuses_is_no_rank_s_failure(ranks: Ranks) -> None:
-    for member in ranks.members:
-        member.events["set_up"] = [TrialFailedError("unsupported", "Impossible.", refused=True)]
+def test_refusal_names_no_rank(ranks: Ranks) -> None:
+    for process in ranks.processes:
+        process.events["set_up"] = [failed("unsupported", "Impossible.", refused=True)]
     with pytest.raises(TrialFailedError, match=r"^Impossible\.$") as caught:
         ranks.session.set_up(SPEC)
     assert caught.value.refused
 
 
-def test_an_answer_that_is_none_is_its_rank_s(ranks: Ranks) -> None:
-    ranks.members[1].events["run_block"] = [{"event": "block"}]
-    with pytest.raises(TrialFailedError, match=r"^rank 1: no answer$"):
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"",
+        b"\xff\xfe not text",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"event": "dance"}',
+        b'{"event": "progress"}',
+        b'{"event": "progress", "done": "half"}',
+        b'{"event": "failed"}',
+        b'{"event": "failed", "status": "sad", "message": "", "refused": false}',
+        b'{"event": "returned", "method": "run_block", "result": {"host": 7}}',
+        b'{"event": "returned", "method": "run_block"}',
+        returned("warm_up", FACTS),
+        returned("finish", BLOCK),
+    ],
+)
+def test_message_that_is_not_an_answer(event: bytes, ranks: Ranks) -> None:
+    ranks.processes[1].events["run_block"] = [event]
+    with pytest.raises(TrialFailedError, match=r"^rank 1: 'run block' .* no answer$") as caught:
         ranks.session.run_block()
+    assert caught.value.status == "crashed"
+    assert ranks.processes[1].is_busy, "what it is doing is not known"
 
 
-def test_a_second_process_that_cannot_be_started_leaves_no_first(logs: Path) -> None:
-    made: list[FakeMember] = []
+def test_second_process_that_cannot_be_started_leaves_no_first(logs: Path) -> None:
+    made: list[FakeProcess] = []
 
-    def start() -> FakeMember:
+    def start() -> FakeProcess:
         if made:
             raise OSError("no more of them")
-        made.append(FakeMember())
+        made.append(FakeProcess())
         return made[-1]
 
     with pytest.raises(OSError, match="no more of them"):
-        GroupSession(start, 2, 1.0, None, None)
+        RpcSession(start, 2, 1.0, None, None)
     assert made[0].closed
     assert not list(logs.iterdir())
 
@@ -238,7 +263,6 @@ def test_a_second_process_that_cannot_be_started_leaves_no_first(logs: Path) -> 
 def failure_of(target: Target, timeout_seconds: float = PATIENCE_SECONDS) -> TrialFailedError:
     """Return how a trial of two ranks failed, after seeing that its processes have ended."""
     session = ForkserverEngine(target=target).start(timeout_seconds, 2)
-    assert isinstance(session, GroupSession)
     try:
         session.open("cpu")
         session.set_up(SPEC.model_copy(update={"device": "cpu"}))
@@ -246,7 +270,7 @@ def failure_of(target: Target, timeout_seconds: float = PATIENCE_SECONDS) -> Tri
             session.warm_up()
     finally:
         session.close()
-    assert all(member._process.exitcode is not None for member in session._members)  # type: ignore[attr-defined]
+    assert all(process.exit_code is not None for process in session.processes)
     assert not list(Path(tempfile.gettempdir()).glob("castwise-*"))
     return caught.value
 
@@ -315,7 +339,7 @@ processes._PRELOAD = ["castwise.worker.server"]
 session = processes.ForkserverEngine().start(1000.0, 2)
 session.open("cpu")
 session.set_up(SPEC)
-os.kill(session._members[1]._process.pid, signal.SIGSTOP)
+os.kill(session.processes[1].pid, signal.SIGSTOP)
 print("met", flush=True)
 session.warm_up()
 """

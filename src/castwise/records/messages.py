@@ -1,0 +1,55 @@
+"""The messages between a trial's process and its parent: one call goes out, events come back, all of them JSON.
+
+A call names a method of the worker (`worker/server.py`). While it runs, any number of `Progress` events may come; then
+one `Returned` or `Failed` event ends it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from castwise.records.schema import Shortfall, Status
+from castwise.spec.frozen import FrozenModel
+
+
+class Call(FrozenModel):
+    """A method of the worker to run, with its arguments as JSON."""
+
+    method: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Progress(FrozenModel):
+    """The share of a call that is done, 0 to 1."""
+
+    event: Literal["progress"] = "progress"
+    done: float
+
+
+class Returned(FrozenModel):
+    """What a method returned, as JSON."""
+
+    event: Literal["returned"] = "returned"
+    method: str
+    result: Any = None
+
+
+class Failed(FrozenModel):
+    """What a method raised.
+
+    Attributes:
+        status: The trial's status.
+        message: What happened, in a line.
+        refused: Whether castwise itself refused the request: the user's mistake, not the trial's failure.
+        shortfall: By how much memory fell short, if the error says so.
+    """
+
+    event: Literal["failed"] = "failed"
+    status: Status
+    message: str
+    refused: bool = False
+    shortfall: Shortfall | None = None
+
+
+Event = Annotated[Progress | Returned | Failed, Field(discriminator="event")]
+EVENT: TypeAdapter[Progress | Returned | Failed] = TypeAdapter(Event)

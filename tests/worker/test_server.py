@@ -1,0 +1,437 @@
+"""The worker in a trial's process: every call is answered by one event, whatever happens, and nothing is raised."""
+
+import gc
+import inspect
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from castwise.errors import MissingDataError, TechniqueError, UsageError
+from castwise.orchestrator.session import Session
+from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
+from castwise.spec.plan import MeasurementProtocol, TrialSpec
+from castwise.spec.recipe import Loader, Recipe
+from castwise.spec.user_model import UserModel
+from castwise.worker import epoch_stats, server
+from castwise.worker.precision import _switch, read_fp32_precision
+from castwise.worker.steady_run import SteadyRun
+
+PATIENCE_SECONDS = 60.0
+TINY = MeasurementProtocol(warm_up_steps=1, warm_up_seconds=0.05, block_seconds=0.01, num_blocks=2, min_blocks=1)
+SPEC = TrialSpec(
+    workload="mnist-cnn", precision="fp32", loss_scale="none", batch_size=4, device="cpu", protocol=TINY, seed=1
+)
+TRAINING = SPEC.model_copy(
+    update={
+        "kind": "training",
+        "workload": "mlp-4096",
+        "recipe": Recipe(epochs=2, samples_per_epoch=12, loader=Loader(resident=True, num_workers=0)),
+    }
+)
+
+
+class Parent:
+    """The parent's end of a pipe at whose other end a worker serves."""
+
+    def __init__(self) -> None:
+        self.connection, self._theirs = Pipe()
+        self.raised: list[BaseException] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            server.serve(self._theirs)
+        except BaseException as error:  # noqa: BLE001  a thread's exceptions reach nobody by themselves
+            self.raised.append(error)
+        finally:
+            self._theirs.close()
+
+    def events(self, message: bytes) -> list[dict[str, Any]]:
+        """Return the events that answer a message."""
+        self.connection.send_bytes(message)
+        events: list[dict[str, Any]] = [{"event": "progress"}]
+        while events[-1]["event"] == "progress":
+            assert self.connection.poll(PATIENCE_SECONDS), "no answer"
+            events.append(json.loads(self.connection.recv_bytes()))
+        return events[1:]
+
+    def call(self, method: str, **arguments: object) -> dict[str, Any]:
+        """Return the event that ends a call."""
+        return self.events(message(method, **arguments))[-1]
+
+    def result(self, method: str, **arguments: object) -> Any:
+        """Return what a method returns."""
+        event = self.call(method, **arguments)
+        assert (event["event"], event.get("method")) == ("returned", method), event
+        return event["result"]
+
+    def set_up(self, spec: TrialSpec | dict[str, Any] = SPEC) -> dict[str, Any]:
+        document = spec if isinstance(spec, dict) else spec.model_dump(mode="json")
+        return self.call("set_up", spec=document, checkpoint=None, data_dir=None, rank=0, rendezvous=None)
+
+    @property
+    def is_over(self) -> bool:
+        self._thread.join(PATIENCE_SECONDS)
+        return not self._thread.is_alive() and not self.raised
+
+
+def message(method: str, **arguments: object) -> bytes:
+    return json.dumps({"method": method, "arguments": arguments}).encode()
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    """Restore the float32 switches: a worker that fails leaves them as its trial had them, and ends."""
+    before = read_fp32_precision()
+    yield
+    if read_fp32_precision() != before:
+        gc.collect()  # the worker's own restoring comes first
+    for path, value in before.items():
+        _switch("" if path == "all" else path).fp32_precision = value
+
+
+@pytest.fixture
+def parent() -> Iterator[Parent]:
+    made = Parent()
+    yield made
+    made.connection.close()
+    assert made.is_over, made.raised
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+METHODS = [name for name in vars(Session) if not name.startswith("_") and name not in ("close", "ready_seconds")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_worker_has_the_methods_of_a_session(name: str) -> None:
+    asked = inspect.signature(getattr(Session, name))
+    offered = inspect.signature(getattr(server.Worker, name))
+    added = {"open": {"commit"}, "set_up": {"data_dir", "rank", "rendezvous"}}.get(name, set())
+    assert offered.parameters.keys() == asked.parameters.keys() - {"on_progress"} | added
+    if name != "finish":  # a session returns the samples of all ranks
+        assert offered.return_annotation == asked.return_annotation
+
+
+def test_steady_trial(parent: Parent) -> None:
+    environment = Environment.model_validate(parent.result("open", device="cpu", commit="0123456789ab"))
+    assert (environment.torch, environment.commit) == (torch.__version__, "0123456789ab")
+    leading = SPEC.model_copy(update={"protocol": TINY.model_copy(update={"lead_in_seconds": 0.01})})
+    assert parent.set_up(leading)["event"] == "returned"
+    assert Facts.model_validate(parent.result("warm_up")).param_dtypes == {"float32": 1_199_882}
+    blocks = []
+    for _ in range(2):
+        assert parent.result("lead_in") is None
+        blocks.append(Block.model_validate(parent.result("run_block")))
+    assert RankSamples.model_validate(parent.result("finish")).blocks == tuple(blocks)
+    assert all(block.lead_in_steps for block in blocks)
+    assert parent.is_over
+
+
+def test_training_trial_reports_progress(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_stats, "_REPORT_SECONDS", -1.0)
+    parent.set_up(TRAINING)
+    resumed = Resumed.model_validate(parent.result("resume"))
+    assert (resumed.epochs, resumed.facts.num_parameters) == ((), 50_343_936)
+    *progress, last = parent.events(message("run_epoch"))
+    assert [event["done"] for event in progress] == [pytest.approx(step / 3) for step in (1, 2, 3)]
+    first = Epoch.model_validate(last["result"])
+    assert (first.num_steps, first.num_samples) == (3, 12)
+    assert first.first_step_seconds is not None
+    assert 0 < first.first_step_seconds <= first.seconds
+    second = Epoch.model_validate(parent.result("run_epoch"))
+    assert second.first_step_seconds is None, "the run has one first step"
+    assert RankSamples.model_validate(parent.result("finish")).epochs == (first, second)
+    assert parent.is_over
+
+
+def test_loss_that_is_not_finite_arrives(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Block(seconds=1.0, num_steps=1, loss=float("nan"), loss_scale=float("inf"))
+    epoch = Epoch(
+        seconds=1.0, data_seconds=0.0, num_steps=1, num_samples=1, counted_seconds=1.0, counted_samples=1,
+        losses=((0, float("nan")),), learning_rate=0.1, validation_loss=float("inf"),
+    )  # fmt: skip
+    monkeypatch.setattr(server.Worker, "_steady_run", property(lambda _: Returning(run_block=block)))
+    monkeypatch.setattr(server.Worker, "_training_run", property(lambda _: Returning(run_epoch=epoch)))
+    assert repr(Block.model_validate(parent.result("run_block"))) == repr(block)
+    assert repr(Epoch.model_validate(parent.result("run_epoch"))) == repr(epoch)
+
+
+class Returning:
+    """Has methods that return what they are given here."""
+
+    def __init__(self, **results: object) -> None:
+        for name, result in results.items():
+            setattr(self, name, lambda *_, result=result: result)
+
+
+def test_weights_are_kept(parent: Parent, tmp_path: Path) -> None:
+    parent.set_up(TRAINING.model_copy(update={"workload": "mnist-cnn"}))
+    parent.result("finish", weights=str(tmp_path / "kept" / "run.pt"))
+    kept = torch.load(tmp_path / "kept" / "run.pt", weights_only=True)
+    assert sum(weight.numel() for weight in kept.values()) == 1_199_882
+
+
+@pytest.mark.parametrize(("has_gpu", "device"), [(True, "cuda:0"), (False, "cpu")])
+def test_auto_device(has_gpu: bool, device: str, parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def name_it(opened: torch.device, _: object) -> None:
+        raise RuntimeError(str(opened))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(server, "read_environment", name_it)
+    assert parent.call("open", device="auto", commit=None)["message"] == f"RuntimeError: {device}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_missing_device_is_refused(parent: Parent) -> None:
+    answer = parent.call("open", device="tpu:0", commit=None)
+    assert (answer["event"], answer["status"], answer["refused"]) == ("failed", "unsupported", True)
+    assert "'tpu:0'" in answer["message"]
+    assert parent.is_over
+
+
+def test_fetch_ends_the_worker(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[tuple[str, Path]] = []
+    monkeypatch.setattr(server, "fetch", lambda name, folder: fetched.append((name, folder)))
+    parent.result("fetch", data_set="mnist", data_dir="/somewhere")
+    assert fetched == [("mnist", Path("/somewhere"))]
+    assert parent.is_over
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"), [("/w", ["resnet18", "resnet34", "resnet50"]), (None, ["resnet18", "resnet34"])]
+)
+def test_find_weights_tries_a_dead_network_once(
+    where: str | None, asked: list[str], parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, Path | None]] = []
+
+    def find(model: str, folder: Path | None) -> Path | None:
+        seen.append((model, folder))
+        return None if model == "resnet34" else Path(f"/files/{model}.pth")
+
+    monkeypatch.setattr(server, "find_weights", find)
+    last = None if where is None else "/files/resnet50.pth"
+    files = {"resnet18": "/files/resnet18.pth", "resnet34": None, "resnet50": last}
+    assert parent.result("find_weights", models=["resnet18", "resnet34", "resnet50"], where=where) == files
+    assert seen == [(model, Path(where) if where else None) for model in asked]
+    assert parent.is_over
+
+
+def test_weights_missing_from_the_users_folder_are_refused(parent: Parent, tmp_path: Path) -> None:
+    answer = parent.call("find_weights", models=["resnet18"], where=str(tmp_path / "none"))
+    assert (answer["event"], answer["refused"]) == ("failed", True)
+
+
+def test_check_can_be_called_again(parent: Parent) -> None:
+    for _ in range(2):
+        assert parent.result("check", workloads=["torchvision:resnet18", "mnist-cnn"]) is None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"method": ["open"]}',
+        message("dance"),
+        message("_steady_run"),
+        message("open"),
+        message("set_up", spec={}),
+        message("warm_up"),
+        message("lead_in"),
+        message("run_block"),
+        message("run_block", length="long"),
+        message("finish"),
+        message("fetch", data_set="no such set", data_dir="."),
+    ],
+)
+def test_impossible_call_is_a_failure_and_the_end(sent: bytes, parent: Parent) -> None:
+    (answer,) = parent.events(sent)
+    assert (answer["event"], answer["status"], answer["refused"]) == ("failed", "crashed", False)
+    assert len(answer["message"].splitlines()) == 1
+    assert parent.is_over
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text", "refused"),
+    [
+        (ValueError("first line\nsecond line"), "crashed", "ValueError: first line", False),
+        (ZeroDivisionError(), "crashed", "ZeroDivisionError", False),
+        (MemoryError(), "oom", "the host's memory is exhausted", False),
+        (torch.OutOfMemoryError("CUDA out of memory."), "oom", "CUDA out of memory.", False),
+        (NotImplementedError("no kernel"), "unsupported", "no kernel", False),
+        (UsageError("No such thing."), "unsupported", "No such thing.", True),
+        (TechniqueError("Not this model."), "unsupported", "Not this model.", False),
+        (MissingDataError("mnist: not there"), "unsupported", "mnist: not there", True),
+        (BrokenPipeError(32, "Broken pipe"), "crashed", "BrokenPipeError: [Errno 32] Broken pipe", False),
+        (EOFError("a file of the user's"), "crashed", "EOFError: a file of the user's", False),
+    ],
+)
+def test_exceptions_are_classified(  # noqa: PLR0917
+    error: Exception,
+    status: str,
+    text: str,
+    refused: bool,
+    parent: Parent,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(server, "SteadyRun", raising(error))
+    answer = parent.set_up()
+    assert answer == {"event": "failed", "status": status, "message": text, "refused": refused, "shortfall": None}
+    assert parent.is_over
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["warm_up", "run_block", "finish"])
+def test_failure_in_every_phase(method: str, parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent.set_up()
+    monkeypatch.setattr(SteadyRun, method, raising(RuntimeError("broken")))
+    assert parent.call(method)["message"] == "RuntimeError: broken"
+
+
+def test_result_that_is_not_json_is_a_failure(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.Worker, "_steady_run", property(lambda _: Returning(run_block=object())))
+    answer = parent.call("run_block")
+    assert (answer["event"], answer["status"]) == ("failed", "crashed")
+    assert parent.is_over
+
+
+def test_end_of_the_pipe_ends_the_worker(parent: Parent) -> None:
+    parent.connection.close()
+    assert parent.is_over
+
+
+def test_parent_that_leaves_without_reading(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, may_go_on = threading.Event(), threading.Event()
+
+    def linger(row: object) -> None:
+        reached.set()
+        may_go_on.wait(PATIENCE_SECONDS)
+
+    monkeypatch.setattr(server, "check_workload", linger)
+    for _ in range(2):  # the second is unread when the pipe is closed: a reset instead of an end
+        parent.connection.send_bytes(message("check", workloads=["mnist-cnn"]))
+    assert reached.wait(PATIENCE_SECONDS)
+    parent.connection.close()
+    may_go_on.set()
+    assert parent.is_over
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"techniques": ("cuda-graph",)}, "cuda-graph"),
+        ({"world_size": 2}, "World size 2"),
+        ({"parallelism": "ddp"}, "World size 1"),
+        ({"world_size": 2, "parallelism": "dp"}, "on a CPU take the parallelism ddp"),
+        ({"world_size": 2, "parallelism": "dp", "device": "cuda:0", "workload": "lstm-lm"}, "which is time"),
+    ],
+)
+def test_impossible_spec_is_refused(change: dict[str, Any], words: str, parent: Parent) -> None:
+    fields = {"workload": "mlp-4096", "precision": "fp32", "loss_scale": "none", "batch_size": 1, "device": "cpu"}
+    answer = parent.set_up(TrialSpec.model_validate(fields | change))
+    assert (answer["event"], answer["status"], answer["refused"]) == ("failed", "unsupported", True)
+    assert words in answer["message"]
+
+
+# Users' models
+
+
+def user_spec(file: Path) -> TrialSpec:
+    model = UserModel(kind="file", path=str(file), name="build")
+    return SPEC.model_copy(update={"workload": f"{file.name}:build", "user_model": model})
+
+
+def inspect_file(parent: Parent, file: Path) -> dict[str, Any]:
+    model = user_spec(file).user_model
+    assert model is not None
+    return parent.call("inspect", model=model.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (
+            "import no_such_package",
+            "ModuleNotFoundError: No module named 'no_such_package' (train_me.py:1, in <module>)",
+        ),
+        ("\ndef build()\n", "SyntaxError: expected ':' (train_me.py:2)"),
+        ("def build():\n    return 1 / 0\n", "ZeroDivisionError: division by zero (train_me.py:2, in build)"),
+        ("def build():\n    return 3\n", "train_me.py:build returned an int."),
+        ("\n\ndef build(size):\n    return 3\n", "train_me.py:build needs arguments (size)"),
+    ],
+)
+def test_mistake_in_the_users_code_names_its_place(code: str, text: str, parent: Parent, tmp_path: Path) -> None:
+    file = tmp_path / "train_me.py"
+    file.write_text(code)
+    answer = inspect_file(parent, file)
+    assert (answer["event"], answer["refused"]) == ("failed", True)
+    assert answer["message"].startswith(text)
+    assert re.search(r" \(train_me\.py:[1-3](, in .+)?\)$", answer["message"]), "one place, at the end"
+
+
+def test_inspect_finds_the_batch_size(parent: Parent, tmp_path: Path) -> None:
+    file = tmp_path / "train_me.py"
+    file.write_text("import torch\nbuild = (torch.nn.Linear(3, 2), torch.ones(6, 3))\n")
+    workload = inspect_file(parent, file)["result"]
+    assert workload["batch_size"] == 6
+    assert len(workload["model"]["digest"]) == 12
+    assert parent.is_over
+
+
+def test_error_in_a_step_of_the_users_model_names_its_place(parent: Parent, tmp_path: Path) -> None:
+    file = tmp_path / "train_me.py"
+    lines = ["import torch", "class Net(torch.nn.Linear):", "    def forward(self, x):", "        return x @ x"]
+    file.write_text("\n".join([*lines, "build = (Net(3, 2), torch.ones(6, 3))"]))
+    answer = parent.set_up(user_spec(file))
+    assert (answer["status"], answer["refused"]) == ("crashed", False)
+    assert answer["message"].endswith("(train_me.py:4, in forward)")
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        ("nn.MSELoss(reduction='none')", "The loss of train_me.py:build has shape (4, 2): it must be a scalar."),
+        ("nn.CrossEntropyLoss()", "RuntimeError: "),  # torch's own code alone: of the target's dtype
+    ],
+)
+def test_error_outside_the_users_code_names_their_function(
+    loss: str, text: str, parent: Parent, tmp_path: Path
+) -> None:
+    file = tmp_path / "train_me.py"
+    batch = "(torch.ones(6, 3), torch.ones(6, 2))" if "MSE" in loss else "(torch.ones(6, 3), torch.ones(6))"
+    lines = ["import torch", "from torch import nn", "def build():", f"    return nn.Linear(3, 2), {batch}, {loss}"]
+    file.write_text("\n".join(lines))
+    answer = parent.set_up(user_spec(file))
+    if answer["event"] == "returned":
+        answer = parent.call("warm_up")
+    assert answer["message"].startswith(text)
+    assert answer["message"].endswith(" (train_me.py:3, in build)")
+
+
+@pytest.mark.parametrize(
+    "update", [{"user_model": None}, {"kind": "training", "recipe": Recipe(epochs=1)}], ids=["no model", "training"]
+)
+def test_users_model_is_not_for_suites(update: dict[str, Any], parent: Parent, tmp_path: Path) -> None:
+    answer = parent.set_up(user_spec(tmp_path / "train_me.py").model_copy(update=update))
+    assert (answer["status"], answer["refused"]) == ("unsupported", True)
+    assert "castwise.compare" in answer["message"]
