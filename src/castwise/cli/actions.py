@@ -28,8 +28,8 @@ from castwise.suites import render as suites_render
 from castwise.suites.result import SuiteResult
 from castwise.suites.run import SuiteRequest, SuitesRequest, check, prepare_suite
 from castwise.tune import render as tune_render
-from castwise.tune.candidates import TuningResult
 from castwise.tune.request import TuneRequest, prepare_tuning
+from castwise.tune.search import TuningResult
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 

@@ -23,7 +23,7 @@ from castwise.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from castwise.tune.candidates import TuningResult
+    from castwise.tune.search import TuningResult
 
 _EXAMPLES = """\
 Examples:

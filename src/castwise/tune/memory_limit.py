@@ -1,37 +1,35 @@
-"""Which smaller batch of a loop fits into a memory limit, foretold from those that were measured.
+"""Which smaller batch fits into a memory limit, predicted from the batches that were measured.
 
-A loop's memory is taken to be a line over its batch, and so is the time of its steps, between two batches that were
-measured: the largest batch that fits is usually the fastest by units a second, since what a step takes whatever its
-batch is shared by more of them. A trial may cost a compilation, so that a size is tried only where it promises
-something. Nothing here measures.
+Between two measured batches, memory and step time are taken to be linear in the batch size. The largest batch that
+fits is usually the fastest per unit, since the part of a step that does not depend on the batch is shared by more
+samples. A trial may cost a compilation, so that a size is only tried if it promises something.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import TriedChange
 
-# Sizes are multiples of this where that costs little of the batch: Tensor Cores take 16-bit numbers by eights.
+# Sizes are multiples of this if that costs little of the batch: Tensor Cores take 16-bit numbers by eights.
 # Source: NVIDIA, "Deep Learning Performance: Matrix Multiplication"; the share is chosen here.
 _MULTIPLE, _COSTS_LITTLE = 8, 0.8
-# Of the limit, what a size is foretold for: the allocator takes its memory in segments. Source: chosen here.
-_AIMED_AT = 0.98
-# From one batch alone, of its share by memory: what does not grow with the batch is not known. Source: chosen here.
-_ALONE = 0.9
-# A larger batch than one that fits is tried where it promises this. Source: chosen here; a trial costs half a minute.
+# The share of the limit that is aimed at: the allocator takes its memory in segments. Source: chosen here.
+_AIM = 0.98
+# The same if one batch alone is known: what does not grow with the batch is not known then. Source: chosen here.
+_AIM_ALONE = 0.9
+# A larger batch than one that fits is tried if it promises this speed-up. Source: chosen here.
 _WORTH = 1.01
 
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """What a loop held on one batch.
+    """What a configuration held on one batch.
 
     Attributes:
-        batch_size: Samples a step.
-        held_bytes: Memory, as the limit counts it; infinite where it ran out of it, or is not known.
-        rate: Units a second, as a share of any one rate; None where its steps were not timed.
+        batch_size: Samples per step.
+        held_bytes: Memory, as the limit counts it; infinite if it ran out of memory, or if it is not known.
+        rate: Units per second, relative to any one rate; None if its steps were not timed.
     """
 
     batch_size: int
@@ -40,17 +38,15 @@ class BatchPoint:
 
 
 def half_batch(spec: TrialSpec) -> TrialSpec | None:
-    """Return the same loop on half the batch, None where that is no whole number."""
-    if spec.batch_size % 2:
-        return None
-    return spec.model_copy(update={"batch_size": spec.batch_size // 2})
+    """Return the configuration on half the batch; None if that is no whole number."""
+    return None if spec.batch_size % 2 else spec.model_copy(update={"batch_size": spec.batch_size // 2})
 
 
 def next_batch(measured: Sequence[BatchPoint], limit_bytes: float) -> int | None:
-    """Return the batch to try next, None where no other one promises anything.
+    """Return the batch to try next; None if no other one promises anything.
 
     Args:
-        measured: One loop on the batches that were tried, the one that holds too much among them.
+        measured: The batches that were tried, the one that holds too much among them.
         limit_bytes: The limit.
     """
     by_size = sorted(measured, key=lambda each: each.batch_size)
@@ -58,53 +54,34 @@ def next_batch(measured: Sequence[BatchPoint], limit_bytes: float) -> int | None
     above = [each for each in by_size if not fits or each.batch_size > fits[-1].batch_size]
     if not above or not any(math.isfinite(each.held_bytes) for each in by_size):
         return None
-    lowest, highest = (fits[-1].batch_size if fits else 0), above[0].batch_size
-    aimed = min(_foretold(fits, above, _AIMED_AT * limit_bytes), highest - 1)
-    aligned = aimed // _MULTIPLE * _MULTIPLE
-    size = aligned if aligned >= _COSTS_LITTLE * aimed else aimed
+    predicted = min(_predict(fits, above, _AIM * limit_bytes), above[0].batch_size - 1)
+    aligned = predicted // _MULTIPLE * _MULTIPLE
+    size = aligned if aligned >= _COSTS_LITTLE * predicted else predicted
     if not fits:
-        return max(1, size) if highest > 1 else None
-    return size if size > lowest and _promise(fits[-1], above, size) >= _WORTH else None
+        return max(1, size) if above[0].batch_size > 1 else None
+    is_new = size > fits[-1].batch_size
+    return size if is_new and _predicted_speedup(fits[-1], above, size) >= _WORTH else None
 
 
-def min_memory_estimate(
-    start: TrialSpec, attempts: Sequence[TriedChange], needs: Callable[[TrialSpec], float]
-) -> float:
-    """Return what a loop would hold, at the least, had it all that was seen to lessen memory, one on top of the other.
-
-    Args:
-        start: The plain loop.
-        attempts: What was tried.
-        needs: Returns what a loop that was measured holds, in bytes.
-    """
-    shares: dict[str, float] = {}
-    for each in attempts:
-        if each.ratio is not None:
-            name = "precision" if each.move.precision else each.move.name  # a loop has one precision
-            shares[name] = min(shares.get(name, 1.0), needs(each.spec) / needs(each.below))
-    return needs(start) * math.prod(shares.values())
-
-
-def _foretold(fits: Sequence[BatchPoint], above: Sequence[BatchPoint], aim_bytes: float) -> int:
-    """Return the batch at which the line through the two batches nearest to it comes to an amount of memory."""
+def _predict(fits: Sequence[BatchPoint], above: Sequence[BatchPoint], aim_bytes: float) -> int:
+    """Return the batch at which the line through the two nearest batches reaches an amount of memory."""
     near = [each for each in (*fits[-1:], *above) if math.isfinite(each.held_bytes)][:2]
     if len(near) < 2:
-        only = near[0] if near else fits[-1]
         if fits:
-            return (only.batch_size + above[0].batch_size) // 2
-        return math.floor(_ALONE * only.batch_size * aim_bytes / only.held_bytes)
+            return (fits[-1].batch_size + above[0].batch_size) // 2
+        return math.floor(_AIM_ALONE * near[0].batch_size * aim_bytes / near[0].held_bytes)
     small, large = near
-    of_sample = (large.held_bytes - small.held_bytes) / (large.batch_size - small.batch_size)
-    if of_sample <= 0:  # no line: the allocator's segments hide it
+    sample_bytes = (large.held_bytes - small.held_bytes) / (large.batch_size - small.batch_size)
+    if sample_bytes <= 0:  # the allocator's segments hide the line
         return small.batch_size // 2
-    return math.floor(small.batch_size + (aim_bytes - small.held_bytes) / of_sample)
+    return math.floor(small.batch_size + (aim_bytes - small.held_bytes) / sample_bytes)
 
 
-def _promise(fits: BatchPoint, above: Sequence[BatchPoint], size: int) -> float:
-    """Return how many times as fast as the batch that fits a larger one would be, by the line of their steps' times."""
+def _predicted_speedup(fits: BatchPoint, above: Sequence[BatchPoint], size: int) -> float:
+    """Return how many times as fast as the batch that fits a larger one would be, if step time is linear."""
     timed = next((each for each in above if each.rate is not None), None)
     if fits.rate is None or timed is None or timed.rate is None:
         return size / fits.batch_size
-    of_fits, of_timed = fits.batch_size / fits.rate, timed.batch_size / timed.rate
-    of_sample = (of_timed - of_fits) / (timed.batch_size - fits.batch_size)
-    return size / (of_fits + (size - fits.batch_size) * of_sample) / fits.rate
+    fits_step, timed_step = fits.batch_size / fits.rate, timed.batch_size / timed.rate
+    sample_seconds = (timed_step - fits_step) / (timed.batch_size - fits.batch_size)
+    return size / (fits_step + (size - fits.batch_size) * sample_seconds) / fits.rate

@@ -1,282 +1,357 @@
-"""A climb as a terminal table, Markdown, CSV or JSON."""
+"""The result of a search as a terminal table, Markdown, CSV or JSON."""
 
 import json
-from collections.abc import Sequence
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from castwise.analysis import steady_metrics
 from castwise.registry.techniques import join
 from castwise.render.console import took_words
-from castwise.render.intervals import ENDS, End, end_of, ratio_text
+from castwise.render.intervals import end_of, ratio_text
 from castwise.render.table import Column, DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
 from castwise.render.units import format_bytes, format_number, format_rate, format_ratio, format_seconds
 from castwise.spec.trial import TrialSpec
-from castwise.tune.bottleneck import sentences_of
-from castwise.tune.candidates import PROMISING, TuningResult, loop_name
-from castwise.tune.rows import ResultRow, lines_of, search_unit, throughput_of
+from castwise.tune.bottleneck import evidence_of, explain
+from castwise.tune.candidates import TriedChange
+from castwise.tune.measurements import PROMISING, Measurements, key_of, loop_name, unique
+from castwise.tune.search import TuningResult
+from castwise.tune.time_budget import first_step_seconds
 
 _ENDINGS = {
-    "nothing left": "nothing that is left pays more than its interval",
-    "budget": "the next trial would not end within the budget; --budget sets another time",
-    "failed": "the plain loop itself could not be measured",
+    "nothing left": "nothing is left to try",
+    "budget": "the next measurement would not end within the budget; --budget sets another one",
+    "failed": "the plain loop could not be measured",
 }
 
 
-def fastest_within(climbed: TuningResult, memory_bytes: float, batch_size: int | None = None) -> ResultRow | None:
-    """Return the fastest loop tried whose processes held no more than this; None where each held more.
+@dataclass(frozen=True)
+class ResultRow:
+    """A configuration that was tried, as a row of the table.
 
-    That is the fastest loop of all where it does.
+    Attributes:
+        start: The plain loop.
+        change: What was tried; None in the plain loop's row.
+        measured: What was measured.
+    """
+
+    start: TrialSpec
+    change: TriedChange | None
+    measured: Measurements
+
+    @property
+    def spec(self) -> TrialSpec:
+        """Return the configuration."""
+        return self.start if self.change is None else self.change.spec
+
+    @property
+    def stage(self) -> int:
+        """Return 0 for the plain loop, 1 for what was tried on it, and one more for each change accepted before."""
+        return 0 if self.change is None else self.change.stage + 1
+
+    @property
+    def tried(self) -> str:
+        """Return what the configuration changes of the one accepted before."""
+        if self.change is None:
+            return "plain loop"
+        return self.change.change.name + (" (within the limit)" if self.change.limited else "")
+
+    @property
+    def outcome(self) -> str | None:
+        """Return what came of it; None for the plain loop."""
+        return None if self.change is None else self.change.outcome
+
+    @property
+    def total(self) -> float | None:
+        """Return the speed-up over the plain loop."""
+        ratio = self.measured.ratio(self.start, self.spec)
+        return None if ratio is None else (1.0 if self.change is None else ratio.value)
+
+    @property
+    def throughput(self) -> float | None:
+        """Return units per second."""
+        return self.measured.rate(self.spec)
+
+    @property
+    def throughput_text(self) -> str:
+        """Return units per second as text."""
+        if self.throughput is None:
+            return "–"
+        return f"{format_rate(self.throughput)} {steady_metrics.unit_of(self.measured.of(self.spec)[0])}/s"
+
+    @property
+    def first_step_seconds(self) -> float | None:
+        """Return the longest first step, kernel search and compilation included."""
+        return max(filter(None, map(first_step_seconds, self.measured.of(self.spec))), default=None)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Return the peak of what tensors held."""
+        return steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, self.measured.of(self.spec)))
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Return the peak of what a memory limit counts: what the allocator reserved; on a CPU what tensors held."""
+        held = self.measured.held_bytes(self.spec)
+        return int(held) if math.isfinite(held) else None
+
+    @property
+    def name(self) -> str:
+        """Return the configuration's name, with its batch if that is not the plain loop's."""
+        is_same_batch = self.spec.batch_size == self.start.batch_size
+        return loop_name(self.spec) + ("" if is_same_batch else f", batch {self.spec.batch_size}")
+
+
+def rows_of(result: TuningResult) -> list[ResultRow]:
+    """Return the plain loop and all that was tried, in order; a change that cannot be had comes once, pairs do not."""
+    rows = [ResultRow(result.start, None, result.measured)]
+    named = {each.change for each in result.tried if result.measured.of(each.spec)}
+    for each in result.tried:
+        if each.outcome == "unsupported" and not result.measured.of(each.spec):
+            if len(each.change.parts) > 1 or each.change in named:
+                continue
+            named.add(each.change)
+        rows.append(ResultRow(result.start, each, result.measured))
+    return rows
+
+
+def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> ResultRow | None:
+    """Return the fastest configuration whose processes held no more than this; None if each held more.
 
     Args:
-        climbed: The climb.
-        memory_bytes: The limit, for what the allocator reserved, by which a loop fits or not; for tensors on a CPU.
-        batch_size: Of loops on this batch; None takes any.
+        result: The result.
+        memory_bytes: The limit, for what the allocator reserved; on a CPU for what tensors held.
+        batch_size: Of configurations with this batch; None takes any.
     """
-    lines = [
-        line
-        for line in lines_of(climbed)
-        if line.throughput and line.held_bytes is not None and line.held_bytes <= memory_bytes
+    rows = [
+        row
+        for row in rows_of(result)
+        if row.throughput and row.held_bytes is not None and row.held_bytes <= memory_bytes
+        if batch_size in (None, row.spec.batch_size)
     ]
-    lines = [line for line in lines if batch_size in (None, line.spec.batch_size)]
-    best = max(lines, key=lambda line: line.throughput or 0.0, default=None)
-    return next((line for line in lines if line.spec.configuration == climbed.winner.configuration), best)
+    best = max(rows, key=lambda row: row.throughput or 0.0, default=None)
+    return next((row for row in rows if key_of(row.spec) == key_of(result.winner)), best)
 
 
-def chosen(climbed: TuningResult, memory_bytes: float | None) -> TrialSpec | None:
-    """Return the loop that was asked for: the fastest, or the fastest within a limit; None where none fits."""
+def chosen(result: TuningResult, memory_bytes: float | None) -> TrialSpec | None:
+    """Return the configuration that was asked for: the fastest, or the fastest within a limit; None if none fits."""
     if memory_bytes is None:
-        return climbed.winner
-    within = fastest_within(climbed, memory_bytes)
+        return result.winner
+    within = fastest_within(result, memory_bytes)
     return None if within is None else within.spec
 
 
-def _end_of(end: End) -> Column[ResultRow]:
-    """Return the column of one end of the ratio's interval."""
-    return Column(
-        f"speedup_{end}", end, lambda line: end_of(line.ratio, end), lambda line: format_number(end_of(line.ratio, end))
-    )
+def _ratio(row: ResultRow) -> Any:
+    return None if row.change is None else row.change.ratio
 
 
 COLUMNS: tuple[Column[ResultRow], ...] = (
-    Column("rung", "rung", lambda line: line.rung, lambda line: str(line.rung)),
-    Column("tried", "tried", lambda line: line.tried, lambda line: line.tried, left=True),
+    Column("stage", "stage", lambda row: row.stage, lambda row: str(row.stage)),
+    Column("tried", "tried", lambda row: row.tried, lambda row: row.tried, left=True),
     Column(
         "speedup",
-        "over the rung below",
-        lambda line: line.ratio and line.ratio.value,
-        lambda line: ratio_text(line.ratio),
+        "speed-up",
+        lambda row: _ratio(row) and _ratio(row).value,
+        lambda row: ratio_text(_ratio(row)),
     ),
-    Column("total_speedup", "over the plain loop", lambda line: line.total, lambda line: format_ratio(line.total)),
-    Column(
-        "throughput_per_second",
-        "throughput",
-        lambda line: line.throughput,
-        lambda line: "–" if line.throughput is None else f"{format_rate(line.throughput)} {line.unit}/s",
-    ),
+    Column("total_speedup", "over the plain loop", lambda row: row.total, lambda row: format_ratio(row.total)),
+    Column("throughput_per_second", "throughput", lambda row: row.throughput, lambda row: row.throughput_text),
     Column(
         "first_step_seconds",
         "first step",
-        lambda line: line.first_step_seconds,
-        lambda line: format_seconds(line.first_step_seconds),
+        lambda row: row.first_step_seconds,
+        lambda row: format_seconds(row.first_step_seconds),
     ),
-    Column(
-        "peak_allocated_bytes", "peak memory", lambda line: line.peak_bytes, lambda line: format_bytes(line.peak_bytes)
-    ),
-    Column("outcome", "verdict", lambda line: line.outcome, lambda line: line.outcome or "–", left=True),
+    Column("peak_allocated_bytes", "peak memory", lambda row: row.peak_bytes, lambda row: format_bytes(row.peak_bytes)),
+    Column("outcome", "verdict", lambda row: row.outcome, lambda row: row.outcome or "–", left=True),
 )
 _HELD: Column[ResultRow] = Column(
-    "peak_reserved_bytes", "memory held", lambda line: line.held_bytes, lambda line: format_bytes(line.held_bytes)
+    "peak_reserved_bytes", "memory held", lambda row: row.held_bytes, lambda row: format_bytes(row.held_bytes)
 )
-_MORE: tuple[Column[ResultRow], ...] = (
-    *map(_end_of, ENDS),
+_ALL_COLUMNS: tuple[Column[ResultRow], ...] = (
+    *COLUMNS,
     Column(
-        "num_processes", "n", lambda line: line.ratio and line.ratio.n, lambda line: str(line.ratio and line.ratio.n)
+        "speedup_low",
+        "low",
+        lambda row: end_of(_ratio(row), "low"),
+        lambda row: format_number(end_of(_ratio(row), "low")),
     ),
-    Column("precision", "precision", lambda line: line.spec.precision, lambda line: line.spec.precision),
     Column(
-        "techniques", "techniques", lambda line: join(line.spec.techniques), lambda line: join(line.spec.techniques)
+        "speedup_high",
+        "high",
+        lambda row: end_of(_ratio(row), "high"),
+        lambda row: format_number(end_of(_ratio(row), "high")),
     ),
-    Column("batch_size", "batch", lambda line: line.spec.batch_size, lambda line: str(line.spec.batch_size)),
+    Column(
+        "num_processes", "n", lambda row: _ratio(row) and _ratio(row).n, lambda row: str(_ratio(row) and _ratio(row).n)
+    ),
+    Column("precision", "precision", lambda row: row.spec.precision, lambda row: row.spec.precision),
+    Column("techniques", "techniques", lambda row: join(row.spec.techniques), lambda row: join(row.spec.techniques)),
+    Column("batch_size", "batch", lambda row: row.spec.batch_size, lambda row: str(row.spec.batch_size)),
     _HELD,
-    Column("reason", "reason", lambda line: line.reason, lambda line: line.reason),
+    Column(
+        "reason",
+        "reason",
+        lambda row: row.change.reason if row.change else "",
+        lambda row: row.change.reason if row.change else "",
+    ),
 )
+# Columns that narrow terminals go without.
+_LEFT_OUT_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
 
 
 def _columns(memory_bytes: float | None) -> tuple[Column[ResultRow], ...]:
-    """Return what a table shows: of memory, where there is a limit, what is compared with it."""
+    """Return what a table shows; with a limit, the memory that is compared with it."""
     if memory_bytes is None:
         return COLUMNS
     return tuple(_HELD if column.name == "peak_allocated_bytes" else column for column in COLUMNS)
 
 
-def conclusions(climbed: TuningResult, memory_bytes: float | None = None) -> list[str]:
+def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
     """Return the answer in sentences: the fastest loop, the fastest within a limit, why it ended, what bounds it."""
-    lines = lines_of(climbed)
-    rungs = {line.spec.configuration: line for line in lines}
-    last = rungs[climbed.winner.configuration]
-    unit = search_unit(climbed)
-    found: list[str] = []
-    if last.throughput is not None:
-        found.append(
-            f"The fastest loop: {_named(climbed, last)}: {format_rate(last.throughput)} {unit}/s, "
-            f"{format_ratio(last.total)} the plain loop's."
-        )
-        found += _left_unproven(climbed, lines, last.throughput)
+    rows = rows_of(result)
+    winner = next(row for row in reversed(rows) if key_of(row.spec) == key_of(result.winner))
+    sentences: list[str] = []
+    if winner.throughput is not None:
+        total = "" if winner.total is None else f", {format_ratio(winner.total)} the plain loop's"
+        sentences.append(f"The fastest loop: {winner.name}: {winner.throughput_text}{total}.")
+        unproven = [row for row in rows if row.outcome in ("unproven", "second best") and row.throughput]
+        top = max(unproven, key=lambda row: row.throughput or 0.0, default=None)
+        if result.ending == "budget" and top and (top.throughput or 0.0) > winner.throughput * PROMISING:
+            sentences.append(
+                f"Measured faster, but not proven within the budget: {top.name}: {top.throughput_text}; the same "
+                "command with a longer --budget goes on from there."
+            )
     if memory_bytes is not None:
-        found += _of_limit(climbed, memory_bytes)
-    elif last.spec.batch_size != climbed.start.batch_size:
-        found.append(f"{_other_training(climbed, last)}.")
-    took = took_words(len(climbed.trials), climbed.num_recorded, climbed.seconds)
-    found.append(f"{took}: {_ENDINGS[climbed.ending]}.")
-    if climbed.ending != "failed":
-        found += sentences_of(climbed)
-    return found
+        sentences += _within_limit(result, rows, memory_bytes)
+    elif winner.spec.batch_size != result.start.batch_size:
+        sentences.append(f"{_other_training(winner)}.")
+    took = took_words(len(result.trials), result.num_recorded, result.seconds)
+    sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
+    if result.ending != "failed":
+        for spec in unique((result.start, result.winner)):
+            sentences.append(f"{loop_name(spec)}: {explain(evidence_of(result.measured, spec))}")
+    return sentences
 
 
-def _left_unproven(climbed: TuningResult, lines: Sequence[ResultRow], fastest: float) -> list[str]:
-    """Return what was measured faster than the fastest rung, where no time was left to prove it."""
-    if climbed.ending != "budget":
-        return []
-    doubtful = [line for line in lines if line.outcome in ("unproven", "second best") and line.throughput is not None]
-    top = max(doubtful, key=lambda line: line.throughput or 0.0, default=None)
-    if top is None or (top.throughput or 0.0) <= fastest * PROMISING:
-        return []
-    return [
-        f"Measured faster, but not proven within the time: {_named(climbed, top)}: {format_rate(top.throughput)} "
-        f"{search_unit(climbed)}/s; the same command with a longer --budget goes on from there."
-    ]
-
-
-def _of_limit(climbed: TuningResult, memory_bytes: float) -> list[str]:
-    """Return what is within a limit, and what another batch changes."""
-    within, limit, unit = fastest_within(climbed, memory_bytes), format_bytes(memory_bytes), search_unit(climbed)
+def _within_limit(result: TuningResult, rows: list[ResultRow], memory_bytes: float) -> list[str]:
+    """Return the fastest loop within a limit, and what another batch changes."""
+    limit, within = format_bytes(memory_bytes), fastest_within(result, memory_bytes)
     if within is None:
-        held = [line for line in lines_of(climbed) if line.held_bytes is not None]
-        least = min(held, key=lambda line: line.held_bytes or 0, default=None)
-        none = f"No loop that was tried fits into {limit}"
+        known = [row for row in rows if row.held_bytes is not None]
+        least = min(known, key=lambda row: row.held_bytes or 0, default=None)
         if least is None:
-            return [f"{none}."]
+            return [f"No loop that was tried fits into {limit}."]
         name = f"{loop_name(least.spec)}, batch {least.spec.batch_size}"
-        return [f"{none}; the least is {format_bytes(least.held_bytes)}, by {name}."]
+        return [f"No loop that was tried fits into {limit}; the least is {format_bytes(least.held_bytes)}, by {name}."]
 
-    def told(line: ResultRow) -> str:
-        return (
-            f"{_named(climbed, line)}: {format_rate(line.throughput)} {unit}/s, holds {format_bytes(line.held_bytes)}"
-        )
+    def described(row: ResultRow) -> str:
+        return f"{row.name}: {row.throughput_text}, holds {format_bytes(row.held_bytes)}"
 
-    found, batch_size = [f"The fastest within {limit}: {told(within)}."], climbed.start.batch_size
+    sentences = [f"The fastest within {limit}: {described(within)}."]
+    batch_size = result.start.batch_size
     if within.spec.batch_size != batch_size:
-        same = fastest_within(climbed, memory_bytes, batch_size)
-        first = "no loop that was tried fits" if same is None else f"the fastest that fits is {told(same)}"
-        found.append(f"{_other_training(climbed, within)}; on batch {batch_size} {first}.")
-    return found
+        same = fastest_within(result, memory_bytes, batch_size)
+        fits = "no loop that was tried fits" if same is None else f"the fastest that fits is {described(same)}"
+        sentences.append(f"{_other_training(within)}; on batch {batch_size} {fits}.")
+    return sentences
 
 
-def _named(climbed: TuningResult, line: ResultRow) -> str:
-    """Return a loop's name, with its batch where that is not the plain loop's."""
-    batch_size = line.spec.batch_size
-    return loop_name(line.spec) + ("" if batch_size == climbed.start.batch_size else f", batch {batch_size}")
-
-
-def _other_training(climbed: TuningResult, line: ResultRow) -> str:
+def _other_training(row: ResultRow) -> str:
     return (
-        f"Batch {line.spec.batch_size} in the place of {climbed.start.batch_size} is another training: "
-        "the noise of gradients and the statistics of batch norm differ"
+        f"Batch {row.spec.batch_size} instead of {row.start.batch_size} is another training: the noise of gradients "
+        "and the statistics of batch norm differ"
     )
 
 
-def measured_words(climbed: TuningResult, spec: TrialSpec) -> str:
-    """Return what was measured of a loop, where, in a line."""
-    own = climbed.of(spec)
-    environment = own[0].environment
+def measured_words(result: TuningResult, spec: TrialSpec) -> str:
+    """Return what was measured of a configuration, and where, in a line."""
+    trial = result.measured.of(spec)[0]
+    environment, rate = trial.environment, result.measured.rate(spec)
     return (
-        f"Measured by castwise {environment.castwise}: {format_rate(throughput_of(own))} {search_unit(climbed)}/s on "
-        f"{environment.device_name}, torch {environment.torch}, {own[0].started_at[:10]}."
+        f"Measured by castwise {environment.castwise}: {format_rate(rate)} {steady_metrics.unit_of(trial)}/s on "
+        f"{environment.device_name}, torch {environment.torch}, {trial.started_at[:10]}."
     )
 
 
-def reasons(climbed: TuningResult) -> list[str]:
-    """Return why moves failed, or could not be had."""
-    found = [why_of(line) for line in lines_of(climbed) if line.outcome in ("failed", "unsupported")]
-    return list(dict.fromkeys(found))
+def reasons(result: TuningResult) -> list[str]:
+    """Return why changes failed or could not be had, each reason once and with the change's name once."""
+    found: dict[str, None] = {}
+    for row in rows_of(result):
+        if row.change is not None and row.outcome in ("failed", "unsupported"):
+            reason = row.change.reason  # of a technique that is refused it begins with the name
+            found[reason if reason.startswith(f"{row.tried} ") else f"{row.tried}: {reason}"] = None
+    return list(found)
 
 
-def why_of(line: ResultRow) -> str:
-    """Return why a move failed, or could not be had, with its name once."""
-    # What a technique is refused for begins with its name.
-    return line.reason if line.reason.startswith(f"{line.tried} ") else f"{line.tried}: {line.reason}"
-
-
-def headline(climbed: TuningResult) -> str:
-    """Return what was tuned, where."""
-    spec = climbed.start
-    where = climbed.trials[0].environment.device_name if climbed.trials else spec.device
+def headline(result: TuningResult) -> str:
+    """Return what was tuned, and where."""
+    spec = result.start
+    where = result.trials[0].environment.device_name if result.trials else spec.device
     return f"{spec.workload}, batch {spec.batch_size}, on {where}: from {loop_name(spec)}"
 
 
-# Columns that narrow terminals go without.
-_LEFT_OUT_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
-
-
-def print_tuning(climbed: TuningResult, console: Console, memory_bytes: float | None = None) -> None:
-    """Print a climb to a terminal."""
+def print_tuning(result: TuningResult, console: Console, memory_bytes: float | None = None) -> None:
+    """Print a result to a terminal."""
     soft = not console.is_terminal
-    console.print(escape(headline(climbed)), style="bold", soft_wrap=soft)
-    lines = lines_of(climbed)
+    console.print(escape(headline(result)), style="bold", soft_wrap=soft)
+    rows = rows_of(result)
 
-    def style(line: ResultRow) -> str | None:
-        return "bold green" if line.outcome == "taken" else (None if line.outcome is None else "dim")
+    def style(row: ResultRow) -> str | None:
+        return "bold green" if row.outcome == "taken" else (None if row.outcome is None else "dim")
 
-    print_data_table(console, DataTable(_columns(memory_bytes), lines), drop_first=_LEFT_OUT_FIRST, style=style)
-    for line in reasons(climbed):
+    print_data_table(console, DataTable(_columns(memory_bytes), rows), drop_first=_LEFT_OUT_FIRST, style=style)
+    for line in reasons(result):
         console.print(f"  {escape(line)}", style="yellow", soft_wrap=soft)
     console.print()
-    for line in conclusions(climbed, memory_bytes):
+    for line in conclusions(result, memory_bytes):
         console.print(escape(line), soft_wrap=soft)
 
 
-def markdown_tuning(climbed: TuningResult, memory_bytes: float | None = None) -> str:
-    """Return a climb as Markdown."""
-    remarks = [f"- {markdown_text(line)}" for line in reasons(climbed)]
-    said = [f"- {markdown_text(line)}" for line in conclusions(climbed, memory_bytes)]
-    grid = markdown_grid(_columns(memory_bytes), lines_of(climbed))
-    return "\n".join([markdown_text(headline(climbed)), "", *grid, "", *remarks, *said]) + "\n"
+def markdown_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
+    """Return a result as Markdown."""
+    lines = [f"- {markdown_text(line)}" for line in (*reasons(result), *conclusions(result, memory_bytes))]
+    grid = markdown_grid(_columns(memory_bytes), rows_of(result))
+    return "\n".join([markdown_text(headline(result)), "", *grid, "", *lines]) + "\n"
 
 
-def csv_tuning(climbed: TuningResult) -> str:
-    """Return a line a loop that was tried, plain values."""
-    return csv_grid((*COLUMNS, *_MORE), lines_of(climbed))
+def csv_tuning(result: TuningResult) -> str:
+    """Return a line for each configuration that was tried, with plain values."""
+    return csv_grid(_ALL_COLUMNS, rows_of(result))
 
 
-def json_tuning(climbed: TuningResult, memory_bytes: float | None = None) -> str:
-    """Return the lines, the winner, the sentences and the whole records as JSON."""
-    within, same = (
-        None if memory_bytes is None else fastest_within(climbed, memory_bytes, batch_size)
-        for batch_size in (None, climbed.start.batch_size)
-    )
+def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
+    """Return the rows, the fastest configurations, the sentences and the whole records as JSON."""
+
+    def configuration(spec: TrialSpec | None) -> dict[str, Any] | None:
+        if spec is None:
+            return None
+        return {
+            "precision": spec.precision,
+            "loss_scale": spec.loss_scale,
+            "techniques": list(spec.techniques),
+            "batch_size": spec.batch_size,
+        }
+
+    def within(batch_size: int | None) -> dict[str, Any] | None:
+        row = None if memory_bytes is None else fastest_within(result, memory_bytes, batch_size)
+        return configuration(None if row is None else row.spec)
+
     document: dict[str, Any] = {
-        "workload": climbed.start.workload,
-        "rows": [plain((*COLUMNS, *_MORE), line) for line in lines_of(climbed)],
-        "fastest": _loop(climbed.winner),
-        "fastest_within_memory": None if within is None else _loop(within.spec),
-        "fastest_within_memory_on_this_batch": None if same is None else _loop(same.spec),
+        "workload": result.start.workload,
+        "rows": [plain(_ALL_COLUMNS, row) for row in rows_of(result)],
+        "fastest": configuration(result.winner),
+        "fastest_within_memory": within(None),
+        "fastest_within_memory_on_this_batch": within(result.start.batch_size),
         "memory_limit_bytes": None if memory_bytes is None else int(memory_bytes),
-        "ending": climbed.ending,
-        "budget_seconds": climbed.budget_seconds,
-        "seconds": climbed.seconds,
-        "num_recorded": climbed.num_recorded,
-        "sentences": conclusions(climbed, memory_bytes),
-        "trials": [json.loads(trial.model_dump_json()) for trial in climbed.trials],
+        "ending": result.ending,
+        "budget_seconds": result.budget_seconds,
+        "seconds": result.seconds,
+        "num_recorded": result.num_recorded,
+        "sentences": conclusions(result, memory_bytes),
+        "trials": [json.loads(trial.model_dump_json()) for trial in result.trials],
     }
     return json.dumps(document, indent=2, allow_nan=False)
-
-
-def _loop(spec: TrialSpec) -> dict[str, Any]:
-    return {
-        "precision": spec.precision,
-        "loss_scale": spec.loss_scale,
-        "techniques": list(spec.techniques),
-        "batch_size": spec.batch_size,
-    }

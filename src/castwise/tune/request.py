@@ -21,7 +21,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.tune.candidates import SearchSpace, allowed_techniques
 from castwise.tune.search import TuningSearch
-from castwise.tune.time_budget import limit_of
+from castwise.tune.time_budget import phase_limit
 
 # A loop that is screened is looked at briefly: one that the host paces never settles, and what is in doubt sits again.
 _SCREENED = {"warm_up_seconds": 1.0, "num_blocks": 8}
@@ -90,7 +90,7 @@ def prepare_tuning(
     """
     source = source_of(request)
     data_set = source[0] if source is not None else request.data_set or SYNTHETIC
-    limit = limit_of(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
+    limit = phase_limit(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
     job = prepare(
         Request(
             axes=ParameterGrid(
@@ -115,14 +115,15 @@ def prepare_tuning(
         spec for spec in job.plan.specs if request.precisions or find_precision(spec.precision).keeps_float32_weights
     ]
     start = _screened(specs[0]) if source is None else training_spec(specs[0], *source)
-    ladder = SearchSpace(
-        tuple(spec.precision for spec in specs),
-        allowed_techniques(request.numerics, start.kind),
-        start if request.larger_batches else None,
+    space = SearchSpace(
+        start=start,
+        precisions=tuple(spec.precision for spec in specs),
+        techniques=allowed_techniques(request.numerics, start.kind),
+        environment=job.runner.environment,
+        larger_batches=request.larger_batches,
+        memory_bytes=request.memory_bytes,
     )
-    return TuningSearch(
-        start, ladder, job, request.budget_seconds, _standing(job, start, request), request.memory_bytes
-    )
+    return TuningSearch(space, job, request.budget_seconds, _reusable(job, start, request))
 
 
 def _screened(spec: TrialSpec) -> TrialSpec:
@@ -183,11 +184,10 @@ def source_of(request: TuneRequest) -> tuple[str, Recipe] | None:
     return source
 
 
-def _standing(job: Job, start: TrialSpec, request: TuneRequest) -> list[Trial]:
+def _reusable(job: Job, start: TrialSpec, request: TuneRequest) -> tuple[Trial, ...]:
     """Return the records of this machine that need not be measured again."""
     if request.again or job.runner.store is None:
-        return []
+        return ()
     trials = job.runner.store.load(job.runner.environment)[0].values()
     limit = start.protocol.timeout_seconds
-    standing = (trial for trial in trials if is_reusable(trial, limit, retry=request.retry))
-    return sorted(standing, key=lambda trial: trial.started_at)
+    return tuple(trial for trial in trials if is_reusable(trial, limit, retry=request.retry))

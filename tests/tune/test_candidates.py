@@ -1,65 +1,71 @@
-"""Which moves a climb has open, by what was tried before."""
+"""Which changes are open, by what was tried before."""
 
-from fake_engine import fake_spec
+from fake_engine import fake_environment, fake_spec
 
 from castwise.analysis.statistics import Estimate
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import Outcome, SearchSpace, TriedChange, allowed_techniques
-from castwise.tune.changes import Change, is_within
-
-LADDER = SearchSpace(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))
-
-
-def attempt(rung: int, move: Change, below: TrialSpec, outcome: Outcome, ratio: float = 1.0) -> TriedChange:
-    return TriedChange(rung, move, below, move.on(below), Estimate(ratio, ratio, ratio, 3), outcome)
+from castwise.tune.candidates import SearchSpace, TriedChange
+from castwise.tune.changes import Change, is_within, may_enable
+from castwise.tune.measurements import Outcome
 
 
-def names(ladder: SearchSpace, current: TrialSpec, *attempts: TriedChange) -> set[str]:
-    return {move.name for move in ladder.moves(current, attempts)}
+def space_of(precisions: tuple[str, ...], techniques: tuple[str, ...]) -> SearchSpace:
+    return SearchSpace(fake_spec(), precisions, techniques, fake_environment())
+
+
+SPACE = space_of(("fp32", "tf32", "bf16-mixed"), ("channels-last", "cudnn-search", "compile", "cuda-graph"))
+
+
+def attempt(stage: int, change: Change, below: TrialSpec, outcome: Outcome, ratio: float = 1.0) -> TriedChange:
+    return TriedChange(stage, change, below, change.on(below), Estimate(ratio, ratio, ratio, 3), outcome)
+
+
+def names(space: SearchSpace, current: TrialSpec, *tried: TriedChange) -> set[str]:
+    return {change.name for change in space.candidates(current, tried)}
 
 
 def all_of(
-    rung: int, below: TrialSpec, ratio: float, *, taken: Change | None = None, ladder: SearchSpace = LADDER
+    stage: int, below: TrialSpec, ratio: float, *, taken: Change | None = None, space: SearchSpace = SPACE
 ) -> list[TriedChange]:
-    """Return attempts at every move open at the start of its rank; one is taken at twice the speed."""
+    """Return tried at every change open at the start of its rank; one is taken at twice the speed."""
     return [
-        attempt(rung, move, below, "taken" if move == taken else "slower", 2.0 if move == taken else ratio)
-        for move in ladder.moves(below, [])
+        attempt(stage, change, below, "taken" if change == taken else "slower", 2.0 if change == taken else ratio)
+        for change in space.candidates(below, [])
     ]
 
 
 def test_precisions_come_first_each_with_channels_last() -> None:
     start = fake_spec()
     both = {"tf32 + channels-last", "bf16-mixed + channels-last"}
-    assert names(LADDER, start) == both
-    in_vain = [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, [])]
-    assert names(LADDER, start, *in_vain) == {"tf32", "bf16-mixed"}, "without it where that was slower"
+    assert names(SPACE, start) == both
+    in_vain = [attempt(0, change, start, "slower", 0.5) for change in SPACE.candidates(start, [])]
+    assert names(SPACE, start, *in_vain) == {"tf32", "bf16-mixed"}, "without it where that was slower"
     words = fake_spec(workload="lstm-lm")
-    assert names(LADDER, words) == {"tf32", "bf16-mixed"}
+    assert names(SPACE, words) == {"tf32", "bf16-mixed"}
 
 
 def test_what_is_cheap_comes_before_what_compiles() -> None:
     start = fake_spec()
     tried = all_of(0, start, 0.5)
-    tried += [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, tried)]
+    tried += [attempt(0, change, start, "slower", 0.5) for change in SPACE.candidates(start, tried)]
     cheap = {"channels-last", "cudnn-search", "cuda-graph", "channels-last + cudnn-search"}
-    assert names(LADDER, start, *tried) == cheap
-    tried += [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, tried)]
-    assert names(LADDER, start, *tried) == {"compile", "compile + cuda-graph"}
-    tried += [attempt(0, move, start, "slower", 0.5) for move in LADDER.moves(start, tried)]
-    assert names(LADDER, start, *tried) == set(), "nothing is left"
+    assert names(SPACE, start, *tried) == cheap
+    tried += [attempt(0, change, start, "slower", 0.5) for change in SPACE.candidates(start, tried)]
+    assert names(SPACE, start, *tried) == {"compile", "compile + cuda-graph"}
+    tried += [attempt(0, change, start, "slower", 0.5) for change in SPACE.candidates(start, tried)]
+    assert names(SPACE, start, *tried) == set(), "nothing is left"
 
 
 def test_what_did_not_pay_is_tried_again_once_its_partner_is_taken() -> None:
     start, graph = fake_spec(), Change(techniques=("cuda-graph",))
-    tried = [attempt(0, move, start, "slower", 0.99) for move in LADDER.moves(start, [])]
-    tried += [attempt(0, move, start, "slower", 0.99) for move in LADDER.moves(start, tried)]
-    assert "bf16-mixed" not in names(LADDER, start, *tried)
+    tried = [attempt(0, change, start, "slower", 0.99) for change in SPACE.candidates(start, [])]
+    tried += [attempt(0, change, start, "slower", 0.99) for change in SPACE.candidates(start, tried)]
+    assert "bf16-mixed" not in names(SPACE, start, *tried)
     tried.append(attempt(0, graph, start, "taken", 3.0))
     both = {"tf32 + channels-last", "bf16-mixed + channels-last"}
-    assert both <= names(LADDER, graph.on(start), *tried), "launches no longer hide it"
+    assert both <= names(SPACE, graph.on(start), *tried), "launches no longer hide it"
     search = attempt(0, Change(techniques=("cudnn-search",)), start, "taken", 3.0)
-    assert "bf16-mixed" not in names(LADDER, search.spec, *tried[:-1], search)
+    assert "bf16-mixed" not in names(SPACE, search.spec, *tried[:-1], search)
 
 
 def test_a_precision_far_behind_the_one_taken_is_not_tried_again() -> None:
@@ -67,10 +73,10 @@ def test_a_precision_far_behind_the_one_taken_is_not_tried_again() -> None:
     rival = Change(precision="tf32", techniques=("channels-last",))
     graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.5)
     tried = [attempt(0, rival, start, "second best", 1.9), attempt(0, bf16, start, "taken", 2.0)]
-    assert "tf32" not in names(LADDER, bf16.on(start), *tried), "nothing since acts on it"
-    assert "tf32" in names(LADDER, graph.spec, *tried, graph)
+    assert "tf32" not in names(SPACE, bf16.on(start), *tried), "nothing since acts on it"
+    assert "tf32" in names(SPACE, graph.spec, *tried, graph)
     tried[0] = attempt(0, rival, start, "second best", 1.1)
-    assert "tf32" not in names(LADDER, graph.spec, *tried, graph)
+    assert "tf32" not in names(SPACE, graph.spec, *tried, graph)
 
 
 def test_a_precision_far_behind_has_another_go_once_the_launches_that_hid_its_gain_are_gone() -> None:
@@ -79,14 +85,14 @@ def test_a_precision_far_behind_has_another_go_once_the_launches_that_hid_its_ga
     below = tf32.on(start)
     tried = [attempt(0, Change(precision="bf16-mixed"), start, "slower", 1.04), attempt(0, tf32, start, "taken", 1.27)]
     graph = attempt(1, Change(techniques=("cuda-graph",)), below, "taken", 2.5)
-    assert "bf16-mixed" in names(LADDER, graph.spec, *tried, graph)
+    assert "bf16-mixed" in names(SPACE, graph.spec, *tried, graph)
     # Far behind by more than casts explain, or without casts, it is by what the graph bought.
     for lost, won in ((Change(precision="bf16-mixed"), tf32), (tf32, Change(precision="bf16-mixed"))):
         ratio = 0.5 if won == tf32 else 1.0
         tried = [attempt(0, lost, start, "slower", ratio), attempt(0, won, start, "taken", 1.27)]
         for bought, is_open in ((2.5, True), (1.05, False)):
             graph = attempt(1, Change(techniques=("cuda-graph",)), won.on(start), "taken", bought)
-            assert (lost.name in names(LADDER, graph.spec, *tried, graph)) is is_open
+            assert (lost.name in names(SPACE, graph.spec, *tried, graph)) is is_open
 
 
 def test_16_bits_behind_float32_have_another_go_as_a_graph_whatever_it_bought_there() -> None:
@@ -95,35 +101,35 @@ def test_16_bits_behind_float32_have_another_go_as_a_graph_whatever_it_bought_th
     bf16 = Change(precision="bf16-mixed")
     tried = [attempt(0, bf16, start, "second best", 2.9), attempt(0, tf32, start, "taken", 3.5)]
     graph = attempt(1, Change(techniques=("cuda-graph",)), tf32.on(start), "taken", 1.03)
-    assert "bf16-mixed" in names(LADDER, graph.spec, *tried, graph)
+    assert "bf16-mixed" in names(SPACE, graph.spec, *tried, graph)
     tried[0] = attempt(0, bf16, start, "second best", 1.6)
-    assert "bf16-mixed" not in names(LADDER, graph.spec, *tried, graph), "its products cannot make up for that"
+    assert "bf16-mixed" not in names(SPACE, graph.spec, *tried, graph), "its products cannot make up for that"
     # The other way about there are no casts to lessen.
     tried = [attempt(0, tf32, start, "second best", 2.9), attempt(0, bf16, start, "taken", 3.5)]
     graph = attempt(1, Change(techniques=("cuda-graph",)), bf16.on(start), "taken", 1.03)
-    assert "tf32" not in names(LADDER, graph.spec, *tried, graph)
+    assert "tf32" not in names(SPACE, graph.spec, *tried, graph)
 
 
-def test_what_was_second_best_is_tried_on_the_next_rung() -> None:
+def test_what_was_second_best_is_tried_on_the_next_stage() -> None:
     start, search = fake_spec(), Change(techniques=("cudnn-search",))
-    ladder = SearchSpace(("fp32",), ("fused-optimizer", "cudnn-search", "chunked-loss"))
+    space = space_of(("fp32",), ("fused-optimizer", "cudnn-search", "chunked-loss"))
     tried = [
         attempt(0, search, start, "taken", 1.2),
         attempt(0, Change(techniques=("fused-optimizer",)), start, "second best", 1.1),
         attempt(0, Change(techniques=("chunked-loss",)), start, "slower", 0.9),
     ]
-    assert names(ladder, search.on(start), *tried) == {"fused-optimizer"}
+    assert names(space, search.on(start), *tried) == {"fused-optimizer"}
 
 
 def test_what_failed_is_not_tried_again_and_what_lacked_something_is() -> None:
     start, search = fake_spec(), Change(techniques=("cudnn-search",))
-    ladder = SearchSpace(("fp32",), ("channels-last", "no-step-sync", "cudnn-search"))
+    space = space_of(("fp32",), ("channels-last", "no-step-sync", "cudnn-search"))
     no_sync = Change(techniques=("no-step-sync",))
     lacking = TriedChange(0, no_sync, start, no_sync.on(start), None, "unsupported")
     failed = TriedChange(0, Change(techniques=("channels-last",)), start, start, None, "failed", "oom: (fake)")
     pair = TriedChange(0, Change(techniques=("channels-last", "cudnn-search")), start, start, None, "failed")
     taken = attempt(0, search, start, "taken", 1.5)
-    assert names(ladder, search.on(start), lacking, failed, pair, taken) == {"no-step-sync"}
+    assert names(space, search.on(start), lacking, failed, pair, taken) == {"no-step-sync"}
 
 
 def test_a_move_brings_the_precisions_own_loss_scale_and_replaces_what_it_excludes() -> None:
@@ -133,22 +139,27 @@ def test_a_move_brings_the_precisions_own_loss_scale_and_replaces_what_it_exclud
     assert better.techniques == ("channels-last", "compile-max-autotune")
 
 
-def test_techniques_that_change_the_model_are_tried_where_that_is_allowed() -> None:
-    assert "pad-channels-4" not in allowed_techniques("draws")
-    assert "pad-channels-4" in allowed_techniques("shape")
-    assert "compile" not in allowed_techniques("rounding")
-    assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
+def test_what_waited_for_skipped_steps_is_tried_if_none_are_skipped() -> None:
+    below = fake_spec("fp16-mixed", loss_scale="dynamic")
+    refused = Change(techniques=("no-step-sync",))
+    fp32 = below.model_copy(update={"precision": "fp32"})
+    assert may_enable(Change(precision="bf16-mixed"), below, refused, "it waits")
+    assert not may_enable(Change(precision="fp16-master"), fp32, refused, "")
+    assert not may_enable(
+        Change(precision="bf16-mixed"), below, Change(techniques=("space-to-depth",)), "finds nothing"
+    )
+    assert not may_enable(Change(techniques=("cudnn-search",)), below, refused, "it waits")
 
 
 def test_kernels_that_pay_in_a_compiled_loop_are_tried_with_compilation() -> None:
-    ladder = SearchSpace(("fp32",), ("compile", "batch-norm-kernel"))
+    space = space_of(("fp32",), ("compile", "batch-norm-kernel"))
     loop = fake_spec(device="cuda:0", techniques=("channels-last",))
-    alone, both = ladder.moves(loop, [])
+    alone, both = space.candidates(loop, [])
     assert [alone.name, both.name] == ["compile", "compile + batch-norm-kernel"]
     assert is_within(alone, both)
     assert not is_within(both, alone)
-    (later,) = ladder.moves(alone.on(loop), [])
+    (later,) = space.candidates(alone.on(loop), [])
     assert later.name == "batch-norm-kernel"
     assert later.on(alone.on(loop)) == both.on(loop)
-    assert not ladder.moves(both.on(loop), [])
-    assert not SearchSpace(("fp32",), ("batch-norm-kernel",)).moves(loop, [])
+    assert not space.candidates(both.on(loop), [])
+    assert not space_of(("fp32",), ("batch-norm-kernel",)).candidates(loop, [])

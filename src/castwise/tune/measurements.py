@@ -1,0 +1,208 @@
+"""What was measured of each configuration, and how one compares with another."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from castwise.analysis import steady_metrics
+from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
+from castwise.analysis.statistics import Estimate, verdict_of
+from castwise.records.schema import Trial
+from castwise.spec.trial import TrialSpec
+
+Key = tuple[str, str, tuple[str, ...], int]
+Outcome = Literal[
+    "taken", "second best", "same", "slower", "unproven", "too large", "failed", "not tried", "unsupported"
+]
+
+# A candidate that is this much faster in its first session is worth a closer look. Source: chosen here.
+PROMISING = 1.005
+# Two processes of a configuration were seen to differ by up to 8 % if the host sets the pace. What one session shows
+# beyond that needs no further process.
+_BEYOND_PROCESSES = 1.10
+ONE_PROCESS = "one process each: the interval is over its blocks"
+
+
+def key_of(spec: TrialSpec) -> Key:
+    """Return what tells the configurations of one search apart."""
+    return spec.precision, spec.loss_scale, spec.techniques, spec.batch_size
+
+
+def unique(specs: Iterable[TrialSpec]) -> list[TrialSpec]:
+    """Return each configuration once, in order."""
+    return list({key_of(spec): spec for spec in specs}.values())
+
+
+def held_bytes(trials: Sequence[Trial]) -> float:
+    """Return the most memory that processes of one configuration held; infinite if it is not known.
+
+    It is what the caching allocator reserved; on a CPU what the process grew by.
+    """
+    reserved = steady_metrics.largest(map(steady_metrics.peak_reserved_bytes, trials))
+    allocated = steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, trials))
+    return float(reserved or allocated or math.inf)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The trials of one search by configuration; immutable.
+
+    Attributes:
+        by_key: The trials of each configuration, by repeat.
+        sessions: What was measured together in this run of the search, session by session.
+    """
+
+    by_key: Mapping[Key, tuple[Trial, ...]] = field(default_factory=dict)
+    sessions: tuple[frozenset[Key], ...] = ()
+
+    @classmethod
+    def from_records(cls, trials: Iterable[Trial], start: TrialSpec) -> "Measurements":
+        """Return the trials that differ from a start in nothing but what a search changes."""
+        changed = ("precision", "loss_scale", "techniques", "batch_size", "repeat")
+        fixed = start.without_timeout.model_dump(exclude=set(changed))
+        return cls().plus(
+            trial for trial in trials if trial.spec.without_timeout.model_dump(exclude=set(changed)) == fixed
+        )
+
+    def plus(self, trials: Iterable[Trial], session: Sequence[TrialSpec] = ()) -> "Measurements":
+        """Return these and further trials, measured in a session of these configurations."""
+        by_key = dict(self.by_key)
+        for trial in trials:
+            key = key_of(trial.spec)
+            by_key[key] = tuple(sorted((*by_key.get(key, ()), trial), key=lambda each: each.spec.repeat))
+        sessions = (*self.sessions, frozenset(map(key_of, session))) if session else self.sessions
+        return Measurements(by_key, sessions)
+
+    def of(self, spec: TrialSpec) -> tuple[Trial, ...]:
+        """Return the trials of a configuration."""
+        return self.by_key.get(key_of(spec), ())
+
+    def is_ok(self, spec: TrialSpec) -> bool:
+        """Return whether a configuration was measured and none of its processes failed."""
+        trials = self.of(spec)
+        return bool(trials) and all(trial.status == "ok" for trial in trials)
+
+    def failure(self, spec: TrialSpec) -> Trial | None:
+        """Return the first trial of a configuration that failed."""
+        return next((trial for trial in self.of(spec) if trial.status != "ok"), None)
+
+    def held_bytes(self, spec: TrialSpec) -> float:
+        """Return the most memory that a configuration's processes held; infinite if it is not known."""
+        return held_bytes(self.of(spec))
+
+    def rate(self, spec: TrialSpec) -> float | None:
+        """Return units per second; None if nothing was timed."""
+        trials = [trial for trial in self.of(spec) if trial.status == "ok"]
+        rate = rate_estimate(trials, step_estimate(trials))
+        return None if rate is None else rate.value
+
+    def ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        """Return a configuration's speed-up over another by units per second.
+
+        It is that of the sessions that measured both; of all their processes if none did.
+        """
+        if not self.is_ok(spec):
+            return None
+        sides: list[Sequence[Trial]] = [self.of(below), self.of(spec)]
+        shared = set.intersection(*({trial.session_id for trial in side} - {None} for side in sides))
+        if shared:
+            sides = [[trial for trial in side if trial.session_id in shared] for side in sides]
+        return _per_unit(speedup_estimate(*sides), below, spec)
+
+    def first_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        """Return the speed-up in the first session that measured both: it stays the same when more is measured."""
+        if not self.is_ok(spec):
+            return None
+        others = {trial.session_id: trial for trial in reversed(self.of(below)) if trial.session_id is not None}
+        first = next((trial for trial in self.of(spec) if trial.session_id in others), None)
+        if first is None or first.session_id is None:
+            return self.ratio(below, spec)
+        return _per_unit(speedup_estimate([others[first.session_id]], [first]), below, spec)
+
+    def shown_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        """Return the speed-up; of one process each with the interval over their blocks."""
+        ratio = self.ratio(below, spec)
+        return (self._block_ratio(below, spec) or ratio) if ratio is not None and ratio.n == 1 else ratio
+
+    def is_clear(self, below: TrialSpec, spec: TrialSpec) -> bool:
+        """Return whether one session shows more than what processes of a configuration differ by."""
+        ratio = self._block_ratio(below, spec)
+        return ratio is not None and ratio.low > _BEYOND_PROCESSES
+
+    def is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
+        """Return whether further processes would not change what is said of two configurations."""
+        ratio = self.ratio(below, spec)
+        if ratio is None or not self.is_ok(below) or self.is_clear(below, spec):
+            return True
+        return ratio.n > 1 and verdict_of(ratio).kind != "inconclusive"
+
+    def is_proven(self, below: TrialSpec, spec: TrialSpec, limit_bytes: float | None) -> bool:
+        """Return whether a configuration is to be accepted over another: it is faster, or it fits and the other not."""
+        if not self.is_ok(spec):
+            return False
+        if not self.is_ok(below):
+            return self.is_out_of_memory(below)
+        if limit_bytes is not None and self.held_bytes(spec) <= limit_bytes < self.held_bytes(below):
+            return True
+        ratio = self.ratio(below, spec)
+        if ratio is None:
+            return False
+        return verdict_of(ratio).kind == "faster" or (ratio.n == 1 and self.is_clear(below, spec))
+
+    def is_out_of_memory(self, spec: TrialSpec) -> bool:
+        """Return whether a configuration's processes ran out of memory."""
+        failure = self.failure(spec)
+        return failure is not None and failure.status == "oom"
+
+    def times_together(self, specs: Sequence[TrialSpec]) -> int:
+        """Return how many sessions measured all of these configurations."""
+        shared = set.intersection(*({trial.session_id for trial in self.of(spec)} - {None} for spec in specs))
+        return max(len(shared), self.times_asked(specs))
+
+    def times_asked(self, specs: Sequence[TrialSpec]) -> int:
+        """Return how many sessions of this run of the search were to measure all of these configurations."""
+        keys = frozenset(map(key_of, specs))
+        return sum(keys <= session for session in self.sessions)
+
+    def outcome(self, spec: TrialSpec, ratio: Estimate | None, limit_bytes: float | None) -> tuple[Outcome, str]:
+        """Return what is said of a configuration that was not accepted, by its speed-up over another, and why."""
+        failed = self.failure(spec)
+        if failed is not None:
+            if failed.status == "unsupported":
+                return "unsupported", failed.message
+            more = "; --timeout gives it longer" if failed.status == "timeout" else ""
+            return "failed", f"{failed.status}: {failed.message}{more}"
+        if not self.of(spec):
+            return "not tried", "no time was left for it"
+        if limit_bytes is not None and self.held_bytes(spec) > limit_bytes:
+            return "too large", "it holds more memory than --memory allows"
+        return _verdict_of(ratio)
+
+    def _block_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+        return _per_unit(session_speedup_estimate(self.of(below), self.of(spec)), below, spec)
+
+
+def _verdict_of(ratio: Estimate | None) -> tuple[Outcome, str]:
+    """Return what is said of a configuration by its speed-up alone, and why."""
+    if ratio is None:
+        return "unproven", "there is nothing that it could be compared with"
+    if ratio.n == 1:
+        low: Outcome = "slower" if ratio.value < 1 / PROMISING else "same"
+        return "second best" if ratio.value > PROMISING else low, "one process: no interval"
+    verdict = verdict_of(ratio)
+    named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
+    return named.get(verdict.kind, "unproven"), verdict.reason
+
+
+def loop_name(spec: TrialSpec) -> str:
+    """Return a configuration as people read it: `bf16-mixed, channels-last+compile`."""
+    return f"{spec.precision}, {'+'.join(spec.techniques) or 'plain loop'}"
+
+
+def _per_unit(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
+    """Return a ratio of step times as one of units per second: a step on a larger batch has more of them."""
+    factor = spec.batch_size / below.batch_size
+    if ratio is None or factor == 1:
+        return ratio
+    return replace(ratio, value=ratio.value * factor, low=ratio.low * factor, high=ratio.high * factor)

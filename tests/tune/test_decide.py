@@ -1,0 +1,294 @@
+"""What a search decides from measurements alone: no engine, no clock."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from fake_engine import fake_environment, fake_spec, fake_trial
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from castwise.records.schema import Status, Trial
+from castwise.spec.trial import TrialSpec
+from castwise.tune.candidates import SearchSpace
+from castwise.tune.decide import Done, Session, decide
+from castwise.tune.measurements import Key, Measurements, key_of
+from castwise.tune.time_budget import TimeLeft
+
+GIB = 2**30
+START = fake_spec()
+
+
+@dataclass
+class World:
+    """Measures made-up sessions."""
+
+    speed: Callable[[TrialSpec], float]
+    held_bytes: Callable[[TrialSpec], float] = lambda _: GIB
+    status: Callable[[TrialSpec], Status] = lambda _: "ok"
+    seconds: float = 1.0  # for each configuration of a session
+    sessions: list[Session] = field(default_factory=list)
+
+    def measure(self, session: Session, measured: Measurements) -> list[Trial]:
+        self.sessions.append(session)
+        name = secrets.token_hex(6)
+        return [self._trial(spec, len(measured.of(spec)), name) for spec in session.specs]
+
+    def _trial(self, spec: TrialSpec, repeat: int, session_id: str) -> Trial:
+        spec = spec.model_copy(update={"repeat": repeat})
+        status = self.status(spec)
+        seconds = (0.04 + spec.batch_size / 256) / self.speed(spec)  # a part of a step does not depend on the batch
+        blocks = tuple(seconds * (1 + index % 3 / 1000) for index in range(6)) if status == "ok" else ()
+        trial = fake_trial(spec, status=status, step_seconds=blocks, peak_bytes=int(self.held_bytes(spec)))
+        return trial.model_copy(update={"session_id": session_id})
+
+    def search(self, space: SearchSpace, budget: float = 1e6, measured: Measurements | None = None) -> Done:
+        measured = measured or Measurements()
+        for _ in range(200):
+            spent = sum(self.seconds * len(session.specs) for session in self.sessions)
+            process_seconds = self.seconds if self.sessions else 0.0
+            decision = decide(space, measured, TimeLeft(budget - spent, process_seconds))
+            if isinstance(decision, Done):
+                self.measured = measured
+                return decision
+            measured = measured.plus(self.measure(decision, measured), decision.specs)
+        raise AssertionError("the search does not end")
+
+
+def space_of(*techniques: str, precisions: Sequence[str] = ("fp32",), memory_bytes: float | None = None) -> SearchSpace:
+    return SearchSpace(START, tuple(precisions), techniques, fake_environment(), memory_bytes=memory_bytes)
+
+
+def gains(**factors: float) -> Callable[[TrialSpec], float]:
+    """Return a speed that is a product of a factor for the precision and one for each technique."""
+
+    def speed(spec: TrialSpec) -> float:
+        product = 1.0
+        for name in (spec.precision, *spec.techniques):
+            product *= factors.get(name.replace("-", "_"), 1.0)
+        return product
+
+    return speed
+
+
+def winner_of(done: Done) -> TrialSpec:
+    return next((each.spec for each in reversed(done.tried) if each.outcome == "taken" and not each.limited), START)
+
+
+def fastest_within(done: Done, world: World, limit: float) -> TrialSpec:
+    fitting = [spec for spec in done.used if world.measured.is_ok(spec) and world.measured.held_bytes(spec) <= limit]
+    return max(fitting, key=lambda spec: world.measured.rate(spec) or 0.0)
+
+
+FACTORS = st.sampled_from([0.5, 0.9, 1.0, 1.03, 1.2, 2.0])
+TECHNIQUES = ("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph")
+
+
+@given(
+    st.tuples(*[FACTORS] * len(TECHNIQUES)),
+    st.sampled_from([1.0, 1.5, 3.0]),
+    st.one_of(st.none(), st.floats(0, 90)),
+)
+@settings(max_examples=40)
+def test_search_ends_at_the_fastest_within_the_budget(
+    factors: tuple[float, ...], bf16: float, budget: float | None
+) -> None:
+    speed = gains(
+        bf16_mixed=bf16, **{name.replace("-", "_"): gain for name, gain in zip(TECHNIQUES, factors, strict=True)}
+    )
+    world = World(speed)
+    space = space_of(*TECHNIQUES, precisions=("fp32", "bf16-mixed"))
+    done = world.search(space, 1e6 if budget is None else budget)
+    accepted = [each for each in done.tried if each.outcome == "taken"]
+    assert all(world.measured.is_proven(each.below, each.spec, None) for each in accepted)
+    candidates = [key_of(spec) for session in world.sessions for spec in session.specs[1:]]
+    assert len(world.measured.by_key) <= len(candidates) + 1
+    if budget is None:
+        best = max(1.0, bf16)
+        for gain in factors:
+            best *= max(1.0, gain)
+        assert speed(winner_of(done)) == pytest.approx(best)
+        assert done.ending == "nothing left"
+    else:
+        spent = sum(len(session.specs) for session in world.sessions[1:])
+        assert spent <= max(budget, 0.0), "no session begins that would end too late, but for the first"
+
+
+@given(st.tuples(*[FACTORS] * len(TECHNIQUES)))
+@settings(max_examples=20)
+def test_nothing_is_screened_twice(factors: tuple[float, ...]) -> None:
+    world = World(gains(**{name.replace("-", "_"): gain for name, gain in zip(TECHNIQUES, factors, strict=True)}))
+    space = space_of(*TECHNIQUES)
+    done = world.search(space)
+    again = World(world.speed)
+    assert repr(again.search(space, measured=world.measured)) == repr(done), "NaN ends of intervals equal nothing"
+    assert again.sessions == [], "what was measured decides the same again"
+    seen: set[Key] = set()
+    for session in world.sessions:
+        if session.purpose.startswith("changes to "):
+            new = {key_of(spec) for spec in session.specs[1:]}
+            assert len(new & seen) <= 1, "the last accepted configuration alone, next to what compiles"
+        seen |= {key_of(spec) for spec in session.specs}
+
+
+def test_pairs_that_pay_only_together_are_found() -> None:
+    def speed(spec: TrialSpec) -> float:
+        pair = {"compile", "cuda-graph"} & set(spec.techniques)
+        return {0: 1.0, 1: 0.95, 2: 1.5}[len(pair)]
+
+    done = World(speed).search(space_of("compile", "cuda-graph"))
+    assert set(winner_of(done).techniques) == {"compile", "cuda-graph"}
+
+
+@pytest.mark.parametrize(("gain", "num_sessions"), [(1.03, 2), (1.5, 1)])
+def test_small_gains_are_proven_by_further_processes(gain: float, num_sessions: int) -> None:
+    world = World(gains(fused_optimizer=gain))
+    (taken,) = [each for each in world.search(space_of("fused-optimizer")).tried if each.outcome == "taken"]
+    assert world.measured.times_together([START, taken.spec]) == num_sessions
+    assert taken.ratio is not None
+    assert (taken.ratio.n, bool(taken.reason)) == (num_sessions, num_sessions == 1)
+
+
+def test_what_is_not_proven_is_not_accepted() -> None:
+    """TF32 is faster in its first process alone; what was tried on it is compared with the plain loop."""
+
+    def speed(spec: TrialSpec) -> float:
+        noise = (1.04, 0.9, 1.06, 0.97)[spec.repeat % 4] if spec.precision == "tf32" else 1.0
+        return noise * (0.99 if "cudnn-search" in spec.techniques else 1.0)
+
+    world = World(speed)
+    done = world.search(space_of("cudnn-search", precisions=("fp32", "tf32")))
+    assert winner_of(done) == START
+    outcomes = {each.change.name: each for each in done.tried}
+    assert outcomes["tf32"].outcome == "unproven"
+    tried_on_it = outcomes["tf32 + cudnn-search"]
+    assert (tried_on_it.stage, tried_on_it.below, tried_on_it.outcome) == (0, START, "unproven")
+    assert world.measured.times_together([START, outcomes["tf32"].spec]) <= 4
+
+
+@pytest.mark.parametrize("status", ["oom", "crashed", "timeout", "unsupported", "diverged"])
+def test_a_failure_is_a_result_and_the_search_goes_on(status: Status) -> None:
+    world = World(
+        gains(fused_optimizer=1.2, compile=3.0), status=lambda spec: status if "compile" in spec.techniques else "ok"
+    )
+    done = world.search(space_of("fused-optimizer", "compile"))
+    assert (done.ending, winner_of(done).techniques) == ("nothing left", ("fused-optimizer",))
+    (failed,) = [each for each in done.tried if each.change.name == "compile"]
+    assert failed.outcome == ("unsupported" if status == "unsupported" else "failed")
+    assert sum("compile" in spec.techniques for session in world.sessions for spec in session.specs) == 1
+
+
+def test_without_the_plain_loop_there_is_no_search() -> None:
+    world = World(gains(), status=lambda _: "crashed")
+    done = world.search(space_of("compile"))
+    assert (done.ending, done.tried, len(world.sessions)) == ("failed", (), 1)
+
+
+def test_precisions_far_behind_are_not_tried_again() -> None:
+    factors = {"bf16_mixed": 2.0, "tf32": 1.1, "fp16_mixed": 1.95, "cuda_graph": 1.5}
+    world = World(gains(**factors))
+    done = world.search(space_of("cuda-graph", precisions=("fp32", "tf32", "bf16-mixed", "fp16-mixed")))
+    with_graph = {spec.precision for spec in done.used if "cuda-graph" in spec.techniques}
+    assert "fp16-mixed" in with_graph
+    assert "tf32" not in with_graph
+
+
+def test_the_path_is_proven_before_the_first_compilation() -> None:
+    world = World(gains(fused_optimizer=1.03, cudnn_search=1.03, compile=1.2))
+    world.search(space_of("fused-optimizer", "cudnn-search", "compile"))
+    first = next(i for i, each in enumerate(world.sessions) if any("compile" in s.techniques for s in each.specs))
+    top = START.model_copy(update={"techniques": ("cudnn-search", "fused-optimizer")})
+    earlier = [set(map(key_of, session.specs)) for session in world.sessions[:first]]
+    assert sum(key_of(top) in keys for keys in earlier) == 2
+
+
+# Memory
+
+
+def held(**shares: float) -> Callable[[TrialSpec], float]:
+    """Return memory that is proportional to the batch, with a factor for each technique, and half a GiB on top."""
+    factor = gains(**shares)
+    return lambda spec: GIB * (0.5 + 2 * spec.batch_size / 256 * factor(spec))
+
+
+def test_what_only_saves_memory_is_taken_when_memory_is_the_limit() -> None:
+    """Two changes cost time and save memory; only both together fit."""
+    world = World(gains(chunked_loss=0.9, fused_optimizer=0.8), held_bytes=held(chunked_loss=0.7, fused_optimizer=0.6))
+    start = fake_spec(workload="lstm-lm")
+    space = SearchSpace(
+        start, ("fp32",), ("chunked-loss", "fused-optimizer"), fake_environment(), memory_bytes=1.5 * GIB
+    )
+    done = world.search(space)
+    assert winner_of(done) == START or not winner_of(done).techniques, "without a limit they do not pay"
+    limited = [each for each in done.tried if each.limited and each.outcome == "taken" and each.spec.batch_size == 256]
+    assert set(limited[-1].spec.techniques) == {"chunked-loss", "fused-optimizer"}
+    assert world.measured.held_bytes(limited[-1].spec) <= 1.5 * GIB
+
+
+def test_a_plain_loop_that_runs_out_of_memory_is_made_to_fit() -> None:
+    """Nothing runs in float32 but with chunked-loss; then compilation pays, which ran out of memory without it."""
+    world = World(
+        gains(chunked_loss=0.9, compile=1.5),
+        status=lambda spec: "ok" if "chunked-loss" in spec.techniques else "oom",
+    )
+    start = fake_spec(workload="lstm-lm")
+    done = world.search(SearchSpace(start, ("fp32",), ("chunked-loss", "compile"), fake_environment()))
+    assert done.ending == "nothing left"
+    taken = [each for each in done.tried if each.outcome == "taken"]
+    assert set(taken[-1].spec.techniques) == {"chunked-loss", "compile"}
+    assert world.search(SearchSpace(start, ("fp32",), ("compile",), fake_environment())).ending == "failed"
+
+
+def test_a_second_search_stays_within_the_limit() -> None:
+    world = World(gains(cudnn_search=1.5, fused_optimizer=1.2), held_bytes=held(cudnn_search=2.0))
+    limit = 3 * GIB
+    done = world.search(space_of("cudnn-search", "fused-optimizer", memory_bytes=limit))
+    assert "cudnn-search" in winner_of(done).techniques
+    limited = [each for each in done.tried if each.limited]
+    same_batch = [each.spec for each in limited if each.outcome == "taken" and each.spec.batch_size == 256]
+    assert same_batch == [START.model_copy(update={"techniques": ("fused-optimizer",)})]
+
+
+@pytest.mark.parametrize(("limit", "batch_size"), [(2.0, 184), (1.55, 128), (0.6, 11)])
+def test_the_winner_fits_on_a_smaller_batch(limit: float, batch_size: int) -> None:
+    world = World(gains(cuda_graph=1.5), held_bytes=held())
+    done = world.search(space_of("cuda-graph", memory_bytes=limit * GIB))
+    assert fastest_within(done, world, limit * GIB).techniques == ("cuda-graph",)
+    taken = [each.spec.batch_size for each in done.tried if each.limited and each.outcome == "taken"]
+    assert taken == [batch_size]
+    assert {spec.batch_size for spec in done.used} <= {256, 128, batch_size}, "predicted from the whole and the half"
+
+
+def test_a_batch_that_holds_more_than_predicted_is_followed_by_a_smaller_one() -> None:
+    memory = held()
+    world = World(
+        gains(cuda_graph=1.5), held_bytes=lambda spec: memory(spec) * (1.1 if 128 < spec.batch_size < 256 else 1)
+    )
+    done = world.search(space_of("cuda-graph", memory_bytes=2 * GIB))
+    outcomes = {each.spec.batch_size: each.outcome for each in done.tried if each.limited}
+    assert outcomes == {168: "taken", 184: "too large", 128: "second best"}
+
+
+def test_no_batch_fits() -> None:
+    world = World(gains(cuda_graph=1.5), held_bytes=held())
+    done = world.search(space_of("cuda-graph", memory_bytes=0.4 * GIB))
+    assert done.ending == "nothing left"
+    assert {spec.batch_size for spec in done.used} == {256, 128, 1}, "not even one sample does"
+    assert not any(each.limited and each.outcome == "taken" for each in done.tried)
+
+
+def test_larger_batches_are_compared_by_units_per_second() -> None:
+    world = World(lambda spec: 1.3 if spec.batch_size > 256 else 1.0)
+    space = SearchSpace(START, ("fp32",), (), fake_environment(), larger_batches=True)
+    done = world.search(space)
+    assert winner_of(done).batch_size == 512
+    (taken,) = [each for each in done.tried if each.outcome == "taken"]
+    assert taken.ratio is not None
+    assert taken.ratio.value == pytest.approx(1.3, rel=0.05)
+
+
+def test_fewer_configurations_share_a_small_device() -> None:
+    world = World(gains(), held_bytes=lambda _: 6 * GIB)
+    world.search(space_of("channels-last", "cudnn-search", "fused-optimizer"))
+    assert max(len(session.specs) for session in world.sessions[1:]) == 2

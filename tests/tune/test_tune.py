@@ -1,0 +1,357 @@
+"""`castwise tune` end to end on the fake engine, whose techniques gain what the test says."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_seconds
+
+from castwise.records.store import load_folder
+from castwise.spec.trial import TrialSpec
+from castwise.tune.candidates import allowed_techniques
+from castwise.tune.render import chosen, conclusions, fastest_within, reasons, rows_of
+from castwise.tune.request import TuneRequest, prepare_tuning
+from castwise.tune.search import TuningResult
+
+Gain = Callable[[TrialSpec], float]
+GIB = 2.0**30
+FASTEST = ("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph")
+
+
+def made_up(spec: TrialSpec) -> float:
+    """Return more for channels last in 16 bits alone, and for a graph with compilation alone."""
+    gains = {
+        "channels-last": 1.6 if "16" in spec.precision else 0.8,
+        "cudnn-search": 1.1,
+        "fused-optimizer": 1.03,
+        "compile": 0.95 if "cuda-graph" not in spec.techniques else 1.2,
+        "compile-max-autotune": 0.9,
+        "cuda-graph": 1.3 if "compile" in spec.techniques else 1.0,
+        "pad-channels-4": 2.0,
+    }
+    return math.prod(gains.get(name, 1.0) for name in spec.techniques)
+
+
+def engine(gain: Gain = made_up, **traits: object) -> FakeEngine:
+    return FakeEngine(exclusive=False, gain=gain, **traits)  # type: ignore[arg-type]
+
+
+def tune(made: FakeEngine, workload: str = "resnet50", seconds: float = 0.0, **request: object) -> TuningResult:
+    """Return the result of a search; each look at the clock takes so many seconds."""
+    search = prepare_tuning(TuneRequest(workload, **request), make_engine=lambda *_: made)  # type: ignore[arg-type]
+    times = itertools.count(0.0, seconds)
+    return replace(search, clock=lambda: next(times)).run()
+
+
+def outcomes(result: TuningResult) -> dict[str, str]:
+    return {each.change.name: each.outcome for each in result.tried}
+
+
+def test_ends_at_the_fastest_with_pairs_that_pay_only_together() -> None:
+    made = engine()
+    result = tune(made)
+    assert (result.ending, result.winner.precision, result.winner.techniques) == ("nothing left", "bf16-mixed", FASTEST)
+    assert rows_of(result)[-1].total is not None
+    assert made.num_open == 0
+    assert len({trial.session_id for trial in result.trials}) <= 14, "each session starts processes"
+    assert sum("compile" in spec.techniques for spec in made.measured) <= 12, "each takes most of a minute"
+
+
+@pytest.mark.parametrize("gain", [0.1, 1.004])
+def test_without_a_gain_the_plain_loop_is_the_fastest(gain: float) -> None:
+    result = tune(
+        engine(lambda spec: gain if spec.techniques or spec.precision != "fp32" else 1.0), precisions=("fp32",)
+    )
+    assert (result.winner, result.ending) == (result.start, "nothing left")
+    assert outcomes(result)["cuda-graph"] == ("same" if gain > 1 else "slower")
+
+
+@pytest.mark.parametrize("kind", ["oom", "crash", "timeout", "unsupported"])
+def test_failures_are_results(kind: str) -> None:
+    made = engine(faults={"compile": Fault(kind)})
+    result = tune(made)
+    assert result.ending == "nothing left"
+    assert result.winner.techniques == FASTEST[:3]
+    assert outcomes(result)["compile"] == ("unsupported" if kind == "unsupported" else "failed")
+    reason = next(each.reason for each in result.tried if each.change.name == "compile")
+    assert "fake" in reason
+    assert any(reason in line for line in reasons(result))
+
+
+def test_a_longer_timeout_tries_what_ran_into_the_shorter_one(tmp_path: Path) -> None:
+    def measured(seconds: float, **traits: object) -> tuple[TuningResult, list[TrialSpec]]:
+        made = engine(**traits)  # type: ignore[arg-type]
+        return tune(made, results=tmp_path, timeout_seconds=seconds), made.measured
+
+    before, _ = measured(180.0, faults={"compile": Fault("timeout")})
+    assert outcomes(before)["compile"] == "failed"
+    assert measured(180.0)[1] == [], "what failed is not measured again"
+    after, specs = measured(400.0)
+    assert outcomes(after)["compile + cuda-graph"] == "taken"
+    others = {spec.techniques for spec in specs if "compile" not in "+".join(spec.techniques)}
+    assert others == {before.winner.techniques}, "the configuration that it is compared with"
+
+
+def test_what_a_process_refused_is_tried_again_if_a_technique_it_named_was_taken() -> None:
+    def refuses(spec: TrialSpec) -> str | None:
+        if "cuda-graph" in spec.techniques and "fused-optimizer" not in spec.techniques:
+            return "cuda-graph needs fused-optimizer (fake)"
+        return "space-to-depth finds nothing to do (fake)" if "space-to-depth" in spec.techniques else None
+
+    gains = {"cuda-graph": 1.5, "fused-optimizer": 1.05, "cudnn-search": 1.3, "space-to-depth": 2.0}
+    made = engine(lambda spec: math.prod(gains.get(name, 1.0) for name in spec.techniques), refuses=refuses)
+    result = tune(made, precisions=("fp32",))
+    assert {"cuda-graph", "fused-optimizer"} <= set(result.winner.techniques)
+    assert sum("space-to-depth" in spec.techniques for spec in made.measured) == 1
+    assert reasons(result).count("space-to-depth finds nothing to do (fake)") == 1
+
+
+def test_a_technique_that_its_process_refuses_is_in_no_pair() -> None:
+    made = engine(refuses=lambda spec: "it reads a loss (fake)" if "cuda-graph" in spec.techniques else None)
+    result = tune(made)
+    assert not [spec for spec in made.measured if {"compile", "cuda-graph"} <= set(spec.techniques)]
+    assert reasons(result).count("cuda-graph: it reads a loss (fake)") == 1
+
+
+def test_without_the_plain_loop_there_is_no_search(command: CommandLine) -> None:
+    done = command("tune", "resnet50", "--results", command.results, engine=engine(faults={"fp32": Fault("crash")}))
+    assert done.code == 1
+    assert "the plain loop could not be measured" in done.out
+
+
+def test_a_plain_loop_out_of_memory_leads_to_one_that_fits() -> None:
+    result = tune(engine(faults={"fp32": Fault("oom")}))
+    assert (result.ending, result.winner.precision) == ("nothing left", "bf16-mixed")
+    assert result.winner.techniques == FASTEST
+    assert conclusions(result)[0].startswith("The fastest loop: bf16-mixed")
+
+
+def test_a_loss_that_is_no_number_is_not_accepted() -> None:
+    assert tune(engine(faults={"bf16-mixed": Fault("nan")})).winner.precision == "fp16-mixed"
+
+
+def test_what_cannot_be_had_comes_once_with_its_reason() -> None:
+    result = tune(engine(environment=fake_environment(None)), device="cpu", budget_seconds=1e6)
+    assert "cuda-graph needs a CUDA device; this is cpu" in reasons(result), "its name once"
+    unsupported = [row.tried for row in rows_of(result) if row.outcome == "unsupported"]
+    assert len(unsupported) == len(set(unsupported))
+
+
+def test_options_bound_what_is_tried() -> None:
+    assert "pad-channels-4" not in outcomes(tune(engine()))
+    assert outcomes(tune(engine(), numerics="shape"))["pad-channels-4"] == "taken"
+    assert {spec.precision for spec in tune(engine()).path} <= {"fp32", "bf16-mixed"}, "true precisions on demand"
+    assert tune(engine(), precisions=("fp32", "fp16-true")).winner.precision == "fp16-true"
+    assert tune(engine(), precisions=("tf32", "bf16-mixed")).start.precision == "tf32"
+    assert "compile" not in allowed_techniques("rounding")
+    assert "resident-data" not in allowed_techniques("shape"), "steady steps have their data on the device"
+
+
+def test_the_same_command_measures_nothing_again(tmp_path: Path) -> None:
+    first = engine()
+    before = tune(first, results=tmp_path)
+    kept, problems = load_folder(tmp_path)
+    assert not problems
+    assert {trial.spec.key for trial in kept} == {trial.spec.key for trial in before.trials}
+    assert (before.num_recorded, len(before.trials)) == (0, len(kept))
+    second = engine()
+    after = tune(second, results=tmp_path)
+    assert second.measured == []
+    assert after.num_recorded == len(after.trials) == len(kept)
+    assert [each.outcome for each in after.tried] == [each.outcome for each in before.tried]
+    again = tune(third := engine(), results=tmp_path, again=True)
+    assert (again.winner, again.num_recorded) == (before.winner, 0)
+    assert len(third.measured) == len(first.measured)
+
+
+def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tune(engine(faults={"#30": Fault("interrupt", "run_block")}), results=tmp_path)
+    kept = load_folder(tmp_path)[0]
+    rest, whole = engine(), engine()
+    assert tune(rest, results=tmp_path).winner == tune(whole).winner
+    assert 0 < len(rest.measured) < len(whole.measured)
+    assert len(rest.measured) + len(kept) >= len(whole.measured)
+
+
+@pytest.mark.parametrize("budget", [0.001, 60.0, 150.0])
+def test_a_search_ends_within_its_budget(tmp_path: Path, budget: float) -> None:
+    """A session takes five seconds, of which a share is predicted for each configuration."""
+    result = tune(engine(), seconds=5.0, budget_seconds=budget, results=tmp_path)
+    assert result.ending == "budget"
+    assert result.seconds <= budget + 30
+    assert all(each.ratio is None for each in result.tried if each.outcome == "not tried")
+    assert not any("no time was left" in reason for reason in reasons(result))
+    more = tune(made := engine(), results=tmp_path, budget_seconds=1e6)
+    assert (more.ending, more.winner.techniques) == ("nothing left", FASTEST)
+    assert len(made.measured) == len(more.trials) - more.num_recorded > 0
+
+
+@pytest.mark.parametrize(("seconds", "budget"), [(0.009, 160.0), (0.011, 540.0)])
+def test_short_steps_have_a_short_budget(seconds: float, budget: float) -> None:
+    made = engine(gain=lambda _: step_seconds(fake_spec()) / seconds)
+    assert tune(made).budget_seconds == budget
+    assert tune(made, budget_seconds=7.0).budget_seconds == 7.0
+
+
+def graph_pays(spec: TrialSpec) -> float:
+    return 1.5 if "cuda-graph" in spec.techniques else 1.0
+
+
+def small_batch(made: FakeEngine, limit: float, **request: object) -> TuningResult:
+    """Search over one technique, which pays, within a limit; a loop holds 1.5 GiB at batch 128, 2.5 at 256."""
+    made.fixed_bytes = 2**29
+    asked = TuneRequest("resnet50", memory_bytes=limit, **request)  # type: ignore[arg-type]
+    search = prepare_tuning(asked, make_engine=lambda *_: made)
+    return replace(search, space=replace(search.space, precisions=("fp32",), techniques=("cuda-graph",))).run()
+
+
+def test_within_a_limit_the_winner_has_a_smaller_batch(tmp_path: Path) -> None:
+    limit = 2 * GIB
+    result = small_batch(made := engine(graph_pays), limit, results=tmp_path)
+    within = fastest_within(result, limit)
+    assert within is not None
+    assert (within.spec.techniques, within.spec.batch_size, within.outcome) == (("cuda-graph",), 184, "taken")
+    assert within.tried == "batch 184 (within the limit)"
+    assert within.throughput == pytest.approx(1.5 * 184 / 0.0194, rel=0.01)
+    assert within.total == pytest.approx(1.5 * (184 / 0.0194) / (256 / 0.0266), rel=0.01), "by units per second"
+    assert fastest_within(result, limit, 256) is None
+    assert {spec.batch_size for spec in result.path} == {256}
+    small_batch(again := engine(graph_pays), limit, results=tmp_path)
+    assert again.measured == []
+    tighter = small_batch(again, 1.8 * GIB, results=tmp_path)
+    assert {spec.batch_size for spec in again.measured} == {160, 256}
+    assert chosen(tighter, 1.8 * GIB) is not None
+    assert len(made.measured) > 3
+
+
+def test_a_smaller_batch_that_fails_is_a_result() -> None:
+    limit = 2 * GIB
+    key = next(
+        trial.spec.key for trial in small_batch(engine(graph_pays), limit).trials if trial.spec.batch_size == 184
+    )
+    result = small_batch(engine(graph_pays, faults={key: Fault("crash")}), limit)
+    assert {each.spec.batch_size: each.outcome for each in result.tried if each.limited}[184] == "failed"
+    within = fastest_within(result, limit)
+    assert within is not None
+    assert 128 < within.spec.batch_size < 184
+
+
+def test_a_limit_that_nothing_meets() -> None:
+    result = small_batch(engine(graph_pays), 2**29)
+    assert (chosen(result, 2**29), result.ending) == (None, "nothing left")
+    assert any(
+        "No loop that was tried fits into 512 MiB; the least is 522 MiB" in s for s in conclusions(result, 2**29)
+    )
+
+
+def test_epochs_are_tuned_with_the_reading_of_their_data() -> None:
+    result = tune(engine(load_seconds=0.001), "mnist-cnn", data_set="synthetic:mnist")
+    assert {trial.spec.kind for trial in result.trials} == {"training"}
+    assert result.start.recipe is not None
+    assert result.start.recipe.loader.num_workers == 2, "as the source reads it"
+    assert "resident-data" in result.winner.techniques
+    assert "bound by input for at least" in conclusions(result)[-2]
+    assert all(len(trial.ranks[0].epochs) >= 4 for trial in result.trials if trial.status == "ok")
+    made = engine(load_seconds=0.001, faults={"resident-data": Fault("oom")})
+    other = tune(made, "mnist-cnn", data_set="synthetic:mnist", precisions=("fp32",))
+    assert "loader-workers" in other.winner.techniques, "data that cannot lie on the device"
+
+
+def test_what_was_measured_faster_and_is_not_proven_is_named() -> None:
+    found = tune(engine(), precisions=("fp32", "tf32"))
+    unproven = tuple(replace(each, outcome="unproven") for each in found.tried if each.outcome == "taken")
+    for ending, count in (("nothing left", 0), ("budget", 1)):
+        result = replace(found, tried=unproven, ending=ending)
+        assert sum("Measured faster" in line for line in conclusions(result)) == count
+
+
+# The command
+
+
+@pytest.mark.parametrize("output", ["table", "json", "markdown", "csv"])
+def test_every_format_names_the_fastest_within_the_limit(command: CommandLine, output: str) -> None:
+    arguments = ("tune", "resnet50", "--memory", "1.5GiB", "--precision", "fp32", "--format", output)
+    done = command(*arguments, "--results", command.results, engine=engine(graph_pays))
+    assert done.code == 0
+    assert "batch 184 (within the limit)" in done.out
+    if output in ("table", "markdown"):
+        assert "The fastest within 1.50 GiB: fp32, cuda-graph, batch 184: 14,2" in done.out
+        assert "Batch 184 instead of 256 is another training" in done.out
+        assert "1.44 GiB  taken" in done.out or "| 1.44 GiB | taken |" in done.out, "as the limit counts it"
+    if output == "json":
+        document = json.loads(done.out)
+        assert document["memory_limit_bytes"] == 1.5 * 2**30
+        assert (document["fastest"]["batch_size"], document["fastest_within_memory"]["batch_size"]) == (256, 184)
+        assert document["fastest_within_memory_on_this_batch"] is None
+        (row,) = [row for row in document["rows"] if row["batch_size"] == 184]
+        assert row["peak_reserved_bytes"] <= 1.5 * 2**30 < document["rows"][0]["peak_reserved_bytes"]
+        assert (document["ending"], document["num_recorded"]) == ("nothing left", 0)
+        assert document["trials"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("resnet5",), "No workload named 'resnet5'"),
+        (("resnet50", "--memory", "much"), "--memory takes an amount of memory above 0"),
+        (("resnet50", "--budget", "-1"), "--budget takes a duration above 0"),
+        (("resnet50", "--precision", "fp31"), "No precision named 'fp31'"),
+        (("resnet50", "--timeout", "0"), "--timeout takes a duration above 0"),
+        (("resnet152", "--training"), "No suite trains resnet152"),
+        (("resnet50", "--data-set", "synthetic:mnist"), "No suite trains resnet50"),
+    ],
+)
+def test_bad_input_is_one_line_and_no_trial(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:
+    done = command("tune", *arguments, "--results", command.results, engine=engine())
+    assert done.code == 2
+    assert words in done.err
+    assert len(done.error_lines) == 1
+    assert done.engine.measured == []
+
+
+def test_the_winner_is_written_as_a_script(command: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    done = command("tune", "resnet50", "--emit", file, "--results", command.results, engine=engine())
+    assert done.code == 0
+    text = file.read_text()
+    assert "torch.compile(compute_loss" in text
+    assert "Measured by castwise" in text
+    compile(text, "train.py", "exec")
+
+
+def test_the_script_of_a_user_model_imports_their_file(command: CommandLine, tmp_path: Path) -> None:
+    own, file = tmp_path / "mine.py", tmp_path / "train.py"
+    own.write_text("")  # which the fake engine does not run
+    done = command("tune", f"{own}:build", "--emit", file, "--results", command.results, engine=engine())
+    assert done.code == 0, done.err
+    text = file.read_text()
+    assert f"sys.path.insert(0, {str(tmp_path)!r})" in text
+    assert "importlib.import_module('mine').build" in text
+    compile(text, "train.py", "exec")
+
+
+@pytest.mark.parametrize(("limit", "code"), [("1.5GiB", 0), ("1MiB", 1)])
+def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path: Path, limit: str, code: int) -> None:
+    file = tmp_path / "train.py"
+    arguments = ("tune", "resnet50", "--memory", limit, "--precision", "fp32", "--emit", file)
+    done = command(*arguments, "--results", command.results, engine=engine(graph_pays))
+    assert done.code == code
+    assert file.exists() == (code == 0)
+    if code == 0:
+        assert "BATCH_SIZE, UNIT = 184, 'images'" in file.read_text()
+    else:
+        assert "is not written: no loop that was tried fits" in done.err
+
+
+@pytest.mark.parametrize("workload", ["fastai-resnet18", "mine.py:build", "transformers:bert"])
+def test_what_has_no_script_is_refused_before_a_trial(command: CommandLine, tmp_path: Path, workload: str) -> None:
+    arguments = (workload, "--emit", tmp_path / "train.py", "--results", command.results)
+    done = command("tune", *arguments, engine=engine())
+    assert done.code == 2
+    assert done.engine.sessions == []
