@@ -93,7 +93,7 @@ def definitions_of_own(*, rates_on_device: bool) -> str:
     """
     parts = [
         "Batch = Any",
-        definitions("registry/workloads.py", ["Unit"]),
+        definitions("spec/types.py", ["Unit"]),
         all_definitions("worker/pytree.py"),
         definitions("worker/models/task.py", ["UserLoop"]),
         *(all_definitions(f"worker/user_model/{name}.py") for name in _MODULES),
