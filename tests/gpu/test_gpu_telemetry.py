@@ -81,7 +81,7 @@ def test_both_gpus_are_watched_and_their_energy_is_the_sum(parallelism: Parallel
     assert metered_watts > max(either)
     energy = energy_of(trial)
     assert energy is not None
-    assert energy.source == "counter at a stretch"
+    assert energy.source == "sustained counter"
     assert energy.power_watts == pytest.approx(metered_watts / 2)
 
 

@@ -3,24 +3,29 @@
 import statistics
 from collections.abc import Iterable
 
-from castwise.analysis.statistics import pseudomedian
+from castwise.analysis.statistics import FEWEST_BLOCKS, pseudomedian
 from castwise.records.schema import Block, Facts, Trial
 from castwise.registry import workloads
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Unit
 
-# What a step takes longer at a stretch than in blocks is told from here. Source: H200s far from their power limit took
-# 0.2 to 0.4 % less (docs/method.md): there are no pauses in a stretch.
-_STRETCH_EXCESS = 0.005
+# The least slowdown of sustained steps that is reported. Source: H200s far from their power limit took 0.2 to 0.4 %
+# less time in sustained steps than in blocks (docs/method.md), because there are no idle gaps.
+_LEAST_SLOWDOWN = 0.005
+
+
+def blocks_of(trial: Trial) -> tuple[Block, ...]:
+    """Return a trial's timed blocks: the first process's, since processes of one step wait for each other."""
+    return trial.ranks[0].blocks if trial.ranks else ()
 
 
 def step_times(trial: Trial) -> list[float]:
     """Return the seconds a step of each block, in order."""
-    return [block.seconds / block.num_steps for block in _blocks(trial)]
+    return [block.seconds / block.num_steps for block in blocks_of(trial)]
 
 
 def block_means(trial: Trial) -> list[float]:
-    """Return the seconds a step of each turn: of each block, or of a training run of each epoch that counts."""
+    """Return the seconds a step of each block, or of a training run of each epoch that counts."""
     recipe = trial.spec.recipe
     if recipe is None or not trial.ranks:
         return step_times(trial)
@@ -29,45 +34,45 @@ def block_means(trial: Trial) -> list[float]:
 
 
 def block_lengths(trial: Trial) -> list[float]:
-    """Return how many times as long as the shortest each turn is, in steps; of a training run's epochs, 1 each."""
+    """Return how many times as long as the shortest each block is, in steps; 1 for each epoch of a training run."""
     if trial.spec.recipe is not None:
         return [1.0] * len(block_means(trial))
-    steps = [block.num_steps for block in _blocks(trial)]
+    steps = [block.num_steps for block in blocks_of(trial)]
     return [count / min(steps) for count in steps]
 
 
 def step_seconds(trial: Trial) -> float | None:
-    """Return the pseudomedian over blocks of seconds per step, None where nothing was timed."""
+    """Return the pseudomedian over blocks of seconds per step, None if nothing was timed."""
     per_step = step_times(trial)
     return pseudomedian(per_step) if per_step else None
 
 
 def sustained_slowdown(trial: Trial) -> float | None:
-    """Return how much longer a step took where steps ran on and on than in the timed blocks, as a share of these.
+    """Return how much longer a sustained step takes than one in the timed blocks, as a share of the latter.
 
-    Between blocks may be pauses, and other cells' blocks. None where it was not measured, or is too little to tell:
-    no more than the blocks spread by.
+    Between blocks there may be idle gaps and other configurations' blocks. None if it was not measured, or is not more
+    than the blocks spread by.
     """
-    seconds = step_seconds(trial)
-    if trial.energy_measurement is None or not trial.energy_measurement.step_seconds or not seconds:
+    seconds, measured = step_seconds(trial), trial.energy_measurement
+    if measured is None or not measured.step_seconds or not seconds:
         return None
-    excess = trial.energy_measurement.step_seconds / seconds - 1
-    return excess if excess >= max(_STRETCH_EXCESS, spread(trial) or 0.0) else None
+    excess = measured.step_seconds / seconds - 1
+    return excess if excess >= max(_LEAST_SLOWDOWN, spread(trial) or 0.0) else None
 
 
 def cold_start_seconds(trial: Trial) -> float | None:
-    """Return the seconds from the request for a process to its first timed step; None where it did not get there."""
+    """Return the seconds from the request for a process to its first timed step; None if it did not get there."""
     facts = trial.facts
-    if facts is None or not _blocks(trial):
+    if facts is None or not blocks_of(trial):
         return None
     return facts.ready_seconds + facts.set_up_seconds + facts.first_step_seconds + facts.warm_up_seconds
 
 
 def throughput(trial: Trial) -> float | None:
-    """Return units (images, tokens, samples) per second of all processes together, None where nothing was timed.
+    """Return units (images, tokens, samples) per second of all processes together, None if nothing was timed.
 
-    It is the units of a step over the middle step time, so that one disturbed block does not move it. Never a
-    mean of rates: that weighs fast blocks twice.
+    It is the units of a step over the pseudomedian step time, so that one disturbed block does not change it. Never a
+    mean of rates: that weights fast blocks twice.
     """
     seconds = step_seconds(trial)
     if not seconds or trial.facts is None:
@@ -77,8 +82,8 @@ def throughput(trial: Trial) -> float | None:
 
 def unit_of(trial: Trial) -> Unit:
     """Return what a trial's throughput counts: what a user's own model says, or what the workload's name does."""
-    own = trial.facts.unit if trial.facts is not None else None
-    return own or workloads.unit_of(trial.spec.workload)
+    unit = trial.facts.unit if trial.facts is not None else None
+    return unit or workloads.unit_of(trial.spec.workload)
 
 
 def units_per_step(spec: TrialSpec, facts: Facts) -> int:
@@ -92,15 +97,15 @@ def spread(trial: Trial) -> float | None:
     It is the noise within one process. The noise between processes is larger.
     """
     per_step = step_times(trial)
-    if len(per_step) < 4:
+    if len(per_step) < FEWEST_BLOCKS:
         return None
     low, middle, high = statistics.quantiles(per_step, n=4, method="inclusive")
     return (high - low) / middle
 
 
 def final_loss(trial: Trial) -> tuple[float, int] | None:
-    """Return the last timed step's loss and how many training steps came before and with it."""
-    blocks = _blocks(trial)
+    """Return the last timed step's loss and its number, counted from the first training step."""
+    blocks = blocks_of(trial)
     if not blocks or trial.facts is None:
         return None
     return blocks[-1].loss, trial.facts.warm_up_steps + sum(block.all_steps for block in blocks)
@@ -113,19 +118,14 @@ def skipped_steps(trial: Trial) -> int:
 
 def peak_allocated_bytes(trial: Trial) -> int | None:
     """Return the most memory tensors held in any one process."""
-    return largest([rank.peak_allocated_bytes for rank in trial.ranks])
+    return largest(rank.peak_allocated_bytes for rank in trial.ranks)
 
 
 def peak_reserved_bytes(trial: Trial) -> int | None:
     """Return the most memory the caching allocator held in any one process."""
-    return largest([rank.peak_reserved_bytes for rank in trial.ranks])
+    return largest(rank.peak_reserved_bytes for rank in trial.ranks)
 
 
 def largest(values: Iterable[int | None]) -> int | None:
-    """Return the largest of the values that there are, None where there is none."""
+    """Return the largest of the values that are not None, None if there is none."""
     return max((value for value in values if value is not None), default=None)
-
-
-def _blocks(trial: Trial) -> tuple[Block, ...]:
-    # Processes of one step wait for each other: the first speaks for all.
-    return trial.ranks[0].blocks if trial.ranks else ()

@@ -1,8 +1,8 @@
-"""Figures of training runs, computed from their raw epochs, and what they are beside float32's."""
+"""Figures of training runs, computed from their raw epochs, and their ratios to float32's."""
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE
 from castwise.spec.recipe import Loader
 
-# Fields of a spec that a comparison is about.
+# The fields of a spec that a comparison of precisions is about.
 PRECISION = ("precision", "loss_scale")
-# What of a recipe moves weights and no clock: fastai's float32 run of ResNet-18 has other rates than its float16 run.
-# A run that ends after fewer whole epochs has the throughput of the longer one.
+# What of a recipe changes weights and not times: fastai's float32 run of ResNet-18 has other learning rates than its
+# float16 run. A run that ends after fewer whole epochs has the throughput of the longer one.
 NO_TIME: dict[str, Any] = {
     "stop_after": True,
     "validate_at_end": True,
@@ -27,11 +27,11 @@ NO_TIME: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Split:
-    """Where the wall time of a run's counted epochs went, in seconds; the parts add up to the whole.
+    """How the wall time of a run's counted epochs divides, in seconds.
 
     Attributes:
         start: The first step: libraries are loaded, algorithms searched, code compiled in it.
-        data: Waiting for batches; 0 where the record does not tell it from waiting for the device.
+        data: Waiting for batches; 0 if the record does not separate it from waiting for the device.
         train: The steps but the first, batches brought to the device included.
         validation: The passes over the validation data.
     """
@@ -53,9 +53,9 @@ class Run:
 
     Attributes:
         trial: The trial.
-        split: Where its time went; None where no epoch ended.
-        throughput: Units per second of all GPUs while training, waits for data included, the epochs and batches
-            that the recipe does not count left out.
+        split: How its time divides; None if no epoch ended.
+        throughput: Units per second of all GPUs while training, waits for data included, without the epochs and
+            batches that the recipe does not count.
         speedup: Over float32 at the same batch; see `speedup`. None without such a run.
         throughput_ratio: Throughput over that run's; None without it.
         efficiency: Throughput over that of as many single GPUs; None on one GPU or without the single one.
@@ -65,7 +65,7 @@ class Run:
         skipped_steps: Steps that loss scaling skipped.
         peak_allocated_bytes: Peak of what tensors held.
         peak_reserved_bytes: Peak of what the allocator held.
-        driver_used_bytes: In use on the device at the end, by the driver's word.
+        driver_used_bytes: In use on the device at the end, as the driver reports it.
     """
 
     trial: Trial
@@ -83,68 +83,67 @@ class Run:
     driver_used_bytes: int | None
 
 
-def runs(trials: Sequence[Trial]) -> list[Run]:
+def runs(trials: Iterable[Trial]) -> list[Run]:
     """Return the figures of training trials, in order."""
-    baselines: dict[tuple[object, ...], Trial] = {}
-    singles: dict[tuple[object, ...], Trial] = {}
+    trials = list(trials)
+    baselines: dict[tuple[str, str], Trial] = {}
+    singles: dict[tuple[str, str], Trial] = {}
     for trial in trials:
         if trial.status == "ok" and trial.spec.precision == BASELINE:
             baselines.setdefault(run_comparison_key(trial, *PRECISION), trial)
         if trial.status == "ok" and trial.spec.world_size == 1:
             singles.setdefault(run_comparison_key(trial, *GPUS), trial)
-    return [
-        _run(
-            trial,
-            baselines.get(run_comparison_key(trial, *PRECISION)),
-            singles.get(run_comparison_key(as_on_one_gpu(trial), *GPUS)),
+    found = []
+    for trial in trials:
+        baseline = baselines.get(run_comparison_key(trial, *PRECISION))
+        single = singles.get(run_comparison_key(as_on_one_gpu(trial), *GPUS))
+        epochs = epochs_of(trial)
+        rate = throughput(trial)
+        efficiency = None
+        if single is not None and trial.spec.world_size > 1 and rate and (alone := throughput(single)):
+            efficiency = rate / (alone * trial.spec.world_size)
+        run = Run(
+            trial=trial,
+            split=split(trial),
+            throughput=rate,
+            speedup=speedup(baseline, trial),
+            throughput_ratio=_throughput_ratio(baseline, trial),
+            efficiency=efficiency,
+            accuracy=epochs[-1].accuracy if epochs else None,
+            best_accuracy=best_accuracy(trial),
+            perplexity=perplexity(epochs[-1]) if epochs else None,
+            skipped_steps=sum(epoch.skipped_steps for epoch in epochs),
+            peak_allocated_bytes=steady_metrics.peak_allocated_bytes(trial),
+            peak_reserved_bytes=steady_metrics.peak_reserved_bytes(trial),
+            driver_used_bytes=driver_used_bytes(trial),
         )
-        for trial in trials
-    ]
+        found.append(run)
+    return found
 
 
-def run_comparison_key(trial: Trial, *fields: str) -> tuple[object, ...]:
+def run_comparison_key(trial: Trial, *fields: str) -> tuple[str, str]:
     """Return what runs share whose times can be compared: all but these fields of a spec, learning rates and epochs."""
     return comparison_key(trial, *fields, recipe=NO_TIME)
 
 
-def _run(trial: Trial, baseline: Trial | None, single: Trial | None) -> Run:
-    epochs = epochs_of(trial)
-    last = epochs[-1] if epochs else None
-    return Run(
-        trial=trial,
-        split=split(trial),
-        throughput=throughput(trial),
-        speedup=speedup(baseline, trial),
-        throughput_ratio=_throughput_ratio(baseline, trial),
-        efficiency=_efficiency(trial, single),
-        accuracy=last.accuracy if last else None,
-        best_accuracy=best_accuracy(trial),
-        perplexity=perplexity(last) if last else None,
-        skipped_steps=sum(epoch.skipped_steps for epoch in epochs),
-        peak_allocated_bytes=steady_metrics.peak_allocated_bytes(trial),
-        peak_reserved_bytes=steady_metrics.peak_reserved_bytes(trial),
-        driver_used_bytes=driver_used_bytes(trial),
-    )
-
-
 def epochs_of(trial: Trial) -> tuple[Epoch, ...]:
-    """Return the epochs of a run; processes of one step wait for each other, so the first speaks for all."""
+    """Return the epochs of a run: the first process's, since processes of one step wait for each other."""
     return trial.ranks[0].epochs if trial.ranks else ()
 
 
 def split(trial: Trial) -> Split | None:
-    """Return where the time of a run went, None where no epoch ended; epochs that it does not count are left out."""
+    """Return how the time of a run's counted epochs divides, None if no epoch ended."""
     epochs = _counted(epochs_of(trial), trial)
     if not epochs:
         return None
     start = sum(epoch.first_step_seconds or 0.0 for epoch in epochs)
-    data = sum(epoch.data_seconds for epoch in epochs) if _knows_waits(trial, epochs) else 0.0
+    data = sum(epoch.data_seconds for epoch in epochs) if _separates_waits(trial, epochs) else 0.0
     train = sum(epoch.seconds for epoch in epochs) - start - data
     return Split(start, data, train, sum(epoch.validation_seconds for epoch in epochs))
 
 
 def loader_of(trial: Trial) -> Loader | None:
-    """Return the loader of a run's batches; None where its data lies on the device, and for other trials."""
+    """Return the loader of a run's batches; None if its data lies on the device, and for other trials."""
     recipe = trial.spec.recipe
     if recipe is None or recipe.loader.resident or "resident-data" in trial.spec.techniques:
         return None
@@ -152,22 +151,18 @@ def loader_of(trial: Trial) -> Loader | None:
 
 
 def data_share(trial: Trial) -> float | None:
-    """Return the share of the training time that went into waiting for batches, None where that is not known.
-
-    The run's first step is left out of that time.
-    """
-    if not _knows_waits(trial, epochs_of(trial)):
-        return None
+    """Return the share of waiting for batches in the training time without the first step; None if not known."""
     parts = split(trial)
-    seconds = parts.data + parts.train if parts is not None else 0.0
-    return parts.data / seconds if parts is not None and seconds > 0 else None
+    if parts is None or parts.data + parts.train <= 0 or not _separates_waits(trial, epochs_of(trial)):
+        return None
+    return parts.data / (parts.data + parts.train)
 
 
-def _knows_waits(trial: Trial, epochs: Sequence[Epoch]) -> bool:
-    """Return whether a run tells waiting for data from waiting for the device.
+def _separates_waits(trial: Trial, epochs: Iterable[Epoch]) -> bool:
+    """Return whether a run's record separates waiting for data from waiting for the device.
 
     Older records count a batch's copy to the device as waiting for data, and the copy waits for the steps in flight;
-    there are none in flight where the loss is read after each step.
+    none are in flight if the loss is read after each step.
     """
     reads_loss = trial.spec.recipe is not None and trial.spec.recipe.read_loss_every_step
     return reads_loss or all(epoch.placing_seconds is not None for epoch in epochs)
@@ -179,29 +174,31 @@ def throughput(trial: Trial) -> float | None:
         return None
     epochs = _counted(epochs_of(trial), trial)
     of_ranks = [epoch for rank in trial.ranks for epoch in _counted(rank.epochs, trial)]
-    samples, seconds = sum(epoch.counted_samples for epoch in of_ranks), sum(epoch.counted_seconds for epoch in epochs)
+    samples = sum(epoch.counted_samples for epoch in of_ranks)
+    seconds = sum(epoch.counted_seconds for epoch in epochs)
     if not samples:  # cut short before the first batch that counts: then all do
-        samples, seconds = sum(epoch.num_samples for epoch in of_ranks), sum(epoch.seconds for epoch in epochs)
+        samples = sum(epoch.num_samples for epoch in of_ranks)
+        seconds = sum(epoch.seconds for epoch in epochs)
     return samples * trial.facts.units_per_sample / seconds if seconds > 0 and samples else None
 
 
 def _counted(epochs: tuple[Epoch, ...], trial: Trial) -> tuple[Epoch, ...]:
-    """Return the epochs that the recipe counts: all of them where it has not got as far as the first of those."""
+    """Return the epochs that the recipe counts, or all of them if the run did not get as far as the first of those."""
     skipped = trial.spec.recipe.skip_epochs if trial.spec.recipe is not None else 0
     return epochs[skipped:] or epochs
 
 
 def is_whole(trial: Trial) -> bool:
-    """Return whether a run ended well and did all that its source's did, whatever it was allowed."""
+    """Return whether a run ended well and did all epochs and steps that its source's did."""
     recipe, epochs = trial.spec.recipe, epochs_of(trial)
     all_done = recipe is not None and len(epochs) == recipe.epochs and not any(epoch.shortened for epoch in epochs)
     return trial.status == "ok" and all_done
 
 
 def epoch_seconds(trial: Trial) -> float | None:
-    """Return how long an epoch takes once all is compiled, validation included: the median of those after the first.
+    """Return the median seconds of the epochs after the first, which compiles; validation included.
 
-    None where there is no second one, or one was cut short.
+    None if there is no second one, or one was cut short.
     """
     epochs = epochs_of(trial)
     if any(epoch.shortened for epoch in epochs):
@@ -211,23 +208,20 @@ def epoch_seconds(trial: Trial) -> float | None:
 
 def start_share(trial: Trial, *, of_throughput: bool) -> float:
     """Return the share of a run's first step in its time, validation included, or in what its throughput counts."""
-    epochs, parts = _counted(epochs_of(trial), trial), split(trial)
+    parts = split(trial)
     if parts is None:
         return 0.0
     if not of_throughput:
         return parts.start / parts.total if parts.total else 0.0
-    if (
-        trial.spec.recipe is not None
-        and trial.spec.recipe.skip_batches
-        and any(each.counted_samples for each in epochs)
-    ):
-        return 0.0  # it is among the batches that are left out
+    epochs, recipe = _counted(epochs_of(trial), trial), trial.spec.recipe
+    if recipe is not None and recipe.skip_batches and any(epoch.counted_samples for epoch in epochs):
+        return 0.0  # the first step is among the skipped batches
     seconds = sum(epoch.seconds for epoch in epochs)
     return parts.start / seconds if seconds else 0.0
 
 
 def length_in_words(trial: Trial) -> str:
-    """Return how long a run was beside what its source's was: "1 of 10 epochs, cut to 30 steps"; empty without one."""
+    """Return how long a run was compared with its source's: "1 of 10 epochs, cut to 30 steps"; empty if it is none."""
     recipe, epochs = trial.spec.recipe, epochs_of(trial)
     if recipe is None:
         return ""
@@ -238,10 +232,10 @@ def length_in_words(trial: Trial) -> str:
 
 
 def speedup(baseline: Trial | None, trial: Trial) -> float | None:
-    """Return how many times as fast a run trains as its baseline, None where that cannot be said.
+    """Return how many times as fast a run trains as its baseline, None if it is not known.
 
-    Of whole runs it is the ratio of their wall times, validation included, as the sources have it; where one of
-    them was cut short, that of their throughputs.
+    Of whole runs it is the ratio of their wall times, validation included, as in the sources; if one of them was cut
+    short, that of their throughputs.
     """
     if baseline is None or not epochs_of(trial):
         return None
@@ -257,7 +251,7 @@ def _throughput_ratio(baseline: Trial | None, trial: Trial) -> float | None:
 
 
 def median_speedup(pairs: Iterable[tuple[Trial, Trial]]) -> float | None:
-    """Return the median speed-up over repetitions, each a baseline and a run; None where there is none."""
+    """Return the median speed-up over repetitions, each a baseline and a run; None if there is none."""
     return median(value for pair in pairs if (value := speedup(*pair)) is not None)
 
 
@@ -268,7 +262,7 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def best_accuracy(trial: Trial) -> float | None:
-    """Return the accuracy after the epoch of the lowest validation loss, as 001 selects it; None without one."""
+    """Return the accuracy after the epoch of the lowest validation loss; None without validation."""
     judged = [
         (epoch.validation_loss, epoch.accuracy)
         for epoch in epochs_of(trial)
@@ -288,12 +282,5 @@ def perplexity(epoch: Epoch) -> float | None:
 
 
 def driver_used_bytes(trial: Trial) -> int | None:
-    """Return the most memory in use on any of the devices at the end, by the driver's word."""
+    """Return the most memory in use on any of the devices at the end, as the driver reports it."""
     return steady_metrics.largest(rank.driver_used_bytes for rank in trial.ranks)
-
-
-def _efficiency(trial: Trial, single: Trial | None) -> float | None:
-    if trial.spec.world_size == 1 or single is None:
-        return None
-    together, alone = throughput(trial), throughput(single)
-    return together / (alone * trial.spec.world_size) if together and alone else None

@@ -5,7 +5,7 @@ import scipy.stats
 from fake_engine import fake_environment, fake_facts, fake_spec, fake_trial
 from fake_gpu import fake_reading
 
-from castwise.analysis.energy import BlockEnergy, Prices, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
+from castwise.analysis.energy import Prices, cost_of, energy_of, gpus_read, joules_per_unit, power_watts
 from castwise.errors import UsageError
 from castwise.records.schema import EnergyMeasurement, Epoch, RankSamples, TelemetrySummary, Trial
 
@@ -26,7 +26,6 @@ def test_the_counter_s_energy_over_all_units() -> None:
     energy = energy_of(counted(256.0, 512.0))
     assert energy is not None
     assert (energy.joules_per_unit, energy.source) == (1.5, "counter")
-    assert energy.blocks == (BlockEnergy(256.0, 256), BlockEnergy(512.0, 256))
     assert energy.power_watts == pytest.approx(3840.0)
     assert (energy.low, energy.high) == (None, None)
 
@@ -190,7 +189,7 @@ def metered(**changes: object) -> Trial:
 def test_a_stretch_of_steps_tells_more_than_blocks() -> None:
     energy = energy_of(metered())
     assert energy is not None
-    assert energy.source == "counter at a stretch"
+    assert energy.source == "sustained counter"
     assert energy.power_watts == power_watts(metered()) == 500.0
     assert energy.joules_per_unit == joules_per_unit(metered()) == pytest.approx(500.0 * 0.2 / 256), "of its own steps"
     unknown = metered(step_seconds=0.0)
@@ -263,7 +262,7 @@ def test_of_how_many_gpus_energy_was_read() -> None:
     two = {"world_size": 2, "parallelism": "ddp"}
     assert gpus_read(watched(fake_reading(), fake_reading(), **two)) == 1
     assert gpus_read(watched(fake_reading(num_gpus=2), fake_reading(num_gpus=2), **two)) == 2
-    at_a_stretch = EnergyMeasurement(joules=100.0, seconds=1.0, late_seconds=0.005, num_gpus=2)
-    metered = watched(fake_reading(), **two).model_copy(update={"energy_measurement": at_a_stretch})
+    sustained = EnergyMeasurement(joules=100.0, seconds=1.0, late_seconds=0.005, num_gpus=2)
+    metered = watched(fake_reading(), **two).model_copy(update={"energy_measurement": sustained})
     assert gpus_read(metered) == 2, "the stretch is what energy comes from"
     assert gpus_read(fake_trial()) is None
