@@ -8,7 +8,8 @@ from castwise.analysis.steady_metrics import final_loss, step_seconds
 from castwise.max_batch.columns import num_steps
 from castwise.orchestrator.trial import status_of
 from castwise.records.schema import Block, Trial
-from castwise.report.export.tracker_runs import _series
+from castwise.report.collection import collect
+from castwise.report.export.tracker_runs import tracked_runs
 from castwise.worker.user_model.side_effects import SideEffectWatch
 
 
@@ -31,7 +32,8 @@ def test_they_are_trained_and_not_timed() -> None:
 
 
 def test_a_series_has_them_on_both_axes() -> None:
-    points = _series(led(3.0, 2.0))["loss"]
+    (run,) = tracked_runs(collect([led(3.0, 2.0)]), lambda _: "")
+    points = run.series["loss"]
     assert [(point.step, point.seconds) for point in points] == [(15, 1.5), (30, 3.0)]
 
 

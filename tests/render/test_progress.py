@@ -41,19 +41,19 @@ def test_where_there_is_no_terminal_each_trial_is_a_line() -> None:
     ]
 
 
-def test_the_time_of_trials_that_took_turns_is_said_once() -> None:
+def test_the_time_of_an_interleaved_session_is_reported_once() -> None:
     console = piped()
     with LiveProgress(console) as progress:
         ends = [("ok", "a", 12.0), ("oom", "a", 3.0), ("diverged", "a", 11.0), ("ok", "b", 20.0), ("ok", None, 5.0)]
-        for index, (status, sitting, seconds) in enumerate(ends, start=1):
+        for index, (status, session, seconds) in enumerate(ends, start=1):
             progress.started(fake_spec(), index, 0)
-            update = {"status": status, "session_id": sitting, "duration_seconds": seconds}
+            update = {"status": status, "session_id": session, "duration_seconds": seconds}
             progress.ended(fake_trial().model_copy(update=update))
     assert [line.partition("256: ")[2].removesuffix(": ") for line in said(console).splitlines()] == [
-        "ok (in a sitting of 12 s)",
+        "ok (in a session of 12 s)",
         "oom (3 s)",
-        "diverged (in the same sitting)",
-        "ok (in a sitting of 20 s)",
+        "diverged (in the same session)",
+        "ok (in a session of 20 s)",
         "ok (5 s)",
     ]
 

@@ -139,6 +139,7 @@ FIELDS: tuple[Field, ...] = (
     Field("seed", "seed", "count", varies=True),
     Field("repeat", "round", "count", varies=True),
     Field("key"),
+    Field("cell"),
     Field("recipe"),
     Field("protocol"),
     # How it ended.
@@ -151,6 +152,8 @@ FIELDS: tuple[Field, ...] = (
     Field("file", "file"),
     Field("unit"),
     Field("processes", "processes", "count"),
+    Field("sitting"),  # the session of trials that were interleaved
+    *(Field(name, unit="count") for name in ("rank", "block", "epoch", "turn", "step_of_epoch")),
     # Speed.
     Field("seconds", "time", "seconds"),
     Field("start_seconds", "first step", "seconds"),

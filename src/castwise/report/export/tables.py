@@ -1,51 +1,33 @@
-"""Records as flat tables, at the level asked for: cells, trials, blocks, epochs, losses or readings.
+"""Records as flat tables, at the level asked for: configurations, trials, blocks, epochs, losses or readings.
 
-Names and units of the fields are stable: figures in SI units, with the unit as a suffix. A field that a record
-does not have is None.
+Names and units of the columns are stable: figures in SI units, with the unit as a suffix. What a record does not have
+is None. To add a column: one line here, and its field in `render/fields.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
 
 from castwise.analysis import steady_metrics, training_metrics
 from castwise.analysis.energy import joules_per_unit, power_watts
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.errors import unknown_name
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
+from castwise.render.fields import Field, FlatRow, Unit, find_fields
 from castwise.report.collection import Collection, Configuration, throughput_of
 
-Kind = Literal["text", "integer", "number", "truth"]
-R = TypeVar("R")
 FileOf = Callable[[Trial], str]
-
-
-@dataclass(frozen=True)
-class Field(Generic[R]):
-    """A column of a flat table.
-
-    Attributes:
-        name: Its name.
-        kind: What its values are, where they are not None.
-        value: Its value in a row.
-    """
-
-    name: str
-    kind: Kind
-    value: Callable[[R], Any]
+Columns = Mapping[str, Callable[[Any], Any]]
 
 
 @dataclass(frozen=True)
 class FlatTable:
-    """A flat table.
+    """Fields, and rows that have a value for each."""
 
-    Attributes:
-        fields: Name and kind of each column.
-        rows: The values, in the columns' order.
-    """
-
-    fields: tuple[tuple[str, Kind], ...]
-    rows: list[tuple[Any, ...]]
+    fields: Sequence[Field]
+    rows: Sequence[FlatRow]
 
 
 def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable:
@@ -64,113 +46,174 @@ def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable
     return LEVELS[level](collection, file_of)
 
 
-def _cells(collection: Collection, file_of: FileOf) -> FlatTable:
-    fields: list[Field[Configuration]] = [
-        *(Field(f.name, f.kind, _of_trial(f)) for f in _QUESTION),
-        Field("unit", "text", lambda c: c.unit),
-        Field("processes", "integer", lambda c: len(c.trials)),
-        *_estimate("throughput_per_second", lambda c: c.throughput),
-        *_estimate("speedup", lambda c: c.speedup),
-        Field("verdict", "text", lambda c: c.verdict and c.verdict.kind),
-        Field("verdict_reason", "text", lambda c: c.verdict and c.verdict.reason),
-        Field("scaling_efficiency", "number", lambda c: c.scaling_efficiency),
-        Field("peak_allocated_bytes", "integer", lambda c: c.peak_allocated_bytes),
-        Field("peak_reserved_bytes", "integer", lambda c: c.peak_reserved_bytes),
-        Field("driver_used_bytes", "integer", lambda c: c.driver_used_bytes),
-        *(Field(f.name, f.kind, _of_trial(f)) for f in (*_OUTCOME, *_MACHINE)),
-        Field("file", "text", lambda c: file_of(c.trial)),
-    ]
-    return _flat(fields, collection.configurations)
+def _last_accuracy(trial: Trial) -> float | None:
+    epochs = training_metrics.epochs_of(trial)
+    return epochs[-1].accuracy if epochs else None
+
+
+QUESTION: Columns = {
+    "key": lambda trial: trial.spec.key,
+    "cell": lambda trial: trial.spec.configuration,
+    "workload": lambda trial: trial.spec.workload,
+    "kind": lambda trial: trial.spec.kind,
+    "precision": lambda trial: trial.spec.precision,
+    "loss_scale": lambda trial: trial.spec.loss_scale,
+    "batch_size": lambda trial: trial.spec.batch_size,
+    "world_size": lambda trial: trial.spec.world_size,
+    "parallelism": lambda trial: trial.spec.parallelism,
+    "techniques": lambda trial: " ".join(trial.spec.techniques),
+    "data_set": lambda trial: trial.spec.data_set,
+    "device": lambda trial: trial.spec.device,
+    "seed": lambda trial: trial.spec.seed,
+}
+_OUTCOME: Columns = {
+    "status": lambda trial: trial.status,
+    "message": lambda trial: trial.message,
+}
+_MACHINE: Columns = {
+    "device_name": lambda trial: trial.environment.device_name,
+    "fingerprint": lambda trial: trial.environment.fingerprint,
+    "host": lambda trial: trial.environment.host,
+    "driver": lambda trial: trial.environment.driver,
+    "cuda": lambda trial: trial.environment.cuda,
+    "cudnn": lambda trial: trial.environment.cudnn,
+    "torch": lambda trial: trial.environment.torch,
+    "castwise": lambda trial: trial.environment.castwise,
+    "commit": lambda trial: trial.environment.commit,
+}
+TRIAL: Columns = {
+    **QUESTION,
+    "repeat": lambda trial: trial.spec.repeat,
+    "recipe": lambda trial: trial.spec.recipe and trial.spec.recipe.model_dump_json(),
+    "protocol": lambda trial: trial.spec.protocol.model_dump_json(),
+    **_OUTCOME,
+    "started_at": lambda trial: trial.started_at,
+    "duration_seconds": lambda trial: trial.duration_seconds,
+    "sitting": lambda trial: trial.session_id,
+    "unit": steady_metrics.unit_of,
+    "step_seconds": steady_metrics.step_seconds,
+    "spread": steady_metrics.spread,
+    "throughput_per_second": throughput_of,
+    "peak_allocated_bytes": steady_metrics.peak_allocated_bytes,
+    "peak_reserved_bytes": steady_metrics.peak_reserved_bytes,
+    "driver_used_bytes": training_metrics.driver_used_bytes,
+    "final_loss": lambda trial: (steady_metrics.final_loss(trial) or (None,))[0],
+    "accuracy": _last_accuracy,
+    "skipped_steps": lambda trial: (
+        steady_metrics.skipped_steps(trial) + sum(epoch.skipped_steps for epoch in training_metrics.epochs_of(trial))
+    ),
+    "joules_per_unit": joules_per_unit,
+    "power_watts": power_watts,
+    "num_parameters": lambda trial: trial.facts and trial.facts.num_parameters,
+    "optimizer": lambda trial: trial.facts and trial.facts.optimizer,
+    "warm_up_seconds": lambda trial: trial.facts and trial.facts.warm_up_seconds,
+    "warm_up_steps": lambda trial: trial.facts and trial.facts.warm_up_steps,
+    "settled": lambda trial: trial.facts and trial.facts.settled,
+    **_MACHINE,
+    "schema_version": lambda trial: trial.schema_version,
+}
 
 
 def _trials(collection: Collection, file_of: FileOf) -> FlatTable:
-    fields: list[Field[Trial]] = [
-        *_QUESTION,
-        Field("repeat", "integer", lambda t: t.spec.repeat),
-        Field("recipe", "text", lambda t: t.spec.recipe and t.spec.recipe.model_dump_json()),
-        Field("protocol", "text", lambda t: t.spec.protocol.model_dump_json()),
-        *_OUTCOME,
-        Field("started_at", "text", lambda t: t.started_at),
-        Field("duration_seconds", "number", lambda t: t.duration_seconds),
-        Field("sitting", "text", lambda t: t.session_id),
-        Field("unit", "text", steady_metrics.unit_of),
-        Field("step_seconds", "number", steady_metrics.step_seconds),
-        Field("spread", "number", steady_metrics.spread),
-        Field("throughput_per_second", "number", throughput_of),
-        Field("peak_allocated_bytes", "integer", steady_metrics.peak_allocated_bytes),
-        Field("peak_reserved_bytes", "integer", steady_metrics.peak_reserved_bytes),
-        Field("driver_used_bytes", "integer", training_metrics.driver_used_bytes),
-        Field("final_loss", "number", lambda t: (steady_metrics.final_loss(t) or (None,))[0]),
-        Field(
-            "accuracy",
-            "number",
-            lambda t: training_metrics.epochs_of(t)[-1].accuracy if training_metrics.epochs_of(t) else None,
-        ),
-        Field("skipped_steps", "integer", _skipped),
-        Field("joules_per_unit", "number", joules_per_unit),
-        Field("power_watts", "number", power_watts),
-        Field("num_parameters", "integer", lambda t: t.facts and t.facts.num_parameters),
-        Field("optimizer", "text", lambda t: t.facts and t.facts.optimizer),
-        Field("warm_up_seconds", "number", lambda t: t.facts and t.facts.warm_up_seconds),
-        Field("warm_up_steps", "integer", lambda t: t.facts and t.facts.warm_up_steps),
-        Field("settled", "truth", lambda t: t.facts and t.facts.settled),
-        *_MACHINE,
-        Field("schema_version", "integer", lambda t: t.schema_version),
-        Field("file", "text", file_of),
-    ]
-    return _flat(fields, collection.trials)
+    return _table({**TRIAL, "file": file_of}, collection.trials)
+
+
+def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
+    columns: dict[str, Callable[[Configuration], Any]] = {
+        **_of_trial(QUESTION),
+        "unit": lambda found: found.unit,
+        "processes": lambda found: len(found.trials),
+        **_estimate("throughput_per_second", lambda found: found.throughput),
+        **_estimate("speedup", lambda found: found.speedup),
+        "verdict": lambda found: found.verdict and found.verdict.kind,
+        "verdict_reason": lambda found: found.verdict and found.verdict.reason,
+        "scaling_efficiency": lambda found: found.scaling_efficiency,
+        "peak_allocated_bytes": lambda found: found.peak_allocated_bytes,
+        "peak_reserved_bytes": lambda found: found.peak_reserved_bytes,
+        "driver_used_bytes": lambda found: found.driver_used_bytes,
+        **_of_trial({**_OUTCOME, **_MACHINE, "file": file_of}),
+    }
+    return _table(columns, collection.configurations)
+
+
+def _of_trial(columns: Columns) -> dict[str, Callable[[Any], Any]]:
+    """Return columns of a trial as columns of things that have a `trial`."""
+
+    def value_of(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda thing: get(thing.trial)
+
+    return {name: value_of(get) for name, get in columns.items()}
+
+
+def _estimate(name: str, get: Callable[[Configuration], Estimate | None]) -> Columns:
+    def end(which: str) -> Callable[[Configuration], float | None]:
+        def value(found: Configuration) -> float | None:
+            estimate = get(found)
+            return None if estimate is None or not has_interval(estimate) else getattr(estimate, which)
+
+        return value
+
+    def value(found: Configuration) -> float | None:
+        estimate = get(found)
+        return None if estimate is None else estimate.value
+
+    return {name: value, f"{name}_low": end("low"), f"{name}_high": end("high")}
 
 
 @dataclass(frozen=True)
-class _Part(Generic[R]):
+class _Part:
     """A block, an epoch, a loss or a reading, with the trial it is of and its number, counted from 1."""
 
     trial: Trial
     rank: int
     number: int
-    part: R
+    part: Any
 
 
 def _blocks(collection: Collection, file_of: FileOf) -> FlatTable:
-    def parts() -> Iterator[_Part[Block]]:
-        for trial in collection.trials:
-            for rank, samples in enumerate(trial.ranks):
-                for number, block in enumerate(samples.blocks, start=1):
-                    yield _Part(trial, rank, number, block)
-
-    return _flat([*_which(file_of, "block"), *_fields_of(Block)], parts())
+    parts = [
+        _Part(trial, rank, number, block)
+        for trial in collection.trials
+        for rank, samples in enumerate(trial.ranks)
+        for number, block in enumerate(samples.blocks, start=1)
+    ]
+    return _parts_table("block", Block, parts, file_of)
 
 
 def _epochs(collection: Collection, file_of: FileOf) -> FlatTable:
-    return _flat([*_which(file_of, "epoch"), *_fields_of(Epoch, without="losses")], _each_epoch(collection))
-
-
-def _losses(collection: Collection, file_of: FileOf) -> FlatTable:
-    def parts() -> Iterator[_Part[tuple[int, float]]]:
-        for each in _each_epoch(collection):
-            for pair in each.part.losses:
-                yield _Part(each.trial, each.rank, each.number, pair)
-
-    fields: list[Field[_Part[Any]]] = [
-        *_which(file_of, "epoch"),
-        Field("step_of_epoch", "integer", lambda p: p.part[0]),
-        Field("loss", "number", lambda p: p.part[1]),
-    ]
-    return _flat(fields, parts())
+    return _parts_table("epoch", Epoch, _each_epoch(collection), file_of, without="losses")
 
 
 def _readings(collection: Collection, file_of: FileOf) -> FlatTable:
-    def parts() -> Iterator[_Part[TelemetrySummary]]:
-        for trial in collection.trials:
-            for number, reading in enumerate(trial.readings, start=1):
-                yield _Part(trial, 0, number, reading)
+    parts = [
+        _Part(trial, 0, number, reading)
+        for trial in collection.trials
+        for number, reading in enumerate(trial.readings, start=1)
+    ]
+    return _parts_table("turn", TelemetrySummary, parts, file_of, without="missing")
 
-    fields = _fields_of(TelemetrySummary, without="missing")
-    return _flat([*_which(file_of, "turn"), *fields], parts())
+
+def _losses(collection: Collection, file_of: FileOf) -> FlatTable:
+    columns = {
+        **_part_columns("epoch", file_of),
+        "step_of_epoch": lambda loss: loss.part[0],
+        "loss": lambda loss: loss.part[1],
+    }
+    losses = (
+        _Part(each.trial, each.rank, each.number, pair) for each in _each_epoch(collection) for pair in each.part.losses
+    )
+    return _table(columns, losses)
+
+
+def _each_epoch(collection: Collection) -> Iterator[_Part]:
+    for trial in collection.trials:
+        for rank, samples in enumerate(trial.ranks):
+            for number, epoch in enumerate(samples.epochs, start=1):
+                yield _Part(trial, rank, number, epoch)
 
 
 LEVELS: dict[str, Callable[[Collection, FileOf], FlatTable]] = {
-    "cells": _cells,
+    "cells": _configurations,
     "trials": _trials,
     "blocks": _blocks,
     "epochs": _epochs,
@@ -179,119 +222,54 @@ LEVELS: dict[str, Callable[[Collection, FileOf], FlatTable]] = {
 }
 
 
-def _skipped(trial: Trial) -> int:
-    return steady_metrics.skipped_steps(trial) + sum(epoch.skipped_steps for epoch in training_metrics.epochs_of(trial))
+def _part_columns(number: str, file_of: FileOf) -> dict[str, Callable[[_Part], Any]]:
+    """Return the columns that say which trial, rank and part a row is of."""
+    return {
+        **_of_trial({name: QUESTION[name] for name in ("key", "workload", "precision", "batch_size")}),
+        **_of_trial({"fingerprint": _MACHINE["fingerprint"], "repeat": TRIAL["repeat"]}),
+        "rank": lambda part: part.rank,
+        number: lambda part: part.number,
+        "file": lambda part: file_of(part.trial),
+    }
 
 
-def _each_epoch(collection: Collection) -> Iterator[_Part[Epoch]]:
-    for trial in collection.trials:
-        for rank, samples in enumerate(trial.ranks):
-            for number, epoch in enumerate(samples.epochs, start=1):
-                yield _Part(trial, rank, number, epoch)
-
-
-_QUESTION: tuple[Field[Trial], ...] = (
-    Field("key", "text", lambda t: t.spec.key),
-    Field("cell", "text", lambda t: t.spec.configuration),
-    Field("workload", "text", lambda t: t.spec.workload),
-    Field("kind", "text", lambda t: t.spec.kind),
-    Field("precision", "text", lambda t: t.spec.precision),
-    Field("loss_scale", "text", lambda t: t.spec.loss_scale),
-    Field("batch_size", "integer", lambda t: t.spec.batch_size),
-    Field("world_size", "integer", lambda t: t.spec.world_size),
-    Field("parallelism", "text", lambda t: t.spec.parallelism),
-    Field("techniques", "text", lambda t: " ".join(t.spec.techniques)),
-    Field("data_set", "text", lambda t: t.spec.data_set),
-    Field("device", "text", lambda t: t.spec.device),
-    Field("seed", "integer", lambda t: t.spec.seed),
-)
-_OUTCOME: tuple[Field[Trial], ...] = (
-    Field("status", "text", lambda t: t.status),
-    Field("message", "text", lambda t: t.message),
-)
-_MACHINE: tuple[Field[Trial], ...] = (
-    Field("device_name", "text", lambda t: t.environment.device_name),
-    Field("fingerprint", "text", lambda t: t.environment.fingerprint),
-    Field("host", "text", lambda t: t.environment.host),
-    Field("driver", "text", lambda t: t.environment.driver),
-    Field("cuda", "text", lambda t: t.environment.cuda),
-    Field("cudnn", "text", lambda t: t.environment.cudnn),
-    Field("torch", "text", lambda t: t.environment.torch),
-    Field("castwise", "text", lambda t: t.environment.castwise),
-    Field("commit", "text", lambda t: t.environment.commit),
-)
-
-
-def _of_trial(field: Field[Trial]) -> Callable[[Configuration], Any]:
-    return lambda cell: field.value(cell.trial)
-
-
-def _estimate(name: str, get: Callable[[Configuration], Estimate | None]) -> Iterator[Field[Configuration]]:
-    def end(which: str) -> Callable[[Configuration], float | None]:
-        def value(cell: Configuration) -> float | None:
-            found = get(cell)
-            known = found is not None and (which == "value" or has_interval(found))
-            return getattr(found, which) if known else None
-
-        return value
-
-    yield Field(name, "number", end("value"))
-    yield Field(f"{name}_low", "number", end("low"))
-    yield Field(f"{name}_high", "number", end("high"))
-
-
-def _which(file_of: FileOf, number: str) -> list[Field[_Part[Any]]]:
-    """Return the fields that say which trial, rank and turn a row is of."""
-    named = [field for field in _QUESTION if field.name in ("key", "workload", "precision", "batch_size")]
-    return [
-        *(Field(f.name, f.kind, _of_part(f)) for f in named),
-        Field("fingerprint", "text", lambda p: p.trial.environment.fingerprint),
-        Field("repeat", "integer", lambda p: p.trial.spec.repeat),
-        Field("rank", "integer", lambda p: p.rank),
-        Field(number, "integer", lambda p: p.number),
-        Field("file", "text", lambda p: file_of(p.trial)),
+def _parts_table(
+    number: str, document: type[BaseModel], parts: Iterable[_Part], file_of: FileOf, without: str = ""
+) -> FlatTable:
+    """Return a table of parts of trials, with all fields of the parts' document but one."""
+    which = _part_columns(number, file_of)
+    # Columns are called as in the records' JSON, whose names do not change.
+    attributes = {
+        info.serialization_alias or name: name for name, info in document.model_fields.items() if name != without
+    }
+    fields = [
+        Field(name, unit=_unit_of(document.model_fields[attribute].annotation))
+        for name, attribute in attributes.items()
     ]
-
-
-def _of_part(field: Field[Trial]) -> Callable[[_Part[Any]], Any]:
-    return lambda part: field.value(part.trial)
-
-
-_KINDS: tuple[tuple[type, Kind], ...] = ((bool, "truth"), (int, "integer"), (float, "number"))
-
-
-def _fields_of(
-    document: type[Block] | type[Epoch] | type[TelemetrySummary], without: str = ""
-) -> list[Field[_Part[Any]]]:
-    """Return a document's own fields; several words in one stand beside each other."""
-    return [
-        Field(name, _kind(info.annotation), _getter(name))
-        for name, info in document.model_fields.items()
-        if name != without
+    rows = [
+        {name: get(part) for name, get in which.items()}
+        | {name: _plain(getattr(part.part, attribute)) for name, attribute in attributes.items()}
+        for part in parts
     ]
+    return FlatTable([*find_fields(which), *fields], rows)
 
 
-def _kind(annotation: Any) -> Kind:
+def _unit_of(annotation: Any) -> Unit:
     """Return what values of an annotation are; of a union with None, those that are there."""
     if get_origin(annotation) is tuple:
         return "text"
     types = {annotation, *get_args(annotation)}
     types |= {inner for each in types for inner in get_args(each)}  # Annotated inside a union
-    return next((kind for plain, kind in _KINDS if plain in types), "text")
+    units: tuple[tuple[type, Unit], ...] = ((bool, "boolean"), (int, "count"), (float, "number"))
+    return next((unit for plain, unit in units if plain in types), "text")
 
 
-def _getter(name: str) -> Callable[[_Part[Any]], Any]:
-    def value(part: _Part[Any]) -> Any:
-        found = getattr(part.part, name)
-        if isinstance(found, dict):
-            return " ".join(f"{key}={','.join(names)}" for key, names in found.items())
-        return " ".join(found) if isinstance(found, tuple) else found
-
-    return value
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={','.join(names)}" for key, names in value.items())
+    return " ".join(value) if isinstance(value, tuple) else value
 
 
-def _flat(fields: Sequence[Field[Any]], rows: Iterable[Any]) -> FlatTable:
-    return FlatTable(
-        tuple((field.name, field.kind) for field in fields),
-        [tuple(field.value(row) for field in fields) for row in rows],
-    )
+def _table(columns: Columns, things: Iterable[Any]) -> FlatTable:
+    rows = [{name: get(thing) for name, get in columns.items()} for thing in things]
+    return FlatTable(find_fields(columns), rows)

@@ -5,9 +5,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from castwise.analysis import steady_metrics, training_metrics
+from castwise.analysis import training_metrics
 from castwise.records.schema import TelemetrySummary, Trial
-from castwise.report.collection import Collection, ComparisonGroup, throughput_of
+from castwise.report.collection import Collection
+from castwise.report.export.tables import QUESTION, TRIAL
+
+_PARAMETERS = (*(name for name in QUESTION if name not in ("key", "cell")), "repeat")
+_TAGS = ("status", "message", "key", "device_name", "driver", "torch", "castwise")
+_FIGURES = (
+    "throughput_per_second",
+    "step_seconds",
+    "spread",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "duration_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -25,16 +37,19 @@ class Point:
     value: float
 
 
+Series = dict[str, list[Point]]
+
+
 @dataclass(frozen=True)
 class TrackedRun:
     """One trial.
 
     Attributes:
-        name: What it is called; no two of a topic share it.
-        group: Its topic.
+        name: What it is called; no two of a group share it.
+        group: The title of the trials it is compared with.
         started: When it began, in seconds since 1970.
-        parameters: The question.
-        tags: The answer's status, the machine and the file.
+        parameters: What was asked for.
+        tags: Its status, the machine and the file.
         figures: Single figures by name, units as suffixes.
         series: Values over steps by name.
     """
@@ -45,112 +60,70 @@ class TrackedRun:
     parameters: dict[str, str | int | float]
     tags: dict[str, str]
     figures: dict[str, float]
-    series: dict[str, list[Point]]
+    series: Series
 
 
 def tracked_runs(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[TrackedRun]:
-    """Return all trials, topic by topic."""
-    for topic in collection.groups:
-        for cell in topic.configurations:
-            for trial in cell.trials:
-                yield _run(topic, topic.label(cell), trial, file_of)
+    """Yield all trials, group by group."""
+    for group in collection.groups:
+        for configuration in group.configurations:
+            for trial in configuration.trials:
+                label = group.label(configuration)
+                name = f"{label}, round {trial.spec.repeat}" if trial.spec.repeat else label
+                yield _tracked_run(name, group.title, trial, file_of(trial))
 
 
-def _run(topic: ComparisonGroup, label: str, trial: Trial, file_of: Callable[[Trial], str]) -> TrackedRun:
-    spec, environment = trial.spec, trial.environment
-    repeat = f", round {spec.repeat}" if spec.repeat else ""
+def _tracked_run(name: str, group: str, trial: Trial, file: str) -> TrackedRun:
+    try:
+        started = datetime.fromisoformat(trial.started_at).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
+        started = 0.0
+    figures = {figure: TRIAL[figure](trial) for figure in _FIGURES}
+    split = training_metrics.split(trial)
+    figures["wall_seconds"] = None if split is None else split.total
+    series = _training_series(trial) if trial.spec.kind == "training" else _block_series(trial)
     return TrackedRun(
-        name=f"{label}{repeat}",
-        group=topic.title,
-        started=_started(trial),
-        parameters={
-            "workload": spec.workload,
-            "kind": spec.kind,
-            "precision": spec.precision,
-            "loss_scale": spec.loss_scale,
-            "batch_size": spec.batch_size,
-            "world_size": spec.world_size,
-            "parallelism": spec.parallelism,
-            "techniques": " ".join(spec.techniques),
-            "data_set": spec.data_set,
-            "device": spec.device,
-            "seed": spec.seed,
-            "repeat": spec.repeat,
-        },
-        tags={
-            "status": trial.status,
-            "message": trial.message,
-            "key": spec.key,
-            "device_name": environment.device_name,
-            "driver": environment.driver or "",
-            "torch": environment.torch,
-            "castwise": environment.castwise,
-            "file": file_of(trial),
-        },
-        figures={name: value for name, value in _figures(trial).items() if value is not None},
-        series={name: points for name, points in _series(trial).items() if points},
+        name=name,
+        group=group,
+        started=started,
+        parameters={parameter: TRIAL[parameter](trial) for parameter in _PARAMETERS},
+        tags={**{tag: TRIAL[tag](trial) or "" for tag in _TAGS}, "file": file},
+        figures={figure: value for figure, value in figures.items() if value is not None},
+        series={value: points for value, points in series.items() if points},
     )
 
 
-def _started(trial: Trial) -> float:
-    try:
-        return datetime.fromisoformat(trial.started_at).astimezone(UTC).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
-
-
-def _figures(trial: Trial) -> dict[str, float | None]:
-    parts = training_metrics.split(trial)
-    return {
-        "throughput_per_second": throughput_of(trial),
-        "step_seconds": steady_metrics.step_seconds(trial),
-        "spread": steady_metrics.spread(trial),
-        "peak_allocated_bytes": steady_metrics.peak_allocated_bytes(trial),
-        "peak_reserved_bytes": steady_metrics.peak_reserved_bytes(trial),
-        "wall_seconds": parts.total if parts is not None else None,
-        "duration_seconds": trial.duration_seconds,
-    }
-
-
-def _series(trial: Trial) -> dict[str, list[Point]]:
-    return _of_training(trial) if trial.spec.kind == "training" else _of_blocks(trial)
-
-
-def _of_blocks(trial: Trial) -> dict[str, list[Point]]:
-    blocks = trial.ranks[0].blocks if trial.ranks else ()
-    found: dict[str, list[Point]] = {"step_seconds": [], "loss": []}
-    found |= {name: [] for name in _watched(None)}
+def _block_series(trial: Trial) -> Series:
+    names = ("step_seconds", "loss", "sm_clock_hertz", "power_watts", "max_temperature_celsius")
+    found: Series = {name: [] for name in names}
     step, seconds = 0, 0.0
-    for index, block in enumerate(blocks):
-        # What led to the block was not timed: its steps took as long as the block's.
-        step, seconds = step + block.all_steps, seconds + block.seconds * block.all_steps / block.num_steps
-        found["step_seconds"].append(Point(step, seconds, block.seconds / block.num_steps))
-        found["loss"].append(Point(step, seconds, block.loss))
-        reading = trial.readings[index] if index < len(trial.readings) else None
-        for name, value in _watched(reading).items():
+    for index, block in enumerate(trial.ranks[0].blocks if trial.ranks else ()):
+        # The lead-in steps were not timed: they took as long as the block's.
+        step += block.all_steps
+        seconds += block.seconds * block.all_steps / block.num_steps
+        reading = trial.readings[index] if index < len(trial.readings) else TelemetrySummary(seconds=0.0)
+        values = {
+            "step_seconds": block.seconds / block.num_steps,
+            "loss": block.loss,
+            "sm_clock_hertz": reading.sm_clock_hertz,
+            "power_watts": reading.gpu_power_watts,  # of one GPU, as a trial's is
+            "max_temperature_celsius": reading.max_temperature_celsius,
+        }
+        for name, value in values.items():
             if value is not None:
                 found[name].append(Point(step, seconds, value))
     return found
 
 
-def _watched(reading: TelemetrySummary | None) -> dict[str, float | None]:
-    """Return what is shown of a reading; the power is one GPU's, as a trial's is."""
-    seen = reading or TelemetrySummary(seconds=0.0)
-    return {
-        "sm_clock_hertz": seen.sm_clock_hertz,
-        "power_watts": seen.gpu_power_watts,
-        "max_temperature_celsius": seen.max_temperature_celsius,
-    }
-
-
-def _of_training(trial: Trial) -> dict[str, list[Point]]:
-    found: dict[str, list[Point]] = {name: [] for name in ("loss", "accuracy", "validation_loss", "learning_rate")}
+def _training_series(trial: Trial) -> Series:
+    found: Series = {name: [] for name in ("loss", "accuracy", "validation_loss", "learning_rate")}
     step, seconds = 0, 0.0
     for epoch in training_metrics.epochs_of(trial):
         for number, loss in epoch.losses:
             share = (number + 1) / max(1, epoch.num_steps)
             found["loss"].append(Point(step + number + 1, seconds + share * epoch.seconds, loss))
-        step, seconds = step + epoch.num_steps, seconds + epoch.seconds + epoch.validation_seconds
+        step += epoch.num_steps
+        seconds += epoch.seconds + epoch.validation_seconds
         for name in ("accuracy", "validation_loss", "learning_rate"):
             value = getattr(epoch, name)
             if value is not None:
