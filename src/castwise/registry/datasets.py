@@ -11,43 +11,32 @@ from castwise.errors import DataError, MissingDataError, unknown_name
 from castwise.spec.types import SYNTHETIC
 
 DATA_VARIABLE = "CASTWISE_DATA"
-# Before a data set's name: random data in its place, as much of it and of the same shape.
+# Before a data set's name: random data of the same size and shape in its place.
 SYNTHETIC_PREFIX = "synthetic:"
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set, known by its size and by the checksum that its source publishes.
+    """One file of a data set.
 
     Attributes:
-        part: What it holds, castwise's name ("train-images").
+        part: What it holds ("train-images").
         name: Its official name, without ".gz".
-        num_bytes: Its uncompressed size; nothing longer is ever read.
-        sha256: A checksum of its uncompressed content; every one that is given is compared.
-        sha1: Another.
-        md5: Another.
+        num_bytes: Its uncompressed size; nothing longer is read.
+        checksum: Algorithm and hexadecimal digest of its uncompressed content: "sha256:ba89…".
         aliases: Other official names of the same content.
     """
 
     part: str
     name: str
     num_bytes: int
-    sha256: str | None = None
-    sha1: str | None = None
-    md5: str | None = None
+    checksum: str
     aliases: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        assert self.sha256 or self.sha1 or self.md5, f"{self.name} needs a checksum: unverified files are not read"
-
-    def is_content(self, content: bytes) -> bool:
-        """Say whether this is the file's content, by its checksums."""
-        checksums = {"sha256": self.sha256, "sha1": self.sha1, "md5": self.md5}
-        return all(
-            hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() == wanted
-            for algorithm, wanted in checksums.items()
-            if wanted is not None
-        )
+    def matches(self, content: bytes) -> bool:
+        """Return whether this is the file's content, by its checksum."""
+        algorithm, _, digest = self.checksum.partition(":")
+        return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() == digest
 
 
 @dataclass(frozen=True)
@@ -56,10 +45,10 @@ class DataSet:
 
     Attributes:
         name: The data set's name, the same in each of its layouts.
-        files: All that is read of it.
-        folders: Sub-folders it is looked for in, in this order.
-        layout: What its source calls this layout ("binary"), where it has several.
-        other: The same data in another layout, taken where files of this one are missing.
+        files: All files that are read.
+        folders: Sub-folders in which they are looked for, in this order.
+        layout: The layout's name at its source ("binary"), if there are several.
+        other: The same data in another layout, used if files of this one are missing.
     """
 
     name: str
@@ -76,28 +65,28 @@ MNIST = DataSet(
     folders=(".", "mnist", "MNIST", "MNIST/raw", "mnist/MNIST/raw"),
     files=(
         DataFile(
-            part="train-images",
-            name="train-images-idx3-ubyte",
-            num_bytes=47_040_016,
-            sha256="ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "train-images",
+            "train-images-idx3-ubyte",
+            47_040_016,
+            "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         ),
         DataFile(
-            part="train-labels",
-            name="train-labels-idx1-ubyte",
-            num_bytes=60_008,
-            sha256="65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "train-labels",
+            "train-labels-idx1-ubyte",
+            60_008,
+            "sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         ),
         DataFile(
-            part="test-images",
-            name="t10k-images-idx3-ubyte",
-            num_bytes=7_840_016,
-            sha256="0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "test-images",
+            "t10k-images-idx3-ubyte",
+            7_840_016,
+            "sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         ),
         DataFile(
-            part="test-labels",
-            name="t10k-labels-idx1-ubyte",
-            num_bytes=10_008,
-            sha256="ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            "test-labels",
+            "t10k-labels-idx1-ubyte",
+            10_008,
+            "sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
     ),
 )
@@ -115,12 +104,12 @@ _CIFAR10_PYTHON = DataSet(
     layout="python",
     folders=_cifar_folders("cifar-10-batches-py", "cifar10"),
     files=(
-        DataFile("train-1", "data_batch_1", 31_035_704, md5="c99cafc152244af753f735de768cd75f"),
-        DataFile("train-2", "data_batch_2", 31_035_320, md5="d4bba439e000b95fd0a9bffe97cbabec"),
-        DataFile("train-3", "data_batch_3", 31_035_999, md5="54ebc095f3ab1f0389bbae665268c751"),
-        DataFile("train-4", "data_batch_4", 31_035_696, md5="634d18415352ddfa80567beed471001a"),
-        DataFile("train-5", "data_batch_5", 31_035_623, md5="482c414d41f54cd18b22e5b47cb7c3cb"),
-        DataFile("test", "test_batch", 31_035_526, md5="40351d587109b95175f43aff81a1287e"),
+        DataFile("train-1", "data_batch_1", 31_035_704, "md5:c99cafc152244af753f735de768cd75f"),
+        DataFile("train-2", "data_batch_2", 31_035_320, "md5:d4bba439e000b95fd0a9bffe97cbabec"),
+        DataFile("train-3", "data_batch_3", 31_035_999, "md5:54ebc095f3ab1f0389bbae665268c751"),
+        DataFile("train-4", "data_batch_4", 31_035_696, "md5:634d18415352ddfa80567beed471001a"),
+        DataFile("train-5", "data_batch_5", 31_035_623, "md5:482c414d41f54cd18b22e5b47cb7c3cb"),
+        DataFile("test", "test_batch", 31_035_526, "md5:40351d587109b95175f43aff81a1287e"),
     ),
 )
 
@@ -132,12 +121,12 @@ CIFAR10 = DataSet(
     folders=_cifar_folders("cifar-10-batches-bin", "cifar10"),
     other=_CIFAR10_PYTHON,
     files=(
-        DataFile("train-1", "data_batch_1.bin", 30_730_000, sha1="aadd24acce27caa71bf4b10992e9e7b2d74c2540"),
-        DataFile("train-2", "data_batch_2.bin", 30_730_000, sha1="c0ba65cce70568cd57b4e03e9ac8d2a5367c1795"),
-        DataFile("train-3", "data_batch_3.bin", 30_730_000, sha1="1dd00a74ab1d17a6e7d73e185b69dbf31242f295"),
-        DataFile("train-4", "data_batch_4.bin", 30_730_000, sha1="aab85764eb3584312d3c7f65fd2fd016e36a258e"),
-        DataFile("train-5", "data_batch_5.bin", 30_730_000, sha1="26e2849e66a845b7f1e4614ae70f4889ae604628"),
-        DataFile("test", "test_batch.bin", 30_730_000, sha1="67eb016db431130d61cd03c7ad570b013799c88c"),
+        DataFile("train-1", "data_batch_1.bin", 30_730_000, "sha1:aadd24acce27caa71bf4b10992e9e7b2d74c2540"),
+        DataFile("train-2", "data_batch_2.bin", 30_730_000, "sha1:c0ba65cce70568cd57b4e03e9ac8d2a5367c1795"),
+        DataFile("train-3", "data_batch_3.bin", 30_730_000, "sha1:1dd00a74ab1d17a6e7d73e185b69dbf31242f295"),
+        DataFile("train-4", "data_batch_4.bin", 30_730_000, "sha1:aab85764eb3584312d3c7f65fd2fd016e36a258e"),
+        DataFile("train-5", "data_batch_5.bin", 30_730_000, "sha1:26e2849e66a845b7f1e4614ae70f4889ae604628"),
+        DataFile("test", "test_batch.bin", 30_730_000, "sha1:67eb016db431130d61cd03c7ad570b013799c88c"),
     ),
 )
 
@@ -146,8 +135,8 @@ _CIFAR100_PYTHON = DataSet(
     layout="python",
     folders=_cifar_folders("cifar-100-python", "cifar100"),
     files=(
-        DataFile("train", "train", 155_249_918, md5="16019d7e3df5f24257cddd939b257f8d"),
-        DataFile("test", "test", 31_049_707, md5="f0ef6b0ae62326f3e7ffdfab6717acfc"),
+        DataFile("train", "train", 155_249_918, "md5:16019d7e3df5f24257cddd939b257f8d"),
+        DataFile("test", "test", 31_049_707, "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
     ),
 )
 
@@ -157,8 +146,8 @@ CIFAR100 = DataSet(
     folders=_cifar_folders("cifar-100-binary", "cifar100"),
     other=_CIFAR100_PYTHON,
     files=(
-        DataFile("train", "train.bin", 153_700_000, sha1="e207cd2e05b73b1393c74c7f5e7bea451d63e08e"),
-        DataFile("test", "test.bin", 30_740_000, sha1="8fb6623e830365ff53cf14adec797474f5478006"),
+        DataFile("train", "train.bin", 153_700_000, "sha1:e207cd2e05b73b1393c74c7f5e7bea451d63e08e"),
+        DataFile("test", "test.bin", 30_740_000, "sha1:8fb6623e830365ff53cf14adec797474f5478006"),
     ),
 )
 
@@ -169,25 +158,25 @@ WIKITEXT2 = DataSet(
     folders=("wikitext-2", "wikitext-2/wikitext-2", "."),
     files=(
         DataFile(
-            part="train",
-            name="train.txt",
-            num_bytes=10_797_148,
-            sha256="9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-            aliases=("wiki.train.tokens",),
+            "train",
+            "train.txt",
+            10_797_148,
+            "sha256:9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+            ("wiki.train.tokens",),
         ),
         DataFile(
-            part="valid",
-            name="valid.txt",
-            num_bytes=1_121_681,
-            sha256="f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-            aliases=("wiki.valid.tokens",),
+            "valid",
+            "valid.txt",
+            1_121_681,
+            "sha256:f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            ("wiki.valid.tokens",),
         ),
         DataFile(
-            part="test",
-            name="test.txt",
-            num_bytes=1_256_449,
-            sha256="d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-            aliases=("wiki.test.tokens",),
+            "test",
+            "test.txt",
+            1_256_449,
+            "sha256:d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+            ("wiki.test.tokens",),
         ),
     ),
 )
@@ -277,7 +266,7 @@ def read_verified(data_set: DataSet, data_dir: Path, part: str) -> bytes:
         raise DataError(
             f"'{path}' holds {length} bytes where {data_set.name} has {file.num_bytes:,}. Put the official file there."
         )
-    if not file.is_content(content):
+    if not file.matches(content):
         raise DataError(f"'{path}' is not {data_set.name}'s: its checksum is wrong. Put the official file there.")
     return content
 

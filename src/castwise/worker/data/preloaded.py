@@ -10,8 +10,7 @@ from torch import Tensor
 
 from castwise.errors import DataError
 from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST, SYNTHETIC_PREFIX, WIKITEXT2
-from castwise.worker.data.cifar import load_cifar10, load_cifar100
-from castwise.worker.data.mnist import load_mnist
+from castwise.worker.data.images import load_cifar10, load_cifar100, load_mnist
 from castwise.worker.data.transforms import STATISTICS
 from castwise.worker.data.wikitext import batchify, load_wikitext2, segments
 

@@ -1,30 +1,38 @@
-"""Files of data sets are found where people have them, and nothing but the official content is read."""
+"""Files of data sets are found in every official layout, and only the official content is read."""
 
 import gzip
 import hashlib
 import io
 import os
+import pickle
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from cifar_files import binary_file, draw, put, python_file
 
 from castwise.errors import DataError, MissingDataError
 from castwise.registry.datasets import (
+    CIFAR10,
+    CIFAR100,
     DATA_VARIABLE,
     MNIST,
     DataFile,
     DataSet,
     default_data_dir,
     find_file,
+    find_layout,
     read_verified,
     verify,
 )
-from castwise.worker.data import mnist
-from castwise.worker.data.mnist import load_mnist
+from castwise.worker.data import fetch
+from castwise.worker.data import images as image_files
+from castwise.worker.data.images import load_cifar10, load_cifar100, load_mnist
 from castwise.worker.data.preloaded import resident_batches
 
 CPU = torch.device("cpu")
@@ -53,7 +61,7 @@ CONTENT = {
 
 def small_file(file: DataFile) -> DataFile:
     content = CONTENT[file.part]
-    return replace(file, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    return replace(file, num_bytes=len(content), checksum=f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
 SMALL = replace(MNIST, files=tuple(small_file(file) for file in MNIST.files))
@@ -72,7 +80,7 @@ def store(folder: Path, data_set: DataSet = SMALL, *, suffix: str = "") -> Path:
 @pytest.fixture
 def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a small set that stands in for MNIST."""
-    monkeypatch.setattr(mnist, "MNIST", SMALL)
+    monkeypatch.setattr(image_files, "MNIST", SMALL)
     return store(tmp_path)
 
 
@@ -284,15 +292,15 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monkey
     refuse(tmp_path, path, r"cannot be read \(\[Errno 13\] Permission denied\)\.")
 
 
-# MNIST as tensors
+# MNIST
 
 
 def test_images_and_labels_are_the_files_without_their_headers(small_mnist: Path) -> None:
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
-        images, labels = load_mnist(small_mnist, split)
-        assert (images.shape, images.dtype) == ((count, 1, 28, 28), torch.uint8)
+        digits, labels = load_mnist(small_mnist, split)
+        assert (digits.shape, digits.dtype) == ((count, 1, 28, 28), torch.uint8)
         assert (labels.shape, labels.dtype) == ((count,), torch.int64)
-        assert bytes(images.flatten().tolist()) == CONTENT[f"{split}-images"][16:]
+        assert bytes(digits.flatten().tolist()) == CONTENT[f"{split}-images"][16:]
         assert bytes(labels.tolist()) == CONTENT[f"{split}-labels"][8:]
 
 
@@ -337,7 +345,89 @@ def test_a_batch_larger_than_the_set(small_mnist: Path) -> None:
         make_batches(small_mnist, 1000)
 
 
-# The real one, where it lies
+# CIFAR
+
+Load = Callable[[Path, str], tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.mark.parametrize("layout", ["binary", "python"])
+@pytest.mark.parametrize(("row", "load", "num_classes"), [(CIFAR10, load_cifar10, 10), (CIFAR100, load_cifar100, 100)])
+def test_cifar_in_both_layouts(
+    row: DataSet, load: Load, num_classes: int, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {file.part: draw(4, num_classes, seed) for seed, file in enumerate(row.files)}
+    content_of = python_file if layout == "python" else binary_file
+    row = row.other if layout == "python" and row.other is not None else row
+    small = put(tmp_path, row, {part: content_of(*batch, num_classes) for part, batch in wanted.items()})
+    monkeypatch.setattr(image_files, row.name.upper(), small)
+    verify(small, tmp_path)
+    for split in ("train", "test"):
+        pixels, labels = load(tmp_path, split)
+        batches = [batch for part, batch in wanted.items() if part.startswith(split)]
+        assert (pixels.dtype, labels.dtype) == (torch.uint8, torch.int64)
+        assert pixels.shape == (4 * len(batches), 3, 32, 32)
+        assert pixels.flatten(1).tolist() == np.concatenate([each for each, _ in batches]).tolist()
+        assert labels.tolist() == [label for _, each in batches for label in each]
+
+
+def test_python_layout_is_used_if_the_binary_one_is_incomplete(tmp_path: Path) -> None:
+    for file in CIFAR10.files[:-1]:
+        (tmp_path / file.name).touch()
+    with pytest.raises(MissingDataError, match=r"no test_batch\.bin\[\.gz\] nor the python layout's data_batch_1 in"):
+        find_layout(CIFAR10, tmp_path)
+    assert CIFAR10.other is not None
+    for file in CIFAR10.other.files:
+        (tmp_path / file.name).touch()
+    assert find_layout(CIFAR10, tmp_path).layout == "python"
+
+
+class Attack:
+    """Pickles as a call of os.system."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("has_size", [True, False])
+def test_unverified_pickle_is_never_opened(has_size: bool, tmp_path: Path) -> None:
+    content = pickle.dumps(Attack(f"touch {tmp_path}/executed"))
+    row = CIFAR100.other
+    assert row is not None
+    for file in row.files:
+        (tmp_path / file.name).write_bytes(content.ljust(file.num_bytes, b"\0") if has_size else content)
+    with pytest.raises(DataError, match="checksum is wrong" if has_size else "where cifar100 has"):
+        load_cifar100(tmp_path, "test")
+    assert not (tmp_path / "executed").exists()
+    pickle.loads(content)
+    assert (tmp_path / "executed").exists(), "the attack itself works"
+
+
+# Downloads
+
+
+def test_wikitext_is_not_downloaded(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"put train\.txt \(or wiki\.train\.tokens\), .*into '.*wikitext-2'"):
+        fetch("wikitext-2", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_downloaded_by_checksum(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str, Any]] = []
+    monkeypatch.setattr(
+        "torchvision.datasets.utils.download_and_extract_archive",
+        lambda url, root, **rest: calls.append((url, root, rest)),
+    )
+    fetch(name, tmp_path)
+    ((url, root, rest),) = calls
+    assert url == f"https://www.cs.toronto.edu/~kriz/{name.replace('cifar', 'cifar-')}-python.tar.gz"
+    assert root == str(tmp_path)
+    assert len(rest["md5"]) == 32
+
+
+# The real files, if they are there
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +450,7 @@ def real() -> Path:
         ("test", 10_000, 7, [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
     ],
 )
-def test_the_real_digits(split: str, count: int, first: int, histogram: list[int], real: Path) -> None:
+def test_real_mnist(split: str, count: int, first: int, histogram: list[int], real: Path) -> None:
     images, labels = load_mnist(real, split)
     assert images.shape == (count, 1, 28, 28)
     assert labels.bincount().tolist() == histogram
@@ -368,10 +458,26 @@ def test_the_real_digits(split: str, count: int, first: int, histogram: list[int
     assert labels[0] == first
 
 
-def test_the_real_digits_are_normalised(real: Path) -> None:
+def test_real_mnist_is_normalised(real: Path) -> None:
     batches = make_batches(real, 512)
     assert len(batches) == 60_000 // 512
     images = torch.cat([images for images, _ in batches])
     assert float(images.mean()) == pytest.approx(0, abs=2e-3)
     assert float(images.std()) == pytest.approx(1, abs=2e-3)
     assert float(images[0].max()) > 1, "a digit, white on black"
+
+
+@pytest.mark.parametrize(("row", "load"), [(CIFAR10, load_cifar10), (CIFAR100, load_cifar100)])
+def test_real_cifar(row: DataSet, load: Load) -> None:
+    try:
+        layout = find_layout(row, default_data_dir())
+    except MissingDataError as missing:
+        pytest.skip(str(missing))
+    pixels, labels = load(default_data_dir(), "test")
+    num_classes = 10 if row is CIFAR10 else 100
+    assert pixels.shape == (10_000, 3, 32, 32)
+    assert labels.bincount().tolist() == [10_000 // num_classes] * num_classes
+    if row is CIFAR10 and layout.layout == "binary":
+        pixels, labels = load(default_data_dir(), "train")
+        # Source: kuangliu/pytorch-cifar main.py; these are the means that the transforms subtract.
+        assert (pixels.float().mean((0, 2, 3)) / 255).tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_cifar import binary_file, draw, put
+from cifar_files import binary_file, draw, put
 
 from castwise.registry.datasets import CIFAR100, SYNTHETIC_PREFIX
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import TrialSpec
-from castwise.worker.data import cifar, preloaded
+from castwise.worker.data import images as image_files
+from castwise.worker.data import preloaded
 from castwise.worker.data.epoch_iterators import Feeds, make_feeds
 from castwise.worker.data.preloaded import IMAGE_SETS, random_images
 from castwise.worker.data.transforms import find_transform
@@ -47,7 +48,7 @@ def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with 20 training and 10 test images in the official binary layout."""
     parts = {"train": draw(20, 100, 1), "test": draw(10, 100, 2)}
     contents = {part: binary_file(*images, 100) for part, images in parts.items()}
-    monkeypatch.setattr(cifar, "CIFAR100", put(tmp_path, CIFAR100, contents))
+    monkeypatch.setattr(image_files, "CIFAR100", put(tmp_path, CIFAR100, contents))
     return tmp_path
 
 
