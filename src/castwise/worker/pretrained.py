@@ -1,9 +1,11 @@
 """Pretrained weights of torchvision's models: find or download their file, and load it without running its content."""
 
 import hashlib
+import pickle
 import re
 import socket
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -22,6 +24,11 @@ _TIMEOUT_SECONDS = 8.0
 _HASH_IN_NAME = re.compile(r"-([a-f0-9]{8,})\.pth$")
 _CLASSIFIER = "fc."
 _DOWNLOAD_ERRORS = (OSError, RuntimeError, ValueError, HTTPException)
+# What torch.load raises on damaged files, seen over many mutated ones.
+_READ_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError,
+    OSError, RuntimeError, TypeError, ValueError, pickle.PickleError, zipfile.BadZipFile,
+)  # fmt: skip
 _WHAT_TO_DO = "Name torchvision's file for the model, downloaded anew, or leave the weights out."
 
 
@@ -154,7 +161,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             found = hashlib.file_digest(file, "sha256").hexdigest() if expected else ""
         if expected is None or found.startswith(expected[1]):
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001  a damaged file raises almost anything
+    except _READ_ERRORS as error:
         first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line[:160].rstrip(".")
         raise DataError(f"The weights in '{path}' cannot be read: {reason}. {_WHAT_TO_DO}") from None
