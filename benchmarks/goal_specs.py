@@ -11,7 +11,7 @@ from castwise.registry.datasets import find_data_set, synthetic_like, verify
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SuiteFilter, find_suite, specs_of
 from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import COMPILING, for_one_gpu, parse_techniques
+from castwise.registry.techniques import compiles, for_one_gpu, parse_techniques
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 
@@ -153,6 +153,6 @@ def _as_far_as_possible(spec: TrialSpec) -> TrialSpec:
     kept = [
         name
         for name in spec.techniques
-        if name not in COMPILING and why_unsupported(spec.model_copy(update={"techniques": (name,)})) is None
+        if not compiles([name]) and why_unsupported(spec.model_copy(update={"techniques": (name,)})) is None
     ]
     return spec.model_copy(update={"techniques": tuple(kept)})

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer, lr_scheduler
 
 from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.step import TrainingStep
-from castwise.worker.techniques.config import step_config_of
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.loss import make_compute_loss
 from castwise.worker.user_model.optimizer import make_loop

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from castwise.registry.precisions import Precision
+from castwise.registry.step_config import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task
 from castwise.worker.step import TrainingStep
-from castwise.worker.techniques.config import PLAIN, StepConfig
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 

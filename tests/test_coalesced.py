@@ -21,6 +21,7 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.trial import NullListener
 from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import step_config_of
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import build as cells
@@ -30,7 +31,6 @@ from castwise.worker.distributed import Peers, spread
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.models.task import UserLoop
 from castwise.worker.step import TrainingStep
-from castwise.worker.techniques.config import step_config_of
 from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.training_run import TrainingRun
 
@@ -73,7 +73,7 @@ def take_steps(peers: Peers, precision: str, loss_scale: str, names: tuple[str, 
     """Return losses and weights of a rank's own batches; where the scale moves, rank 1's overflow once."""
     row, loop = find_precision(precision), step_config_of(names)
     torch.manual_seed(0)
-    optimizer = type(MOMENTUM_SGD)("SGD", (*MOMENTUM_SGD.arguments, *loop.optimizer))
+    optimizer = type(MOMENTUM_SGD)("SGD", (*MOMENTUM_SGD.arguments, *loop.optimizer_arguments))
     step = make_step(row, make_task(make_net()), optimizer, loss_scale=loss_scale, clip_grad_norm=1.0, loop=loop)
     joined(step, peers, reduce=REDUCE in names)
     images, labels = (part.chunk(2)[peers.rank] for part in make_batch())

@@ -14,14 +14,12 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from castwise.errors import TechniqueError
+from castwise.registry.techniques import step_config_of
 from castwise.worker.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
 from castwise.worker.pytree import tree_signature
 from castwise.worker.techniques import cuda_graph
-from castwise.worker.techniques.config import step_config_of
-from castwise.worker.techniques.first_conv import find_stem
-from castwise.worker.techniques.matmul_stem import use_matmul_stem
+from castwise.worker.techniques.first_conv import find_stem, use_matmul_stem, use_space_to_depth
 from castwise.worker.techniques.optimizer_options import set_as_wanted
-from castwise.worker.techniques.space_to_depth import use_space_to_depth
 
 
 def hooked(optimizer: Optimizer) -> Optimizer:

@@ -16,7 +16,7 @@ from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.precision import autocast, numeric_state
 from castwise.worker.steady_run import SteadyRun
-from castwise.worker.techniques.space_to_depth import SpaceToDepthConv
+from castwise.worker.techniques.first_conv import SpaceToDepthConv
 from castwise.worker.training_run import TrainingRun
 
 pytestmark = [

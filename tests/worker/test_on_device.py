@@ -10,7 +10,7 @@ from torch import Tensor
 
 from castwise.errors import UsageError
 from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST
-from castwise.registry.technique_constraints import _ON_DEVICE_TRANSFORMS
+from castwise.registry.techniques import ON_DEVICE_TRANSFORMS
 from castwise.worker.data.gpu_augmentation import (
     AUGMENTATIONS,
     Augmentation,
@@ -50,7 +50,7 @@ def labels_of(data: DeviceImages, epoch: int) -> list[int]:
 
 
 def test_what_the_plan_allows_is_what_the_device_can_do() -> None:
-    assert set(_ON_DEVICE_TRANSFORMS) == set(AUGMENTATIONS) < set(TRANSFORMS)
+    assert set(ON_DEVICE_TRANSFORMS) == set(AUGMENTATIONS) < set(TRANSFORMS)
     with pytest.raises(UsageError, match="'fastai-224'"):
         find_augmentation("fastai-224")
 

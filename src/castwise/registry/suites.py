@@ -289,7 +289,7 @@ def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) ->
 def _tuned_loop(suite: Suite, workload: str) -> tuple[str, ...]:
     """Return what `tuned` stands for: the suite's own loop, else what most models gain from."""
     own = suite.tuned.get(workload)
-    return ("resident-data", *SETS[TUNED]) if own is None else parse_techniques(own)
+    return SETS[TUNED] if own is None else parse_techniques(own)
 
 
 def is_search(spec: TrialSpec) -> bool:

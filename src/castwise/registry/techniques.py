@@ -1,15 +1,21 @@
-"""Changes to a training loop that leave what it computes alone: one row each, data only.
+"""Techniques: changes to a training loop that do not change what it computes.
 
-`worker/techniques/` is where a row is applied; this module is what the command line, the plan and the reports know
-of it, without torch, and `technique_rules.py` says which trials can have one. What the plain loop does already is no
-technique: `ALREADY_DEFAULT` says so to whoever asks.
+Each is one row, which says all about it: what it does and costs, which trials can have it, which settings of the step
+it makes, and how `castwise tune` searches with it. `technique_constraints.py` judges a trial by the rows; the worker
+carries out their settings; the emitter writes them. Nothing else names a technique. To add one, add a row here (and the
+function that it names, if it changes the model).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Literal
 
 from castwise.errors import UsageError, unknown_name
+from castwise.registry.step_config import PLAIN, ModelChange, StepConfig
+from castwise.registry.workloads import find_workload
+from castwise.spec.loss_scale import is_dynamic
+from castwise.spec.trial import TrialSpec
 from castwise.spec.types import TrialKind, Unit
 
 # What a technique does to the numbers, from the least to the most:
@@ -21,6 +27,23 @@ Numerics = Literal["bits", "rounding", "draws", "shape"]
 
 _JOIN = "+"
 NONE = "none"
+PRECISION = "precision"  # stands for a change of precision among what a technique is tried or interacts with
+TUNED, COMPILED = "tuned", "compiled"  # names for several techniques at once
+
+
+class Rank(IntEnum):
+    """When a search tries a change: the lowest first.
+
+    A loop that waits for its data gains from nothing else. Changes that cost seconds to minutes in every process come
+    when the cheap ones are spent.
+    """
+
+    DATA = 0
+    PRECISION = 1
+    CHEAP = 2
+    COMPILE = 3
+    AUTOTUNE = 4
+    BATCH = 5
 
 
 @dataclass(frozen=True)
@@ -30,42 +53,174 @@ class Technique:
     Attributes:
         name: The name users write.
         summary: What it does, in a line.
-        needs: What it needs, in words, where it is more than the other fields say; empty where it is not.
         cost: What it costs, in words.
         numerics: What it does to the numbers.
+        settings: The fields of `StepConfig` that it sets. `model_changes` are added to those of other techniques.
+        needs: What it needs, in words, if that is more than the other fields say.
         devices: The device types that have it.
         kinds: The kinds of trial whose loop has what it changes.
         units: The units of the workloads that it fits.
         optimizers: The optimizers of `torch.optim` it fits; empty fits all.
         families: The families of workloads it fits; empty fits all.
-        on_several_gpus: The technique that it needs beside it where several GPUs share a step; empty needs none.
-        fits_own_models: Whether it may fit a user's own model, of which nothing is known before it is built; what its
+        acts_on: The part of a model that it changes, in words.
+        absent_in: The families of workloads, and the beginnings of model names, that have no such part.
+        requires: The technique that it does not work without.
+        required_on_several_gpus: The technique that it needs if several GPUs share a step.
+        fits_user_models: Whether it may fit a user's model, of which nothing is known before it is built; what its
             layers or its optimizer do not allow is refused there.
-        excludes: Techniques that cannot stand beside it.
+        excludes: Techniques that it cannot be used together with.
+        needs_triton: Whether it runs kernels of Triton on a GPU.
+        only_on_several_gpus: Whether it does nothing on one GPU.
+        why_not: Returns why a trial cannot have it, or None; for conditions that are more than membership.
+        sets: The sets of techniques that it is part of.
+        rank: When a search tries it.
+        tried_after: The technique that a loop must have before a search tries this one.
+        tried_with: Techniques, or `precision`, that a search also tries together with it: one alone may not pay.
+        interacts_with: Techniques, or `precision`, that change what this one gains. It is tried again after them.
+        removes_waiting: Whether it removes time in which the device waits, at any precision.
+        probes: What a search measures by it on a loop: the time of launches, or of reading data.
+        compile_cost: What compiling takes, in times what `compile` takes.
+        times_kernels: Whether it times kernels in the first step, to keep the fastest. Everything that compiles does,
+            too: Inductor times Triton's configurations of a kernel.
+        times_while_compiling: Whether it times kernels before its code is ready, and not when that first runs.
     """
 
     name: str
     summary: str
     cost: str
     numerics: Numerics
+    settings: Mapping[str, Any] = field(hash=False)
     needs: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
     kinds: tuple[TrialKind, ...] = ("steady", "training")
     units: tuple[Unit, ...] = ("images", "tokens", "samples")
     optimizers: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
-    on_several_gpus: str = ""
-    fits_own_models: bool = True
+    acts_on: str = ""
+    absent_in: tuple[str, ...] = ()
+    requires: str = ""
+    required_on_several_gpus: str = ""
+    fits_user_models: bool = True
     excludes: tuple[str, ...] = ()
+    needs_triton: bool = False
+    only_on_several_gpus: bool = False
+    why_not: Callable[[TrialSpec], str | None] | None = None
+    sets: tuple[str, ...] = ()
+    rank: Rank = Rank.CHEAP
+    tried_after: str = ""
+    tried_with: tuple[str, ...] = ()
+    interacts_with: tuple[str, ...] = ()
+    removes_waiting: bool = False
+    probes: Literal["", "launches", "data"] = ""
+    compile_cost: float = 0.0
+    times_kernels: bool = False
+    times_while_compiling: bool = False
 
     @property
     def changes_model(self) -> bool:
-        """Return whether the model is another one; such a technique is taken only where it is named."""
+        """Return whether the model is another one; such a technique is taken only if it is named."""
         return self.numerics == "shape"
 
 
-# In the order in which they are applied, and written.
-TECHNIQUES: tuple[Technique, ...] = (
+# Conditions that are more than membership
+
+
+def _reads_nothing(spec: TrialSpec) -> str | None:
+    reads_loss = spec.recipe is not None and spec.recipe.read_loss_every_step
+    if reads_loss or is_dynamic(spec.loss_scale):
+        return None
+    return "finds nothing to leave out: this loop reads nothing from the device within a step"
+
+
+# The transforms of `worker/data/transforms.py` that `worker/data/gpu_augmentation.py` does.
+ON_DEVICE_TRANSFORMS = ("mnist", "cifar10", "cifar100")
+
+
+def _cannot_be_resident(spec: TrialSpec) -> str | None:
+    if spec.recipe is not None and spec.recipe.loader.resident:
+        return "finds nothing to do: the source's data lies on the device already"
+    transform = spec.recipe.transform if spec.recipe is not None else None
+    if transform not in (None, *ON_DEVICE_TRANSFORMS):
+        return f"cannot do the augmentation '{transform}' on the device; it can do {', '.join(ON_DEVICE_TRANSFORMS)}"
+    return None
+
+
+def _has_no_loader(spec: TrialSpec) -> str | None:
+    if spec.recipe is not None and spec.recipe.loader.resident:
+        return "finds no loader: the source's data lies on the device"
+    return None
+
+
+def _compiles_momentum(spec: TrialSpec) -> str | None:
+    if spec.recipe is not None and spec.recipe.schedule.kind == "one_cycle":
+        return "cannot follow the schedule one_cycle: the momentum that it changes is compiled in"
+    return None
+
+
+def _captures_schedule(spec: TrialSpec) -> str | None:
+    schedule = spec.recipe.schedule if spec.recipe is not None else None
+    if schedule is None or schedule.kind == "constant":
+        return None
+    if schedule.kind == "one_cycle":
+        return "cannot follow the schedule one_cycle: a graph holds the momentum fixed that it changes"
+    # torch's other SGDs read the rate on the host.
+    if optimizer_of(spec) == "SGD" and {"fused-optimizer", "compiled-update"}.isdisjoint(spec.techniques):
+        return "needs fused-optimizer or compiled-update if a schedule changes SGD's rate"
+    return None
+
+
+# The schedules that change the rate between epochs only.
+_CONSTANT_WITHIN_EPOCHS = ("constant", "step", "plateau")
+
+
+def _captures_rate(spec: TrialSpec) -> str | None:
+    reason = _captures_schedule(spec)
+    schedule = spec.recipe.schedule if spec.recipe is not None else None
+    if reason is None and schedule is not None and schedule.kind not in _CONSTANT_WITHIN_EPOCHS:
+        return f"cannot follow the schedule {schedule.kind}, which changes the rate each step: take cuda-graph"
+    return reason
+
+
+def _is_replicated(spec: TrialSpec) -> str | None:
+    if spec.parallelism == "dp":
+        return "needs a process a GPU, as ddp has: a replica of DataParallel would run the first GPU's weights"
+    return None
+
+
+def _has_no_ranks(spec: TrialSpec) -> str | None:
+    if spec.parallelism == "ddp":
+        return None
+    if spec.parallelism == "dp":
+        return "needs a process a GPU, as ddp has: DataParallel's one process adds the gradients up itself"
+    return "finds nothing to do: one device takes the whole step"
+
+
+def _is_aligned(spec: TrialSpec) -> str | None:
+    width = int(dict(find_workload(spec.workload).options)["width"])
+    return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
+
+
+def optimizer_of(spec: TrialSpec) -> str:
+    """Return the name of the optimizer that a trial steps with."""
+    if spec.recipe is not None and spec.recipe.optimizer is not None:
+        return spec.recipe.optimizer.name
+    return find_workload(spec.workload).optimizer.name
+
+
+_WIDTH_MULTIPLE = _VOCABULARY_MULTIPLE = 64
+_PADDING = "castwise.worker.techniques.padding"
+_FIRST_CONV = "castwise.worker.techniques.first_conv"
+_GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
+
+
+def _model_change(function: str, *arguments: int) -> dict[str, Any]:
+    return {"model_changes": (ModelChange(function, arguments),)}
+
+
+# In the order in which they are applied, and written. A fused optimizer and a graph decide on the device whether a step
+# is skipped, too: the one takes the overflow flag into its kernel, as GradScaler hands it; the other cannot ask the
+# host.
+TECHNIQUES: list[Technique] = [
     Technique(
         name="resident-data",
         summary="the data set lies on the device as bytes; crop, flip and normalisation happen there",
@@ -75,7 +230,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         kinds=("training",),
         units=("images",),
         excludes=("loader-workers", "pinned-transfer"),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings={"resident_data": True},
+        why_not=_cannot_be_resident,
+        sets=(TUNED,),
+        rank=Rank.DATA,
+        interacts_with=(PRECISION,),  # a step that waits for its data does not gain from faster kernels
+        removes_waiting=True,
+        probes="data",
     ),
     Technique(
         name="loader-workers",
@@ -85,7 +247,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="draws",
         kinds=("training",),
         units=("images",),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings={"loader_workers": True},
+        why_not=_has_no_loader,
+        rank=Rank.DATA,
+        tried_with=("pinned-transfer",),
+        interacts_with=(PRECISION,),
+        removes_waiting=True,
     ),
     Technique(
         name="pinned-transfer",
@@ -96,7 +264,10 @@ TECHNIQUES: tuple[Technique, ...] = (
         devices=("cuda",),
         kinds=("training",),
         units=("images",),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings={"pinned_transfer": True},
+        why_not=_has_no_loader,
+        rank=Rank.DATA,
     ),
     Technique(
         name="channels-last",
@@ -105,6 +276,10 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="none",
         numerics="rounding",
         units=("images",),
+        settings={"channels_last": True},
+        sets=(TUNED, COMPILED),
+        # Tensor Cores read channels innermost; float32 on CUDA cores does not.
+        tried_with=(PRECISION, "cudnn-search"),
     ),
     Technique(
         name="cudnn-search",
@@ -114,6 +289,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
+        settings={"cudnn_search": True},
+        sets=(TUNED, COMPILED),
+        times_kernels=True,
     ),
     Technique(
         name="foreach-optimizer",
@@ -123,6 +301,7 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         devices=("cpu",),
         excludes=("fused-optimizer",),
+        settings={"optimizer_arguments": (("foreach", True),)},
     ),
     Technique(
         name="fused-optimizer",
@@ -130,6 +309,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="none",
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW"),
+        settings={"optimizer_arguments": (("fused", True),), "scales_on_device": True},
+        sets=(TUNED, COMPILED),
     ),
     Technique(
         name="no-step-sync",
@@ -137,6 +318,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         needs="a loop that reads: one with dynamic loss scaling, or whose source reads the loss each step",
         cost="with dynamic loss scaling and no fused optimizer a copy of weights and optimizer state",
         numerics="rounding",
+        settings={"reads_loss": False, "scales_on_device": True},
+        why_not=_reads_nothing,
+        tried_with=("fused-optimizer",),  # without it, skipping on the device costs copies
     ),
     Technique(
         name="compiled-update",
@@ -145,8 +329,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the second step: seconds; gradients, weights and states are read and written once",
         numerics="rounding",
         optimizers=("SGD", "Adam", "AdamW", "Adadelta"),
-        on_several_gpus="coalesced-reduce",
+        required_on_several_gpus="coalesced-reduce",
         excludes=("fused-optimizer", "foreach-optimizer"),
+        settings={"optimizer_arguments": (("foreach", True),), "scales_on_device": True, "compiled_update": True},
+        needs_triton=True,
+        why_not=_compiles_momentum,
+        rank=Rank.COMPILE,
+        interacts_with=(PRECISION,),  # masters cost next to nothing in it
+        compile_cost=0.5,
     ),
     Technique(
         name="pad-vocabulary",
@@ -154,7 +344,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="2 rows of the decoder",
         numerics="shape",
         families=("rnn_lm",),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings=_model_change(f"{_PADDING}:pad_decoder", _VOCABULARY_MULTIPLE),
     ),
     Technique(
         name="pad-hidden",
@@ -163,7 +354,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the further units' weights",
         numerics="shape",
         families=("rnn_lm",),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings=_model_change(f"{_PADDING}:pad_hidden", _WIDTH_MULTIPLE),
+        why_not=_is_aligned,
     ),
     Technique(
         name="pad-channels-4",
@@ -172,7 +365,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="shape",
         units=("images",),
         excludes=("pad-channels-8",),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings={"num_channels": 4, **_model_change(f"{_PADDING}:pad_first_conv", 4)},
     ),
     Technique(
         name="pad-channels-8",
@@ -180,7 +374,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="2.7 times the input bytes",
         numerics="shape",
         units=("images",),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings={"num_channels": 8, **_model_change(f"{_PADDING}:pad_first_conv", 8)},
     ),
     Technique(
         name="space-to-depth",
@@ -190,6 +385,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         units=("images",),
         excludes=("pad-channels-4", "pad-channels-8"),
+        settings=_model_change(f"{_FIRST_CONV}:use_space_to_depth"),
+        acts_on="first convolution of stride 2",
+        absent_in=("mnist_cnn", "wide_resnet", "dpn", "mlp"),
     ),
     Technique(
         name="matmul-stem",
@@ -199,6 +397,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         units=("images",),
         excludes=("pad-channels-4", "pad-channels-8", "space-to-depth"),
+        settings=_model_change(f"{_FIRST_CONV}:use_matmul_stem"),
+        acts_on="first convolution of stride 1",
+        absent_in=("torchvision", "fastai_resnet", "mlp"),
     ),
     Technique(
         name="max-pool-kernel",
@@ -208,15 +409,28 @@ TECHNIQUES: tuple[Technique, ...] = (
         numerics="rounding",
         devices=("cuda",),
         units=("images",),
+        settings=_model_change("castwise.worker.kernels.max_pool.module:use_max_pool_kernel"),
+        acts_on="max pooling of 3 by 3 with stride 2",
+        absent_in=("mnist_cnn", "wide_resnet", "dpn", "mlp", "efficientnet"),
+        requires="channels-last",
+        needs_triton=True,
     ),
     Technique(
         name="batch-norm-kernel",
-        summary="batch norm, and additions, dropout and activation beside it, run by kernels that read images twice",
+        summary="batch norm, with additions, dropout and activation next to it, runs by kernels that read images twice",
         needs="channels-last, Triton, and a model with batch norm that torch.fx can trace",
         cost="none",
         numerics="draws",
         devices=("cuda",),
         units=("images",),
+        settings=_model_change("castwise.worker.kernels.batch_norm.fusion:use_batch_norm_kernel"),
+        acts_on="batch norm",
+        absent_in=("mnist_cnn", "mlp"),
+        requires="channels-last",
+        needs_triton=True,
+        why_not=_is_replicated,
+        rank=Rank.COMPILE,
+        tried_after="compile",  # alone its launches cost more than it saves
     ),
     Technique(
         name="chunked-loss",
@@ -224,7 +438,8 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the decoder's product is computed twice",
         numerics="rounding",
         families=("rnn_lm",),
-        fits_own_models=False,
+        fits_user_models=False,
+        settings={"loss_chunks": 8},
     ),
     Technique(
         name="compile",
@@ -233,6 +448,14 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="the first step: seconds to minutes; a last batch of another shape runs uncompiled",
         numerics="draws",
         excludes=("compile-max-autotune",),
+        settings={"compile_mode": "default"},
+        needs_triton=True,
+        sets=(COMPILED,),
+        rank=Rank.COMPILE,
+        tried_with=("cuda-graph", "batch-norm-kernel"),
+        # The copies that space-to-depth and matmul-stem make are part of other kernels then.
+        interacts_with=(PRECISION, "channels-last", "cudnn-search", "space-to-depth", "matmul-stem"),
+        compile_cost=1.0,
     ),
     Technique(
         name="compile-max-autotune",
@@ -240,6 +463,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         needs="the same",
         cost="the first step: minutes",
         numerics="draws",
+        # Inductor's own graphs are left out: they would be graphs within the technique cuda-graph's.
+        settings={"compile_mode": "max-autotune-no-cudagraphs"},
+        needs_triton=True,
+        rank=Rank.AUTOTUNE,
+        tried_after="compile",
+        compile_cost=4.0,
+        times_while_compiling=True,
     ),
     Technique(
         name="coalesced-reduce",
@@ -247,6 +477,9 @@ TECHNIQUES: tuple[Technique, ...] = (
         needs="several GPUs with a process each (ddp), and ranks that train the same weights in every step",
         cost="once or twice the gradients' memory; none are averaged while backward runs",
         numerics="rounding",
+        settings={"coalesced_reduce": True},
+        only_on_several_gpus=True,
+        why_not=_has_no_ranks,
     ),
     Technique(
         name="cuda-graph",
@@ -255,8 +488,13 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="a copy of the batch a step; the step's memory is held for good",
         numerics="rounding",
         devices=("cuda",),
-        on_several_gpus="coalesced-reduce",
+        required_on_several_gpus="coalesced-reduce",
         excludes=("cuda-graph-8",),
+        settings=_GRAPH,
+        why_not=_captures_schedule,
+        interacts_with=(PRECISION,),  # a step that launches bound does not gain from faster kernels
+        removes_waiting=True,
+        probes="launches",
     ),
     Technique(
         name="cuda-graph-8",
@@ -265,9 +503,12 @@ TECHNIQUES: tuple[Technique, ...] = (
         cost="places for 8 batches; losses are there every 8 steps",
         numerics="rounding",
         devices=("cuda",),
-        on_several_gpus="coalesced-reduce",
+        required_on_several_gpus="coalesced-reduce",
+        settings={**_GRAPH, "steps_per_launch": 8},
+        why_not=_captures_rate,
+        tried_after="cuda-graph",
     ),
-)
+]
 
 # What a user may look for among the techniques and every trial does.
 ALREADY_DEFAULT: dict[str, str] = {
@@ -275,19 +516,9 @@ ALREADY_DEFAULT: dict[str, str] = {
     "zero-grad-none": "gradients are set to None, as torch does since 2.0",
 }
 
-# The techniques that compile something in the first step, and those whose steps are CUDA graphs.
-COMPILING = ("compiled-update", "compile", "compile-max-autotune")
-GRAPHS = ("cuda-graph", "cuda-graph-8")
-# Those whose loops decide on the device whether dynamic loss scaling skips a step.
-DECIDING_ON_DEVICE = frozenset({"fused-optimizer", "no-step-sync", "compiled-update", *GRAPHS})
-# Those that one GPU has nothing to do for: the same loop on one is the loop without them.
-FOR_SEVERAL_GPUS = ("coalesced-reduce",)
-
-# Names for several at once: what applies to a cell is taken when the plan is made, and stands in the spec by name.
-TUNED = "tuned"
+# Names for several at once: the plan takes those that apply to a trial, and its spec names them.
 SETS: dict[str, tuple[str, ...]] = {
-    TUNED: ("channels-last", "cudnn-search", "fused-optimizer"),
-    "compiled": ("channels-last", "cudnn-search", "fused-optimizer", "compile"),
+    name: tuple(row.name for row in TECHNIQUES if name in row.sets) for name in (TUNED, COMPILED)
 }
 
 
@@ -306,18 +537,49 @@ def find_technique(name: str) -> Technique:
     raise unknown_name("technique", name, [*(row.name for row in TECHNIQUES), *SETS, NONE])
 
 
+def rows_of(names: Iterable[str]) -> list[Technique]:
+    """Return the rows with these names, in the registry's order."""
+    wanted = set(names)
+    return [row for row in TECHNIQUES if row.name in wanted]
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names in the registry's order, each once."""
+    return tuple(row.name for row in rows_of(names))
+
+
+def exclude_each_other(one: str, other: str) -> bool:
+    """Return whether two techniques cannot be used together."""
+    return other in find_technique(one).excludes or one in find_technique(other).excludes
+
+
+def step_config_of(names: Iterable[str]) -> StepConfig:
+    """Return the settings of the step that these techniques make.
+
+    Raises:
+        UsageError: One of them is not known.
+    """
+    config = PLAIN
+    for name in names:
+        settings = dict(find_technique(name).settings)
+        settings["model_changes"] = (*config.model_changes, *settings.get("model_changes", ()))
+        config = replace(config, **settings)
+    return config
+
+
 def for_one_gpu(names: Sequence[str]) -> tuple[str, ...]:
     """Return the techniques that the same loop has on one GPU."""
-    return tuple(name for name in names if name not in FOR_SEVERAL_GPUS)
+    dropped = {row.name for row in rows_of(names) if row.only_on_several_gpus}
+    return tuple(name for name in names if name not in dropped)
 
 
 def normalize_for_world_size(names: Sequence[str], world_size: int, most_gpus: int) -> tuple[str, ...]:
-    """Return the techniques of a loop on some GPUs, where it is set beside the same one on others.
+    """Return the techniques of a loop on some GPUs that is compared with the same one on others.
 
     Args:
         names: What was asked for.
         world_size: The GPUs.
-        most_gpus: The most that it runs on; where that is one as well, what was asked for stands.
+        most_gpus: The most that it runs on; if that is one as well, what was asked for is returned.
     """
     return for_one_gpu(names) if world_size == 1 < most_gpus else tuple(names)
 
@@ -333,41 +595,14 @@ def parse_techniques(text: str) -> tuple[str, ...]:
         return ()
     if NONE in wanted or "" in wanted:
         raise UsageError(f"'{text}' is no list of techniques. Join them with '+', or write none for the plain loop.")
-    sets = [name for name in wanted if name in SETS]
-    rows = {find_technique(name).name for name in wanted if name not in SETS}
-    _check_exclusions(rows.union(*(SETS[name] for name in sets)))
-    return (*sorted(sets), *in_order(rows))
-
-
-def times_kernels(names: Sequence[str]) -> bool:
-    """Return whether one of these techniques times kernels in the first step, to keep the fastest."""
-    return not _TIMING_KERNELS.isdisjoint(names)
-
-
-def compiles(names: Sequence[str]) -> bool:
-    """Return whether one of these techniques compiles something in the first step."""
-    return not set(COMPILING).isdisjoint(names)
-
-
-def times_kernels_while_compiling(names: Sequence[str]) -> bool:
-    """Return whether one of these techniques times kernels before its code is ready, and not when that first runs."""
-    return "compile-max-autotune" in names
-
-
-def needs_of(row: Technique) -> str:
-    """Return in words what a technique needs of device, workload and optimizer; "–" where it needs nothing."""
-    needs = [row.needs] if row.needs else []
-    if row.devices == ("cuda",):
-        needs.append("a CUDA device")
-    if row.optimizers:
-        needs.append(f"one of the optimizers {', '.join(row.optimizers)}")
-    if row.families:
-        needs.append("a recurrent language model")
-    if row.on_several_gpus:
-        needs.append(f"one GPU, or {row.on_several_gpus}")
-    if row.excludes:
-        needs.append(f"not beside {', '.join(row.excludes)}")
-    return "; ".join(needs) or "–"
+    sets = sorted({name for name in wanted if name in SETS})
+    names = {find_technique(name).name for name in wanted if name not in SETS}
+    members = names.union(*(SETS[name] for name in sets))
+    for row in rows_of(members):
+        for other in row.excludes:
+            if other in members:
+                raise UsageError(f"{row.name} and {other} exclude each other. Name one of them.")
+    return (*sets, *in_order(names))
 
 
 def join(names: Sequence[str]) -> str:
@@ -375,17 +610,52 @@ def join(names: Sequence[str]) -> str:
     return _JOIN.join(names) or NONE
 
 
-# Inductor times Triton's configurations of a kernel without max-autotune, too, though few of them.
-_TIMING_KERNELS = frozenset({*COMPILING, "cudnn-search"})
+def keeps_data_on_device(names: Iterable[str]) -> bool:
+    """Return whether one of these techniques keeps a training run's data set on the device."""
+    return any("resident_data" in row.settings for row in rows_of(names))
 
 
-def _check_exclusions(names: set[str]) -> None:
-    for row in TECHNIQUES:
-        for other in row.excludes:
-            if row.name in names and other in names:
-                raise UsageError(f"{row.name} and {other} exclude each other. Name one of them.")
+def compiles(names: Iterable[str]) -> bool:
+    """Return whether one of these techniques compiles something in the first step."""
+    return any(row.compile_cost for row in rows_of(names))
 
 
-def in_order(names: set[str]) -> tuple[str, ...]:
-    """Return names in the registry's order."""
-    return tuple(row.name for row in TECHNIQUES if row.name in names)
+def captures_graph(names: Iterable[str]) -> bool:
+    """Return whether one of these techniques captures the step as a CUDA graph."""
+    return any("cuda_graph" in row.settings for row in rows_of(names))
+
+
+def searches_kernels(names: Iterable[str]) -> bool:
+    """Return whether one of these techniques times the kernels of libraries in the first step."""
+    return any(row.times_kernels for row in rows_of(names))
+
+
+def times_kernels(names: Iterable[str]) -> bool:
+    """Return whether one of these techniques times kernels in the first step, to keep the fastest."""
+    return any(row.times_kernels or row.compile_cost for row in rows_of(names))
+
+
+def times_kernels_while_compiling(names: Iterable[str]) -> bool:
+    """Return whether one of these techniques times kernels before its code is ready, and not when that first runs."""
+    return any(row.times_while_compiling for row in rows_of(names))
+
+
+def probe_technique(probed: Literal["launches", "data"]) -> str:
+    """Return the technique by which a search measures what launches, or reading data, take of a loop."""
+    return next(row.name for row in TECHNIQUES if row.probes == probed)
+
+
+def needs_of(row: Technique) -> str:
+    """Return in words what a technique needs of device, workload and optimizer; "–" if it needs nothing."""
+    needs = [row.needs] if row.needs else []
+    if row.devices == ("cuda",):
+        needs.append("a CUDA device")
+    if row.optimizers:
+        needs.append(f"one of the optimizers {', '.join(row.optimizers)}")
+    if row.families:
+        needs.append("a recurrent language model")
+    if row.required_on_several_gpus:
+        needs.append(f"one GPU, or {row.required_on_several_gpus}")
+    if row.excludes:
+        needs.append(f"not together with {', '.join(row.excludes)}")
+    return "; ".join(needs) or "–"

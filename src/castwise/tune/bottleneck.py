@@ -13,7 +13,7 @@ from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
-from castwise.registry.techniques import GRAPHS
+from castwise.registry.techniques import captures_graph, probe_technique
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 from castwise.tune.changes import Change
@@ -91,16 +91,16 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
     def with_precision(name: str) -> TrialSpec:
         return Change(precision=name).on(loop)
 
-    is_graph = bool(set(GRAPHS) & set(loop.techniques))
+    is_graph = captures_graph(loop.techniques)
     is_fp32 = find_precision(loop.precision).name == "fp32"
     mixed = [speedup(with_precision("tf32"), with_precision(name)) for name in ("bf16-mixed", "fp16-mixed")]
     return Evidence(
         is_graph=is_graph,
-        graph=None if is_graph else speedup(loop, Change(techniques=("cuda-graph",)).on(loop)),
+        graph=None if is_graph else speedup(loop, Change(techniques=(probe_technique("launches"),)).on(loop)),
         half=speedup(loop, half_batch(loop)),
         tf32=speedup(loop, with_precision("tf32")) if is_fp32 else None,
         sixteen=max(filter(None, mixed), default=None) if is_fp32 else None,
-        resident=speedup(loop, Change(techniques=("resident-data",)).on(loop)),
+        resident=speedup(loop, Change(techniques=(probe_technique("data"),)).on(loop)),
         waiting=_waiting(measured.of(loop)),
         power=power_of(measured.of(loop)),
     )

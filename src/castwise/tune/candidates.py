@@ -35,7 +35,6 @@ _HOPELESS = 0.9
 # 16-bit precision may be this far behind float32. Source: an H200, mlp-4096: bf16-master has 0.82 times the speed of
 # TF32 in the plain loop, and 1.26 times in CUDA graphs.
 _HOPELESS_WITH_CASTS = 0.5
-_END_WAITING = frozenset(("cuda-graph", "resident-data", "loader-workers"))
 _MAX_COMPILED_PRECISIONS = 2
 _MAX_BATCH_FACTOR = 8
 _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
@@ -166,7 +165,7 @@ def _may_catch_up(
     """Return whether a precision was near enough to the one taken in its place, given what may have hidden its gain."""
     rival = next((_value(each) for each in since if each.stage == last.stage and each.change.precision), 1.0)
     # What took waiting time away may have done so for this precision alone.
-    hidden = math.prod(_value(each) for each in acting if set(each.change.parts) <= _END_WAITING)
+    hidden = math.prod(_value(each) for each in acting if each.change.removes_waiting)
     adds_casts = _is_16_bit(last.spec.precision) and not _is_16_bit(current.precision)
     return _value(last) / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else _HOPELESS)
 

@@ -1,61 +1,29 @@
 """Changes to a loop: what each makes of it, which of them go together, and which come first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from castwise.registry.precisions import find_precision
 from castwise.registry.technique_constraints import resolve, why_unsupported
-from castwise.registry.techniques import DECIDING_ON_DEVICE, GRAPHS, find_technique
+from castwise.registry.techniques import (
+    PRECISION,
+    TECHNIQUES,
+    Rank,
+    exclude_each_other,
+    find_technique,
+    rows_of,
+    step_config_of,
+)
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
 
-_PRECISION, _BATCH = "precision", "batch"
+_BATCH = "batch"
 
-# What is tried together as well, where a loop has neither: the one may pay with the other only.
-PAIRS = (
-    ("channels-last", "cudnn-search"),
-    ("compile", "cuda-graph"),
-    ("no-step-sync", "fused-optimizer"),  # without the fused one, skipping on the device costs copies
-    ("loader-workers", "pinned-transfer"),
-    ("compile", "batch-norm-kernel"),  # both take a sitting that compiles
-)
-# Tensor Cores read channels innermost, float32 on CUDA cores does not: a precision brings it along, and goes without
-# it only where that was slower.
-COMPANION = "channels-last"
-# What else acts on each other: a move that did not pay is tried again once its partner is part of the loop.
-_ACTING = (
-    (_PRECISION, "cuda-graph"),  # a step that launches bound does not gain from faster kernels
-    (_PRECISION, "compile"),
-    (_PRECISION, "compiled-update"),  # masters cost next to nothing in it
-    (_PRECISION, "resident-data"),  # nor one that waits for its data
-    (_PRECISION, "loader-workers"),
-    ("compile", "channels-last"),
-    ("compile", "cudnn-search"),
-    ("compile", "space-to-depth"),  # the copies that these two make are part of other kernels then
-    ("compile", "matmul-stem"),
-)
-_TOGETHER = frozenset(frozenset(pair) for pair in (*PAIRS, *_ACTING))
-
-# More of what a loop must have first.
-_ONLY_ON = {
-    "compile-max-autotune": "compile",
-    "max-pool-kernel": "channels-last",
-    "batch-norm-kernel": "compile",  # alone its launches cost more than it saves
-    "cuda-graph-8": "cuda-graph",
-}
-
-# A loop that waits for its data gains from nothing else; dear moves come when cheap ones are spent: each costs seconds
-# to minutes in every process.
-_DATA_RANK, _PRECISION_RANK, _CHEAP_RANK, COMPILE_RANK, _BATCH_RANK = 0, 1, 2, 3, 5
-_RANKS = {
-    "resident-data": _DATA_RANK,
-    "loader-workers": _DATA_RANK,
-    "pinned-transfer": _DATA_RANK,
-    "compile": COMPILE_RANK,
-    "compiled-update": COMPILE_RANK,
-    "batch-norm-kernel": COMPILE_RANK,
-    "compile-max-autotune": COMPILE_RANK + 1,
-}
+# Techniques that are tried together as well, if a loop has neither: the one may be worth it only with the other.
+PAIRS = tuple((row.name, other) for row in TECHNIQUES for other in row.tried_with if other != PRECISION)
+# A precision is tried with this technique first, and without it only if that was slower.
+COMPANION = next(row.name for row in TECHNIQUES if PRECISION in row.tried_with)
+COMPILE_RANK = Rank.COMPILE
 
 
 @dataclass(frozen=True)
@@ -75,7 +43,7 @@ class Change:
     @property
     def parts(self) -> tuple[str, ...]:
         """Return what it changes: `precision`, `batch`, and the names of techniques."""
-        return ((_PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ()) + self.techniques
+        return ((PRECISION,) if self.precision else ()) + ((_BATCH,) if self.batch_size else ()) + self.techniques
 
     @property
     def singles(self) -> list["Change"]:
@@ -94,10 +62,16 @@ class Change:
     def rank(self) -> int:
         """Return when its turn is: the lowest first."""
         if self.batch_size:
-            return _BATCH_RANK
+            return Rank.BATCH
         if self.precision:
-            return _PRECISION_RANK
-        return max(_RANKS.get(name, _CHEAP_RANK) for name in self.techniques)
+            return Rank.PRECISION
+        return max(row.rank for row in rows_of(self.techniques))
+
+    @property
+    def removes_waiting(self) -> bool:
+        """Return whether all that it does is to remove time in which the device waits, at any precision."""
+        rows = rows_of(self.techniques)
+        return not self.precision and not self.batch_size and all(row.removes_waiting for row in rows)
 
     def on(self, spec: TrialSpec) -> TrialSpec:
         """Return the loop that it makes of one."""
@@ -106,7 +80,9 @@ class Change:
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
         if self.batch_size is not None:
             spec = spec.model_copy(update={"batch_size": self.batch_size})
-        kept = [name for name in spec.techniques if not any(_excludes(name, added) for added in self.techniques)]
+        kept = [
+            name for name in spec.techniques if not any(exclude_each_other(name, added) for added in self.techniques)
+        ]
         return resolve((*kept, *self.techniques), spec)
 
 
@@ -133,8 +109,8 @@ def cumulative_configs(current: TrialSpec, moves: Sequence[Change]) -> list[Tria
     loops: list[TrialSpec] = []
     for move in moves:
         own = set(move.parts)
-        named = changed - {_PRECISION, _BATCH}
-        if own & changed or any(_excludes(one, other) for one in move.techniques for other in named):
+        named = changed - {PRECISION, _BATCH}
+        if own & changed or any(exclude_each_other(one, other) for one in move.techniques for other in named):
             continue
         changed |= own
         for single in move.singles:
@@ -144,43 +120,48 @@ def cumulative_configs(current: TrialSpec, moves: Sequence[Change]) -> list[Tria
 
 def is_compiled(loop: TrialSpec) -> bool:
     """Return whether a loop compiles, which each of its processes does anew."""
-    return any(_RANKS.get(name, 0) >= COMPILE_RANK for name in loop.techniques)
+    return any(row.rank >= Rank.COMPILE for row in rows_of(loop.techniques))
 
 
 def is_applicable(name: str, current: TrialSpec) -> bool:
-    """Return whether a technique can do anything on a loop that has what it has already."""
-    if name in _ONLY_ON and _ONLY_ON[name] not in current.techniques:
+    """Return whether a technique can change anything in a loop that has its techniques already."""
+    row = find_technique(name)
+    needed = row.tried_after or row.requires
+    if needed and needed not in current.techniques:
         return False
-    if name == "cuda-graph":
-        return "cuda-graph-8" not in current.techniques
-    if name == "compile":
-        return "compile-max-autotune" not in current.techniques
-    if name == "no-step-sync":  # these decide on the device, too; a fused optimizer leaves the loss to be read
-        reads = current.recipe is not None and current.recipe.read_loss_every_step
-        return not any(graph in current.techniques for graph in GRAPHS) and (
-            reads or "fused-optimizer" not in current.techniques
-        )
-    return True
+    if any(other.tried_after == name and exclude_each_other(name, other.name) for other in rows_of(current.techniques)):
+        return False  # the loop has a stronger form of it
+    before, after = (step_config_of(names) for names in (current.techniques, (*current.techniques, name)))
+    if current.recipe is None or not current.recipe.read_loss_every_step:
+        before, after = (replace(config, reads_loss=False) for config in (before, after))
+    return before != after
 
 
 def interact(one: Change, other: Change) -> bool:
-    """Return whether one move may pay otherwise once the other is taken."""
-    return any(frozenset((part, another)) in _TOGETHER for part in one.parts for another in other.parts)
+    """Return whether one change may gain another amount once the other is made."""
+    return any(
+        second in _interacting(first) or first in _interacting(second) for first in one.parts for second in other.parts
+    )
+
+
+def _interacting(part: str) -> tuple[str, ...]:
+    if part in (PRECISION, _BATCH):
+        return ()
+    row = find_technique(part)
+    pairs = tuple(other for other in row.tried_with if other != PRECISION)
+    return (*row.interacts_with, *pairs)
 
 
 def may_enable(taken: Change, below: TrialSpec, refused: Change, reason: str) -> bool:
-    """Return whether a loop may allow a move that its process refused before.
+    """Return whether a loop may allow a change that its process refused before.
 
     Args:
-        taken: What the loop got since.
-        below: What it was before.
-        refused: The move.
-        reason: Why it was refused; where techniques would help it names them.
+        taken: The changes since.
+        below: The loop before them.
+        refused: The change that was refused.
+        reason: Why it was refused; it names the techniques that would help.
     """
-    lent = any(name in reason for name in taken.techniques)
-    skips, skipped = (is_dynamic(spec.loss_scale) for spec in (taken.on(below), below))
-    return lent or (skipped and not skips and not DECIDING_ON_DEVICE.isdisjoint(refused.techniques))
-
-
-def _excludes(one: str, other: str) -> bool:
-    return other in find_technique(one).excludes or one in find_technique(other).excludes
+    if any(name in reason for name in taken.techniques):
+        return True
+    skipped, skips = is_dynamic(below.loss_scale), is_dynamic(taken.on(below).loss_scale)
+    return skipped and not skips and step_config_of(refused.techniques).scales_on_device

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from castwise.orchestrator.trial import unsupported_reason
+from castwise.registry.techniques import probe_technique
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import SearchSpace, TriedChange, next_stage
 from castwise.tune.changes import Change, change_between, cumulative_configs, is_compiled, is_within
@@ -346,7 +347,7 @@ class _Search:
 
     def _probe(self, spec: TrialSpec) -> Generator[Session, None, list[TrialSpec]]:
         """Return what tells what bounds a configuration: half the batch, a CUDA graph, resident data, TF32."""
-        names = [name for name in ("cuda-graph", "resident-data") if name not in spec.techniques]
+        names = [name for name in (probe_technique("launches"), probe_technique("data")) if name not in spec.techniques]
         wanted = [half_batch(spec), *(Change(techniques=(name,)).on(spec) for name in names)]
         if spec.precision == "fp32" and "tf32" in self.space.precisions:
             wanted.append(Change(precision="tf32").on(spec))

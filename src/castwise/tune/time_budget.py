@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import Trial
-from castwise.registry.techniques import times_kernels_while_compiling
+from castwise.registry.techniques import rows_of, searches_kernels, times_kernels_while_compiling
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
 from castwise.tune.measurements import Measurements
@@ -14,16 +14,14 @@ BUDGET_SECONDS, SHORT_BUDGET_SECONDS = 540.0, 160.0
 _SHORT_STEP = 0.01  # of the plain loop; a search has the short budget then. Source: chosen here.
 _MIN_PHASE_SECONDS = 180.0  # that a phase of a trial may take, whatever the budget
 
-# How many times as long as with `compile` a first step takes with these.
-_COMPILE_UNITS = {"compile": 1.0, "compile-max-autotune": 4.0, "compiled-update": 0.5}
-# What a unit takes before anything was compiled. Source: an H200's host: ResNet-50 38 s, MNIST 14 s, an LSTM language
-# model 6 s, since torch compiles no recurrent layer.
+# What `compile` takes a first step before anything was compiled. Source: an H200's host: ResNet-50 38 s, MNIST 14 s, an
+# LSTM language model 6 s, since torch compiles no recurrent layer.
 _COMPILE_SECONDS, _SHORT_COMPILE_SECONDS = 40.0, 15.0
 _FEW_KERNELS = ("mlp", "mnist_cnn", "rnn_lm")
 # The share of it that a later process takes: Inductor keeps what it compiled on disk. Source: the same host; 0.07 to
 # 0.21 in seven convolutional networks, 0.17 to 0.37 in three small ones.
 _FROM_DISK = 0.2
-# What cudnn-search takes a first step before it was measured. Source: the same host, ResNet-50: 3 to 11 s.
+# What a search for kernels takes a first step before it was measured. Source: the same host, ResNet-50: 3 to 11 s.
 _SEARCH_SECONDS, _SHORT_SEARCH_SECONDS = 5.0, 0.5
 
 
@@ -50,7 +48,7 @@ class TimeLeft:
 
     def _session_seconds(self, specs: Sequence[TrialSpec], measured: Measurements, *, is_repeated: bool) -> float:
         """Return what a session takes: kernels are searched for one after another, and compiled side by side."""
-        searching = sum("cudnn-search" in spec.techniques for spec in specs)
+        searching = sum(searches_kernels(spec.techniques) for spec in specs)
         seconds = self.process_seconds * len(specs) + searching * self._search_seconds(specs[0], measured)
         compiling = [
             self._compile_seconds(spec, measured, is_repeated=is_repeated) for spec in specs if _compile_units(spec)
@@ -80,7 +78,7 @@ class TimeLeft:
         known = [
             first_step_seconds(trial)
             for trials in measured.by_key.values()
-            if "cudnn-search" in trials[0].spec.techniques and not _compile_units(trials[0].spec)
+            if searches_kernels(trials[0].spec.techniques) and not _compile_units(trials[0].spec)
             for trial in trials
         ]
         guess = _SHORT_SEARCH_SECONDS if self.is_short else _SEARCH_SECONDS
@@ -89,11 +87,12 @@ class TimeLeft:
 
 def has_long_first_step(spec: TrialSpec) -> bool:
     """Return whether a configuration's first step searches for kernels or compiles them."""
-    return "cudnn-search" in spec.techniques or _compile_units(spec) > 0
+    return searches_kernels(spec.techniques) or _compile_units(spec) > 0
 
 
 def _compile_units(spec: TrialSpec) -> float:
-    return sum(_COMPILE_UNITS.get(name, 0.0) for name in spec.techniques)
+    """Return how many times as long as with `compile` a first step takes."""
+    return sum(row.compile_cost for row in rows_of(spec.techniques))
 
 
 def first_step_seconds(trial: Trial) -> float:

@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 
+from castwise.errors import TechniqueError
 from castwise.records.schema import Facts
 from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import OptimizerSpec, Workload, find_workload
 from castwise.spec.trial import TrialSpec
 from castwise.worker.data.seeding import seed_of
@@ -18,8 +21,6 @@ from castwise.worker.models.task import Task
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep, describe
 from castwise.worker.techniques.batch_layout import Prepare, preparation
-from castwise.worker.techniques.config import step_config_of
-from castwise.worker.techniques.model_changes import change_model
 from castwise.worker.techniques.optimizer_options import keep_rates_on_device, optimizer_for
 from castwise.worker.user_model.load import build_user_model
 
@@ -63,7 +64,12 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
     task = own or _build_task(spec, row, data_dir)
     if spec.weights is not None and task.load_weights is not None:
         task.load_weights(Path(spec.weights))  # in float32: the precision is applied to them
-    change_model(task, loop)
+    for change in loop.model_changes:
+        resolve_name(change.function)(task.model, *change.arguments)
+    if loop.loss_chunks > 1:
+        if task.chunk_loss is None:
+            raise TechniqueError("chunked-loss is for language models, and this is none.")
+        task.chunk_loss(loop.loss_chunks)
     optimizer = optimizer_for(loop, _optimizer(spec, row.optimizer), torch.device(spec.device))
     step = TrainingStep(
         task,

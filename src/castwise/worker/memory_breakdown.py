@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from castwise.records.schema import MemoryParts
-from castwise.registry.techniques import COMPILING, GRAPHS
+from castwise.registry.techniques import rows_of
 from castwise.spec.trial import TrialSpec
 from castwise.worker.memory import CpuMemory, CudaMemory
 from castwise.worker.models.task import Batch
@@ -28,8 +28,6 @@ from castwise.worker.step import TrainingStep
 _TEMPORARIES, _SAVED, _CASTS, _GRADIENTS, _WEIGHTS = "temporaries", "saved", "weight_casts", "gradients", "weights"
 # What a tensor is for may become clear after it was made; of these it may.
 _OPEN = (_TEMPORARIES, _SAVED)
-# What is compiled or captured passes no dispatch mode.
-_HIDING = (*COMPILING, *GRAPHS)
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
@@ -46,7 +44,8 @@ def profile_memory(
     """
     if spec.world_size > 1:
         return MemoryParts(missing="steps of several GPUs are not taken apart")
-    hidden = [name for name in spec.techniques if name in _HIDING]
+    # What is compiled or captured passes no dispatch mode.
+    hidden = [row.name for row in rows_of(spec.techniques) if row.compile_cost or "cuda_graph" in row.settings]
     if hidden:
         return MemoryParts(missing=f"what is in a step with {hidden[0]} cannot be seen from outside")
     device, held = torch.device(spec.device), list(batches)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from castwise.errors import TechniqueError, UsageError
 from castwise.records.schema import Facts
 from castwise.registry.precisions import Precision
+from castwise.registry.step_config import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.loss_scale import DYNAMIC_SCALES, is_dynamic
 from castwise.worker.device_loss_scaling import DeviceScaling
@@ -25,7 +26,6 @@ from castwise.worker.precision import autocast_maker, convert_weights, make_weig
 from castwise.worker.techniques.batch_layout import Prepare
 from castwise.worker.techniques.compile import CompiledLoss, check_compiler
 from castwise.worker.techniques.compiled_update import CompiledUpdate
-from castwise.worker.techniques.config import PLAIN, StepConfig
 from castwise.worker.techniques.cuda_graph import StepGraph
 from castwise.worker.techniques.optimizer_options import check_hooks, check_reads_rates, set_as_wanted
 

@@ -11,6 +11,7 @@ from torch import nn
 from castwise.records.schema import Epoch, Facts, RankSamples
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
@@ -23,7 +24,6 @@ from castwise.worker.lr_schedules import make_run_scheduler
 from castwise.worker.memory import memory_meter
 from castwise.worker.models.task import Batch
 from castwise.worker.precision import autocast
-from castwise.worker.techniques.config import step_config_of
 
 # A classifier this little better than guessing, after an epoch or more, has not learned or has lost what it had.
 _CHANCE_MARGIN = 1.1

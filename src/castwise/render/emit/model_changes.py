@@ -80,20 +80,20 @@ def model_lines(spec: TrialSpec, precision: Precision) -> str:
     lines: list[str] = []
     channels = channels_of(spec)
     if channels is not None:
-        lines += ["", "", definitions("worker/techniques/model_changes.py", ["widen_first_convolution"]), "", ""]
-        lines.append(f"widen_first_convolution(model, {channels})")
+        lines += ["", "", definitions("worker/techniques/padding.py", ["pad_first_conv"]), "", ""]
+        lines.append(f"pad_first_conv(model, {channels})")
     if "space-to-depth" in names:
-        lines += ["", "", _stems("space_to_depth.py", _SPACE_TO_DEPTH), "", ""]
+        lines += ["", "", _stems("first_conv.py", _SPACE_TO_DEPTH), "", ""]
         lines.append("use_space_to_depth(model)")
     if "matmul-stem" in names:
-        lines += ["", "", _stems("matmul_stem.py", _MATMUL_STEM), "", "", "use_matmul_stem(model)"]
+        lines += ["", "", _stems("first_conv.py", _MATMUL_STEM), "", "", "use_matmul_stem(model)"]
     for name in (each for each in _KERNELS if each in names):
         lines += ["", "", _KERNELS[name].text, "", "", f"use_{name.replace('-', '_')}(model)"]
     if "pad-hidden" in names:
-        lines += ["", "", definitions("worker/techniques/model_changes.py", ["_ALIGNED", "pad_hidden"]), "", ""]
+        lines += ["", "", definitions("worker/techniques/padding.py", ["_ALIGNED", "pad_hidden"]), "", ""]
         lines.append("pad_hidden(model, 64)")
     if "pad-vocabulary" in names:
-        lines += ["", "", definitions("worker/techniques/model_changes.py", ["_NEVER", "pad_decoder"]), "", ""]
+        lines += ["", "", definitions("worker/techniques/padding.py", ["_NEVER", "pad_decoder"]), "", ""]
         lines.append("pad_decoder(model, 64)")
     if "chunked-loss" in names:
         lines.append("carried.chunk(8)")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import Precision, find_precision
-from castwise.registry.techniques import DECIDING_ON_DEVICE, GRAPHS, join
+from castwise.registry.techniques import join, step_config_of
 from castwise.registry.workloads import Workload, find_workload
 from castwise.render.emit.imports import imports_of
 from castwise.render.emit.model_changes import channels_of, model_lines
@@ -176,7 +176,7 @@ def _on_random_data(spec: TrialSpec, row: Workload, precision: Precision) -> lis
 
 
 def _training(spec: TrialSpec, row: Workload, precision: Precision, recipe: Recipe) -> list[str]:
-    reading = {"no-step-sync", *GRAPHS}.isdisjoint(spec.techniques)
+    reading = step_config_of(spec.techniques).reads_loss
     dtype = precision.autocast_dtype
     return [
         images_of(spec, recipe),
@@ -237,7 +237,7 @@ def _timer(spec: TrialSpec) -> str:
 
 def scales_on_device(spec: TrialSpec) -> bool:
     """Return whether a loop decides on the device whether loss scaling skips a step."""
-    return not DECIDING_ON_DEVICE.isdisjoint(spec.techniques)
+    return step_config_of(spec.techniques).scales_on_device
 
 
 def launches_of(spec: TrialSpec) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from castwise.registry.datasets import SYNTHETIC_PREFIX, WIKITEXT2
+from castwise.registry.techniques import step_config_of
 from castwise.registry.workloads import Workload
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import TrialSpec
@@ -21,7 +22,6 @@ from castwise.worker.data.wikitext import Corpus, batchify, load_wikitext2, rand
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.techniques.batch_layout import Prepare
-from castwise.worker.techniques.config import step_config_of
 
 _SYNTHETIC_SAMPLES = 100_000  # of an epoch of synthetic data whose recipe names no number
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from castwise.registry.step_config import StepConfig
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_map_tensors
-from castwise.worker.techniques.config import StepConfig
 
 Prepare = Callable[[Batch], Batch]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop, lr_scheduler
 
 from castwise.errors import TechniqueError
+from castwise.registry.step_config import StepConfig
 from castwise.registry.workloads import OptimizerSpec
-from castwise.worker.techniques.config import StepConfig
 
 # Those whose state begins at zero, so that a skipped first step leaves zeros.
 _FROM_ZEROS = (SGD, Adam, AdamW, Adamax, RAdam, RMSprop, Adadelta)
@@ -22,7 +22,7 @@ def optimizer_for(loop: StepConfig, spec: OptimizerSpec, device: torch.device) -
     One whose steps are captured, or skipped on the device, counts them there: `capturable`, where the class has it.
     """
     known = inspect.signature(getattr(torch.optim, spec.name)).parameters
-    added = dict(loop.optimizer) | _counting(loop, device, known)
+    added = dict(loop.optimizer_arguments) | _counting(loop, device, known)
     return replace(spec, arguments=(*spec.arguments, *added.items()))
 
 
@@ -44,7 +44,7 @@ def set_as_wanted(optimizer: Optimizer, loop: StepConfig, device: torch.device, 
     Raises:
         TechniqueError: It is none of torch's that can be set so, or it is so already.
     """
-    kind, wanted = type(optimizer), dict(loop.optimizer)
+    kind, wanted = type(optimizer), dict(loop.optimizer_arguments)
     known = inspect.signature(kind).parameters if kind.__module__.startswith("torch.optim.") else {}
     _check_steps(optimizer, loop, may_skip=may_skip, counts_on_device=kind is SGD or "capturable" in known)
     for name in wanted:

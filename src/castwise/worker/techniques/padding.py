@@ -1,4 +1,4 @@
-"""Models changed in shape, so that what they compute stays and what computes it is faster."""
+"""Models padded with zeros to sizes that Tensor Cores take; what they compute stays the same."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,6 @@ import torch
 from torch import nn
 
 from castwise.errors import TechniqueError
-from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
-from castwise.worker.kernels.max_pool.module import use_max_pool_kernel
-from castwise.worker.models.task import Task
-from castwise.worker.techniques.config import StepConfig
-from castwise.worker.techniques.matmul_stem import use_matmul_stem
-from castwise.worker.techniques.space_to_depth import use_space_to_depth
 
 # The bias of a word that is not one: its probability is 0 in every precision, and it is a number in float16.
 _NEVER = -1e4
@@ -19,37 +13,11 @@ _NEVER = -1e4
 _ALIGNED = 8
 
 
-def change_model(task: Task, loop: StepConfig) -> None:
-    """Change a task's model in place as a loop wants it; in float32, on the CPU, its weights loaded.
-
-    Raises:
-        TechniqueError: The model is not one that can be changed so.
-    """
-    if loop.num_channels is not None:
-        widen_first_convolution(task.model, loop.num_channels)
-    if loop.space_to_depth:
-        use_space_to_depth(task.model)
-    if loop.matmul_stem:
-        use_matmul_stem(task.model)
-    if loop.max_pool_kernel:
-        use_max_pool_kernel(task.model)
-    if loop.batch_norm_kernel:
-        use_batch_norm_kernel(task.model)
-    if loop.width_multiple > 1:
-        pad_hidden(task.model, loop.width_multiple)
-    if loop.vocabulary_multiple > 1:
-        pad_decoder(task.model, loop.vocabulary_multiple)
-    if loop.loss_chunks > 1:
-        if task.chunk_loss is None:
-            raise TechniqueError("chunked-loss is for language models, and this is none.")
-        task.chunk_loss(loop.loss_chunks)
-
-
-def widen_first_convolution(model: nn.Module, num_channels: int) -> None:
+def pad_first_conv(model: nn.Module, num_channels: int) -> None:
     """Give the convolution that reads the images more input channels; their weights are 0, and stay so.
 
-    The images' further channels are 0 too (`batches.preparation`), so that outputs and the other weights' gradients are
-    the same as before.
+    The other channels of the images are 0 too (`batch_layout`), so that outputs and the other weights' gradients
+    are the same as before.
 
     Raises:
         TechniqueError: The model begins with no ordinary convolution, or has as many channels already.
