@@ -51,14 +51,14 @@ def _take(out: Path) -> None:
         browser = playwright.chromium.launch(executable_path=path)
         for name, file, viewport, scheme, anchor in (
             ("report-wide", steady, WIDE, "light", ""),
-            ("report-topic", steady, WIDE, "light", "topic-1"),
-            ("report-narrow", steady, NARROW, "dark", "topic-2"),
+            ("report-topic", steady, WIDE, "light", "group-1"),
+            ("report-narrow", steady, NARROW, "dark", "group-2"),
             ("report-runs", runs, WIDE, "dark", "wrn-28-10"),
             ("report-scaling", scaling, WIDE, "light", "[id$=-scaling]"),
             ("report-waterfall", loops, WIDE, "light", "[id$=-waterfall]"),
             ("compare-wide", compared, WIDE, "light", ""),
-            ("compare-chart", compared, WIDE, "light", "#topic-3-machines"),
-            ("compare-narrow", compared, NARROW, "dark", "#topic-3-machines"),
+            ("compare-chart", compared, WIDE, "light", "#group-3-machines"),
+            ("compare-narrow", compared, NARROW, "dark", "#group-3-machines"),
         ):
             page = browser.new_context(viewport=viewport, color_scheme=scheme).new_page()
             page.goto(file.as_uri())
@@ -73,14 +73,14 @@ def _take(out: Path) -> None:
 
 
 def _go_to(page: Page, anchor: str) -> None:
-    """Scroll to an element, or to a topic by its anchor or by what its heading begins with."""
+    """Scroll to an element, or to a group by its anchor or by what its heading begins with."""
     if anchor.startswith(("#", "[")):
         page.locator(anchor).first.evaluate(
-            "element => { element.closest('details.topic')?.setAttribute('open', ''); element.scrollIntoView(); }"
+            "element => { element.closest('details.group')?.setAttribute('open', ''); element.scrollIntoView(); }"
         )
     elif anchor:
-        topics = page.locator("details.topic")
-        place = page.locator(f"#{anchor}") if anchor.startswith("topic-") else topics.filter(has_text=anchor).first
+        groups = page.locator("details.group")
+        place = page.locator(f"#{anchor}") if anchor.startswith("group-") else groups.filter(has_text=anchor).first
         place.evaluate("element => { element.open = true; element.scrollIntoView(); }")
 
 

@@ -28,7 +28,7 @@ def test_a_table_says_how_many_times_as_fast(command: CommandLine, sides: tuple[
     outcome = command("compare", *sides)
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(
-        "Beside Fake GPU, Slow GPU is 0.50× as fast in fp32 and 0.50× in bf16-mixed, in resnet50."
+        "Compared with Fake GPU, Slow GPU is 0.50× as fast in fp32 and 0.50× in bf16-mixed, in resnet50."
     )
     assert "▼ slower" in outcome.out
     assert "\x1b[" not in outcome.out, "no colour where it is piped"
@@ -69,7 +69,7 @@ def test_a_cell_that_no_longer_ends_well_fails_too(command: CommandLine, tmp_pat
 
 def test_markdown_is_for_github(command: CommandLine, sides: tuple[Path, Path]) -> None:
     text = command("compare", *sides, "--format", "markdown").out
-    assert text.startswith("**Beside Fake GPU, Slow GPU is 0.50× as fast")
+    assert text.startswith("**Compared with Fake GPU, Slow GPU is 0.50× as fast")
     assert "- ▼ resnet50 fp32 batch 256 on Slow GPU: slower: 0.50× [0." in text
     assert "| resnet50 | fp32 | 256 |" in text
     assert "<details><summary>What differs</summary>" in text
@@ -116,7 +116,7 @@ def test_published_figures_are_a_machine(command: CommandLine, tmp_path: Path) -
     folder = stored(tmp_path / "mine", [*runs, steady()])
     outcome = command("compare", "published:T4", folder)
     assert outcome.code == 0
-    assert "Beside Tesla T4 (published), Fake GPU is" in outcome.out
+    assert "Compared with Tesla T4 (published), Fake GPU is" in outcome.out
     assert "diverged on Tesla T4" in outcome.out
     assert "resnet50 fp32 batch 256: no other machine has this workload" in outcome.out
     two = command("compare", "published:T4", "published:P100", "published:k80")

@@ -118,7 +118,7 @@ def write_machine_pictures(compared: Compared, folder: Path, formats: Sequence[s
 
 def slower_lines(compared: Compared) -> list[str]:
     """Return the cells that are proven slower, or do not end well any more, a line each."""
-    return shown.failure_lines(compared.comparison)
+    return shown.slower_lines(compared.comparison)
 
 
 def _text(comparison: MachineComparison, kind: Literal["markdown", "json"]) -> str:

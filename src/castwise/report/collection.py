@@ -1,40 +1,43 @@
-"""Records of any origin put in order: steady cells and training runs by topic, whose cells can be set side by side."""
+"""Records of any origin put in order: comparison groups of configurations, from steady state and from training runs."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from castwise.analysis import steady_metrics
-from castwise.analysis import training_metrics as runs
+from castwise.analysis import steady_metrics, training_metrics
+from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.result_table import Row, compare
-from castwise.analysis.statistics import Estimate, Verdict
+from castwise.analysis.statistics import Estimate, Verdict, has_interval
 from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import is_max_batch_trial
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
+from castwise.registry import suites
 from castwise.registry.precisions import known_precision, precision_sort_key
-from castwise.registry.suites import is_search as searches
+from castwise.render.fields import interval_values, trial_values
+from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
 
-# What differs between the cells of a topic.
+# What differs between the configurations of a group.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One cell's figures, whether it was timed in steady state or is a training run.
+    """One configuration's figures, whether it was timed in steady state or is a training run.
 
     Attributes:
-        trial: The trial that speaks for it.
-        trials: All its trials, one a process.
-        throughput: Units per second; without an interval where one process was measured.
+        trial: The trial that stands for it.
+        trials: All its trials, one for each process.
+        throughput: Units per second; without an interval if one process was measured.
         speedup: Over float32.
-        verdict: What the speed-up says; None for float32, for training runs, and where nothing was measured.
-        scaling_efficiency: Scaling efficiency; None on one GPU.
+        verdict: What the speed-up says; None for float32, for training runs, and if nothing was measured.
+        scaling_efficiency: None on one GPU.
         peak_allocated_bytes: Peak of what tensors held.
         peak_reserved_bytes: Peak of what the allocator held.
-        driver_used_bytes: In use on the device at the end, by the driver's word.
+        driver_used_bytes: In use on the device at the end, as the driver reports.
         source: What the figures were taken from.
     """
 
@@ -59,14 +62,31 @@ class Configuration:
         """Return what throughput counts."""
         return steady_metrics.unit_of(self.trial)
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the values by the names of their fields."""
+        return {
+            **trial_values(self.trial),
+            "processes": len(self.trials),
+            "throughput_per_second": self.throughput.value if self.throughput else None,
+            **interval_values("throughput_per_second", self.throughput if has_interval(self.throughput) else None),
+            "speedup": self.speedup.value if self.speedup else None,
+            **interval_values("speedup", self.speedup if has_interval(self.speedup) else None),
+            "verdict": self.verdict.kind if self.verdict else None,
+            "scaling_efficiency": self.scaling_efficiency,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "joules_per_unit": joules_per_unit(self.trial),
+        }
+
 
 @dataclass(frozen=True)
 class ComparisonGroup:
-    """Cells that differ in nothing but `AXES`: what goes into one chart.
+    """Configurations that differ in nothing but `AXES`: the same workload, data, recipe, machine and protocol.
 
     Attributes:
-        title: What it is called; no two topics of a collection share theirs.
-        configurations: Its cells, by batch size, GPUs and so on, and then in the registry's order of precisions.
+        title: Its title; no two groups of a collection share one.
+        configurations: Its configurations, by batch size, GPUs and so on, and then by precision.
     """
 
     title: str
@@ -79,12 +99,12 @@ class ComparisonGroup:
 
     @property
     def is_training(self) -> bool:
-        """Return whether its cells are whole training runs."""
+        """Return whether its configurations are whole training runs."""
         return self.first.spec.kind == "training"
 
     @property
     def is_max_batch(self) -> bool:
-        """Return whether its cells were measured to find the largest batch."""
+        """Return whether its configurations were measured to find the largest batch."""
         return is_max_batch_trial(self.first)
 
     @property
@@ -94,58 +114,64 @@ class ComparisonGroup:
 
     @cached_property
     def has_loops(self) -> bool:
-        """Return whether its cells have several sets of techniques; each of its answers asks."""
-        return len({cell.trial.spec.techniques for cell in self.configurations}) > 1
+        """Return whether its configurations have several sets of techniques."""
+        return len({config.trial.spec.techniques for config in self.configurations}) > 1
 
     @property
     def rows(self) -> list[Row]:
-        """Return the rows of steady cells."""
-        return [cell.source for cell in self.configurations if isinstance(cell.source, Row)]
+        """Return the rows of configurations in steady state."""
+        return [config.source for config in self.configurations if isinstance(config.source, Row)]
 
     @property
     def runs(self) -> list[Run]:
-        """Return the runs of training cells."""
-        return [cell.source for cell in self.configurations if isinstance(cell.source, Run)]
+        """Return the training runs."""
+        return [config.source for config in self.configurations if isinstance(config.source, Run)]
 
     @property
     def precisions(self) -> list[str]:
-        """Return the precisions among its cells, in the registry's order."""
-        return sorted({cell.precision for cell in self.configurations}, key=precision_sort_key)
-
-    @property
-    def settings(self) -> list[str]:
-        """Return what cells have besides their precision, in words, in order; one empty one where all have the same."""
-        return list(dict.fromkeys(self.setting(cell) for cell in self.configurations))
+        """Return the precisions among its configurations, in the registry's order."""
+        return sorted({config.precision for config in self.configurations}, key=precision_sort_key)
 
     @cached_property
     def _varying(self) -> tuple[str, ...]:
         names = ["batch_size", "world_size", "parallelism", "techniques", "seed"]
-        varying = [name for name in names if len({_axis(cell.trial, name) for cell in self.configurations}) > 1]
-        scales = {(cell.precision, cell.trial.spec.loss_scale) for cell in self.configurations}
-        # A scale that a precision has in all its cells tells none of them apart.
+        varying = [name for name in names if len({_axis_text(c.trial, name) for c in self.configurations}) > 1]
+        scales = {(config.precision, config.trial.spec.loss_scale) for config in self.configurations}
+        # A loss scale that a precision has in all its configurations does not tell them apart.
         return (*varying, "loss_scale") if len(scales) > len(self.precisions) else tuple(varying)
-
-    def setting(self, cell: Configuration, *without: str) -> str:
-        """Return what tells a cell from the topic's others besides its precision: "batch 128, 4 GPUs".
-
-        Args:
-            cell: The cell.
-            *without: Axes to leave out.
-        """
-        asked = (id(cell), without)
-        if asked not in self._settings:  # asked for thousands of cells in each chart and table
-            names = (name for name in self._varying if name not in without)
-            self._settings[asked] = ", ".join(text for name in names if (text := _axis(cell.trial, name)))
-        return self._settings[asked]
 
     @cached_property
     def _settings(self) -> dict[tuple[int, tuple[str, ...]], str]:
         return {}
 
-    def label(self, cell: Configuration, *without: str) -> str:
+    def setting(self, config: Configuration, *without: str) -> str:
+        """Return what tells a configuration from the group's others besides its precision: "batch 128, 4 GPUs".
+
+        Args:
+            config: The configuration.
+            *without: Axes to leave out.
+        """
+        key = (id(config), without)
+        if key not in self._settings:  # each chart and table asks for thousands of them
+            texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
+            self._settings[key] = ", ".join(text for text in texts if text)
+        return self._settings[key]
+
+    def label(self, config: Configuration, *without: str) -> str:
         """Return precision and setting, without some axes."""
-        setting = self.setting(cell, *without)
-        return f"{cell.precision}, {setting}" if setting else cell.precision
+        setting = self.setting(config, *without)
+        return f"{config.precision}, {setting}" if setting else config.precision
+
+    @property
+    def description(self) -> str:
+        """Return what all configurations share, in a line."""
+        spec, environment = self.first.spec, self.first.environment
+        batches = sorted({config.trial.spec.batch_size for config in self.configurations})
+        batch = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+        data = "synthetic data" if spec.data_set == SYNTHETIC else f"data {spec.data_set}"
+        driver = f", driver {environment.driver}" if environment.driver else ""
+        software = f"torch {environment.torch}{driver}, castwise {environment.castwise}"
+        return f"{batch}, {data}, {environment.device_name}, {software}"
 
 
 @dataclass(frozen=True)
@@ -154,7 +180,7 @@ class Collection:
 
     Attributes:
         trials: The trials that count, oldest first.
-        groups: Their cells by topic: steady ones first, each kind in the order of its first trial.
+        groups: Their configurations by group: steady state first, each kind in the order of its first trial.
         notes: What was left out, a line each.
     """
 
@@ -164,8 +190,8 @@ class Collection:
 
     @property
     def configurations(self) -> list[Configuration]:
-        """Return all cells."""
-        return [cell for topic in self.groups for cell in topic.configurations]
+        """Return all configurations."""
+        return [config for group in self.groups for config in group.configurations]
 
     @property
     def machines(self) -> dict[str, Environment]:
@@ -175,61 +201,74 @@ class Collection:
             found.setdefault(trial.environment.fingerprint, trial.environment)
         return found
 
+    @property
+    def summary(self) -> str:
+        """Return how much was measured, where and when, in a line."""
+        if not self.trials:
+            return "No records."
+        names = list(dict.fromkeys(trial.environment.device_name for trial in self.trials))
+        dates = sorted(trial.started_at[:10] for trial in self.trials)
+        when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+        what, number = _count(len(self.trials), "trial", "trials"), len(self.configurations)
+        if number != len(self.trials):
+            what += f" of {_count(number, 'configuration', 'configurations')}"
+        return f"{what} on {truncate_list(names, most=3)}, {when}"
+
 
 def collect(trials: Iterable[Trial]) -> Collection:
-    """Return trials in order; of a question measured several times on one machine the newest answer counts."""
+    """Return trials in order; of a configuration measured again on one machine the newest trial counts."""
     newest: dict[tuple[str, str], Trial] = {}
-    copies = repeated = 0
+    num_copies = num_repeated = 0
     for trial in sorted(trials, key=lambda each: each.started_at):
-        asked = (trial.environment.fingerprint, trial.spec.key)
-        before = newest.pop(asked, None)
+        key = (trial.environment.fingerprint, trial.spec.key)
+        before = newest.pop(key, None)
         if before is not None:
-            copies += before == trial
-            repeated += before != trial
-        newest[asked] = trial
+            num_copies += before == trial
+            num_repeated += before != trial
+        newest[key] = trial
+    notes = []
+    if num_copies:
+        notes.append(f"{_count(num_copies, 'record is a copy', 'records are copies')} of another, and counted once")
+    if num_repeated:
+        notes.append(f"{_count(num_repeated, 'record was', 'records were')} measured again later: the newest counts")
     kept = tuple(newest.values())
-    return Collection(kept, _topics(kept), tuple(_left_out(copies, repeated)))
-
-
-def throughput_of(trial: Trial) -> float | None:
-    """Return units per second of a trial of either kind; None where nothing was timed."""
-    return runs.throughput(trial) if trial.spec.kind == "training" else steady_metrics.throughput(trial)
-
-
-def is_search(trial: Trial) -> bool:
-    """Return whether a trial is a step in a suite's search for the largest batch, whose times say nothing."""
-    return searches(trial.spec)
-
-
-def _left_out(copies: int, repeated: int) -> Iterable[str]:
-    if copies:
-        yield f"{_count(copies, 'record is a copy', 'records are copies')} of another, and counted once"
-    if repeated:
-        yield f"{_count(repeated, 'record was', 'records were')} measured again later: the newest counts"
+    return Collection(kept, _groups(kept), tuple(notes))
 
 
 def _count(number: int, one: str, several: str) -> str:
     return f"{number:,} {one if number == 1 else several}"
 
 
-def _topics(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
+def throughput_of(trial: Trial) -> float | None:
+    """Return units per second of a trial of either kind; None if nothing was timed."""
+    return training_metrics.throughput(trial) if trial.spec.kind == "training" else steady_metrics.throughput(trial)
+
+
+def is_search(trial: Trial) -> bool:
+    """Return whether a trial is a step in a suite's search for the largest batch, whose times say nothing."""
+    return suites.is_search(trial.spec)
+
+
+def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
     steady = [_of_row(row) for row in compare([trial for trial in trials if trial.spec.kind == "steady"])]
-    training = [_of_run(run) for run in runs.runs([trial for trial in trials if trial.spec.kind == "training"])]
-    groups: dict[tuple[object, ...], list[Configuration]] = {}
-    for cell in (*steady, *training):
-        groups.setdefault((cell.trial.spec.kind, *runs.run_comparison_key(cell.trial, *AXES)), []).append(cell)
-    several = len({trial.environment.device_name for trial in trials}) > 1
-    alike: dict[str, list[Trial]] = {}
-    for cells in groups.values():
-        alike.setdefault(_title(cells[0].trial, several), []).append(cells[0].trial)
-    topics: dict[str, ComparisonGroup] = {}
-    for cells in groups.values():
-        first = cells[0].trial
-        title = _title(first, several)
-        # What still has one title differs in protocol or recipe, which no title says in a word.
-        title = free_name(title + _apart(first.environment, [each.environment for each in alike[title]]), topics)
-        topics[title] = ComparisonGroup(title, tuple(sorted(cells, key=_sort_key)))
-    return tuple(topics.values())
+    runs = [_of_run(run) for run in training_metrics.runs([t for t in trials if t.spec.kind == "training"])]
+    by_key: dict[tuple[object, ...], list[Configuration]] = {}
+    for config in (*steady, *runs):
+        key = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
+        by_key.setdefault(key, []).append(config)
+    has_devices = len({trial.environment.device_name for trial in trials}) > 1
+    machines: dict[str, list[Environment]] = {}
+    for configurations in by_key.values():
+        first = configurations[0].trial
+        machines.setdefault(_title(first, has_devices), []).append(first.environment)
+    groups: dict[str, ComparisonGroup] = {}
+    for configurations in by_key.values():
+        first = configurations[0].trial
+        title = _title(first, has_devices)
+        # What still has the same title differs in protocol or recipe, which no title says in a word.
+        title = free_name(title + _distinction(first.environment, machines[title]), groups)
+        groups[title] = ComparisonGroup(title, tuple(sorted(configurations, key=_sort_key)))
+    return tuple(groups.values())
 
 
 def _of_row(row: Row) -> Configuration:
@@ -242,7 +281,7 @@ def _of_row(row: Row) -> Configuration:
         scaling_efficiency=row.scaling_efficiency,
         peak_allocated_bytes=row.peak_allocated_bytes,
         peak_reserved_bytes=row.peak_reserved_bytes,
-        driver_used_bytes=steady_metrics.largest(runs.driver_used_bytes(trial) for trial in row.trials),
+        driver_used_bytes=steady_metrics.largest(map(training_metrics.driver_used_bytes, row.trials)),
         source=row,
     )
 
@@ -251,8 +290,8 @@ def _of_run(run: Run) -> Configuration:
     return Configuration(
         trial=run.trial,
         trials=(run.trial,),
-        throughput=_alone(run.throughput),
-        speedup=_alone(run.speedup),
+        throughput=_without_interval(run.throughput),
+        speedup=_without_interval(run.speedup),
         verdict=None,
         scaling_efficiency=run.efficiency,
         peak_allocated_bytes=run.peak_allocated_bytes,
@@ -262,12 +301,11 @@ def _of_run(run: Run) -> Configuration:
     )
 
 
-def _alone(value: float | None) -> Estimate | None:
+def _without_interval(value: float | None) -> Estimate | None:
     return None if value is None else Estimate(value, math.nan, math.nan, 1)
 
 
-# What tells machines with the same device apart, the first that does so alone.
-_APART: tuple[tuple[str, Callable[[Environment], object]], ...] = (
+_DISTINCTIONS: tuple[tuple[str, Callable[[Environment], object]], ...] = (
     ("on host {}", lambda machine: machine.host),
     ("{}-GPU machine", lambda machine: machine.num_gpus),
     ("torch {}", lambda machine: machine.torch),
@@ -277,30 +315,32 @@ _APART: tuple[tuple[str, Callable[[Environment], object]], ...] = (
 )
 
 
-def _apart(machine: Environment, machines: Sequence[Environment]) -> str:
-    """Return what tells a machine from others whose topics have the same title; empty where it is one machine."""
-    number = len({each.fingerprint for each in machines})
-    for words, value in _APART if number > 1 else ():
-        if len({(each.fingerprint, value(each)) for each in machines}) == len({value(each) for each in machines}):
-            return f", {words.format(value(machine))}"
+def _distinction(machine: Environment, machines: Sequence[Environment]) -> str:
+    """Return the first of `_DISTINCTIONS` that tells machines with the same device apart; empty for one machine."""
+    fingerprints = {each.fingerprint for each in machines}
+    for text, value in _DISTINCTIONS:
+        pairs = {(each.fingerprint, value(each)) for each in machines}
+        if len(fingerprints) > 1 and len(pairs) == len({value(each) for each in machines}):
+            return f", {text.format(value(machine))}"
     return ""
 
 
-def _title(trial: Trial, several_machines: bool) -> str:
+def _title(trial: Trial, has_devices: bool) -> str:
     spec = trial.spec
     title = spec.workload if spec.data_set == SYNTHETIC else f"{spec.workload} on {spec.data_set}"
-    if spec.recipe is not None:
+    if is_search(trial):
+        title += ": search for the largest batch"
+    elif spec.recipe is not None:
         steps = spec.recipe.max_steps
-        whole = "training" if steps is None else f"training, {steps} steps an epoch"
-        title += f": {'search for the largest batch' if is_search(trial) else whole}"
+        title += ": training" if steps is None else f": training, {steps} steps an epoch"
     if is_max_batch_trial(trial):
         limit = spec.memory_limit_bytes
         title += ": largest batch" + (f" within {limit / 2**30:.3g} GiB" if limit is not None else "")
-    return f"{title} ({trial.environment.device_name})" if several_machines else title
+    return f"{title} ({trial.environment.device_name})" if has_devices else title
 
 
-def _sort_key(cell: Configuration) -> tuple[object, ...]:
-    spec = cell.trial.spec
+def _sort_key(config: Configuration) -> tuple[object, ...]:
+    spec = config.trial.spec
     return (
         spec.batch_size,
         spec.world_size,
@@ -313,18 +353,19 @@ def _sort_key(cell: Configuration) -> tuple[object, ...]:
     )
 
 
-def _axis(trial: Trial, name: str) -> str:
-    """Return a cell's place on an axis in words; empty where it is what goes without saying."""
+def _axis_text(trial: Trial, name: str) -> str:
+    """Return the value of an axis in words; empty for what goes without saying."""
     spec = trial.spec
-    if name == "batch_size":
-        return f"batch {spec.batch_size}"
-    if name == "world_size":
-        return "1 GPU" if spec.world_size == 1 else f"{spec.world_size} GPUs"
-    if name == "parallelism":
-        return "" if spec.parallelism == "none" else spec.parallelism
-    if name == "techniques":
-        return " + ".join(spec.techniques)
-    if name == "seed":
-        return f"seed {spec.seed}"
+    match name:
+        case "batch_size":
+            return f"batch {spec.batch_size}"
+        case "world_size":
+            return "1 GPU" if spec.world_size == 1 else f"{spec.world_size} GPUs"
+        case "parallelism":
+            return "" if spec.parallelism == "none" else spec.parallelism
+        case "techniques":
+            return " + ".join(spec.techniques)
+        case "seed":
+            return f"seed {spec.seed}"
     known = known_precision(spec.precision)
     return "" if known is not None and spec.loss_scale == known.loss_scale else f"loss scale {spec.loss_scale}"

@@ -17,15 +17,15 @@ _MOST_NAMED = 4  # workloads in the one sentence for all
 
 @dataclass(frozen=True)
 class Answer:
-    """What to take in one topic, at one batch size and number of GPUs.
+    """What to take in one group, at one batch size and number of GPUs.
 
     Attributes:
         group: The group.
         precision: The precision to take; None where nothing could be measured.
         sentence: The same in words.
         code: The lines of PyTorch that switch it on; empty where there is nothing to switch.
-        cell: The cell it rests on; None where nothing could be measured.
-        baseline: The float32 cell beside it; None where there is none.
+        config: The config it rests on; None where nothing could be measured.
+        baseline: The float32 config beside it; None where there is none.
         cut: How the training runs it rests on were cut short; empty where they were whole, and of steady state.
     """
 
@@ -33,26 +33,26 @@ class Answer:
     precision: str | None
     sentence: str
     code: str
-    cell: Configuration | None
+    config: Configuration | None
     baseline: Configuration | None = None
     cut: str = ""
 
     @property
     def memory_ratio(self) -> float | None:
         """Return the peak of what tensors held over float32's."""
-        own = self.cell.peak_allocated_bytes if self.cell is not None else None
+        own = self.config.peak_allocated_bytes if self.config is not None else None
         other = self.baseline.peak_allocated_bytes if self.baseline is not None else None
         return own / other if own and other else None
 
     @property
-    def gain(self) -> float | None:
+    def speedup(self) -> float | None:
         """Return the speed-up over float32 of what to take."""
-        return self.cell.speedup.value if self.cell is not None and self.cell.speedup is not None else None
+        return self.config.speedup.value if self.config is not None and self.config.speedup is not None else None
 
 
 def answers_of(collection: Collection) -> list[Answer]:
     """Return the answers of all topics, in order."""
-    return [answer for topic in collection.groups for answer in _of_topic(topic)]
+    return [answer for group in collection.groups for answer in _of_group(group)]
 
 
 def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
@@ -66,7 +66,7 @@ def in_one_sentence(collection: Collection, answers: Sequence[Answer]) -> str:
     # A steady measurement says more of a precision than a run that other things hold back.
     telling = [each for each in answers if not each.group.is_training] or list(answers)
     # So does one that has float32 beside it, by which the gain is known.
-    telling = [each for each in telling if each.gain is not None or each.precision == BASELINE] or telling
+    telling = [each for each in telling if each.speedup is not None or each.precision == BASELINE] or telling
     by_precision: dict[tuple[str, bool], list[Answer]] = {}
     for answer in telling:
         if answer.precision is not None:
@@ -99,7 +99,7 @@ def _clause(precision: str, given: Sequence[Answer], torn: set[str]) -> str:
     words = truncate_list(
         names, most=_MOST_NAMED if len(names) <= _MOST_NAMED else _MOST_NAMED - 1
     )  # never "and 1 more"
-    gains = sorted(each.gain for each in given if each.gain is not None)
+    gains = sorted(each.speedup for each in given if each.speedup is not None)
     cut = given[0].cut  # and so of all the others
     if precision == BASELINE:
         return (
@@ -119,65 +119,67 @@ def _named(workload: str, answers: Sequence[Answer]) -> str:
     """Return a workload with the setting of its one answer, or the number of its settings."""
     if len(answers) > 1:
         return f"{workload} in {len(answers)} settings"
-    cell, first = answers[0].cell, answers[0].group.first
-    spec = cell.trial.spec if cell is not None else first.spec
+    config, first = answers[0].config, answers[0].group.first
+    spec = config.trial.spec if config is not None else first.spec
     return f"{workload} at batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
 
 
-def _of_topic(topic: ComparisonGroup) -> list[Answer]:
-    if topic.is_max_batch:
+def _of_group(group: ComparisonGroup) -> list[Answer]:
+    if group.is_max_batch:
         return []  # what fits is no word on what to take
-    if topic.is_training:
-        return _of_runs(topic)
-    cells = {cell.trial.spec.key: cell for cell in topic.configurations}
-    baselines = {cell.trial.spec.comparison: cell for cell in topic.configurations if cell.precision == BASELINE}
+    if group.is_training:
+        return _of_runs(group)
+    configurations = {config.trial.spec.key: config for config in group.configurations}
+    baselines = {
+        config.trial.spec.comparison: config for config in group.configurations if config.precision == BASELINE
+    }
     answers = []
-    for advice in recommend(topic.rows):
-        cell = cells.get(advice.key or "")
-        baseline = baselines.get(cell.trial.spec.comparison) if cell is not None else None
-        answers.append(Answer(topic, advice.precision, advice.sentence, advice.code, cell, baseline))
+    for advice in recommend(group.rows):
+        config = configurations.get(advice.key or "")
+        baseline = baselines.get(config.trial.spec.comparison) if config is not None else None
+        answers.append(Answer(group, advice.precision, advice.sentence, advice.code, config, baseline))
     return answers
 
 
-def _of_runs(topic: ComparisonGroup) -> list[Answer]:
+def _of_runs(group: ComparisonGroup) -> list[Answer]:
     """Return what training runs say, which is less: what else holds them back is in their times."""
     groups: dict[tuple[object, ...], list[Configuration]] = {}
-    for cell in () if is_search(topic.first) else topic.configurations:
-        spec = cell.trial.spec
+    for config in () if is_search(group.first) else group.configurations:
+        spec = config.trial.spec
         groups.setdefault((spec.batch_size, spec.world_size, spec.parallelism, spec.techniques, spec.seed), []).append(
-            cell
+            config
         )
-    found = (_of_cells(topic, cells) for cells in groups.values())
+    found = (_of_setting(group, configurations) for configurations in groups.values())
     return [answer for answer in found if answer is not None]
 
 
-def _of_cells(topic: ComparisonGroup, cells: Sequence[Configuration]) -> Answer | None:
-    ended = [cell for cell in cells if cell.trial.status == "ok" and cell.speedup is not None]
-    baseline = next((cell for cell in ended if cell.precision == BASELINE), None)
-    keeping = [cell for cell in ended if precision_row(cell.precision).keeps_float32_weights]
-    others = [cell for cell in keeping if cell.precision != BASELINE]
+def _of_setting(group: ComparisonGroup, configurations: Sequence[Configuration]) -> Answer | None:
+    ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
+    baseline = next((config for config in ended if config.precision == BASELINE), None)
+    keeping = [config for config in ended if precision_row(config.precision).keeps_float32_weights]
+    others = [config for config in keeping if config.precision != BASELINE]
     if baseline is None or not others:
         return None  # runs of one precision, or without float32 beside them, say nothing about precision
     best = max(others, key=_gain)
     spec = best.trial.spec
     spread = f" on {spec.spread}" if spec.spread else ""
     setting = f"batch {spec.batch_size}{spread}" + (f", {join(spec.techniques)}" if spec.techniques else "")
-    where = f"{topic.title}, {setting}"
-    cut = next((length_in_words(cell.trial) for cell in (best, baseline) if not is_whole(cell.trial)), "")
+    where = f"{group.title}, {setting}"
+    cut = next((length_in_words(config.trial) for config in (best, baseline) if not is_whole(config.trial)), "")
     if _gain(best) < WORTHWHILE:
-        unsafe = [cell for cell in ended if cell not in keeping]
-        faster = any(_gain(cell) > _gain(best) for cell in unsafe)
+        unsafe = [config for config in ended if config not in keeping]
+        faster = any(_gain(config) > _gain(best) for config in unsafe)
         among = " of those that keep float32 weights" if faster else ""
         comes = f"{best.precision} comes closest{among}, at {_gain(best):.2f} times its speed{_in_runs(cut)}."
-        return Answer(topic, BASELINE, f"{where}: stay with fp32. {comes}", "", baseline, baseline, cut)
+        return Answer(group, BASELINE, f"{where}: stay with fp32. {comes}", "", baseline, baseline, cut)
     if cut:
         sentence = f"{where}: {best.precision} trains {_gain(best):.2f} times as fast as fp32{_quality(best, baseline)}"
         sentence += f"{_in_runs(cut)}."
-        return Answer(topic, best.precision, sentence, "", best, baseline, cut)
+        return Answer(group, best.precision, sentence, "", best, baseline, cut)
     sentence = (
         f"{where}: take {best.precision}. It trains {_gain(best):.2f} times as fast as fp32{_quality(best, baseline)}."
     )
-    return Answer(topic, best.precision, sentence, "", best, baseline)
+    return Answer(group, best.precision, sentence, "", best, baseline)
 
 
 def _in_runs(cut: str) -> str:
@@ -185,8 +187,8 @@ def _in_runs(cut: str) -> str:
     return f" in runs that were cut short ({cut}), whose end nobody has seen" if cut else ""
 
 
-def _gain(cell: Configuration) -> float:
-    return cell.speedup.value if cell.speedup is not None else 0.0
+def _gain(config: Configuration) -> float:
+    return config.speedup.value if config.speedup is not None else 0.0
 
 
 def _quality(best: Configuration, baseline: Configuration) -> str:

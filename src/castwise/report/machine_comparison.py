@@ -1,7 +1,7 @@
-"""Machines side by side: the ratio of each cell's times with its verdict, and what cannot be compared and why.
+"""Compare machines: the ratio of each configuration's times with its verdict, and what cannot be compared and why.
 
-The first machine is what the others are compared with. No process of one machine ever takes turns with one of
-another, so that a ratio is one of two independent means: what the machines did at other times is not in its interval.
+The other machines are compared with the first one. Processes of two machines are never measured in one session, so
+that a ratio is one of two independent means: its interval does not include what a machine did at another time.
 """
 
 from collections import Counter
@@ -22,25 +22,24 @@ from castwise.analysis.statistics import (
 from castwise.records.store import free_name
 from castwise.registry.precisions import BASELINE, precision_sort_key
 from castwise.registry.workloads import unit_of
-from castwise.report.machines import ASKED, ComparedMachine, Entry
+from castwise.report.machines import KEY_FIELDS, ComparedMachine, Entry
 from castwise.spec.trial import TrialSpec
 
 _FAILED = ("oom", "timeout", "crashed", "diverged")
-_MOST_LOOKED_AT = 50  # cells of the other machine, for the one that differs least
-_MOST_PRECISIONS = 4  # in the headline
+_MAX_CANDIDATES = 50  # entries of other machines that are searched for the one that differs least
+_MAX_PRECISIONS = 4  # in the headline
 
 
 @dataclass(frozen=True)
 class MachineResult:
-    """A cell on one machine.
+    """A configuration on one machine.
 
     Attributes:
         machine: The machine.
-        entry: The cell; None where that machine has none.
-        throughput: Units per second: of the timed steps, or of the whole run where all are whole runs, and where it is
-            published.
-        ratio: How many times as fast as on the first machine; None on the first, and where that cannot be said.
-        verdict: What that says; None on the first machine and where there is no cell.
+        entry: Its entry; None if the machine has none.
+        throughput: Units per second: of the timed steps; of the whole run if all are whole runs, or if it is published.
+        ratio: Speed relative to the first machine, > 1 is faster; None on the first, and if it cannot be compared.
+        verdict: What the ratio says; None on the first machine and without an entry.
         speedup: Over float32 on the same machine; None for float32, and without it.
         broke: Whether it ended well on the first machine and did not here.
     """
@@ -56,11 +55,11 @@ class MachineResult:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One cell on all machines.
+    """One configuration on all machines.
 
     Attributes:
-        spec: What it asks, as the first machine that has it does.
-        results: A place a machine, in order.
+        spec: The configuration, from the first machine that has it.
+        results: A result for each machine, in order.
         baseline_batch: The batch of the float32 run that speed-ups are over.
         is_whole: Whether throughput is that of whole runs, validation included.
     """
@@ -78,12 +77,12 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Cells of a machine that are compared with nothing.
+    """Configurations of a machine that no other machine has.
 
     Attributes:
         machine: The machine that has them.
-        reason: Why.
-        labels: The cells.
+        reason: Why they cannot be compared.
+        labels: The configurations.
     """
 
     machine: ComparedMachine
@@ -93,12 +92,12 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class MachineComparison:
-    """Machines side by side.
+    """A comparison of machines.
 
     Attributes:
-        machines: The machines; the first is what the others are compared with.
-        groups: Lines by topic, each under a title: they differ in precision, loss scale and batch size alone.
-        incomparable: What is compared with nothing.
+        machines: The machines; the others are compared with the first.
+        groups: Rows by the title of their group: they differ in precision, loss scale and batch size only.
+        incomparable: What could not be compared.
         margin: How far from 1 a ratio still is "the same".
     """
 
@@ -109,65 +108,80 @@ class MachineComparison:
 
     @property
     def rows(self) -> list[ComparisonRow]:
-        """Return all lines."""
-        return [line for lines in self.groups.values() for line in lines]
+        """Return the rows of all groups."""
+        return [row for rows in self.groups.values() for row in rows]
 
     @property
     def verdicts(self) -> list[Verdict]:
         """Return all verdicts."""
-        return [place.verdict for line in self.rows for place in line.results if place.verdict is not None]
+        return [result.verdict for row in self.rows for result in row.results if result.verdict is not None]
 
     @property
     def slower(self) -> list[tuple[ComparisonRow, MachineResult]]:
-        """Return the cells that are proven slower than on the first machine, or ended well there and not here."""
+        """Return the results that are proven slower than on the first machine, or that ended well only there."""
         return [
-            (line, place)
-            for line in self.rows
-            for place in line.results
-            if place.broke or (place.verdict is not None and place.verdict.kind == "slower")
+            (row, result)
+            for row in self.rows
+            for result in row.results
+            if result.broke or (result.verdict is not None and result.verdict.kind == "slower")
         ]
+
+    @property
+    def is_without_intervals(self) -> bool:
+        """Return whether no ratio has an interval, as each configuration was measured in one process."""
+        ratios = [verdict.ratio for verdict in self.verdicts if verdict.ratio is not None]
+        return bool(ratios) and all(ratio.n < MIN_PROCESSES for ratio in ratios)
 
 
 def compare_machines(machines: Sequence[ComparedMachine], margin: float = MARGIN) -> MachineComparison:
-    """Return machines side by side.
+    """Compare machines with the first one.
 
     Args:
-        machines: Two at the least; the first is what the others are compared with.
+        machines: At least two.
         margin: How far from 1 a ratio still is "the same".
     """
-    questions = dict.fromkeys(question for machine in machines for question in machine.entries)
-    shared = [q for q in questions if sum(q in machine.entries for machine in machines) > 1]
-    topics: dict[tuple[object, ...], list[ComparisonRow]] = {}
-    for question in shared:
-        entries = [machine.entries.get(question) for machine in machines]
-        line = _line(machines, entries, margin)
-        topics.setdefault(question[3:], []).append(line)
+    counts = Counter(key for machine in machines for key in machine.entries)
+    groups: dict[tuple[object, ...], list[ComparisonRow]] = {}
+    for key, count in counts.items():
+        if count > 1:
+            entries = [machine.entries.get(key) for machine in machines]
+            row = _row(machines, entries, margin)
+            groups.setdefault(key[3:], []).append(row)
     titled: dict[str, tuple[ComparisonRow, ...]] = {}
-    for lines in topics.values():
-        lines.sort(
-            key=lambda line: (line.spec.batch_size, precision_sort_key(line.spec.precision), line.spec.loss_scale)
-        )
-        titled[free_name(_title(lines[0].spec), titled)] = tuple(lines)
-    return MachineComparison(tuple(machines), titled, tuple(_refusals(machines, set(shared))), margin)
+    for rows in groups.values():
+        rows.sort(key=lambda row: (row.spec.batch_size, precision_sort_key(row.spec.precision), row.spec.loss_scale))
+        titled[free_name(_title(rows[0].spec), titled)] = tuple(rows)
+    alone = {key for key, count in counts.items() if count == 1}
+    return MachineComparison(tuple(machines), titled, tuple(_incomparable(machines, alone)), margin)
 
 
-def _line(machines: Sequence[ComparedMachine], entries: Sequence[Entry | None], margin: float) -> ComparisonRow:
-    first = entries[0]
-    there = [entry for entry in entries if entry is not None]
-    batches = [entry.baseline_batch for entry in there if entry.baseline_batch is not None]
-    batch = batches[0] if batches else there[0].spec.batch_size
-    timed = [entry for entry in there if entry.is_timed]
+def _row(machines: Sequence[ComparedMachine], entries: Sequence[Entry | None], margin: float) -> ComparisonRow:
+    base = entries[0]
+    present = [entry for entry in entries if entry is not None]
+    timed = [entry for entry in present if entry.is_timed]
     is_whole = bool(timed) and all(entry.run_seconds for entry in timed)
-    units = _units(machines, there[0])
-    places = []
+    spec = present[0].spec
+    source_batches = [entry.baseline_batch for entry in present if entry.baseline_batch is not None]
+    batch = source_batches[0] if source_batches else spec.batch_size
+    # The units of a whole run are the same on every machine and in every precision.
+    units = next(
+        (
+            other.units
+            for machine in machines
+            for other in machine.entries.values()
+            if other.units and other.group_key == present[0].group_key and other.spec.batch_size == spec.batch_size
+        ),
+        None,
+    )
+    results = []
     for machine, entry in zip(machines, entries, strict=True):
         if entry is None:
-            places.append(MachineResult(machine, None))
+            results.append(MachineResult(machine, None))
             continue
         ratio = verdict = None
         if machine is not machines[0]:
-            ratio, verdict = _verdict(machines[0], first, machine, entry, margin)
-        places.append(
+            ratio, verdict = _verdict(machines[0], base, machine, entry, margin)
+        results.append(
             MachineResult(
                 machine=machine,
                 entry=entry,
@@ -175,72 +189,43 @@ def _line(machines: Sequence[ComparedMachine], entries: Sequence[Entry | None], 
                 ratio=ratio,
                 verdict=verdict,
                 speedup=_speedup(machine, entry, batch),
-                broke=first is not None and first.status == "ok" and machine is not machines[0] and _is_broken(entry),
+                broke=machine is not machines[0]
+                and base is not None
+                and base.status == "ok"
+                and entry.status in _FAILED,
             )
         )
-    return ComparisonRow(there[0].spec, tuple(places), batch, is_whole)
-
-
-def _units(machines: Sequence[ComparedMachine], entry: Entry) -> float | None:
-    """Return the units of a whole run like this, from any machine where one was measured, in whatever precision."""
-    alike = (
-        other.units
-        for machine in machines
-        for other in machine.entries.values()
-        if other.units and other.topic == entry.topic and other.spec.batch_size == entry.spec.batch_size
-    )
-    return next(alike, None)
-
-
-def _is_broken(entry: Entry) -> bool:
-    return entry.status in _FAILED
+    return ComparisonRow(spec, tuple(results), batch, is_whole)
 
 
 def _throughput(entry: Entry, is_whole: bool, units: float | None) -> Estimate | None:
-    """Return units a second: of whole runs where all are, and where it is published, as sources have no other."""
-    by_run = entry.run_seconds and units and (is_whole or not entry.unit_seconds)
-    seconds = [each / units for each in entry.run_seconds] if by_run and units else entry.unit_seconds
-    return estimate([1 / each for each in seconds])
+    """Return units per second, of whole runs if all are, or if there is nothing else, as of published ones."""
+    if units and entry.run_seconds and (is_whole or not entry.unit_seconds):
+        return estimate([units / seconds for seconds in entry.run_seconds])
+    return estimate([1 / seconds for seconds in entry.unit_seconds])
 
 
 def _verdict(
     first: ComparedMachine, base: Entry | None, machine: ComparedMachine, entry: Entry, margin: float
 ) -> tuple[Estimate | None, Verdict]:
-    found = _ratio(first, base, machine, entry)
-    if isinstance(found, str):
-        return None, Verdict("incomparable", found, None)
-    verdict = verdict_of(found, margin)
-    if found.n < MIN_PROCESSES:
-        alone = [
-            each.name
-            for each, one in ((first, base), (machine, entry))
-            if one is not None and _count(one) < MIN_PROCESSES
-        ]
-        reason = f"one process on {' and on '.join(alone)}: no interval"
-        verdict = Verdict("inconclusive", reason, found)
-    return found, verdict
-
-
-def _count(entry: Entry) -> int:
-    return max(len(entry.run_seconds), len(entry.unit_seconds))
-
-
-def _ratio(first: ComparedMachine, base: Entry | None, machine: ComparedMachine, entry: Entry) -> Estimate | str:
-    """Return how many times as fast a cell is as the first machine's, or why that cannot be said."""
     if base is None:
-        return f"{first.name} has no such cell"
-    for side, one in ((first, base), (machine, entry)):
+        return None, Verdict("incomparable", f"{first.name} has no such configuration", None)
+    sides = ((first, base), (machine, entry))
+    for side, one in sides:
         if not one.is_timed:
-            return f"{one.status} on {side.name}" + (f": {one.message}" if one.message else "")
+            reason = f"{one.status} on {side.name}" + (f": {one.message}" if one.message else "")
+            return None, Verdict("incomparable", reason, None)
     if base.run_seconds and entry.run_seconds:
-        return independent_ratio(base.run_seconds, entry.run_seconds)
-    if base.unit_seconds and entry.unit_seconds and base.spec.recipe == entry.spec.recipe:
-        return independent_ratio(base.unit_seconds, entry.unit_seconds)
-    return f"{_length(base)} on {first.name}, {_length(entry)} on {machine.name}: these times are of different work"
-
-
-def _length(entry: Entry) -> str:
-    return f"cut short ({entry.cut})" if entry.cut else "a whole run"
+        ratio = independent_ratio(base.run_seconds, entry.run_seconds)
+    elif base.unit_seconds and entry.unit_seconds and base.spec.recipe == entry.spec.recipe:
+        ratio = independent_ratio(base.unit_seconds, entry.unit_seconds)
+    else:
+        lengths = [f"{f'cut short ({one.cut})' if one.cut else 'a whole run'} on {side.name}" for side, one in sides]
+        return None, Verdict("incomparable", f"{', '.join(lengths)}: these times are of different work", None)
+    if ratio.n < MIN_PROCESSES:
+        alone = " and on ".join(side.name for side, one in sides if one.num_processes < MIN_PROCESSES)
+        return ratio, Verdict("inconclusive", f"one process on {alone}: no interval", ratio)
+    return ratio, verdict_of(ratio, margin)
 
 
 def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | None:
@@ -249,106 +234,93 @@ def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | N
         return None
     if batch == entry.spec.batch_size and entry.speedup is not None:
         return entry.speedup
-    base = next(
-        (
-            other
-            for other in machine.entries.values()
-            if (other.spec.precision, other.spec.batch_size) == (BASELINE, batch) and other.topic == entry.topic
-        ),
-        None,
-    )
-    if base is None or not (base.is_timed and entry.is_timed):
+    for base in machine.entries.values():
+        is_baseline = base.spec.precision == BASELINE and base.spec.batch_size == batch
+        if not is_baseline or base.group_key != entry.group_key:
+            continue
+        if base.run_seconds and entry.run_seconds:
+            # Runs at two batches do the same work: the same samples, as often.
+            return independent_ratio(base.run_seconds, entry.run_seconds)
+        if base.unit_seconds and entry.unit_seconds:
+            return independent_ratio(base.unit_seconds, entry.unit_seconds)
         return None
-    if base.run_seconds and entry.run_seconds:
-        # Of runs at two batches the work is the same: the same samples, as often.
-        return independent_ratio(base.run_seconds, entry.run_seconds)
-    if base.unit_seconds and entry.unit_seconds:
-        return independent_ratio(base.unit_seconds, entry.unit_seconds)
     return None
 
 
-def _refusals(machines: Sequence[ComparedMachine], shared: set[tuple[object, ...]]) -> Iterator[Incomparable]:
+def _incomparable(machines: Sequence[ComparedMachine], alone: set[tuple[object, ...]]) -> Iterator[Incomparable]:
     by_workload: dict[str, list[tuple[ComparedMachine, Entry]]] = {}
     for machine in machines:
         for entry in machine.entries.values():
             by_workload.setdefault(entry.spec.workload, []).append((machine, entry))
     for machine in machines:
         labels: dict[str, list[str]] = {}
-        for question, entry in machine.entries.items():
-            if question not in shared:
+        for key, entry in machine.entries.items():
+            if key in alone:
                 others = [each for each in by_workload[entry.spec.workload] if each[0] is not machine]
-                labels.setdefault(_why_alone(entry, others[:_MOST_LOOKED_AT]), []).append(entry.spec.label)
+                labels.setdefault(_why_alone(entry, others[:_MAX_CANDIDATES]), []).append(entry.spec.label)
         for reason, of_reason in labels.items():
             yield Incomparable(machine, reason, tuple(dict.fromkeys(of_reason)))
 
 
 def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) -> str:
-    """Return what the nearest cell of another machine differs in."""
+    """Return what differs in the nearest configuration of another machine."""
     if not others:
         return "no other machine has this workload"
-    found = [(_differences(entry, other), machine, other) for machine, other in others]
-    names, machine, other = min(found, key=lambda each: len(each[0]))
-    if "kind" in names:
+    differences = [
+        [name for name, own, other_value in zip(KEY_FIELDS, entry.key, other.key, strict=True) if own != other_value]
+        for _, other in others
+    ]
+    nearest = min(range(len(others)), key=lambda index: len(differences[index]))
+    machine, other = others[nearest]
+    if "kind" in differences[nearest]:
         kinds = {"steady": "steady-state steps", "training": "a training run"}
         return f"{kinds[entry.spec.kind]} here, {kinds[other.spec.kind]} on {machine.name}"
-    return f"the nearest cell of {machine.name} differs in {', '.join(names)}"
-
-
-def _differences(entry: Entry, other: Entry) -> list[str]:
-    pairs = zip(ASKED, entry.question, other.question, strict=True)
-    return [name for name, own, theirs in pairs if own != theirs]
+    return f"the nearest configuration of {machine.name} differs in {', '.join(differences[nearest])}"
 
 
 def _title(spec: TrialSpec) -> str:
-    parts = [spec.workload, "training runs" if spec.kind == "training" else "", *spec.techniques]
-    return ", ".join([*filter(None, parts), *([spec.spread] if spec.spread else [])])
+    kind = "training runs" if spec.kind == "training" else ""
+    return ", ".join(part for part in (spec.workload, kind, *spec.techniques, spec.spread) if part)
 
 
 def headline(comparison: MachineComparison) -> str:
-    """Return what the comparison comes to: how many times as fast each machine is in each precision."""
+    """Return the result in words: how many times as fast each machine is in each precision."""
     first, *others = comparison.machines
     return " ".join(_sentence(first, machine, comparison) for machine in others)
-
-
-def is_without_intervals(comparison: MachineComparison) -> bool:
-    """Return whether no ratio has an interval, as cells were one process each."""
-    compared = [verdict.ratio for verdict in comparison.verdicts if verdict.ratio is not None]
-    return bool(compared) and all(ratio.n < MIN_PROCESSES for ratio in compared)
-
-
-def tally(comparison: MachineComparison) -> str:
-    """Return how many ratios say what."""
-    counts = Counter(verdict.kind for verdict in comparison.verdicts)
-    kinds: tuple[VerdictKind, ...] = get_args(VerdictKind)
-    words = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts[kind])
-    if is_without_intervals(comparison):
-        words += (
-            "; no ratio has an interval, as cells were one process each: `castwise run --within 1%` measures several"
-        )
-    return f"Verdicts: {words}." if words else "No cell is common to two machines."
 
 
 def _sentence(first: ComparedMachine, machine: ComparedMachine, comparison: MachineComparison) -> str:
     ratios: dict[str, list[float]] = {}
     workloads: dict[str, None] = {}
-    for line in comparison.rows:
-        place = next(each for each in line.results if each.machine is machine)
-        if place.ratio is not None:
-            ratios.setdefault(line.spec.precision, []).append(place.ratio.value)
-            workloads[line.spec.workload] = None
+    for row in comparison.rows:
+        for result in row.results:
+            if result.machine is machine and result.ratio is not None:
+                ratios.setdefault(row.spec.precision, []).append(result.ratio.value)
+                workloads[row.spec.workload] = None
     if not ratios:
-        return f"Of {machine.name} no time can be compared with {first.name}'s."
-    order = sorted(ratios, key=precision_sort_key)
-    told = [
-        f"{_span(ratios[name])}{'' if number else ' as fast'} in {name}"
-        for number, name in enumerate(order[:_MOST_PRECISIONS])
-    ]
-    left_out = f" ({len(order) - _MOST_PRECISIONS} more precisions below)" if len(order) > _MOST_PRECISIONS else ""
-    names = next(iter(workloads)) if len(workloads) == 1 else f"{len(workloads)} workloads"
-    words = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
-    return f"Beside {first.name}, {machine.name} is {words}{left_out}, in {names}."
+        return f"No time of {machine.name} can be compared with {first.name}'s."
+    spans: list[str] = []
+    for precision in sorted(ratios, key=precision_sort_key)[:_MAX_PRECISIONS]:
+        low, high = f"{min(ratios[precision]):.2f}", f"{max(ratios[precision]):.2f}"
+        span = f"{low}×" if low == high else f"{low} to {high}×"
+        spans.append(f"{span}{'' if spans else ' as fast'} in {precision}")
+    num_left_out = len(ratios) - len(spans)
+    left_out = f" ({num_left_out} more precisions below)" if num_left_out else ""
+    words = f"{', '.join(spans[:-1])} and {spans[-1]}" if len(spans) > 1 else spans[0]
+    where = next(iter(workloads)) if len(workloads) == 1 else f"{len(workloads)} workloads"
+    return f"Compared with {first.name}, {machine.name} is {words}{left_out}, in {where}."
 
 
-def _span(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    return f"{low}×" if low == high else f"{low} to {high}×"
+def tally(comparison: MachineComparison) -> str:
+    """Return how many ratios have which verdict."""
+    counts = Counter(verdict.kind for verdict in comparison.verdicts)
+    kinds: tuple[VerdictKind, ...] = get_args(VerdictKind)
+    words = ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts[kind])
+    if not words:
+        return "No configuration is common to two machines."
+    if comparison.is_without_intervals:
+        words += (
+            "; no ratio has an interval, as each configuration was measured in one process: "
+            "`castwise run --within 1%` measures several"
+        )
+    return f"Verdicts: {words}."

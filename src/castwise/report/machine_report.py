@@ -1,8 +1,8 @@
-"""Machines side by side, as tables for a terminal, as Markdown and as JSON."""
+"""Compared machines as tables for a terminal, as Markdown and as JSON."""
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.console import Console
 
 from castwise.analysis.statistics import Estimate
 from castwise.render.console import print_line
+from castwise.render.fields import Field, FlatRow
 from castwise.render.intervals import ratio_text
 from castwise.render.table import Column, DataTable, markdown_grid, markdown_text, print_data_table
 from castwise.render.units import format_rate
@@ -19,135 +20,123 @@ from castwise.report.machine_comparison import (
     MachineComparison,
     MachineResult,
     headline,
-    is_without_intervals,
     tally,
 )
 from castwise.spec.quantities import truncate_list
 
-_MOST_LABELS = 4  # cells that a refusal names
-# Of machines that sources describe in a line, beside measured ones.
-_ALWAYS_TOLD = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes a cell")
+_MAX_LABELS = 4  # configurations that a line names
+# Shown if published machines, which a source describes in a line, are compared with measured ones.
+_ALWAYS_SHOWN = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
-# What a narrow terminal does without, the first first.
-_DISPENSABLE = (("speedup_first", "speedup"), ("throughput_first", "throughput"), "loss_scale")
+_DROP_FIRST = (("speedup_first", "speedup"), ("throughput_first", "throughput"), "loss_scale")
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A line of the table: one cell on one of the other machines, beside the first.
-
-    Attributes:
-        title: The topic.
-        line: The cell.
-        first: Its place on the first machine.
-        place: Its place on the other.
-    """
+class ResultLine:
+    """A line of the table: one configuration on one of the other machines, compared with the first."""
 
     title: str
-    line: ComparisonRow
-    first: MachineResult
-    place: MachineResult
+    row: ComparisonRow
+    result: MachineResult
+
+    @property
+    def first(self) -> MachineResult:
+        """Return the result on the first machine."""
+        return self.row.results[0]
 
 
-def figures_of(comparison: MachineComparison) -> list[Figure]:
-    """Return a figure for each cell of each machine but the first, in order."""
-    return [
-        Figure(title, line, line.results[0], place)
-        for title, lines in comparison.groups.items()
-        for line in lines
-        for place in line.results[1:]
-        if place.entry is not None
+def result_table(comparison: MachineComparison) -> DataTable[ResultLine]:
+    """Return the table of ratios and verdicts."""
+    lines = [
+        ResultLine(title, row, result)
+        for title, rows in comparison.groups.items()
+        for row in rows
+        for result in row.results[1:]
+        if result.entry is not None
     ]
-
-
-def figure_grid(comparison: MachineComparison, figures: Sequence[Figure] | None = None) -> DataTable[Figure]:
-    """Return the table of ratios and verdicts.
-
-    Args:
-        comparison: What it is of.
-        figures: Some of its figures; None takes all.
-    """
-    rows = figures_of(comparison) if figures is None else figures
-    several = len(comparison.machines) > 2
+    first, second, *others = (machine.name for machine in comparison.machines)
+    there = "there" if others else second
     columns = [
-        Column("workload", "workload", lambda f: f.title, lambda f: f.title, left=True, wraps=True),
-        _words("precision", "precision", lambda f: f.line.spec.precision),
-        _words("loss_scale", "loss scale", lambda f: f.line.spec.loss_scale),
-        Column("batch_size", "batch", lambda f: f.line.spec.batch_size, lambda f: str(f.line.spec.batch_size)),
-        *([_words("machine", "machine", lambda f: f.place.machine.name)] if several else []),
-        _rate("throughput_first", comparison.machines[0].name, lambda f: f.first),
-        _rate("throughput", "there" if several else comparison.machines[1].name, lambda f: f.place),
-        Column("ratio", "ratio", lambda f: _value(f.place.ratio), lambda f: ratio_text(f.place.ratio)),
-        _words("verdict", "verdict", lambda f: verdict_text(f.place)),
-        _gain("speedup_first", f"speed-up on {comparison.machines[0].name}", lambda f: f.first),
-        _gain("speedup", f"speed-up {'there' if several else f'on {comparison.machines[1].name}'}", lambda f: f.place),
+        Column("workload", "workload", lambda x: x.title, lambda x: x.title, left=True, wraps=True),
+        _words("precision", "precision", lambda x: x.row.spec.precision),
+        _words("loss_scale", "loss scale", lambda x: x.row.spec.loss_scale),
+        Column("batch_size", "batch", lambda x: x.row.spec.batch_size, lambda x: str(x.row.spec.batch_size)),
+        _words("machine", "machine", lambda x: x.result.machine.name),
+        _rate("throughput_first", first, lambda x: x.first),
+        _rate("throughput", there, lambda x: x.result),
+        _ratio("ratio", "ratio", lambda x: x.result.ratio),
+        _words("verdict", "verdict", lambda x: verdict_text(x.result)),
+        _ratio("speedup_first", f"speed-up on {first}", lambda x: x.first.speedup),
+        _ratio("speedup", "speed-up there" if others else f"speed-up on {second}", lambda x: x.result.speedup),
     ]
-    return DataTable([column for column in columns if _is_worth_it(column, rows)], rows)
+
+    def is_shown(column: Column[ResultLine]) -> bool:
+        texts = {column.text(line) for line in lines}
+        if column.name == "machine":
+            return bool(others)
+        if column.name == "loss_scale":
+            return not texts <= {"none", "dynamic"}
+        return texts != {"–"} or column.name in ("ratio", "verdict")
+
+    return DataTable([column for column in columns if is_shown(column)], lines)
 
 
-def trait_grid(comparison: MachineComparison) -> DataTable[tuple[str, ...]]:
-    """Return the table of what differs between the machines; what all share is left out."""
+def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
+    """Return the table of what differs between the machines."""
     machines = comparison.machines
-    names = dict.fromkeys(name for machine in machines for name in machine.traits)
-    rows = [(name, *(machine.traits.get(name, "–") for machine in machines)) for name in names]
-    columns = [_words("trait", "of the machine", lambda row: row[0])]
-    columns += [_trait(number, machine.name) for number, machine in enumerate(machines, start=1)]
-    measured = [number for number, machine in enumerate(machines, start=1) if not machine.is_published]
-    # What a source does not say of its machine is no difference, but what its figures are of is worth a line.
-    kept = [row for row in rows if len({row[number] for number in measured}) > 1 or row[0] in _ALWAYS_TOLD]
-    return DataTable(columns, [row for row in kept if len(set(row[1:])) > 1])
+    measured = [machine for machine in machines if not machine.is_published]
+    rows: list[FlatRow] = []
+    for name in dict.fromkeys(name for machine in machines for name in machine.traits):
+        values = [machine.traits.get(name, "–") for machine in machines]
+        # What a source does not say of its machine is no difference.
+        differs = len({machine.traits.get(name) for machine in measured}) > 1 or name in _ALWAYS_SHOWN
+        if differs and len(set(values)) > 1:
+            rows.append({"trait": name} | {f"machine_{number}": value for number, value in enumerate(values, start=1)})
+
+    fields = [Field(f"machine_{number}", machine.name, wraps=True) for number, machine in enumerate(machines, start=1)]
+    return DataTable([Field("trait", "of the machine"), *fields], rows)
 
 
 def shared_traits(comparison: MachineComparison) -> str:
-    """Return what the machines have in common, in a line; empty where that is nothing."""
-    names = dict.fromkeys(name for machine in comparison.machines for name in machine.traits)
-    values = {name: {machine.traits.get(name) for machine in comparison.machines} for name in names}
-    alike = [f"{name} {next(iter(each))}" for name, each in values.items() if len(each) == 1]
-    return f"Alike: {', '.join(alike)}." if alike else ""
+    """Return what the machines have in common, in a line; empty if that is nothing."""
+    first, *others = (machine.traits for machine in comparison.machines)
+    shared = [f"{name} {value}" for name, value in first.items() if all(each.get(name) == value for each in others)]
+    return f"Alike: {', '.join(shared)}." if shared else ""
 
 
-def refusal_line(refusal: Incomparable) -> str:
-    """Return cells that are compared with nothing, and why, in a line."""
-    return f"{refusal.machine.name}: {truncate_list(refusal.labels, most=_MOST_LABELS)}: {refusal.reason}"
+def incomparable_line(found: Incomparable) -> str:
+    """Return what could not be compared, and why, in a line."""
+    return f"{found.machine.name}: {truncate_list(found.labels, most=_MAX_LABELS)}: {found.reason}"
 
 
-def reason_lines(comparison: MachineComparison) -> list[str]:
-    """Return why ratios are none or tell nothing, a line a reason."""
-    found: dict[tuple[str, str], list[str]] = {}
-    told = is_without_intervals(comparison)  # then the tally says so once for all
-    for line in comparison.rows:
-        for place in line.results:
-            verdict = place.verdict
-            if verdict is None or (told and verdict.kind == "inconclusive"):
-                continue
-            if verdict.kind in ("incomparable", "inconclusive"):
-                found.setdefault((verdict.kind, verdict.reason), []).append(line.spec.label)
-    return [
-        f"{truncate_list(list(dict.fromkeys(labels)), most=_MOST_LABELS)}: {kind}: {reason}"
-        for (kind, reason), labels in found.items()
-    ]
-
-
-def basis_lines(comparison: MachineComparison) -> list[str]:
-    """Return what throughput and speed-up are, where they are not what they are elsewhere."""
-    lines = []
-    if any(line.is_whole for line in comparison.rows):
+def remark_lines(comparison: MachineComparison) -> list[str]:
+    """Return what a reader of the table must know: what throughput and speed-up are, and why verdicts are missing."""
+    rows, lines = comparison.rows, []
+    if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
-    if any(not line.is_whole and line.spec.kind == "training" for line in comparison.rows):
+    if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
-    changed = [line.spec.workload for line in comparison.rows if len(_codes(line)) > 1]
-    lines += [f"The code of {name} is not the same on all machines." for name in dict.fromkeys(changed)]
-    other = [line for line in comparison.rows if line.baseline_batch != line.spec.batch_size]
+    changed = dict.fromkeys(row.spec.workload for row in rows if _num_code_versions(row) > 1)
+    lines += [f"The code of {name} is not the same on all machines." for name in changed]
+    other = [row for row in rows if row.baseline_batch != row.spec.batch_size]
     if other:
-        pairs = dict.fromkeys(f"{line.spec.label} over batch {line.baseline_batch}" for line in other)
+        pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
         lines.append(f"Speed-ups over fp32 at another batch, as the source has them: {', '.join(pairs)}.")
-    return lines
+    # The tally says once for all that no ratio has an interval.
+    kinds = ("incomparable",) if comparison.is_without_intervals else ("incomparable", "inconclusive")
+    reasons: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for result in row.results:
+            if result.verdict is not None and result.verdict.kind in kinds:
+                reason = f"{result.verdict.kind}: {result.verdict.reason}"
+                reasons.setdefault(reason, {})[row.spec.label] = None
+    return lines + [f"{truncate_list(list(labels), most=_MAX_LABELS)}: {why}" for why, labels in reasons.items()]
 
 
-def _codes(line: ComparisonRow) -> set[str]:
-    """Return what stands for the code of the user's own model, of each machine."""
-    specs = (place.entry.spec for place in line.results if place.entry is not None)
-    return {spec.user_model.digest for spec in specs if spec.user_model is not None}
+def _num_code_versions(row: ComparisonRow) -> int:
+    """Return in how many versions the machines had the code of a user's model."""
+    specs = (result.entry.spec for result in row.results if result.entry is not None)
+    return len({spec.user_model.digest for spec in specs if spec.user_model is not None})
 
 
 def note_lines(comparison: MachineComparison) -> list[str]:
@@ -155,13 +144,13 @@ def note_lines(comparison: MachineComparison) -> list[str]:
     return [f"{machine.name}: {note}" for machine in comparison.machines for note in machine.notes]
 
 
-def failure_lines(comparison: MachineComparison) -> list[str]:
-    """Return the cells that are slower, or do not end well any more, a line each."""
+def slower_lines(comparison: MachineComparison) -> list[str]:
+    """Return the configurations that are slower, or do not end well any more, a line each."""
     lines = []
-    for line, place in comparison.slower:
-        status = place.entry.status if place.entry is not None else ""
-        what = f"{status}, and ended well before" if place.broke else f"slower: {ratio_text(place.ratio)}"
-        lines.append(f"{line.spec.label} on {place.machine.name}: {what}")
+    for row, result in comparison.slower:
+        status = result.entry.status if result.entry is not None else ""
+        what = f"{status}, and ended well before" if result.broke else f"slower: {ratio_text(result.ratio)}"
+        lines.append(f"{row.spec.label} on {result.machine.name}: {what}")
     return lines
 
 
@@ -169,13 +158,12 @@ def print_comparison(comparison: MachineComparison, console: Console) -> None:
     """Print the comparison to a terminal."""
     print_line(console, headline(comparison), "bold")
     print_line(console, tally(comparison))
-    grid = figure_grid(comparison)
-    if grid.rows:
+    table, traits = result_table(comparison), trait_table(comparison)
+    if table.rows:
         console.print()
-        print_data_table(console, grid, drop_first=_DISPENSABLE, style=_style, elsewhere="--format json has all")
-    for line in [*basis_lines(comparison), *reason_lines(comparison)]:
+        print_data_table(console, table, drop_first=_DROP_FIRST, style=_style, elsewhere="--format json has all")
+    for line in remark_lines(comparison):
         print_line(console, f"  {line}", "yellow")
-    traits = trait_grid(comparison)
     if traits.rows:
         print_line(console, "\nWhat differs", "bold")
         print_data_table(console, traits)
@@ -186,26 +174,21 @@ def print_comparison(comparison: MachineComparison, console: Console) -> None:
 
 
 def markdown_comparison(comparison: MachineComparison) -> str:
-    """Return the comparison as GitHub's Markdown: what it comes to, the table, and the rest folded."""
-    grid, traits = figure_grid(comparison), trait_grid(comparison)
-    parts = [f"**{markdown_text(headline(comparison))}** {markdown_text(tally(comparison))}"]
-    failures = failure_lines(comparison)
-    if failures:
-        parts.append("\n".join(f"- ▼ {markdown_text(line)}" for line in failures))
-    if grid.rows:
-        parts.append("\n".join(markdown_grid(grid.columns, grid.rows)))
-    said = [*basis_lines(comparison), *reason_lines(comparison)]
-    if said:
-        parts.append("\n".join(f"- {markdown_text(line)}" for line in said))
-    if traits.rows:
-        parts.append(_folded("What differs", "\n".join(markdown_grid(traits.columns, traits.rows))))
-    for title, lines in _lists(comparison):
-        parts.append(_folded(title, "\n".join(f"- {markdown_text(line)}" for line in lines)))
-    return "\n\n".join(parts) + "\n"
+    """Return the comparison as GitHub's Markdown: the result, the table, and the rest folded."""
+    table, traits = result_table(comparison), trait_table(comparison)
+    parts = [
+        f"**{markdown_text(headline(comparison))}** {markdown_text(tally(comparison))}",
+        "\n".join(f"- ▼ {markdown_text(line)}" for line in slower_lines(comparison)),
+        "\n".join(markdown_grid(table.columns, table.rows)) if table.rows else "",
+        _bullets(remark_lines(comparison)),
+        _folded("What differs", "\n".join(markdown_grid(traits.columns, traits.rows))) if traits.rows else "",
+        *(_folded(title, _bullets(lines)) for title, lines in _lists(comparison)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def json_comparison(comparison: MachineComparison) -> str:
-    """Return the comparison as JSON: figures with intervals, verdicts, what differs and what is refused."""
+    """Return the comparison as JSON: figures with intervals, verdicts, what differs and what could not be compared."""
     document = {
         "headline": headline(comparison),
         "margin": comparison.margin,
@@ -213,8 +196,8 @@ def json_comparison(comparison: MachineComparison) -> str:
             {"name": each.name, "published": each.is_published, "traits": each.traits, "notes": list(each.notes)}
             for each in comparison.machines
         ],
-        "cells": [_cell(title, line) for title, lines in comparison.groups.items() for line in lines],
-        "slower": failure_lines(comparison),
+        "cells": [_json_row(title, row) for title, rows in comparison.groups.items() for row in rows],
+        "slower": slower_lines(comparison),
         "refused": [
             {"machine": each.machine.name, "reason": each.reason, "cells": list(each.labels)}
             for each in comparison.incomparable
@@ -223,100 +206,82 @@ def json_comparison(comparison: MachineComparison) -> str:
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def verdict_text(place: MachineResult) -> str:
-    """Return a verdict with its mark."""
-    if place.verdict is None:
+def _json_row(title: str, row: ComparisonRow) -> dict[str, Any]:
+    spec = row.spec
+    names = ("workload", "precision", "loss_scale", "batch_size", "world_size", "parallelism", "kind")
+    return {
+        "topic": title,
+        **{name: getattr(spec, name) for name in names},
+        "unit": row.unit,
+        "speedup_over_batch": row.baseline_batch,
+        "of_whole_runs": row.is_whole,
+        "places": [
+            {
+                "machine": result.machine.name,
+                "status": result.entry.status,
+                "throughput_per_second": _json_estimate(result.throughput),
+                "ratio": _json_estimate(result.ratio),
+                "verdict": None if result.verdict is None else result.verdict.kind,
+                "why": None if result.verdict is None else result.verdict.reason,
+                "speedup": _json_estimate(result.speedup),
+            }
+            for result in row.results
+            if result.entry is not None
+        ],
+    }
+
+
+def _json_estimate(found: Estimate | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    return {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
+
+
+def verdict_text(result: MachineResult) -> str:
+    """Return a verdict with its mark; the status if that is why there is none."""
+    if result.verdict is None:
         return "–"
-    status = place.entry.status if place.entry is not None else "ok"
-    word = status if place.verdict.kind == "incomparable" and status != "ok" else place.verdict.kind
-    return f"{_MARKS[place.verdict.kind]} {word}"
+    status = result.entry.status if result.entry is not None else "ok"
+    word = status if result.verdict.kind == "incomparable" and status != "ok" else result.verdict.kind
+    return f"{_MARKS[result.verdict.kind]} {word}"
 
 
-def rate_text(place: MachineResult, unit: str) -> str:
-    """Return a place's throughput, or how it ended where it has none."""
-    if place.throughput is None:
-        return "–" if place.entry is None or place.entry.status == "ok" else place.entry.status
-    return f"{format_rate(place.throughput.value)} {unit}/s"
+def rate_text(result: MachineResult, unit: str) -> str:
+    """Return a throughput, or the status if there is none."""
+    if result.throughput is None:
+        return "–" if result.entry is None or result.entry.status == "ok" else result.entry.status
+    return f"{format_rate(result.throughput.value)} {unit}/s"
 
 
 def _lists(comparison: MachineComparison) -> Iterator[tuple[str, list[str]]]:
     if comparison.incomparable:
-        yield "Compared with nothing", [refusal_line(each) for each in comparison.incomparable]
-    notes = note_lines(comparison)
-    if notes:
-        yield "Left out", notes
+        yield "Not compared", [incomparable_line(each) for each in comparison.incomparable]
+    if note_lines(comparison):
+        yield "Left out", note_lines(comparison)
+
+
+def _bullets(lines: list[str]) -> str:
+    return "\n".join(f"- {markdown_text(line)}" for line in lines)
 
 
 def _folded(title: str, content: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
 
 
-def _cell(title: str, line: ComparisonRow) -> dict[str, Any]:
-    spec = line.spec
-    return {
-        "topic": title,
-        "workload": spec.workload,
-        "precision": spec.precision,
-        "loss_scale": spec.loss_scale,
-        "batch_size": spec.batch_size,
-        "world_size": spec.world_size,
-        "parallelism": spec.parallelism,
-        "kind": spec.kind,
-        "unit": line.unit,
-        "speedup_over_batch": line.baseline_batch,
-        "of_whole_runs": line.is_whole,
-        "places": [_place(place) for place in line.results if place.entry is not None],
-    }
+def _style(line: ResultLine) -> str | None:
+    kind = line.result.verdict.kind if line.result.verdict is not None else ""
+    return "red" if line.result.broke else {"faster": "green", "slower": "red", "incomparable": "dim"}.get(kind)
 
 
-def _place(place: MachineResult) -> dict[str, Any]:
-    assert place.entry is not None, "only places with a cell are listed"
-    return {
-        "machine": place.machine.name,
-        "status": place.entry.status,
-        "throughput_per_second": _estimate(place.throughput),
-        "ratio": _estimate(place.ratio),
-        "verdict": None if place.verdict is None else place.verdict.kind,
-        "why": None if place.verdict is None else place.verdict.reason,
-        "speedup": _estimate(place.speedup),
-    }
-
-
-def _estimate(found: Estimate | None) -> dict[str, float | None] | None:
-    if found is None:
-        return None
-    return {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
-
-
-def _style(figure: Figure) -> str | None:
-    if figure.place.broke:
-        return "red"
-    kind = figure.place.verdict.kind if figure.place.verdict is not None else ""
-    return {"faster": "green", "slower": "red", "incomparable": "dim"}.get(kind)
-
-
-def _is_worth_it(column: Column[Figure], rows: Sequence[Figure]) -> bool:
-    texts = {column.text(row) for row in rows}
-    if column.name == "loss_scale":
-        return not texts <= {"none", "dynamic"}
-    return column.name not in ("throughput", "throughput_first", "speedup", "speedup_first") or texts != {"–"}
-
-
-def _words(name: str, title: str, text: Any) -> Column[Any]:
+def _words(name: str, title: str, text: Callable[[Any], str]) -> Column[Any]:
     return Column(name, title, text, text, left=True)
 
 
-def _trait(number: int, title: str) -> Column[tuple[str, ...]]:
-    return Column(f"machine_{number}", title, lambda row: row[number], lambda row: row[number], left=True, wraps=True)
+def _rate(name: str, title: str, get: Callable[[ResultLine], MachineResult]) -> Column[ResultLine]:
+    return Column(
+        name, title, lambda x: r.value if (r := get(x).throughput) else None, lambda x: rate_text(get(x), x.row.unit)
+    )
 
 
-def _rate(name: str, title: str, place: Any) -> Column[Figure]:
-    return Column(name, title, lambda f: _value(place(f).throughput), lambda f: rate_text(place(f), f.line.unit))
-
-
-def _gain(name: str, title: str, place: Any) -> Column[Figure]:
-    return Column(name, title, lambda f: _value(place(f).speedup), lambda f: ratio_text(place(f).speedup))
-
-
-def _value(found: Estimate | None) -> float | None:
-    return None if found is None else found.value
+def _ratio(name: str, title: str, get: Callable[[ResultLine], Estimate | None]) -> Column[ResultLine]:
+    return Column(name, title, lambda x: r.value if (r := get(x)) else None, lambda x: ratio_text(get(x)))

@@ -1,4 +1,4 @@
-"""A collection of records in a terminal: the answer, and a table a topic."""
+"""A collection of records in a terminal: the answer, and a table a group."""
 
 from rich.console import Console
 
@@ -10,26 +10,25 @@ from castwise.render.run_report import print_table
 from castwise.render.training_table import print_runs
 from castwise.report.collection import Collection, ComparisonGroup
 from castwise.report.conclusions import answers_of, in_one_sentence
-from castwise.report.html.sections import summary
 
 _ELSEWHERE = "`castwise export` has all"
 
 
 def print_report(collection: Collection, console: Console) -> None:
-    """Print the answer, and a table for each topic."""
+    """Print the answer, and a table for each group."""
     print_line(console, in_one_sentence(collection, answers_of(collection)), "bold")
-    print_line(console, summary(collection))
-    for topic in collection.groups:
-        print_line(console, f"\n{topic.title}", "bold underline")
-        _print_topic(topic, console)
+    print_line(console, collection.summary)
+    for group in collection.groups:
+        print_line(console, f"\n{group.title}", "bold underline")
+        _print_group(group, console)
     for note in collection.notes:
         print_line(console, f"  {note}", "yellow")
 
 
-def _print_topic(topic: ComparisonGroup, console: Console) -> None:
-    if topic.is_max_batch:
-        print_max_batches(max_batches_of(trial for cell in topic.configurations for trial in cell.trials), console)
-    elif topic.is_training:
-        print_runs(topic.runs, None, console, _ELSEWHERE)
+def _print_group(group: ComparisonGroup, console: Console) -> None:
+    if group.is_max_batch:
+        print_max_batches(max_batches_of(trial for config in group.configurations for trial in config.trials), console)
+    elif group.is_training:
+        print_runs(group.runs, None, console, _ELSEWHERE)
     else:
-        print_table(topic.rows, recommend(topic.rows), console, elsewhere=_ELSEWHERE)
+        print_table(group.rows, recommend(group.rows), console, elsewhere=_ELSEWHERE)

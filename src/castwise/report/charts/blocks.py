@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from castwise.analysis import steady_metrics
 from castwise.records.schema import TelemetrySummary
-from castwise.render.table import Column, DataTable
+from castwise.render.fields import Field, FlatRow, worth_showing
+from castwise.render.table import DataTable
 from castwise.render.units import format_seconds
-from castwise.report.charts.chart import Chart, GroupSubject, words
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MAX_LINES,
     axis,
@@ -38,10 +39,15 @@ class _Block:
         return None if self.reading is None else value(self.reading)
 
 
-_READINGS: tuple[tuple[str, str, Callable[[TelemetrySummary], float | None]], ...] = (
-    ("SM clock", "MHz", lambda reading: None if reading.sm_clock_hertz is None else reading.sm_clock_hertz / 1e6),
-    ("power", "W", lambda reading: reading.gpu_power_watts),
-    ("temperature", "°C", lambda reading: reading.max_temperature_celsius),
+_READINGS: tuple[tuple[str, str, str, Callable[[TelemetrySummary], float | None]], ...] = (
+    (
+        "sm_clock",
+        "SM clock",
+        "MHz",
+        lambda reading: None if reading.sm_clock_hertz is None else reading.sm_clock_hertz / 1e6,
+    ),
+    ("power", "power", "W", lambda reading: reading.gpu_power_watts),
+    ("temperature", "temperature", "°C", lambda reading: reading.max_temperature_celsius),
 )
 
 
@@ -95,12 +101,12 @@ def telemetry(subject: GroupSubject) -> Chart | None:
             f"clock held down by {', '.join(held)}" if held else "",
             subject.file_of(config.trial),
         ]
-        for place, (title, unit, value) in enumerate(_READINGS):
+        for place, (_, title, unit, value) in enumerate(_READINGS):
             text = hover_template(lines, f"{title} %{{y:.0f}} {unit} in {what} %{{x}}")
             x, y = [block.number for block in kept], [block.read(value) for block in kept]
             traces.append(line(group.label(config), config.precision, x, y, text, place))
     tell_apart(traces)
-    document = panels([f"{title}, {unit}" for title, unit, _ in _READINGS], ["", "", f"{what}s, as timed"], 150)
+    document = panels([f"{title}, {unit}" for _, title, unit, _ in _READINGS], ["", "", f"{what}s, as timed"], 150)
     for place in range(len(_READINGS)):
         name = panel(place)["yaxis"]
         values = [value for trace in traces if trace["yaxis"] == name for value in trace["y"] if value is not None]
@@ -133,7 +139,7 @@ def _blocks(config: Configuration) -> list[_Block]:
 
 
 def _has_reading(block: _Block) -> bool:
-    return any(block.read(value) is not None for _, _, value in _READINGS)
+    return any(block.read(value) is not None for *_, value in _READINGS)
 
 
 def _left_out(shown: Sequence[Configuration], every: Sequence[Configuration]) -> str:
@@ -142,20 +148,25 @@ def _left_out(shown: Sequence[Configuration], every: Sequence[Configuration]) ->
     return f"{len(shown)} of {len(every):,} configurations; `castwise export` has all."
 
 
-def _table(subject: GroupSubject, shown: Sequence[Configuration]) -> DataTable[_Block]:
-    rows = [block for config in shown for block in _blocks(config)]
-
-    def reading(title: str, unit: str, value: Callable[[TelemetrySummary], float | None]) -> Column[_Block]:
-        def text(block: _Block) -> str:
-            found = block.read(value)
-            return "–" if found is None else f"{found:.0f}"
-
-        return Column(title.replace(" ", "_").lower(), f"{title}, {unit}", lambda block: block.read(value), text)
-
-    columns: list[Column[_Block]] = [
-        words("configuration", lambda block: subject.group.label(block.config)),
-        Column("block", "block", lambda block: block.number, lambda block: str(block.number)),
-        Column("step_seconds", "step time", lambda block: block.seconds, lambda block: format_seconds(block.seconds)),
+def _table(subject: GroupSubject, shown: Sequence[Configuration]) -> DataTable[FlatRow]:
+    rows: list[FlatRow] = [
+        {
+            "configuration": subject.group.label(config),
+            "block": block.number,
+            "step_seconds": block.seconds,
+            **{name: block.read(value) for name, _, _, value in _READINGS},
+        }
+        for config in shown
+        for block in _blocks(config)
     ]
-    readings = [reading(*each) for each in _READINGS] if any(_has_reading(block) for block in rows) else []
-    return DataTable([*columns, *readings], rows)
+    fields = [
+        Field("configuration", "configuration"),
+        Field("block", "block", "count"),
+        Field("step_seconds", "step time", "seconds"),
+        *(Field(name, f"{title}, {unit}", "count", _whole_number(name)) for name, title, unit, _ in _READINGS),
+    ]
+    return DataTable(worth_showing(fields, rows), rows)
+
+
+def _whole_number(name: str) -> Callable[[FlatRow], str]:
+    return lambda row: f"{row[name]:.0f}"

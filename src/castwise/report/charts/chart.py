@@ -7,9 +7,12 @@ from typing import Any
 from castwise.analysis.statistics import Estimate
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.records.schema import Trial
-from castwise.render.table import Column, DataTable
+from castwise.render.fields import Field, FlatRow, find_field, find_fields
+from castwise.render.table import DataTable
 from castwise.report.charts.plotly_parts import Document, hover
-from castwise.report.collection import Collection, ComparisonGroup, Configuration
+from castwise.report.collection import ComparisonGroup, Configuration
+
+FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class GroupSubject:
-    """What a chart of one comparison group is drawn from.
-
-    Attributes:
-        group: The group.
-        file_of: Returns the name of the file that a trial was read from.
-    """
+    """What a chart is drawn from: a comparison group, and a function that names the file of a trial."""
 
     group: ComparisonGroup
-    file_of: Callable[[Trial], str]
+    file_of: FileOf
 
     @property
     def max_batches(self) -> list[MaxBatch]:
@@ -59,33 +57,43 @@ class GroupSubject:
         return hover([self.group.label(config), *lines, self.file_of(config.trial)])
 
     def table(
-        self, configurations: Sequence[Configuration], columns: Sequence[Column[Configuration]]
-    ) -> DataTable[Configuration]:
-        """Return the table below a chart: which configurations, these columns, and the files."""
-        group = self.group
-        which = [words("precision", lambda c: c.precision)]
-        if any(group.setting(config) for config in configurations):
-            which.append(words("setting", group.setting))
-        files = [words("status", lambda c: c.trial.status), words("file", lambda c: self.file_of(c.trial))]
-        return DataTable([*which, *columns, *files], configurations)
+        self,
+        configurations: Sequence[Configuration],
+        fields: Sequence[Field],
+        more_values: Callable[[Configuration], FlatRow] = lambda _: {},
+    ) -> DataTable[FlatRow]:
+        """Return the table below a chart: which configurations, these fields, and the files.
+
+        Args:
+            configurations: The rows.
+            fields: The columns.
+            more_values: Returns values of a configuration besides `Configuration.values`, by field name.
+        """
+        rows: list[FlatRow] = [
+            {
+                **config.values,
+                "setting": self.group.setting(config),
+                "file": self.file_of(config.trial),
+                **more_values(config),
+            }
+            for config in configurations
+        ]
+        setting = [Field("setting", "setting")] if any(row["setting"] for row in rows) else []
+        return DataTable([find_field("precision"), *setting, *fields, *find_fields(("status", "file"))], rows)
 
 
-@dataclass(frozen=True)
-class CollectionSubject:
-    """What a chart of all records is drawn from.
-
-    Attributes:
-        collection: The records.
-        file_of: Returns the name of the file that a trial was read from.
-    """
-
-    collection: Collection
-    file_of: Callable[[Trial], str]
-
-
-def words(title: str, text: Callable[[Any], str]) -> Column[Any]:
-    """Return a column of text."""
-    return Column(title.replace(" ", "_"), title, text, text, left=True)
+RATE_FIELDS = (
+    find_field("throughput_per_second"),
+    Field("throughput_per_second_low", "from", "rate"),
+    Field("throughput_per_second_high", "to", "rate"),
+    find_field("processes"),
+)
+SPEEDUP_FIELDS = (
+    Field("speedup", "speed-up", "ratio"),
+    Field("speedup_low", "from", "ratio"),
+    Field("speedup_high", "to", "ratio"),
+    *find_fields(("processes", "verdict")),
+)
 
 
 def value_of(found: Estimate | None) -> float:

@@ -1,22 +1,21 @@
 """Machines next to each other: throughput of each configuration on the left, its speed-up over float32 on the right."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from castwise.analysis.statistics import Estimate
-from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
+from castwise.render.fields import Field, FlatRow, find_field, find_fields, interval_text, interval_values
 from castwise.render.intervals import ratio_text
-from castwise.render.table import Column, DataTable
+from castwise.render.table import DataTable
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import Chart, value_of, words
+from castwise.report.charts import plotly_parts
+from castwise.report.charts.chart import Chart, FileOf, value_of
 from castwise.report.charts.plotly_parts import (
     Document,
     axis,
     bar_range,
     escape,
     hover,
-    interval_text,
     labelled_bars,
     layout,
     names_axis,
@@ -25,7 +24,7 @@ from castwise.report.charts.plotly_parts import (
     wrap,
 )
 from castwise.report.machine_comparison import ComparisonRow, MachineResult
-from castwise.report.machine_report import rate_text, verdict_text
+from castwise.report.machine_report import verdict_text
 
 _MAX_ROWS = 24
 _PATTERNS = ("", ".", "-", "+")  # of the configurations of one precision; "/" is of those that failed
@@ -33,31 +32,20 @@ _NAME_WIDTH = 16  # characters of a machine's name below its bars, on a line
 _HALF = 0.45  # of the width, for each of the two panels
 
 
-@dataclass(frozen=True)
-class MachinesSubject:
-    """What a chart of one comparison group on several machines is drawn from.
-
-    Attributes:
-        title: The group's title.
-        rows: Its configurations on all machines.
-        file_of: Returns the name of the file that a trial was read from.
-    """
-
-    title: str
-    rows: Sequence[ComparisonRow]
-    file_of: Callable[[Trial], str]
-
-
-def machines(subject: MachinesSubject) -> Chart | None:
+def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Chart | None:
     """Return throughput and speed-up of each configuration, a group of bars for each machine."""
-    measured = [row for row in subject.rows if any(result.throughput or result.speedup for result in row.results)]
+    measured = [row for row in rows if any(result.throughput or result.speedup for result in row.results)]
     if not measured:
         return None
     shown = measured[:_MAX_ROWS]
-    rates = [_bars(subject, row, lambda result: result.throughput, format_rate, f" {row.unit}/s") for row in shown]
+    rates = [
+        _bars(rows, row, lambda result: result.throughput, format_rate, f" {row.unit}/s", file_of) for row in shown
+    ]
     compared = [row for row in shown if row.spec.precision != BASELINE]
     speedups = [
-        _bars(subject, row, lambda result: result.speedup, format_ratio, f" over fp32 at batch {row.baseline_batch}")
+        _bars(
+            rows, row, lambda result: result.speedup, format_ratio, f" over fp32 at batch {row.baseline_batch}", file_of
+        )
         | panel(1)
         | {"showlegend": False}
         for row in compared
@@ -84,26 +72,27 @@ def machines(subject: MachinesSubject) -> Chart | None:
     left_out = f"{len(shown)} of {len(measured):,} configurations are drawn; the table has all."
     return Chart(
         name="machines",
-        title=subject.title,
+        title=title,
         says=_says(shown),
         traces=[*rates, *speedups],
         layout=document,
         narrow=below_each_other,
-        table=_table(subject),
+        table=_table(rows, file_of),
         note=left_out if len(shown) < len(measured) else "",
     )
 
 
 def _bars(
-    subject: MachinesSubject,
+    rows: Sequence[ComparisonRow],
     row: ComparisonRow,
     get: Callable[[MachineResult], Estimate | None],
     form: Callable[[float | None], str],
     unit: str,
+    file_of: FileOf,
 ) -> Document:
     results = [result for result in row.results if result.entry is not None]
     found = [get(result) for result in results]
-    same_precision = [each for each in subject.rows if each.spec.precision == row.spec.precision]
+    same_precision = [each for each in rows if each.spec.precision == row.spec.precision]
     pattern = _PATTERNS[min(same_precision.index(row), len(_PATTERNS) - 1)]
 
     def hover_text(result: MachineResult, figure: Estimate | None) -> str:
@@ -112,9 +101,9 @@ def _bars(
             [
                 f"{row.spec.label} on {result.machine.name}",
                 f"{form(figure.value)}{unit}" if figure else "",
-                interval_text(figure, form),
+                plotly_parts.interval_text(figure, form),
                 verdict,
-                _file(subject, result),
+                _file(result, file_of),
             ]
         )
 
@@ -125,10 +114,10 @@ def _bars(
         [form(each.value) if each else "" for each in found],
         [pattern if result.entry and result.entry.status == "ok" else "/" for result in results],
         [hover_text(result, each) for result, each in zip(results, found, strict=True)],
-        highest=max(value_of(get(result)) for each in subject.rows for result in each.results),
-        num_bars=len(subject.rows) * len(results),
-        name=escape(_label(row, subject.rows)),
-        legendgroup=escape(_label(row, subject.rows)),
+        highest=max(value_of(get(result)) for each in rows for result in each.results),
+        num_bars=len(rows) * len(results),
+        name=escape(_label(row, rows)),
+        legendgroup=escape(_label(row, rows)),
     )
 
 
@@ -154,35 +143,37 @@ def _says(rows: Sequence[ComparisonRow]) -> str:
     )
 
 
-def _table(subject: MachinesSubject) -> DataTable[tuple[ComparisonRow, MachineResult]]:
-    rows = [(row, result) for row in subject.rows for result in row.results if result.entry is not None]
+def _table(rows: Sequence[ComparisonRow], file_of: FileOf) -> DataTable[FlatRow]:
+    lines: list[FlatRow] = [
+        {
+            "machine": result.machine.name,
+            "precision": row.spec.precision,
+            "loss_scale": row.spec.loss_scale,
+            "batch_size": row.spec.batch_size,
+            "unit": row.unit,
+            "throughput_per_second": result.throughput.value if result.throughput else None,
+            "speedup": result.speedup.value if result.speedup else None,
+            **interval_values("speedup", result.speedup),
+            "ratio": result.ratio.value if result.ratio else None,
+            **interval_values("ratio", result.ratio),
+            "verdict": verdict_text(result),
+            "status": result.entry.status,
+            "file": _file(result, file_of),
+        }
+        for row in rows
+        for result in row.results
+        if result.entry is not None
+    ]
+    fields = [
+        Field("machine", "machine"),
+        *find_fields(("precision", "loss_scale", "batch_size", "throughput_per_second")),
+        find_field("speedup", "speed-up over fp32"),
+        Field("ratio", "ratio", "ratio", interval_text("ratio")),
+        *find_fields(("verdict", "status", "file")),
+    ]
+    return DataTable(fields, lines)
 
-    def figure(
-        name: str,
-        title: str,
-        get: Callable[[MachineResult], Estimate | None],
-        text: Callable[[tuple[ComparisonRow, MachineResult]], str],
-    ) -> Column[tuple[ComparisonRow, MachineResult]]:
-        return Column(name, title, lambda pair: found.value if (found := get(pair[1])) else None, text)
 
-    return DataTable(
-        [
-            words("machine", lambda pair: pair[1].machine.name),
-            words("precision", lambda pair: pair[0].spec.precision),
-            words("loss scale", lambda pair: pair[0].spec.loss_scale),
-            Column(
-                "batch_size", "batch", lambda pair: pair[0].spec.batch_size, lambda pair: str(pair[0].spec.batch_size)
-            ),
-            figure("throughput", "throughput", lambda r: r.throughput, lambda pair: rate_text(pair[1], pair[0].unit)),
-            figure("speedup", "speed-up over fp32", lambda r: r.speedup, lambda pair: ratio_text(pair[1].speedup)),
-            figure("ratio", "ratio", lambda r: r.ratio, lambda pair: ratio_text(pair[1].ratio)),
-            words("verdict", lambda pair: verdict_text(pair[1])),
-            words("file", lambda pair: _file(subject, pair[1])),
-        ],
-        rows,
-    )
-
-
-def _file(subject: MachinesSubject, result: MachineResult) -> str:
+def _file(result: MachineResult, file_of: FileOf) -> str:
     trials = result.entry.trials if result.entry is not None else ()
-    return subject.file_of(trials[0]) if trials else "published"
+    return file_of(trials[0]) if trials else "published"

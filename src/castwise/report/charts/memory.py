@@ -10,7 +10,8 @@ from castwise.max_batch.columns import (
     rate_text,
     shown_summary,
 )
-from castwise.render.table import Column, DataTable
+from castwise.render.fields import Field, FlatRow, find_fields
+from castwise.render.table import DataTable
 from castwise.render.theme import look_of
 from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, GroupSubject
@@ -25,7 +26,6 @@ from castwise.report.charts.plotly_parts import (
     stacked_bars,
     wrap,
 )
-from castwise.report.charts.tables import bytes_column
 from castwise.report.collection import Configuration
 
 _MAX_UPRIGHT = 7  # bars with their names below them, on half a page
@@ -71,21 +71,21 @@ def memory(subject: GroupSubject) -> Chart | None:
     if len(shown) < len(measured):
         note += f" The first {len(shown)} of {len(measured):,} configurations are drawn; the table has all."
 
-    def part_column(number: int, title: str) -> Column[Configuration]:
-        return bytes_column(f"memory_{number}", title, lambda config: parts[id(config)].get(title))
-
-    columns = [
-        *(part_column(number, title) for number, title in enumerate(PARTS)),
-        bytes_column("peak_allocated_bytes", "peak allocated", lambda c: c.peak_allocated_bytes),
-        bytes_column("peak_reserved_bytes", "peak reserved", lambda c: c.peak_reserved_bytes),
+    fields = [
+        *(Field(f"memory_{number}", title, "bytes") for number, title in enumerate(PARTS)),
+        *find_fields(("peak_allocated_bytes", "peak_reserved_bytes")),
     ]
+
+    def part_values(config: Configuration) -> FlatRow:
+        return {f"memory_{number}": parts[id(config)].get(title) for number, title in enumerate(PARTS)}
+
     return Chart(
         name="memory",
         title="Memory, by what holds it",
         says=f"Tensors hold least with {group.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak.",
         traces=traces,
         layout=document,
-        table=subject.table(measured, columns),
+        table=subject.table(measured, fields, part_values),
         note=note,
     )
 

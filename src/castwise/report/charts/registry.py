@@ -1,11 +1,9 @@
-"""All charts, in the order in which a report shows them: one row each."""
+"""The charts of a comparison group, in the order in which a report shows them: one row each."""
 
 from collections.abc import Callable
 
 from castwise.report.charts import blocks, memory, scaling, throughput, training, waterfall
-from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
-
-COLLECTION_CHARTS: dict[str, Callable[[CollectionSubject], Chart | None]] = {"overview": throughput.overview}
+from castwise.report.charts.chart import Chart, GroupSubject
 
 GROUP_CHARTS: dict[str, Callable[[GroupSubject], Chart | None]] = {
     "largest": memory.max_batch,
@@ -29,11 +27,6 @@ _OF_MAX_BATCH = ("largest", "batch", "parts")
 
 
 def charts_of(subject: GroupSubject) -> list[Chart]:
-    """Return the charts of a comparison group that its records have something for."""
+    """Return the charts that the records have something for."""
     makers = [make for name, make in GROUP_CHARTS.items() if not subject.group.is_max_batch or name in _OF_MAX_BATCH]
     return [chart for make in makers if (chart := make(subject)) is not None]
-
-
-def overview_charts(subject: CollectionSubject) -> list[Chart]:
-    """Return the charts of all records together."""
-    return [chart for make in COLLECTION_CHARTS.values() if (chart := make(subject)) is not None]

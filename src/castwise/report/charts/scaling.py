@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.steady_metrics import throughput
-from castwise.render.table import Column
+from castwise.render.fields import find_field, find_fields
 from castwise.render.theme import INK
 from castwise.render.units import format_bytes, format_percent, format_rate
-from castwise.report.charts.chart import Chart, GroupSubject, value_of
+from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject, value_of
 from castwise.report.charts.plotly_parts import (
     MAX_LINES,
     Document,
@@ -19,7 +19,6 @@ from castwise.report.charts.plotly_parts import (
     panels,
     tell_apart,
 )
-from castwise.report.charts.tables import bytes_column, rate_columns, share_column
 from castwise.report.collection import ComparisonGroup, Configuration
 
 _GIB = 2**30
@@ -76,18 +75,10 @@ def batch(subject: GroupSubject) -> Chart | None:
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
     document["hovermode"] = "closest"
     largest = max((c for c in configurations if c.throughput), key=lambda c: c.trial.spec.batch_size)
-    energy = Column[Configuration](
-        "joules_per_unit", "energy", lambda c: joules_per_unit(c.trial), lambda c: _joules(joules_per_unit(c.trial))
-    )
-    columns = [
-        Column[Configuration](
-            "batch_size", "batch", lambda c: c.trial.spec.batch_size, lambda c: str(c.trial.spec.batch_size)
-        ),
-        *rate_columns(),
-        *([energy] if any(energy.value(config) is not None for config in configurations) else []),
-        bytes_column("peak_allocated_bytes", "peak allocated", lambda c: c.peak_allocated_bytes),
-        bytes_column("peak_reserved_bytes", "peak reserved", lambda c: c.peak_reserved_bytes),
-    ]
+    has_energy = any(joules_per_unit(config.trial) is not None for config in configurations)
+    energy = ("joules_per_unit",) if has_energy else ()
+    memory = ("peak_allocated_bytes", "peak_reserved_bytes")
+    fields = [find_field("batch_size"), *RATE_FIELDS, *find_fields((*energy, *memory))]
     return Chart(
         name="batch",
         title="Throughput and memory over the batch size",
@@ -97,7 +88,7 @@ def batch(subject: GroupSubject) -> Chart | None:
         ),
         traces=traces,
         layout=document,
-        table=subject.table(configurations, columns),
+        table=subject.table(configurations, fields),
         note=" ".join(notes),
     )
 
@@ -148,14 +139,13 @@ def scaling(subject: GroupSubject) -> Chart | None:
     )
     document = panels([f"{group.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
-    efficiency = share_column("scaling_efficiency", "scaling efficiency", lambda c: c.scaling_efficiency)
     return Chart(
         name="scaling",
         title="Scaling over GPUs",
         says=f"Throughput on up to {most} GPUs{reached}.",
         traces=traces,
         layout=document,
-        table=subject.table(configurations, [*rate_columns(), efficiency]),
+        table=subject.table(configurations, [*RATE_FIELDS, find_field("scaling_efficiency")]),
         note="The batch size is one GPU's: a step on N of them trains on N times as many samples.",
     )
 
@@ -204,7 +194,3 @@ def _markers(
 
 def _rate_text(config: Configuration) -> str:
     return f"{format_rate(value_of(config.throughput))} {config.unit}/s"
-
-
-def _joules(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g} J"

@@ -1,18 +1,18 @@
 """Charts as pictures, PNG and SVG, for papers and READMEs: drawn by kaleido in an installed Chrome or Chromium."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from castwise.errors import UsageError
-from castwise.records.schema import Trial
 from castwise.records.store import free_name, slug
 from castwise.render.theme import THEMES
-from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject
-from castwise.report.charts.machines import MachinesSubject, machines
+from castwise.report.charts.chart import Chart, FileOf, GroupSubject
+from castwise.report.charts.machines import machines
 from castwise.report.charts.plotly_parts import LEGEND_ROW, PICTURE, Document, escape, legend_rows
-from castwise.report.charts.registry import charts_of, overview_charts
+from castwise.report.charts.registry import charts_of
+from castwise.report.charts.throughput import overview
 from castwise.report.collection import Collection
 from castwise.report.machine_comparison import MachineComparison
 
@@ -93,15 +93,11 @@ def on_white(chart: Chart, subject: str = "") -> Document:
     return figure
 
 
-def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
-    """Return all charts of a collection; no two have the same file.
-
-    Args:
-        collection: What the charts are of.
-        file_of: Returns the name of the file that a trial was read from.
-    """
+def pictures_of(collection: Collection, file_of: FileOf) -> Iterator[Picture]:
+    """Yield all charts of a collection; no two have the same file name."""
     taken: set[str] = set()
-    for chart in overview_charts(CollectionSubject(collection, file_of)):
+    chart = overview(collection, file_of)
+    if chart is not None:
         yield Picture(chart.name, "", chart)
     for group in collection.groups:
         name = _file_name(group.title, taken)
@@ -109,16 +105,11 @@ def pictures_of(collection: Collection, file_of: Callable[[Trial], str]) -> Iter
             yield Picture(f"{name}-{chart.name}", group.title, chart)
 
 
-def pictures_of_machines(comparison: MachineComparison, file_of: Callable[[Trial], str]) -> Iterator[Picture]:
-    """Return the charts of machines next to each other, one for each group; no two have the same file.
-
-    Args:
-        comparison: The machines.
-        file_of: Returns the name of the file that a trial was read from.
-    """
+def pictures_of_machines(comparison: MachineComparison, file_of: FileOf) -> Iterator[Picture]:
+    """Yield the charts of compared machines, one for each group; no two have the same file name."""
     taken: set[str] = set()
     for title, rows in comparison.groups.items():
-        chart = machines(MachinesSubject(title, rows, file_of))
+        chart = machines(title, rows, file_of)
         if chart is not None:
             yield Picture(f"{_file_name(title, taken)}-{chart.name}", "", chart)
 

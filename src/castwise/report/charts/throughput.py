@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from castwise.analysis.statistics import Estimate, has_interval
 from castwise.registry.precisions import BASELINE
+from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.table import DataTable
 from castwise.render.theme import look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import Chart, CollectionSubject, GroupSubject, value_of, words
+from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, FileOf, GroupSubject, value_of
 from castwise.report.charts.plotly_parts import (
     MAX_BARS,
     Document,
@@ -24,8 +25,7 @@ from castwise.report.charts.plotly_parts import (
     rule_at_one,
     wrap,
 )
-from castwise.report.charts.tables import rate_columns, ratio_columns
-from castwise.report.collection import ComparisonGroup, Configuration
+from castwise.report.collection import Collection, ComparisonGroup, Configuration
 
 _MAX_GROUPS = 14  # of the overview
 _SETTING_WIDTH, _TITLE_WIDTH = 20, 30  # characters on a line below upright bars, and next to lying ones
@@ -48,7 +48,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
         says=f"The highest is {rate} {group.unit} a second, with {group.label(best)}.",
         traces=traces,
         layout=document,
-        table=subject.table(group.configurations, rate_columns()),
+        table=subject.table(group.configurations, RATE_FIELDS),
         note=_left_out(group.configurations, shown),
     )
 
@@ -70,15 +70,15 @@ def speedup(subject: GroupSubject) -> Chart | None:
         says=f"The largest is {format_ratio(value_of(best.speedup))}, with {group.label(best)}.",
         traces=traces,
         layout=document,
-        table=subject.table(compared, ratio_columns()),
+        table=subject.table(compared, SPEEDUP_FIELDS),
         note=_left_out(compared, shown),
     )
 
 
-def overview(subject: CollectionSubject) -> Chart | None:
+def overview(collection: Collection, file_of: FileOf) -> Chart | None:
     """Return the largest speed-up of each precision in each group."""
-    best = {group.title: _best_by_precision(group) for group in subject.collection.groups if not group.is_max_batch}
-    groups = [group for group in subject.collection.groups if best.get(group.title)]
+    best = {group.title: _best_by_precision(group) for group in collection.groups if not group.is_max_batch}
+    groups = [group for group in collection.groups if best.get(group.title)]
     if len(groups) < 2:
         return None
     shown = groups[:_MAX_GROUPS]
@@ -92,7 +92,7 @@ def overview(subject: CollectionSubject) -> Chart | None:
                     f"{group.title}: {group.label(config)}",
                     format_ratio(value_of(config.speedup)),
                     interval_text(config.speedup, format_ratio),
-                    subject.file_of(config.trial),
+                    file_of(config.trial),
                 ]
             )
             for group, config in pairs
@@ -114,16 +114,17 @@ def overview(subject: CollectionSubject) -> Chart | None:
         )
     order = [wrap(group.title, _TITLE_WIDTH) for group in shown]
     heights = [17 * max(2, len(best[group.title])) + 10 for group in shown]
-    group_of = {id(config): group for group in groups for config in best[group.title].values()}
-    columns = [
-        words("group", lambda c: group_of[id(c)].title),
-        words("precision", lambda c: c.precision),
-        words("setting", lambda c: group_of[id(c)].setting(c)),
-        *ratio_columns(),
-        words("status", lambda c: c.trial.status),
-        words("file", lambda c: subject.file_of(c.trial)),
+    rows: list[FlatRow] = [
+        {
+            **config.values,
+            "group": group.title,
+            "setting": group.setting(config),
+            "file": file_of(config.trial),
+        }
+        for group in groups
+        for config in best[group.title].values()
     ]
-    rows = [config for group in groups for config in best[group.title].values()]
+    which = [Field("group", "group"), find_field("precision"), Field("setting", "setting")]
     return Chart(
         name="overview",
         title="Speed-up over fp32, by comparison",
@@ -136,7 +137,7 @@ def overview(subject: CollectionSubject) -> Chart | None:
             yaxis=names_axis(autorange="reversed", categoryorder="array", categoryarray=order),
             shapes=[rule_at_one("x")],
         ),
-        table=DataTable(columns, rows),
+        table=DataTable([*which, *SPEEDUP_FIELDS, *find_fields(("status", "file"))], rows),
         note=f"{len(shown)} of {len(groups)} shown; the table has all." if len(shown) < len(groups) else "",
     )
 

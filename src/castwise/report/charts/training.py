@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from castwise.analysis import training_metrics
 from castwise.records.schema import Epoch
-from castwise.render.table import Column, DataTable
+from castwise.render.fields import Field, FlatRow, find_field
+from castwise.render.table import DataTable
 from castwise.render.units import format_percent, format_seconds
-from castwise.report.charts.chart import Chart, GroupSubject, words
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MAX_BARS,
     MAX_LINES,
@@ -78,10 +79,10 @@ def time_split(subject: GroupSubject) -> Chart | None:
     def hover_text(index: int, title: str) -> str:
         return subject.hover(shown[index], f"{title}: {format_seconds(part(shown[index], title))}")
 
-    def column(title: str) -> Column[Configuration]:
-        name = f"{_PARTS[title]}_seconds"
-        return Column(name, title, lambda c: part(c, title), lambda c: format_seconds(part(c, title)))
+    def part_values(config: Configuration) -> FlatRow:
+        return {f"{name}_seconds": part(config, title) for title, name in _PARTS.items()}
 
+    fields = [Field(f"{name}_seconds", title, "seconds") for title, name in _PARTS.items()]
     names = [wrap(group.label(config), 26) for config in shown]
     values = {title: [part(config, title) for config in shown] for title in _PARTS}
     shares = [share for config in shown if (share := training_metrics.data_share(config.trial)) is not None]
@@ -99,7 +100,7 @@ def time_split(subject: GroupSubject) -> Chart | None:
             xaxis=axis("seconds", rangemode="tozero"),
             yaxis=names_axis(autorange="reversed"),
         ),
-        table=subject.table(measured, [column(title) for title in _PARTS]),
+        table=subject.table(measured, fields, part_values),
     )
 
 
@@ -123,11 +124,16 @@ def _curves(
             traces.append(line(label, precision, x, values, text, place))
     tell_apart(traces)
     last = [f"{group.label(points[0].config)} {points[-1].value:.4g}" for points in shown[:8]]
-    columns: list[Column[_Point]] = [
-        words("configuration", lambda p: group.label(p.config)),
-        Column("seconds", "time", lambda p: p.seconds, lambda p: format_seconds(p.seconds)),
-        Column("epoch", "epoch", lambda p: p.epoch, lambda p: f"{p.epoch:.4g}"),
-        Column(name, name, lambda p: p.value, lambda p: f"{p.value:.4g}"),
+    fields = [
+        Field("configuration", "configuration"),
+        find_field("seconds"),
+        Field("epoch", "epoch", "number", lambda row: f"{row['epoch']:.4g}"),
+        Field(name, name, "number", lambda row: f"{row[name]:.4g}"),
+    ]
+    rows: list[FlatRow] = [
+        {"configuration": group.label(p.config), "seconds": p.seconds, "epoch": p.epoch, name: p.value}
+        for points in shown
+        for p in points
     ]
     left_out = f"{len(shown)} of {len(every):,} runs; `castwise export` has all." if len(shown) < len(every) else ""
     return Chart(
@@ -136,7 +142,7 @@ def _curves(
         says=f"At the end: {', '.join(last)}.",
         traces=traces,
         layout=panels([y_title, y_title], ["seconds", "epochs"]),
-        table=DataTable(columns, [point for points in shown for point in points]),
+        table=DataTable(fields, rows),
         note=left_out,
     )
 

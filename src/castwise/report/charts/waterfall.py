@@ -3,11 +3,11 @@
 from itertools import pairwise
 
 from castwise.registry.precisions import BASELINE
+from castwise.render.fields import Field
 from castwise.render.theme import INK, look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import Chart, GroupSubject, value_of, words
+from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject, value_of
 from castwise.report.charts.plotly_parts import axis, interval_text, layout, wrap
-from castwise.report.charts.tables import rate_columns
 from castwise.report.collection import ComparisonGroup, Configuration
 
 
@@ -62,7 +62,9 @@ def waterfall(subject: GroupSubject) -> Chart | None:
             xaxis=axis(showgrid=False, zeroline=False, tickvals=places, ticktext=names, ticklabeloverflow="allow"),
             yaxis=axis(f"{group.unit} per second", rangemode="tozero"),
         ),
-        table=subject.table(chain, [words("change", lambda config: change_of[id(config)]), *rate_columns()]),
+        table=subject.table(
+            chain, [Field("change", "change"), *RATE_FIELDS], lambda config: {"change": change_of[id(config)]}
+        ),
     )
 
 

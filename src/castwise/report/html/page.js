@@ -265,20 +265,20 @@
   dark.addEventListener("change", () => { nameButton(); redraw(); });
   nameButton();
 
-  // ---- topics that are folded, because there are many
-  const topics = [...document.querySelectorAll("details.topic")];
+  // ---- groups that are folded, because there are many
+  const groups = [...document.querySelectorAll("details.group")];
   const unfold = () => {
-    const topic = topics.find((each) => `#${each.id}` === location.hash);
-    if (topic) {
-      topic.open = true;
-      topic.scrollIntoView();
+    const group = groups.find((each) => `#${each.id}` === location.hash);
+    if (group) {
+      group.open = true;
+      group.scrollIntoView();
     }
   };
   window.addEventListener("hashchange", unfold);
   for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => setTimeout(unfold));
   document.getElementById("unfold")?.addEventListener("click", (event) => {
-    const open = topics.some((topic) => !topic.open);
-    for (const topic of topics) topic.open = open;
+    const open = groups.some((group) => !group.open);
+    for (const group of groups) group.open = open;
     event.target.textContent = open ? "Fold all" : "Unfold all";
   });
   unfold();
@@ -287,13 +287,13 @@
   let folded = [];
   window.addEventListener("beforeprint", () => {
     printing = true;
-    folded = topics.filter((topic) => !topic.open);
-    for (const topic of folded) topic.open = true;
+    folded = groups.filter((group) => !group.open);
+    for (const group of folded) group.open = true;
     figures.forEach(draw);
   });
   window.addEventListener("afterprint", () => {
     printing = false;
-    for (const topic of folded) topic.open = false;
+    for (const group of folded) group.open = false;
     redraw();
     for (const figure of drawn.keys()) if (figure.checkVisibility()) Plotly.Plots.resize(figure.querySelector(".plot"));
   });

@@ -1,4 +1,4 @@
-"""What the HTML pages share: one self-contained file with a sentence, charts, tables and what draws them.
+"""The frame of the HTML pages: one self-contained file with a sentence, charts, tables and what draws them.
 
 Whatever a record says is anyone's word. It reaches the page as escaped text or as packed JSON whose strings the
 script puts into text nodes, and the page's policy runs no script but castwise's own and plotly, and loads nothing.
@@ -24,7 +24,7 @@ from castwise.report.charts.plotly_parts import HALF_PAGE, LEGEND_ROW, PHONE, PH
 from castwise.spec.quantities import truncate_list
 
 _NUMBERS = (int, float)  # a union would be made anew for each of a million cells
-_MOST_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
+_MAX_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,11 @@ class Source:
 
 
 class PageData:
-    """The charts and tables of a page, as the script finds them, by the id of their place."""
+    """The charts and tables of a page by the id of their place, as the script finds them."""
 
     def __init__(self) -> None:
         self.charts: dict[str, dict[str, Any]] = {}
         self.tables: dict[str, dict[str, Any]] = {}
-        self.static: dict[str, dict[str, Any]] = {}
 
     def add_chart(self, chart: Chart, prefix: str) -> str:
         """Add a chart and return its id."""
@@ -72,22 +71,11 @@ class PageData:
         }
         return name
 
-    def add_table(self, name: str, grid: DataTable[Any], *, choices: Sequence[str] = ()) -> str:
+    def add_table(self, name: str, table: DataTable[Any], *, choices: Sequence[str] = ()) -> str:
         """Add a table under an id, with a filter for each of these columns, and return the id."""
-        table = _table(grid)
-        table["choices"] = [index for index, column in enumerate(grid.columns) if column.name in choices]
-        self.tables[name] = table
-        self.static[name] = {
-            "columns": table["columns"],
-            "rows": [[_text(cell) for cell in row] for row in table["rows"][:_MOST_STATIC_ROWS]],
-            "best": table.get("best", {}),
-            "left_out": max(0, len(table["rows"]) - _MOST_STATIC_ROWS),
-        }
+        chosen = [index for index, column in enumerate(table.columns) if column.name in choices]
+        self.tables[name] = _table(table) | {"choices": chosen}
         return name
-
-    def document(self) -> dict[str, Any]:
-        """Return all of it for the script."""
-        return {"charts": self.charts, "tables": self.tables, "themes": THEMES}
 
 
 def assemble(template: str, title: str, context: Mapping[str, Any], data: PageData, source: Source) -> str:
@@ -103,55 +91,60 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
     Raises:
         UsageError: plotly or jinja2 is not installed.
     """
-    plotly, page_script = _plotly(), _read("page.js")
-    frame: Mapping[str, Any] = {
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from jinja2.loaders import FunctionLoader
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UsageError("Reports need plotly and jinja2: pip install 'castwise[report]'.") from None
+    environment = Environment(
+        autoescape=True, loader=FunctionLoader(_read), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["few"] = truncate_list
+    scripts = (str(get_plotlyjs()), _read("page.js"))
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    document = {"charts": data.charts, "tables": data.tables, "themes": THEMES}
+    frame = {
         "title": title,
         "version": __version__,
         "problems": source.problems,
-        "tables": data.static,
+        "tables": data.tables,
+        "max_rows": _MAX_STATIC_ROWS,
         "charts": data.charts,
         "style": _read("page.css"),
-        "plotly": _packed(plotly),
-        "script": page_script,
-        "policy": _policy(plotly, page_script),
-        "data": _packed(json.dumps(data.document(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
+        "plotly": _packed(scripts[0]),
+        "script": scripts[1],
+        # These scripts and no others, and nothing from anywhere.
+        "policy": (
+            f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        "data": _packed(json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
     }
-    return str(_environment().get_template(template).render({**frame, **context}))
+    return str(environment.get_template(template).render(frame | dict(context)))
 
 
-def _table(grid: DataTable[Any]) -> dict[str, Any]:
-    """Return a table for the script: a cell is its text, or its value and its text where it sorts by the former."""
-    best = {number: sorted(places) for number, column in enumerate(grid.columns) if (places := grid.best(column))}
+def _table(table: DataTable[Any]) -> dict[str, Any]:
+    """Return a table for the script: a cell is its text, or its value and its text if it sorts by the value."""
+    best = {number: sorted(places) for number, column in enumerate(table.columns) if (places := table.best(column))}
     return {
         **({"best": best} if best else {}),
-        "columns": [{"name": column.name, "title": column.title, "left": column.left} for column in grid.columns],
-        "rows": [[_cell(column.value(row), column.text(row)) for column in grid.columns] for row in grid.rows],
+        "columns": [{"name": column.name, "title": column.title, "left": column.left} for column in table.columns],
+        "rows": [[_cell(column.value(row), column.text(row)) for column in table.columns] for row in table.rows],
     }
 
 
 def _cell(value: Any, text: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         return text
-    return [_short(value), text] if math.isfinite(value) else [None, text]
-
-
-def _text(cell: Any) -> str:
-    return str(cell[1]) if isinstance(cell, list) else str(cell)
-
-
-def _packed(text: str) -> str:
-    """Return text as a page holds much of it: gzip in base64, which is safe inside a script element by itself."""
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
-
-
-def _short(value: float) -> float:
-    return value if isinstance(value, int) else float(f"{value:.7g}")
+    return [_finite(value), text]
 
 
 def _finite(value: Any) -> Any:
-    """Return a document without NaN and infinity, which JSON does not have, and with figures of seven digits."""
+    """Return a document with figures of seven digits, and None for NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
-        return _short(value) if math.isfinite(value) else None
+        return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -159,38 +152,9 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _policy(*scripts: str) -> str:
-    """Return the page's content security policy: these scripts and none else, and nothing from anywhere."""
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UsageError(_MISSING) from None
-    return str(get_plotlyjs())
-
-
-def _environment() -> Any:
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from jinja2.loaders import FunctionLoader
-    except ImportError:
-        raise UsageError(_MISSING) from None
-    environment = Environment(
-        autoescape=True, loader=FunctionLoader(_read), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["few"] = truncate_list
-    return environment
-
-
-_MISSING = "Reports need plotly and jinja2: pip install 'castwise[report]'."
+def _packed(text: str) -> str:
+    """Return text as gzip in base64, which is safe inside a script element."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _read(name: str) -> str:

@@ -1,0 +1,91 @@
+"""What records say in the end: which precision to take, and the sentence for all."""
+
+import pytest
+from fake_engine import fake_epoch, fake_run, fake_spec, fake_training, fake_trial
+from fake_records import steady
+
+from castwise.records.schema import Trial
+from castwise.registry.suites import LIMIT_STEPS
+from castwise.report.collection import collect
+from castwise.report.conclusions import Answer, answers_of, in_one_sentence
+
+
+def answers(*trials: Trial) -> list[Answer]:
+    return answers_of(collect(trials))
+
+
+def sentence(*trials: Trial) -> str:
+    return in_one_sentence(collect(trials), answers(*trials))
+
+
+def run(precision: str, seconds: float, accuracy: float | None = None, epochs: int = 2, **changes: object) -> Trial:
+    spec = fake_training(precision, **changes)
+    update = {"seconds": seconds, "counted_seconds": seconds, "accuracy": accuracy}
+    return fake_run(spec, *(fake_epoch(spec, number).model_copy(update=update) for number in range(epochs)))
+
+
+def test_answer_has_precision_speedup_memory_and_code() -> None:
+    (answer,) = answers(steady("fp32"), steady("bf16-mixed"))
+    assert answer.precision == "bf16-mixed"
+    assert answer.speedup == pytest.approx(2.5, rel=0.01)
+    assert answer.memory_ratio == pytest.approx(0.7)
+    assert answer.code.startswith("with torch.autocast")
+    assert sentence(steady("fp32"), steady("bf16-mixed")) == answer.sentence
+
+
+def test_answers_are_put_together_by_precision() -> None:
+    factors = {"resnet50": 1.0, "dpn92": 0.5, "lstm-lm": 3.0}
+    trials = [steady("bf16-mixed", workload=name, factor=factor) for name, factor in factors.items()]
+    said = sentence(*trials, *(steady("fp32", workload=name) for name in factors))
+    assert "take bf16-mixed for resnet50, dpn92 (2.50 to 5.00 times" in said
+    assert "stay with fp32 for lstm-lm." in said
+    names = [f"model-{number}" for number in range(7)]
+    many = [steady(precision, workload=name) for name in names for precision in ("fp32", "tf32")]
+    assert "take tf32 for model-0, model-1, model-2 and 4 more (" in sentence(*many)
+
+
+def test_nothing_is_recommended_if_nothing_ended_well() -> None:
+    assert sentence() == "No trial was measured."
+    failed = [fake_trial(fake_spec(workload=name), status="oom", step_seconds=()) for name in ("resnet50", "dpn92")]
+    assert "nothing can be recommended" in sentence(*failed)
+
+
+def test_whole_runs_are_recommended_with_their_accuracy() -> None:
+    (answer,) = answers(run("fp32", 10.0, 0.8), run("fp16-mixed", 5.0, 0.79))
+    assert (answer.precision, answer.cut, answer.speedup) == ("fp16-mixed", "", pytest.approx(2.0))
+    assert "79.0 % accuracy" in answer.sentence
+    assert "after 2 epochs" in answer.sentence
+    imitated = {"data_set": "synthetic:cifar10", "workload": "wrn-28-10"}
+    random = sentence(run("fp32", 10.0, 0.1, **imitated), run("fp16-mixed", 5.0, 0.1, **imitated))
+    assert "accuracy" not in random, "random data has none"
+
+
+def test_cut_runs_say_so_and_recommend_nothing() -> None:
+    (answer,) = answers(run("fp32", 10.0, 0.8, epochs=1), run("fp16-mixed", 5.0, 0.79, epochs=1))
+    assert answer.cut == "1 of 2 epochs"
+    assert "cut short (1 of 2 epochs)" in answer.sentence
+    assert "after 1 epoch" in answer.sentence
+    assert "take" not in answer.sentence
+    names = ("dpn92", "wrn-28-10")
+    slow = [run(precision, 10.0, epochs=1, workload=name) for precision in ("fp32", "tf32") for name in names]
+    assert "no precision was worth leaving fp32, in dpn92, wrn-28-10" in sentence(*slow)
+    fast = [run("fp16-mixed", 5.0, epochs=1, workload=name) for name in names]
+    assert "fp16-mixed was the fastest for dpn92, wrn-28-10 (2.00" in sentence(*slow, *fast)
+
+
+def test_slower_or_unsafe_precisions_are_not_taken() -> None:
+    (answer,) = answers(run("fp32", 5.0), run("fp16-mixed", 10.0))
+    assert answer.precision == "fp32"
+    assert "fp16-mixed comes closest, at 0.50" in answer.sentence
+    assert answers(run("fp32", 5.0), run("fp16-true", 1.0)) == [], "float16 weights are not recommended"
+
+
+def test_searches_for_the_largest_batch_recommend_nothing() -> None:
+    recipe = {"recipe": {"max_steps": LIMIT_STEPS}}
+    assert answers(run("fp32", 5.0, **recipe), run("fp16-mixed", 1.0, **recipe)) == []
+
+
+def test_answers_with_a_baseline_go_first() -> None:
+    loops = [steady("bf16-mixed", techniques=("compile",)), steady("bf16-mixed", techniques=("cuda-graph",))]
+    assert "take tf32 for resnet50 (" in sentence(steady("fp32"), steady("tf32"), *loops)
+    assert "bf16-mixed" in sentence(*loops)

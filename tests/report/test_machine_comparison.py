@@ -1,0 +1,272 @@
+"""Compared machines: their entries, ratios, intervals, verdicts, speed-ups, and what cannot be compared."""
+
+import math
+
+import pytest
+from fake_engine import fake_environment, fake_epoch, fake_run, fake_spec, fake_training, fake_trial
+from fake_records import other_machine, steady
+
+from castwise.analysis.statistics import independent_ratio
+from castwise.records.schema import Trial
+from castwise.registry.published import find_published
+from castwise.report.machine_comparison import (
+    ComparisonRow,
+    MachineComparison,
+    MachineResult,
+    compare_machines,
+    headline,
+    tally,
+)
+from castwise.report.machine_report import incomparable_line, remark_lines
+from castwise.report.machines import ComparedMachine, Entry, Origin, measured_machines, published_machine
+from castwise.spec.trial import MeasurementProtocol, TrialSpec
+
+
+def elsewhere(trial: Trial, gpu: str = "Other GPU") -> Trial:
+    return trial.model_copy(update={"environment": fake_environment(gpu=gpu)})
+
+
+def compare(*sides: list[Trial], margin: float = 0.01) -> MachineComparison:
+    machines = measured_machines([Origin(f"side-{number}", trials) for number, trials in enumerate(sides)])
+    return compare_machines([machine for of_origin in machines for machine in of_origin], margin)
+
+
+def rounds(*seconds: float) -> list[Trial]:
+    return [fake_trial(fake_spec(repeat=n), step_seconds=(each,) * 5) for n, each in enumerate(seconds)]
+
+
+def only_row(comparison: MachineComparison) -> ComparisonRow:
+    (row,) = comparison.rows
+    return row
+
+
+def only_entry(*trials: Trial) -> Entry:
+    ((machine,),) = measured_machines([Origin("here", trials)])
+    (entry,) = machine.entries.values()
+    return entry
+
+
+def values(results: tuple[MachineResult, ...]) -> list[float | None]:
+    return [result.ratio.value if result.ratio else None for result in results]
+
+
+class TestMachines:
+    def test_records_of_two_machines_are_never_mixed(self) -> None:
+        ((first, second),) = measured_machines([Origin("both", [steady(), other_machine(steady())])])
+        assert [first.name, second.name] == ["Fake GPU", "Slow GPU"]
+        assert first.entries.keys() == second.entries.keys()
+
+    def test_names_tell_machines_apart(self) -> None:
+        newer = steady().model_copy(update={"environment": fake_environment(torch="9.9")})
+        ((first,), (second,)) = measured_machines([Origin("x/before", [steady()]), Origin("x/after", [newer])])
+        assert [first.name, second.name] == ["Fake GPU (before)", "Fake GPU (after)"]
+        ((first, second),) = measured_machines([Origin("both", [steady(), newer])])
+        assert first.name.startswith("Fake GPU (both, ")
+        assert first.name != second.name
+        same = measured_machines([Origin("a", [steady()]), Origin("a", [steady()])])
+        assert len({machine.name for (machine,) in same}) == 2
+
+    @pytest.mark.parametrize(
+        ("one", "other", "is_same"),
+        [
+            (fake_spec(), fake_spec(device="cuda:1", repeat=4), True),
+            (fake_spec(), fake_spec(protocol=MeasurementProtocol(num_blocks=3)), True),
+            (fake_spec(), fake_spec(batch_size=8), False),
+            (fake_spec(), fake_spec(seed=1), False),
+            (fake_spec(), fake_spec(world_size=2, parallelism="ddp"), False),
+            (fake_spec(), fake_spec(loss_scale="8.0"), False),
+            (fake_training(), fake_training(recipe={"max_steps": 3, "stop_after": 1}), True),
+            (fake_training(), fake_training(recipe={"validate_each_epoch": True}), False),
+            (fake_training(), fake_training(seed=1), True),
+            (fake_training(data_set="mnist"), fake_training(data_set="synthetic:mnist"), True),
+        ],
+    )
+    def test_key_is_what_was_asked_and_not_where_or_how_long(
+        self, one: TrialSpec, other: TrialSpec, is_same: bool
+    ) -> None:
+        assert (Entry(one, "ok").key == Entry(other, "ok").key) == is_same
+
+    def test_no_field_of_a_spec_is_overlooked(self) -> None:
+        in_key = {"workload", "precision", "loss_scale", "batch_size", "data_set", "techniques", "world_size"}
+        in_key |= {"parallelism", "kind", "recipe", "seed"}
+        not_in_key = {"device", "weights", "protocol", "repeat", "user_model", "memory_limit_bytes"}
+        assert in_key | not_in_key == set(TrialSpec.model_fields), "does the new field belong to KEY_FIELDS?"
+
+    def test_each_process_and_each_whole_run_gives_a_value(self) -> None:
+        entry = only_entry(steady(), steady(repeat=1), steady(repeat=2))
+        assert (len(entry.unit_seconds), entry.run_seconds) == (3, ())
+        limits = [MeasurementProtocol(timeout_seconds=seconds) for seconds in (60.0, 600.0, 600.0)]
+        seeds = [fake_run(fake_training(seed=seed, protocol=limit)) for seed, limit in enumerate(limits)]
+        ((machine,),) = measured_machines([Origin("here", [fake_run(fake_training(recipe={"stop_after": 1})), *seeds])])
+        (whole,) = machine.entries.values()
+        assert (len(whole.run_seconds), whole.cut) == (3, ""), "whole runs go before short ones"
+        assert any("measured in several ways" in note for note in machine.notes)
+
+    def test_cut_run_has_no_wall_time_and_failed_trial_no_time(self) -> None:
+        cut = only_entry(fake_run(fake_training(recipe={"stop_after": 1})))
+        assert (cut.run_seconds, bool(cut.unit_seconds), cut.cut) == ((), True, "1 of 2 epochs")
+        failed = only_entry(fake_trial(status="oom", message="too large", step_seconds=()))
+        assert (failed.status, failed.message, failed.is_timed) == ("oom", "too large", False)
+
+    def test_published_figures_are_whole_runs(self) -> None:
+        machine = published_machine(find_published("T4"))
+        assert (machine.is_published, machine.name) == (True, "Tesla T4 (published)")
+        entries = {(e.spec.workload, e.spec.precision, e.spec.batch_size): e for e in machine.entries.values()}
+        assert entries["wrn-28-10", "fp32", 128].run_seconds == (3437.0,)
+        assert entries["mnist-cnn", "fp16-mixed", 1024].baseline_batch == 512
+        assert entries["wrn-28-10", "fp16-true", 128].status == "diverged"
+        narrowed = published_machine(find_published("T4"), ["mlp-4096"], ["fp32"])
+        assert [entry.spec.label for entry in narrowed.entries.values()] == ["mlp-4096 fp32 batch 512"]
+
+    def test_suite_run_has_the_key_of_its_published_figure(self) -> None:
+        figure = find_published("P100").figures[1]
+        assert figure.spec is not None
+        quick = figure.spec.model_copy(update={"device": "cuda:3", "seed": 5, "data_set": "synthetic:cifar10"})
+        assert only_entry(fake_run(quick)).key in published_machine(find_published("P100")).entries
+
+
+def test_ratio_is_that_of_independent_means_with_welchs_interval() -> None:
+    here, there = (0.30, 0.303, 0.297), (0.1, 0.101, 0.0995)
+    result = only_row(compare(rounds(*here), [elsewhere(trial) for trial in rounds(*there)])).results[1]
+    expected = independent_ratio(here, there)
+    assert result.ratio is not None
+    assert result.verdict is not None
+    found = (result.ratio.value, result.ratio.low, result.ratio.high)
+    assert found == pytest.approx((expected.value, expected.low, expected.high))
+    assert result.verdict.kind == "faster"
+
+
+@pytest.mark.parametrize(
+    ("there", "margin", "kind"),
+    [
+        ((0.1, 0.1001, 0.0999), 0.01, "same"),
+        ((0.105, 0.1051, 0.1049), 0.01, "slower"),
+        ((0.105, 0.1051, 0.1049), 0.1, "same"),
+        ((0.095, 0.0951, 0.0949), 0.01, "faster"),
+        ((0.09, 0.11, 0.1), 0.01, "inconclusive"),
+        ((0.2,), 0.01, "inconclusive"),
+    ],
+)
+def test_verdicts(there: tuple[float, ...], margin: float, kind: str) -> None:
+    others = [elsewhere(trial) for trial in rounds(*there)]
+    comparison = compare(rounds(0.1, 0.1001, 0.0999), others, margin=margin)
+    (verdict,) = comparison.verdicts
+    assert verdict.kind == kind
+    assert bool(comparison.slower) == (kind == "slower")
+
+
+def test_one_process_gives_a_ratio_without_a_verdict() -> None:
+    comparison = compare([steady()], [other_machine(steady())])
+    result = only_row(comparison).results[1]
+    assert result.ratio is not None
+    assert result.ratio.value == pytest.approx(0.5)
+    assert math.isnan(result.ratio.low)
+    assert result.verdict is not None
+    assert result.verdict.reason == "one process on Fake GPU and on Slow GPU: no interval"
+    assert comparison.is_without_intervals
+    assert "no ratio has an interval" in tally(comparison)
+
+
+def test_speedups_of_precisions_and_the_headline() -> None:
+    trials = [steady("fp32"), steady("bf16-mixed")]
+    comparison = compare(trials, [other_machine(trials[0]), elsewhere(trials[1], "Slow GPU")])
+    fp32, mixed = comparison.rows
+    assert [result.speedup for result in fp32.results] == [None, None]
+    speedups = [result.speedup.value for result in mixed.results if result.speedup is not None]
+    assert speedups == pytest.approx([2.5, 5.0], rel=0.01)
+    assert "Slow GPU is 0.50× as fast in fp32 and 1.00× in bf16-mixed, in resnet50." in headline(comparison)
+    several = [steady(workload=name, factor=factor) for name, factor in (("resnet50", 1.0), ("dpn92", 2.0))]
+    others = [elsewhere(several[0], "Slow GPU"), other_machine(several[1])]
+    assert "0.50 to 1.00× as fast in fp32, in 2 workloads" in headline(compare(several, others))
+
+
+def test_incomparable_configurations_have_a_reason() -> None:
+    comparison = compare([steady(), steady("tf32")], [elsewhere(steady(batch_size=8)), elsewhere(steady("tf32"))])
+    assert [row.spec.precision for row in comparison.rows] == ["tf32"]
+    first = comparison.incomparable[0]
+    assert (first.machine.name, first.labels) == ("Fake GPU", ("resnet50 fp32 batch 256",))
+    assert first.reason.endswith("of Other GPU differs in batch size")
+    other = compare([steady(), steady("tf32")], [elsewhere(steady("tf32")), elsewhere(steady(workload="dpn92"))])
+    assert [each.reason for each in other.incomparable][1] == "no other machine has this workload"
+    kinds = compare([steady()], [elsewhere(fake_run(fake_training()))])
+    assert kinds.rows == []
+    assert "steady-state steps here, a training run on Other GPU" in kinds.incomparable[0].reason
+
+
+def test_whole_runs_are_compared_by_wall_time_and_cut_ones_by_throughput() -> None:
+    whole, cut = fake_training(), fake_training(recipe={"stop_after": 1})
+    assert only_row(compare([fake_run(whole)], [elsewhere(fake_run(whole))])).is_whole
+    by_rate = only_row(compare([fake_run(cut)], [elsewhere(fake_run(cut))]))
+    assert not by_rate.is_whole
+    assert by_rate.results[1].ratio is not None
+    mixed = only_row(compare([fake_run(whole)], [elsewhere(fake_run(cut))])).results[1]
+    assert mixed.ratio is None
+    assert mixed.verdict is not None
+    assert mixed.verdict.kind == "incomparable"
+    assert "cut short (1 of 2 epochs) on Other GPU" in mixed.verdict.reason
+    epochs = (fake_epoch(whole, n).model_copy(update={"validation_seconds": 1e4}) for n in (0, 1))
+    slow = only_row(compare([fake_run(whole)], [elsewhere(fake_run(whole, *epochs))])).results[1]
+    assert slow.ratio is not None
+    assert slow.ratio.value < 0.1, "validation is in the wall time"
+
+
+def test_configuration_that_no_longer_ends_well_is_a_regression() -> None:
+    failed = fake_trial(steady().spec, status="oom", message="no memory", step_seconds=())
+    comparison = compare([steady(), steady("tf32")], [elsewhere(failed), elsewhere(steady("tf32"))])
+    ((row, result),) = comparison.slower
+    assert (row.spec.precision, result.broke) == ("fp32", True)
+    assert result.verdict is not None
+    assert result.verdict.reason == "oom on Other GPU: no memory"
+    assert compare([failed, steady("tf32")], [elsewhere(failed), elsewhere(steady("tf32"))]).slower == []
+
+
+def test_three_machines_are_each_compared_with_the_first() -> None:
+    comparison = compare([steady()], [other_machine(steady())], [elsewhere(steady(factor=0.5))])
+    assert values(only_row(comparison).results) == [None, pytest.approx(0.5), pytest.approx(2.0)]
+
+
+def with_runs_of(gpu: str, workload: str = "") -> list[ComparedMachine]:
+    """Return a source's machine, and one that ran what it published."""
+    published = find_published(gpu)
+    specs = [f.spec for f in published.figures if f.spec is not None and f.published.workload.startswith(workload)]
+    ((mine,),) = measured_machines([Origin("mine", [fake_run(spec) for spec in specs])])
+    return [published_machine(published), mine]
+
+
+def test_published_figures_are_compared_with_suite_runs() -> None:
+    machines = with_runs_of("P100")
+    figures = {figure.published.precision: figure.published for figure in find_published("P100").figures}
+    row = next(row for row in compare_machines(machines).rows if row.spec.precision == "fp16-mixed")
+    first, mine = row.results
+    assert first.throughput is not None
+    assert mine.throughput is not None
+    assert mine.ratio is not None
+    assert mine.entry is not None
+    assert mine.ratio.value == pytest.approx((figures["fp16-mixed"].seconds or 0) / mine.entry.run_seconds[0])
+    assert mine.throughput.value / first.throughput.value == pytest.approx(mine.ratio.value)
+    assert first.speedup is not None
+    expected = (figures["fp32"].seconds or 0) / (figures["fp16-mixed"].seconds or 1)
+    assert first.speedup.value == pytest.approx(expected)
+
+
+def test_speedups_are_over_the_batch_that_the_source_paired() -> None:
+    comparison = compare_machines(with_runs_of("2080Ti", "fastai-resnet18"))
+    row = next(row for row in comparison.rows if row.spec.precision == "fp16-master")
+    assert row.baseline_batch == 408
+    assert all(result.speedup is not None for result in row.results)
+
+
+def test_long_lists_of_configurations_are_shortened() -> None:
+    here = [steady(batch_size=batch) for batch in range(1, 200)]
+    (found,) = compare([*here, steady("tf32")], [elsewhere(steady("tf32"))]).incomparable
+    assert len(found.labels) == 199
+    assert "batch 3, resnet50 fp32 batch 4 and 195 more: " in incomparable_line(found)
+
+
+@pytest.mark.parametrize(("count", "more"), [(4, ""), (6, " and 2 more")])
+def test_configuration_that_fails_on_several_machines_is_named_once(count: int, more: str) -> None:
+    here = [steady(batch_size=batch) for batch in range(1, count + 1)]
+    failed = [trial.model_copy(update={"status": "oom", "message": "full"}) for trial in here]
+    (line,) = remark_lines(compare(failed, *([elsewhere(trial, f"GPU {name}") for trial in here] for name in "AB")))
+    named = ", ".join(f"resnet50 fp32 batch {batch}" for batch in range(1, 5))
+    assert line.startswith(f"{named}{more}: incomparable: ")

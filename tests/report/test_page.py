@@ -1,0 +1,424 @@
+"""The HTML pages in a real browser: headless Chromium, used as a reader would.
+
+Skipped without Chromium; CASTWISE_REQUIRE_BROWSER makes that a failure, so that CI cannot skip them unnoticed.
+Most tests look at one loaded page and leave it as it was.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import axe_playwright_python
+import pytest
+from fake_engine import PRECISION_NAMES, fake_run, fake_spec, fake_training, fake_trial, step_time_of
+from fake_records import HOSTILE, every_kind, many, other_machine, poisoned, steady
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+from castwise.records.schema import Trial
+from castwise.registry.precisions import precision_sort_key
+from castwise.render.theme import look_of
+from castwise.report.charts.registry import GROUP_CHARTS
+from castwise.report.collection import collect
+from castwise.report.html import report_page
+from castwise.report.html.compare_page import render_comparison
+from castwise.report.html.page_frame import Source
+from castwise.report.html.report_page import render
+from castwise.report.machine_comparison import compare_machines
+from castwise.report.machines import Origin, measured_machines
+
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+WIDE, PHONE = 1440, 360
+PAGES = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
+SPREAD = [
+    steady(precision, 0, workload="resnet101", world_size=number, parallelism=way)
+    for precision in ("fp32", "fp16-mixed", "bf16-mixed")
+    for number, way in ((1, "none"), (2, "ddp"), (2, "dp"), (4, "ddp"), (4, "dp"))
+]
+
+# Text of charts outside of their place, legends that scroll, and charts wider than their figure.
+_CUT_OFF = """() => [...document.querySelectorAll("figure.chart")].flatMap((figure) => {
+    const place = figure.querySelector(".plot").getBoundingClientRect();
+    const outside = [...figure.querySelectorAll(".main-svg text")].filter((text) => {
+        const box = text.getBoundingClientRect();
+        return box.width && (box.left < place.left - 2 || box.right > place.right + 2
+            || box.top < place.top - 2 || box.bottom > place.bottom + 2);
+    });
+    const scrolls = [...figure.querySelectorAll(".legend .scrollbar")]
+        .filter((bar) => bar.getBoundingClientRect().height > 0);
+    const right = figure.getBoundingClientRect().right + 1;
+    const wide = [...figure.querySelectorAll(".main-svg")].filter((svg) => svg.getBoundingClientRect().right > right);
+    return [...outside.map((text) => `${figure.id}: ${text.textContent}`),
+        ...scrolls.map(() => `${figure.id}: its legend scrolls`), ...wide.map(() => `${figure.id}: too wide`)];
+})"""
+
+
+@dataclass
+class Opened:
+    """A page, and what it did that a report must not do."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+    def draw_all(self) -> None:
+        """Scroll until every visible chart is drawn."""
+        for figure in self.page.locator("figure.chart:visible").all():
+            figure.scroll_into_view_if_needed()
+            figure.locator(".main-svg").first.wait_for()
+
+    def chart(self, name: str) -> Locator:
+        """Return the first chart of a name, drawn."""
+        figure = self.page.locator(f"figure.chart[id$=-{name}]").first
+        figure.scroll_into_view_if_needed()
+        figure.locator(".main-svg").first.wait_for()
+        return figure
+
+    def cut_off(self) -> list[str]:
+        """Return what of the charts is cut off, and whether the page is wider than the screen."""
+        self.page.wait_for_timeout(300)
+        found: list[str] = self.page.evaluate(_CUT_OFF)
+        fits = self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        return found + ([] if fits else ["the page is too wide"])
+
+    def column(self, table: str, title: str) -> list[str]:
+        """Return the texts of a table's column."""
+        place = self.page.locator(f"[data-table={table}]")
+        titles = [each.rstrip(" ▲▼") for each in place.locator("thead th").all_inner_texts()]
+        return place.locator(f"tbody td:nth-child({titles.index(title) + 1})").all_inner_texts()
+
+    def violations(self) -> list[object]:
+        """Return the serious violations of accessibility."""
+        self.page.evaluate(AXE)
+        result = self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        serious = [each for each in result["violations"] if each["impact"] in ("serious", "critical")]
+        return [(each["id"], [node["html"][:120] for node in each["nodes"]][:3]) for each in serious]
+
+
+def source_of(trials: list[Trial]) -> Source:
+    names = {id(trial): f"results/{number}.json" for number, trial in enumerate(trials)}
+    return Source(lambda trial: names[id(trial)], [("results/alien.json", "not a record of schema 1")])
+
+
+def report_of(trials: list[Trial]) -> str:
+    return render(collect(trials), source_of(trials))
+
+
+def comparison_of(trials: list[Trial]) -> str:
+    (machines,) = measured_machines([Origin("records", trials)])
+    return render_comparison(compare_machines(machines), source_of(trials))
+
+
+@pytest.fixture(scope="module")
+def browser(browser_path: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=browser_path)
+        yield launched
+        launched.close()
+
+
+Opener = Callable[..., Opened]
+
+
+@pytest.fixture(scope="module")
+def open_page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """Return a function that writes a page and opens it; at the end no page may have complained."""
+    folder, opened = tmp_path_factory.mktemp("pages"), list[Opened]()
+
+    def open_it(text: str, width: int = WIDE, scheme: str = "light") -> Opened:
+        path = folder / f"report-{len(opened)}.html"
+        path.write_text(text, encoding="utf-8")
+        context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
+        context.set_default_timeout(60_000)
+        made = Opened(context.new_page())
+        opened.append(made)
+        page, complaints, own = made.page, made.complaints, path.as_uri()
+        page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        allowed = (own, "data:", "blob:")
+        page.on("request", lambda r: None if r.url.startswith(allowed) else complaints.append(f"request: {r.url}"))
+        page.goto(own)
+        page.locator("html[data-ready]").wait_for(state="attached")
+        return made
+
+    yield open_it
+    for each in opened:
+        each.page.context.close()
+    assert [complaint for each in opened for complaint in each.complaints] == []
+
+
+@pytest.fixture(scope="module")
+def full(open_page: Opener) -> Opened:
+    """Return a page with every chart, drawn; tests leave it as it was."""
+    made = open_page(report_of([*every_kind(), *SPREAD, other_machine(steady())]))
+    made.draw_all()
+    return made
+
+
+@pytest.fixture(scope="module")
+def small(open_page: Opener) -> Opened:
+    """Return a page of one group with intervals; tests leave it as it was."""
+    return open_page(report_of([steady(precision, repeat) for repeat in range(3) for precision in PRECISION_NAMES]))
+
+
+def test_answer_comes_first_and_every_chart_is_drawn(full: Opened) -> None:
+    assert "take bf16-mixed for resnet50" in full.page.locator("p.answer").inner_text()
+    figures = full.page.locator("figure.chart")
+    names = {name.split("-", 2)[-1] for name in figures.evaluate_all("all => all.map((each) => each.id)")}
+    assert names >= set(GROUP_CHARTS)
+    assert full.page.locator("figure.chart[data-drawn]").count() == figures.count()
+
+
+def test_precision_has_its_colour_in_every_chart(full: Opened) -> None:
+    colours = full.page.evaluate(
+        """() => [...document.querySelectorAll("figure.chart .plot")].flatMap((plot) => plot.data
+            .filter((trace) => trace.name && (trace.line || typeof trace.marker?.color === "string"))
+            .map((trace) => [trace.name.split(",")[0].split(" ")[0], trace.line?.color ?? trace.marker.color]))"""
+    )
+    of_precisions = {(name, colour) for name, colour in colours if name in PRECISION_NAMES}
+    assert len(of_precisions) >= 7
+    assert of_precisions <= {(name, look_of(name).colour) for name in PRECISION_NAMES}
+
+
+def test_hover_tells_value_interval_and_file(full: Opened) -> None:
+    figure = full.chart("throughput")
+    figure.locator(".barlayer .point path").last.hover(force=True)
+    label = figure.locator(".hoverlayer .hovertext")
+    label.wait_for()
+    text = label.text_content() or ""
+    assert "images/s" in text
+    assert "95 % interval" in text or "no interval: one process" in text
+    assert "results/" in text
+
+
+def test_click_on_the_legend_hides_a_line(full: Opened) -> None:
+    figure = full.chart("batch")
+    lines = figure.locator(".scatterlayer .trace")
+    before = lines.count()
+    figure.locator(".legendtoggle").first.click(force=True)
+    wait = "([id, count]) => document.querySelectorAll(`#${id} .scatterlayer .trace`).length %s count"
+    full.page.wait_for_function(wait % "<", arg=[figure.get_attribute("id"), before])
+    full.page.wait_for_timeout(400)  # two clicks at once would be a double click
+    figure.locator(".legendtoggle").first.click(force=True)
+    full.page.wait_for_function(wait % "==", arg=[figure.get_attribute("id"), before])
+
+
+def test_table_filters_by_words_and_by_choice(full: Opened) -> None:
+    trials = [*every_kind(), *SPREAD, other_machine(steady())]
+    table = full.page.locator("[data-table=trials]")
+    num_failed = sum(trial.status == "oom" for trial in trials)
+    table.get_by_label("Filter").fill("oom memory")
+    table.get_by_text(f"{num_failed} of ").wait_for()
+    assert full.column("trials", "status") == ["oom"] * num_failed
+    table.get_by_label("Filter").fill("")
+    table.get_by_label("precision").select_option("fp16-true")
+    table.get_by_text(f"{sum(trial.spec.precision == 'fp16-true' for trial in trials)} of ").wait_for()
+    assert set(full.column("trials", "precision")) == {"fp16-true"}
+    table.get_by_label("precision").select_option("")
+
+
+def test_table_sorts_by_values_and_marks_the_best(small: Opened) -> None:
+    table = small.page.locator("[data-table=group-1-results]")
+    head = table.locator("th", has_text="step time")
+    best = table.locator("td.best").all_inner_texts()
+    assert any(text.endswith("images/s") for text in best)
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    descending = milliseconds(small.column("group-1-results", "step time"))
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    ascending = milliseconds(small.column("group-1-results", "step time"))
+    assert ascending == sorted(ascending) == descending[::-1] != []
+    assert table.locator("tbody tr").first.locator("td.best").count() >= 2, "marks move with their rows"
+
+
+def milliseconds(texts: list[str]) -> list[float]:
+    """Return the values of texts; as words "9.50 ms" comes after "10.0 ms"."""
+    return [float(text.removesuffix(" ms")) for text in texts]
+
+
+def test_missing_values_are_sorted_last(open_page: Opener) -> None:
+    failed = fake_trial(steady("fp32", batch_size=64).spec, status="oom", step_seconds=())
+    made = open_page(report_of([failed, steady("fp32"), steady("tf32")]))
+    button = made.page.locator("[data-table=trials] th", has_text="step time").get_by_role("button")
+    for _ in range(2):
+        button.click()
+        assert made.column("trials", "step time")[-1] == "–"
+
+
+def test_downloads_are_what_the_chart_shows(small: Opened, tmp_path: Path) -> None:
+    figure = small.chart("speedup")
+    for kind, start in (("CSV", b"precision,"), ("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with small.page.expect_download() as waiting:
+            figure.get_by_role("button", name=kind).click()
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        assert path.suffix == f".{kind.lower()}"
+        assert path.read_bytes().startswith(start)
+        if kind == "CSV":
+            rows = list(csv.DictReader(io.StringIO(path.read_text())))
+            assert [row["precision"] for row in rows] == sorted(PRECISION_NAMES, key=precision_sort_key)
+            assert float(rows[3]["speedup"]) == pytest.approx(1 / step_time_of("bf16-mixed"), rel=0.01)
+
+
+def test_chart_has_a_table(small: Opened) -> None:
+    figure = small.chart("throughput")
+    figure.get_by_text("Table").click()
+    row = figure.locator("tbody tr").nth(3).inner_text()
+    assert "bf16-mixed" in row
+    assert "images/s" in row
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_theme_is_the_readers_and_the_button_changes_it(open_page: Opener, scheme: str) -> None:
+    made = open_page(report_of([steady(precision) for precision in PRECISION_NAMES]), scheme=scheme)
+    other = "dark" if scheme == "light" else "light"
+    made.chart("throughput")
+    made.page.locator(f"figure.chart[data-drawn={scheme}]").first.wait_for()
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert made.page.evaluate(background) == PAGES[scheme]
+    made.page.get_by_role("button", name=f"{other.title()} theme").click()
+    made.page.locator(f"figure.chart[data-drawn={other}]").first.wait_for()
+    assert made.page.evaluate(background) == PAGES[other]
+
+
+def test_wide_page_is_accessible_and_nothing_is_cut_off(full: Opened) -> None:
+    full.page.locator("figure.chart details summary").first.click()
+    assert full.cut_off() == []
+    assert full.violations() == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(768, "light"), (PHONE, "dark")])
+def test_narrow_page_is_accessible_and_nothing_is_cut_off(open_page: Opener, width: int, scheme: str) -> None:
+    made = open_page(report_of([*every_kind(), *SPREAD]), width, scheme)
+    made.draw_all()
+    assert made.cut_off() == []
+    assert made.violations() == []
+    scroll = "(s => s.scrollWidth <= s.clientWidth)(document.querySelector('[data-table=machines] .scroll'))"
+    assert made.page.evaluate(scroll), "a machine is a column, which fits"
+
+
+@pytest.mark.parametrize("page_of", [report_of, comparison_of])
+@pytest.mark.parametrize("spared", [(), ("precision", "loss_scale")], ids=["every-field", "but-precisions"])
+def test_hostile_text_is_text(
+    open_page: Opener, spared: tuple[str, ...], page_of: Callable[[list[Trial]], str]
+) -> None:
+    trials = [poisoned(trial, *spared) for trial in every_kind()]
+    if page_of is comparison_of:
+        trials += [other_machine(trial) for trial in trials]
+    made = open_page(page_of(trials))
+    made.page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    made.draw_all()
+    for point in made.page.locator(".barlayer .point path").all()[:5]:
+        point.hover(force=True)
+    assert made.page.evaluate("window.pwned") is None
+    elements = "main img, main iframe, main object, main embed, main [onerror], main [onload], main a:not([href^='#'])"
+    assert made.page.locator(elements).count() == 0
+    assert made.page.locator("script").count() == 4, "data, plotly packed and unpacked, and the page's own"
+    assert HOSTILE.split("\u2028")[0] in made.page.locator("tbody").last.inner_text()
+
+
+@pytest.mark.parametrize("page_of", [report_of, comparison_of])
+def test_print_draws_all_charts_in_light_colours_and_they_fit(
+    open_page: Opener, page_of: Callable[[list[Trial]], str]
+) -> None:
+    both = [trial for each in every_kind() for trial in (each, other_machine(each))]
+    made = open_page(page_of(both if page_of is comparison_of else every_kind()), scheme="dark")
+    charts = made.page.locator("figure.chart")
+    charts.first.scroll_into_view_if_needed()
+    before = charts.first.locator(".main-svg").first.get_attribute("width")
+    assert made.page.pdf().startswith(b"%PDF")
+    made.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert charts.count() == made.page.locator("figure.chart[data-drawn=light]").count() > 0
+    widths = charts.evaluate_all("all => all.map((each) => each.querySelector('.main-svg').getAttribute('width'))")
+    assert set(widths) <= {"660", "305"}, "A4 has room for 700"
+    made.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    charts.first.scroll_into_view_if_needed()
+    made.page.locator("figure.chart[data-drawn=dark]").first.wait_for()
+    charts.first.locator(f".main-svg[width='{before}']").first.wait_for(state="attached")
+
+
+def test_many_groups_are_folded_and_long_tables_have_pages(open_page: Opener) -> None:
+    models = [steady("bf16-mixed", workload=f"model-{number}") for number in range(12)]
+    made = open_page(report_of([*models, *many(108)]))
+    assert made.page.locator("details.group[open]").count() == 0
+    made.page.get_by_role("button", name="Unfold all").click()
+    assert made.page.locator("details.group[open]").count() == 13
+    made.page.evaluate("location.hash = '#group-3'")
+    assert made.page.locator("#group-3").get_attribute("open") is not None
+    table = made.page.locator("[data-table=trials]")
+    assert len(made.column("trials", "precision")) == 50
+    table.get_by_role("button", name="More").click()
+    table.get_by_role("button", name="More").click()
+    table.get_by_text("page 3 of 3").wait_for()
+    assert len(made.column("trials", "precision")) == 20
+    assert table.get_by_role("button", name="More").is_disabled()
+
+
+def test_answers_of_cut_runs_are_in_brackets_and_code_is_shown_once(open_page: Opener) -> None:
+    cut = [fake_run(fake_training(precision, {"epochs": 4, "stop_after": 1})) for precision in ("fp32", "fp16-mixed")]
+    batches = [steady(precision, batch_size=b) for precision in ("fp32", "bf16-mixed") for b in (32, 64)]
+    made = open_page(report_of([*cut, *batches]))
+    taken = made.column("answers", "take")
+    assert "bf16-mixed" in taken
+    assert {"(fp16-mixed)", "(fp32)"} & set(taken)
+    assert "That is no recommendation." in made.page.locator("section[aria-labelledby=answers-title]").inner_text()
+    group = made.page.locator("details.group").first
+    assert group.locator(".sentences li").count() == 2
+    assert len(group.locator("details.code summary").all_inner_texts()) == 1
+
+
+@pytest.mark.parametrize(
+    ("trials", "settings"),
+    [
+        ([steady("fp32"), steady("tf32"), steady("fp32", workload="dpn92")], ["batch 256", "batch 256"]),
+        (
+            [steady("fp32"), steady("tf32"), steady("tf32", techniques=("compile", "cuda-graph"))],
+            ["batch 256, plain loop", "batch 256, compile+cuda-graph"],
+        ),
+    ],
+)
+def test_setting_names_the_loop_if_loops_differ(open_page: Opener, trials: list[Trial], settings: list[str]) -> None:
+    assert open_page(report_of(trials)).column("answers", "setting") == settings
+
+
+def test_one_trial_makes_a_page(open_page: Opener) -> None:
+    made = open_page(report_of([fake_trial(fake_spec())]))
+    assert "stay with fp32" in made.page.locator("p.answer").inner_text()
+    assert made.column("machines", "of the machine")[0] == "device"
+
+
+def test_groups_without_charts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_page, "MAX_SECTIONS", 1)
+    page = report_of([steady(workload=f"model-{n}") for n in range(11)])
+    assert "10 more comparisons have no charts on this page" in page
+    assert "model-1, model-2, model-3, model-4, model-5, model-6, model-7, model-8 and 2 more." in page
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
+def test_compared_machines(open_page: Opener, width: int, scheme: str) -> None:
+    here = [steady(precision, repeat) for repeat in range(3) for precision in PRECISION_NAMES]
+    made = open_page(comparison_of([*here, *map(other_machine, here)]), width, scheme)
+    made.draw_all()
+    assert made.cut_off() == []
+    assert "Slow GPU is 0.50× as fast in fp32" in made.page.locator("p.answer").inner_text()
+    assert set(made.column("ratios", "verdict")) == {"▼ slower"}
+    figure = made.page.locator("figure.chart").first
+    assert figure.locator(".subplot.xy .barlayer .trace").count() == len(PRECISION_NAMES)
+    assert figure.locator(".subplot.x2y2 .barlayer .trace").count() == len(PRECISION_NAMES) - 1
+    figure.locator(".barlayer .point path").last.hover(force=True)
+    figure.locator(".hoverlayer .hovertext").wait_for()
+    assert "95 % interval" in (figure.locator(".hoverlayer .hovertext").text_content() or "")
+    assert made.violations() == []
+
+
+def test_tables_are_readable_without_scripts(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(report_of([steady(precision) for precision in PRECISION_NAMES]), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert page.locator("[data-table=trials] tbody tr").count() == len(PRECISION_NAMES)
+    assert page.locator("noscript").first.is_visible()
+    context.close()
