@@ -47,7 +47,7 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
     with ExitStack() as stack:
         stack.callback(telemetry.close)
         gpus = environment.gpus_of(spec)
-        telemetry.look(gpus)
+        telemetry.note_processes(gpus)
         sessions = [_start(engine, spec, stack) for _ in range(models)]
         times: dict[tuple[int, bool], list[float]] = {
             (index, watched): [] for index in range(models) for watched in (False, True)

@@ -22,7 +22,7 @@ from castwise.registry.precisions import BASELINE
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.telemetry.sampler import Telemetry
-from castwise.telemetry.summarize import unwatched
+from castwise.telemetry.summary import unwatched
 
 # Seconds of sustained steps for the energy counter: ten of its ticks for a lone trial, five in a session (H200).
 _ENERGY_SECONDS_ALONE = 1.1
@@ -78,7 +78,7 @@ class TrialRunner:
     def note_gpu_processes(self, specs: Sequence[TrialSpec]) -> None:
         """Note which processes use the GPUs of these specs, before a process of this job does."""
         gpus = {device: uuid for spec in specs for device, uuid in self.environment.gpus_of(spec).items()}
-        self.telemetry.look({device: uuid for device, uuid in gpus.items() if uuid})
+        self.telemetry.note_processes({device: uuid for device, uuid in gpus.items() if uuid})
 
     def _run_alone(self, spec: TrialSpec) -> Trial:
         (measurement,) = _run_session(self, [spec], round_number=None)
@@ -292,7 +292,7 @@ class _Measurement:
         self._runner.listener.phase("metering", 1.0)
         with self._runner.telemetry.meter(self.trial.gpus) as meter:
             steps = self.session.run_sustained(_ENERGY_SECONDS_ALONE if self._is_alone else _ENERGY_SECONDS)
-        self.trial.energy_measurement = meter.metered.model_copy(
+        self.trial.energy_measurement = meter.energy.model_copy(
             update={"step_seconds": steps.seconds / steps.num_steps}
         )
 

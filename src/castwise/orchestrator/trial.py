@@ -20,7 +20,7 @@ from castwise.records.schema import (
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
-from castwise.telemetry.summarize import note_of
+from castwise.telemetry.summary import telemetry_note
 
 FAILED = ("crashed", "timeout")
 
@@ -130,7 +130,7 @@ class TrialInProgress:
             readings=tuple(self.readings),
             gpu_facts=self.gpu_facts,
             energy_measurement=self.energy_measurement,
-            telemetry_note=note_of(self.readings, self.gpu_facts, self.energy_measurement),
+            telemetry_note=telemetry_note(self.readings, self.gpu_facts, self.energy_measurement),
         )
         if self.failure is None:
             return status_of(trial)

@@ -1,6 +1,6 @@
-"""What GPU and host do while a block is timed, watched from the parent: the timed process knows nothing of it.
+"""Samples of GPU and host while a block is timed, taken by the parent: the timed process has no part in it.
 
-Nothing here raises into the sweep: what cannot be read is None in a reading, with the reason beside it.
+Nothing here raises into a run: what cannot be read is None in a reading, with the reason next to it.
 """
 
 import os
@@ -12,17 +12,16 @@ from functools import partial
 from typing import TypeVar
 
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
-from castwise.telemetry.aggregate import facts_of, metered_of
 from castwise.telemetry.gpu import Monitor, Sample
 from castwise.telemetry.host import read_host
 from castwise.telemetry.monitors import open_monitor
-from castwise.telemetry.summarize import Processes, make_reading, metered
+from castwise.telemetry.summary import Processes, combine_energy, combine_facts, measure_energy, summarize
 
 _PERIOD_SECONDS = 0.1
-# A tick of the counter is seen so late at the most, but for what asking takes: a hundredth of a stretch. A whole sample
-# takes 3 ms (NVML, H200), the counter alone is one of its ten fields.
+# A tick of the energy counter is seen this late at most: a hundredth of the time that is metered. Reading a whole
+# sample takes 3 ms (NVML, H200); the counter is one of its ten fields.
 _METERING_PERIOD_SECONDS = 0.005
-# A driver that has lost its GPU may not come back from a call. Whole samples take milliseconds.
+# A driver that has lost its GPU may not return from a call. Whole samples take milliseconds.
 _PATIENCE_SECONDS = 5.0
 _SILENT = f"the driver did not answer for {_PATIENCE_SECONDS:g} s"
 
@@ -35,31 +34,31 @@ _T = TypeVar("_T")
 
 
 class BlockWatch:
-    """One stretch of time that is watched.
+    """The time of one block.
 
     Attributes:
-        reading: What was seen; complete when the `with` block has ended.
+        reading: What was read in it; complete when the `with` block has ended.
     """
 
     def __init__(self) -> None:
         self.reading = TelemetrySummary(seconds=0.0)
 
 
-class Meter:
-    """A stretch of time in which the energy counters are read often.
+class EnergyMeter:
+    """The time of sustained steps.
 
     Attributes:
-        metered: What they said, but for the step time; complete when the `with` block has ended.
+        energy: Their energy, without the step time; complete when the `with` block has ended.
     """
 
     def __init__(self) -> None:
-        self.metered = EnergyMeasurement(missing="there is no GPU")
+        self.energy = EnergyMeasurement(missing="there is no GPU")
 
 
 class Telemetry:
-    """Watches the GPUs of one job. A thread a GPU samples while something is timed, and only then; none on a CPU.
+    """Watches the GPUs of one job. One thread a GPU samples while something is timed, and only then; none on a CPU.
 
-    What one GPU's driver does not tell, or does not come back from, keeps none of the others from being watched.
+    A GPU whose driver fails or hangs is given up; the others are watched all the same.
 
     Args:
         open_monitor: Opens a GPU's management library by its UUID.
@@ -77,20 +76,20 @@ class Telemetry:
         self._period, self._patience = period_seconds, patience_seconds
         self._metering_period = min(period_seconds, _METERING_PERIOD_SECONDS)
         self._monitors: dict[str, Monitor] = {}
-        self._why_not: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}  # why, by UUID
         self._processes = Processes(before=None, own_pid=os.getpid())
 
-    def look(self, gpus: Gpus) -> None:
-        """See who computes on GPUs before the first process of this job does."""
+    def note_processes(self, gpus: Gpus) -> None:
+        """Note which processes use GPUs before the first process of this job does."""
         samples = self._ask(gpus, lambda monitor: monitor.read())
         listed = [sample.processes for sample in samples.values() if sample.processes is not None]
         before = frozenset[int]().union(*listed) if listed else None
         self._processes = Processes(before, own_pid=os.getpid())
 
     def gpu_facts(self, gpus: Gpus) -> GpuFacts | None:
-        """Return what the driver says of GPUs by themselves; None on a CPU and where it says nothing of any."""
+        """Return what does not change while a trial runs; None on a CPU, or if no GPU can be read."""
         each = self._ask(gpus, lambda monitor: monitor.facts())
-        return facts_of(each, self._given_up(gpus)) if each else None
+        return combine_facts(each, self._given_up(gpus)) if each else None
 
     @contextmanager
     def watch(self, gpus: Gpus) -> Iterator[BlockWatch]:
@@ -110,18 +109,18 @@ class Telemetry:
             seconds = time.perf_counter() - started
             after = read_host()
             read = self._end(gpus, samplers)
-            samples = {device: sampler.samples for device, sampler in read.items()}
-            watch.reading = make_reading(samples, self._processes, (host, after), seconds, self._given_up(gpus))
+            samples = {device: [sample for _, sample in sampler.timed] for device, sampler in read.items()}
+            watch.reading = summarize(samples, self._processes, (host, after), seconds, self._given_up(gpus))
 
     def has_counter(self, gpus: Gpus) -> bool:
-        """Return whether there are GPUs, and all have an energy counter as far as it is known to tell."""
-        told = self._ask(gpus, lambda monitor: monitor.read_energy().energy_joules)
-        return bool(gpus) and all(told.get(device) is not None for device in gpus)
+        """Return whether there are GPUs, and each has an energy counter that can be read."""
+        joules = self._ask(gpus, lambda monitor: monitor.read_energy().energy_joules)
+        return bool(gpus) and all(joules.get(device) is not None for device in gpus)
 
     @contextmanager
-    def meter(self, gpus: Gpus) -> Iterator[Meter]:
+    def meter(self, gpus: Gpus) -> Iterator[EnergyMeter]:
         """Read the energy counters of GPUs, often, while the `with` block runs."""
-        meter = Meter()
+        meter = EnergyMeter()
         samplers = self._samplers(gpus, lambda monitor: monitor.read_energy, self._metering_period)
         try:
             self._begin(gpus, samplers)
@@ -129,55 +128,57 @@ class Telemetry:
         finally:
             each = self._end(gpus, samplers)
             if gpus:
-                meter.metered = metered_of(
-                    {device: metered(sampler.timed[:-1]) for device, sampler in each.items()},  # the last: steps ended
-                    self._given_up(gpus),
-                )
+                # The last sample was taken after the steps had ended.
+                energies = {device: measure_energy(sampler.timed[:-1]) for device, sampler in each.items()}
+                meter.energy = combine_energy(energies, self._given_up(gpus))
 
     def close(self) -> None:
-        """Let go of the management libraries. May be called again."""
+        """Close the management libraries. May be called again."""
         monitors = dict(self._monitors)
         self._monitors.clear()
         self._processes = Processes(before=None, own_pid=os.getpid())
-        self._carry_out({uuid: monitor.close for uuid, monitor in monitors.items()})
-        self._why_not.clear()
+        self._run_all({uuid: monitor.close for uuid, monitor in monitors.items()})
+        self._unreadable.clear()
 
     def _given_up(self, gpus: Gpus) -> dict[str, str]:
-        """Return why nothing is read of GPUs any more, of those of which that is so."""
-        return {device: self._why_not[uuid] for device, uuid in gpus.items() if uuid in self._why_not}
+        """Return the GPUs that are not read any more, each with the reason."""
+        return {device: self._unreadable[uuid] for device, uuid in gpus.items() if uuid in self._unreadable}
 
     def _opened(self, gpus: Gpus) -> dict[str, Monitor]:
-        """Return the management library of each GPU that can be read; it is opened where it is not yet."""
+        """Return the management library of each GPU that can be read, opened if it was not."""
         if "" in gpus.values():
-            self._why_not[""] = "the GPU's UUID is not known"
-        new = [uuid for uuid in gpus.values() if uuid not in self._monitors and uuid not in self._why_not]
-        self._carry_out({uuid: partial(self._open_one, uuid) for uuid in new})
-        readable = {device: self._monitors.get(uuid) for device, uuid in gpus.items() if uuid not in self._why_not}
+            self._unreadable[""] = "the GPU's UUID is not known"
+
+        def open_one(uuid: str) -> None:
+            self._monitors[uuid] = self._open(uuid)
+
+        new = [uuid for uuid in gpus.values() if uuid not in self._monitors and uuid not in self._unreadable]
+        self._run_all({uuid: partial(open_one, uuid) for uuid in new})
+        readable = {device: self._monitors.get(uuid) for device, uuid in gpus.items() if uuid not in self._unreadable}
         return {device: monitor for device, monitor in readable.items() if monitor is not None}
 
-    def _open_one(self, uuid: str) -> None:
-        self._monitors[uuid] = self._open(uuid)
-
     def _ask(self, gpus: Gpus, question: Callable[[Monitor], _T]) -> dict[str, _T]:
-        """Return what each GPU's library answers, by the GPU's name; those that fail have none."""
+        """Return each GPU's answer, by torch's name for it; a GPU that fails has none."""
         answers: dict[str, _T] = {}
 
         def ask(device: str, monitor: Monitor) -> None:
             answers[device] = question(monitor)
 
         monitors = self._opened(gpus)
-        self._carry_out({gpus[device]: partial(ask, device, monitor) for device, monitor in monitors.items()})
-        return {device: answers[device] for device in gpus if device in answers and gpus[device] not in self._why_not}
+        self._run_all({gpus[device]: partial(ask, device, monitor) for device, monitor in monitors.items()})
+        return {
+            device: answers[device] for device in gpus if device in answers and gpus[device] not in self._unreadable
+        }
 
-    def _carry_out(self, actions: Mapping[str, Callable[[], None]]) -> None:
-        """Carry something out for each GPU, by UUID, in a thread of its own; remember of which it did not end well."""
+    def _run_all(self, actions: Mapping[str, Callable[[], None]]) -> None:
+        """Run an action for each GPU, by UUID, in a thread of its own; give up those for which it fails."""
         tasks = {uuid: _Task(action) for uuid, action in actions.items()}
         for task in tasks.values():
             task.start()
         deadline = time.monotonic() + self._patience
         for uuid, task in tasks.items():
             task.join(max(0.0, deadline - time.monotonic()))
-            self._heed(uuid, not task.is_alive(), task)
+            self._check(uuid, not task.is_alive(), task)
 
     def _samplers(
         self, gpus: Gpus, what: Callable[[Monitor], Callable[[], Sample]], period_seconds: float
@@ -185,37 +186,37 @@ class Telemetry:
         return {device: Sampler(what(monitor), period_seconds) for device, monitor in self._opened(gpus).items()}
 
     def _begin(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> None:
-        """Let all take their first samples."""
+        """Wait until each has taken its first sample."""
         for sampler in samplers.values():
             sampler.start()
         deadline = time.monotonic() + self._patience
         for device, sampler in samplers.items():
-            self._heed(gpus[device], sampler.has_begun.wait(max(0.0, deadline - time.monotonic())), sampler)
+            self._check(gpus[device], sampler.has_begun.wait(max(0.0, deadline - time.monotonic())), sampler)
 
     def _end(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> dict[str, "Sampler"]:
-        """Let all take their last samples, and return those that have read their GPUs from first to last."""
+        """Let each take its last sample, and return those that have read their GPUs from first to last."""
         started = {device: sampler for device, sampler in samplers.items() if sampler.ident is not None}
         for sampler in started.values():
             sampler.is_over.set()
         deadline = time.monotonic() + self._patience
         for device, sampler in started.items():
-            if gpus[device] not in self._why_not:
+            if gpus[device] not in self._unreadable:
                 sampler.join(max(0.0, deadline - time.monotonic()))
-                self._heed(gpus[device], not sampler.is_alive(), sampler)
-        return {device: sampler for device, sampler in started.items() if gpus[device] not in self._why_not}
+                self._check(gpus[device], not sampler.is_alive(), sampler)
+        return {device: sampler for device, sampler in started.items() if gpus[device] not in self._unreadable}
 
-    def _heed(self, uuid: str, is_in_time: bool, task: "_Task") -> None:
-        """Give a GPU up, and remember why, where its library did not do its part."""
+    def _check(self, uuid: str, is_in_time: bool, task: "_Task") -> None:
+        """Give a GPU up, and keep the reason, if its library failed or was too slow."""
         why = task.failure if is_in_time else _SILENT
         if why:
-            self._why_not.setdefault(uuid, why)
+            self._unreadable.setdefault(uuid, why)
             self._monitors.pop(uuid, None)
 
 
 class _Task(threading.Thread):
-    """Does one thing; what it raises becomes a reason, since no library may end a sweep.
+    """Runs an action; what it raises becomes a reason, since no library may end a run.
 
-    It is a daemon: a call that never comes back does not keep the program from ending.
+    It is a daemon thread: a call that never returns does not keep the program from ending.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -231,12 +232,12 @@ class _Task(threading.Thread):
 
 
 class Sampler(_Task):
-    """Reads a GPU at once, then once a period, and a last time when it is told to end.
+    """Reads a GPU at once, then once a period, and a last time at the end.
 
     Attributes:
-        timed: What was read, and when, by the host's clock.
+        timed: The samples, each with the host's clock.
         has_begun: Is set when the first sample has been taken, or has failed.
-        is_over: Asks for the last sample.
+        is_over: Is set to end it, after a last sample.
     """
 
     def __init__(self, read: Callable[[], Sample], period_seconds: float) -> None:
@@ -245,11 +246,6 @@ class Sampler(_Task):
         self.has_begun, self.is_over = threading.Event(), threading.Event()
         self._take = read
         self._period = period_seconds
-
-    @property
-    def samples(self) -> list[Sample]:
-        """Return what was read."""
-        return [sample for _, sample in self.timed]
 
     def _sample(self) -> None:
         try:
@@ -262,4 +258,4 @@ class Sampler(_Task):
 
     def _read(self) -> None:
         sample = self._take()
-        self.timed.append((time.perf_counter(), sample))
+        self.timed.append((time.perf_counter(), sample))  # the time at which it had been read

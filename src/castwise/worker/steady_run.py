@@ -1,10 +1,11 @@
-"""Steady-state training steps: set up once, warm up, then time blocks of steps as often as asked."""
+"""Steady-state training steps: set up once, warm up, then time blocks of steps as often as the parent asks."""
 
 import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,20 +31,30 @@ from castwise.worker.user_model.side_effects import SideEffectWatch
 _SETTLED_WINDOWS = 3
 _SETTLED_SPREAD = 0.02
 _WINDOW_SECONDS = 0.1
-# Where the step time is known from earlier processes, this many windows of half that length must agree with it.
+# If the step time is known from earlier processes, this many windows of half that length must agree with it.
 _KNOWN_WINDOWS = 2
 _KNOWN_WINDOW_SECONDS = _WINDOW_SECONDS / 2
-# Steps of the optimizer after which memory is that of any later step; and steps after which nobody waits for them:
-# Apex's dynamic scale starts at 2^32 and halves with every skipped step.
-_STEPS_TAKEN, _MOST_SKIPPED = 2, 40
+# After this many steps of the optimizer, memory use is that of any later step.
+_NUM_OPTIMIZER_STEPS = 2
+# After this many steps those are not waited for: Apex's dynamic scale starts at 2^32 and halves with a skipped step.
+_MAX_SKIPPED_STEPS = 40
 _ROUNDING = 0.01  # of a launch
-# Steps that take longer are not worth running for the sake of the pause before a block, which was seen to be worth 3 ms
-# of one at the most. Source: benchmarks/records/pauses, of an H200 at its power limit.
-_LONGEST_LEAD_SECONDS = 1.0
+# Longer steps do not lead in: the pause before a block was seen to change it by 3 ms at most.
+# Source: benchmarks/records/pauses, of an H200 at its power limit.
+_MAX_LEAD_IN_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class _WarmUpState:
+    """Whether the warm-up is over, whether the step time has settled, and the steps of the next window."""
+
+    is_over: bool
+    has_settled: bool
+    next_num_steps: int
 
 
 class SteadyRun:
-    """A cell in its own process: everything between "set up" and "finish"."""
+    """A steady trial in its own process: everything between `set_up` and `finish`."""
 
     def __init__(self, spec: TrialSpec, data_dir: Path | None, peers: Peers | None = None) -> None:
         """Build the model, its data and its optimizer in the spec's precision.
@@ -51,7 +62,7 @@ class SteadyRun:
         Args:
             spec: What to run.
             data_dir: Where real data lies; None for synthetic data.
-            peers: The processes that share its steps; None where there are no others.
+            peers: The processes that share its steps; None if there are no others.
         """
         started = time.perf_counter()
         self._stack = ExitStack()
@@ -71,7 +82,8 @@ class SteadyRun:
         self._blocks: list[Block] = []
         self._next_batch = 0
         self._steps_per_block = 1
-        self._steps_to_lead = self._led = 0  # how many steps lead to a block; and how many just did
+        self._lead_in_steps = 0  # before each block
+        self._num_led_in = 0  # since the last block
         self._warm_up_peak: int | None = None
         self._windows: list[float] = []
         self._reserved: list[int] = []
@@ -89,9 +101,9 @@ class SteadyRun:
         return cell.facts.model_copy(update={"data_bytes": _num_bytes(self._batches)})
 
     def _take_first_step(self) -> None:
-        """Run the first step: libraries are loaded, algorithms searched, code compiled, which may take a second step.
+        """Run the first step, or two: libraries are loaded, algorithms searched, code compiled.
 
-        It belongs to set-up, which cells that take turns do side by side: most of it is the host's work.
+        It belongs to set-up, which interleaved trials do in parallel: most of it is the host's work.
         """
         started, names = time.perf_counter(), self._spec.techniques
         try:
@@ -106,37 +118,25 @@ class SteadyRun:
         self._facts = self._facts.model_copy(update={"first_step_seconds": seconds})
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
-        """Run steps until their time has settled, and return what is now known of the cell.
+        """Run steps until their time has settled, and return what is now known of the trial.
 
         Args:
-            step_seconds: What earlier processes of the same cell took for a step. Steps that take as long have settled,
-                but where some of them come before a graph is captured.
+            step_seconds: Seconds a step in earlier processes of the same configuration. Steps that take as long have
+                settled, unless some of them come before a graph is captured.
         """
-        if self._step.graph is not None:
-            step_seconds = None
-        protocol, started, first = self._spec.protocol, time.perf_counter(), len(self._windows)
+        started = time.perf_counter()
+        num_windows_before = len(self._windows)
+        expected_seconds = None if self._step.graph is not None else step_seconds
         while True:
-            as_known = 0 if step_seconds is None else _num_alike(self._windows[first:], step_seconds)
-            is_known = as_known >= _KNOWN_WINDOWS and len(set(self._reserved[-_KNOWN_WINDOWS:])) == 1
-            window_steps = _WINDOW_SECONDS / self._windows[-1]
-            if step_seconds is not None and (as_known or len(self._windows) == first):
-                window_steps = _KNOWN_WINDOW_SECONDS / step_seconds
-            # Rank 0's clock and allocator decide for all.
-            num_steps, is_long_enough, settled, time_is_up = self._peers.broadcast_object(
-                (
-                    self._whole_launches(window_steps),
-                    (is_known or self._warm_up_steps >= protocol.warm_up_steps) and self._has_all_memory(),
-                    is_known or _has_settled(self._windows, self._reserved),
-                    _since(started) >= protocol.warm_up_seconds,
-                )
-            )
-            if is_long_enough and (settled or time_is_up):
+            state = self._warm_up_state(num_windows_before, expected_seconds, _since(started))
+            state = self._peers.broadcast_object(state)  # rank 0's clock and allocator decide for all
+            if state.is_over:
                 break
-            self._run_window(num_steps)
-        self._steps_per_block = self._peers.broadcast_object(
-            self._whole_launches(protocol.block_seconds / self._windows[-1])
-        )
-        self._steps_to_lead = self._peers.broadcast_object(self._lead_of(protocol))
+            self._run_window(state.next_num_steps)
+        protocol = self._spec.protocol
+        steps_per_block = self._whole_launches(protocol.block_seconds / self._windows[-1])
+        self._steps_per_block = self._peers.broadcast_object(steps_per_block)
+        self._lead_in_steps = self._peers.broadcast_object(self._lead_in_of(protocol))
         graph = self._step.graph
         self._warm_up_peak = self._step.peak_allocated_ever(self._memory.peak_allocated())
         self._memory.reset_peak()
@@ -145,7 +145,7 @@ class SteadyRun:
             "warm_up_seconds": _since(started),
             "warm_up_steps": self._warm_up_steps,
             "capture_seconds": graph.captures.seconds if graph else None,
-            "settled": settled,
+            "settled": state.has_settled,
             "averaged_by": self._step.averaged_by,
         }
         if self._watch is not None:
@@ -153,28 +153,54 @@ class SteadyRun:
         self._facts = self._facts.model_copy(update=update)
         return self._facts
 
+    def _warm_up_state(
+        self, num_windows_before: int, expected_seconds: float | None, passed_seconds: float
+    ) -> _WarmUpState:
+        """Return where the warm-up is.
+
+        Args:
+            num_windows_before: Windows that were run before it.
+            expected_seconds: Seconds a step in earlier processes; None if not known.
+            passed_seconds: Seconds since it began.
+        """
+        protocol, windows = self._spec.protocol, self._windows[num_windows_before:]
+        num_as_expected = 0 if expected_seconds is None else _num_alike(windows, expected_seconds)
+        reserved_is_stable = len(set(self._reserved[-_KNOWN_WINDOWS:])) == 1
+        is_as_expected = num_as_expected >= _KNOWN_WINDOWS and reserved_is_stable
+        has_settled = is_as_expected or _has_settled(self._windows, self._reserved)
+        has_enough_steps = is_as_expected or self._warm_up_steps >= protocol.warm_up_steps
+        is_out_of_time = passed_seconds >= protocol.warm_up_seconds
+        num_steps = _WINDOW_SECONDS / self._windows[-1]
+        if expected_seconds is not None and (num_as_expected or not windows):
+            num_steps = _KNOWN_WINDOW_SECONDS / expected_seconds
+        return _WarmUpState(
+            is_over=has_enough_steps and self._has_all_memory() and (has_settled or is_out_of_time),
+            has_settled=has_settled,
+            next_num_steps=self._whole_launches(num_steps),
+        )
+
     def _whole_launches(self, steps: float) -> int:
         """Return a number of steps near this one, at least one, none of which waits for steps of the next block."""
         at_once = self._step.steps_per_launch
         return max(1, round(steps / at_once)) * at_once
 
-    def _lead_of(self, protocol: MeasurementProtocol) -> int:
-        """Return how many steps lead to each block."""
+    def _lead_in_of(self, protocol: MeasurementProtocol) -> int:
+        """Return how many lead-in steps run before each block."""
         at_once = self._step.steps_per_launch
         launch_seconds = at_once * self._windows[-1]
-        if not protocol.lead_in_seconds or launch_seconds > _LONGEST_LEAD_SECONDS:
+        if not protocol.lead_in_seconds or launch_seconds > _MAX_LEAD_IN_SECONDS:
             return 0
         return at_once * math.ceil(protocol.lead_in_seconds / launch_seconds - _ROUNDING)
 
     def _has_all_memory(self) -> bool:
-        """Return whether the steps so far held all that later ones do, where the trial is about memory.
+        """Return whether the steps so far used as much memory as later ones, if the trial is about memory.
 
-        A step that loss scaling skips leaves the optimizer without its state: there must be one that it took, and one
-        after that.
+        A step that loss scaling skips leaves the optimizer without its state: there must be one that was not skipped,
+        and another.
         """
-        if not self._spec.protocol.memory_parts or self._warm_up_steps >= _MOST_SKIPPED:
+        if not self._spec.protocol.memory_parts or self._warm_up_steps >= _MAX_SKIPPED_STEPS:
             return True
-        return self._warm_up_steps - self._step.scaling.skipped_steps >= _STEPS_TAKEN
+        return self._warm_up_steps - self._step.scaling.skipped_steps >= _NUM_OPTIMIZER_STEPS
 
     def _run_window(self, steps: int) -> None:
         seconds = self._time_steps(steps)[0]
@@ -185,22 +211,22 @@ class SteadyRun:
     def lead_in(self) -> None:
         """Launch the steps that lead to the next block, and do not wait for them.
 
-        What is done meanwhile is no rest of the device's, behind which its clock is another than in the midst of steps.
+        They keep the device busy until the block begins: after a pause its clock differs from that within steps.
         """
-        if self._steps_to_lead:
-            self._steps_into([], self._steps_to_lead)()
-            self._led += self._steps_to_lead
+        if self._lead_in_steps:
+            self._steps_into([], self._lead_in_steps)()
+            self._num_led_in += self._lead_in_steps
 
     def run_block(self, length: int = 1) -> Block:
-        """Time one block of steps, so many times as long as usual; right behind those that lead to it, if any do."""
-        num_steps, led = length * self._steps_per_block, self._led
-        self._led = 0
-        seconds, loss = self._time_steps(num_steps, rested=not led)
+        """Time one block of steps, `length` times as long as usual, right behind its lead-in steps if there are any."""
+        num_steps, num_led_in = length * self._steps_per_block, self._num_led_in
+        self._num_led_in = 0
+        seconds, loss = self._time_steps(num_steps, rested=not num_led_in)
         skipped = self._step.scaling.skipped_steps
         block = Block(
             seconds=seconds,
             num_steps=num_steps,
-            lead_in_steps=led,
+            lead_in_steps=num_led_in,
             loss=loss.item(),
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=skipped - self._skipped_before,
@@ -212,14 +238,14 @@ class SteadyRun:
         return block
 
     def run_sustained(self, seconds: float) -> Block:
-        """Run steps for so many seconds at a stretch; return them as a block, which is not among the samples."""
+        """Run steps for at least so many seconds without a pause; return them as a block that is not a sample."""
         last = self._blocks[-1]
-        steps = seconds * last.num_steps / last.seconds
+        num_steps = seconds * last.num_steps / last.seconds
         at_once = self._step.steps_per_launch
-        # At the least: a step or two of half a second are no more ticks of the energy counter than asked for.
-        count = self._peers.broadcast_object(at_once * math.ceil(steps / at_once - _ROUNDING))
-        taken, loss = self._time_steps(count)
-        return Block(seconds=taken, num_steps=count, loss=loss.item())
+        # Rounded up: a step or two of half a second give no more ticks of the energy counter than needed.
+        num_steps = self._peers.broadcast_object(at_once * math.ceil(num_steps / at_once - _ROUNDING))
+        taken, loss = self._time_steps(num_steps)
+        return Block(seconds=taken, num_steps=num_steps, loss=loss.item())
 
     def finish(self) -> RankSamples:
         """Return everything measured and restore the process's numeric state."""

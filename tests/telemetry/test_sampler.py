@@ -109,7 +109,7 @@ def test_a_cpu_has_a_reading_of_the_host_and_no_thread() -> None:
         raise AssertionError("opened on a CPU")
 
     telemetry = Telemetry(never)
-    telemetry.look({})
+    telemetry.note_processes({})
     with telemetry.watch({}) as watch:
         assert samplers() == []
     assert telemetry.gpu_facts({}) is None
@@ -456,7 +456,7 @@ def test_the_energy_of_all_gpus_is_metered() -> None:
         deadline = time.monotonic() + 20.0
         while min(first.num_reads, second.num_reads) < 8 and time.monotonic() < deadline:
             time.sleep(0.001)
-    found = meter.metered
+    found = meter.energy
     assert (found.missing, found.num_gpus) == ("", 2)
     assert found.num_ticks >= 3
     assert found.joules > 0

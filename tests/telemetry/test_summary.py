@@ -7,10 +7,20 @@ import sys
 import pytest
 from fake_gpu import fake_gpu_facts, fake_reading, fake_sample
 
-from castwise.records.schema import EnergyMeasurement, TelemetrySummary
+from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
 from castwise.telemetry.gpu import Sample
 from castwise.telemetry.host import HostSample
-from castwise.telemetry.summarize import Processes, make_reading, metered, note_of, unwatched
+from castwise.telemetry.summary import (
+    Processes,
+    combine_energy,
+    combine_facts,
+    combine_readings,
+    join_reasons,
+    measure_energy,
+    summarize,
+    telemetry_note,
+    unwatched,
+)
 
 QUIET = HostSample(pressure_seconds=None, steal_ticks=None, total_ticks=None, load=None)
 OWN = os.getpid()
@@ -18,7 +28,7 @@ OTHER = 2**22 + 1  # over the kernel's greatest (PID_MAX_LIMIT)
 
 
 def reading_of(*samples: Sample, host: tuple[HostSample, HostSample] = (QUIET, QUIET)) -> TelemetrySummary:
-    return make_reading({"cuda:0": samples} if samples else {}, Processes(before=frozenset(), own_pid=OWN), host, 2.0)
+    return summarize({"cuda:0": samples} if samples else {}, Processes(before=frozenset(), own_pid=OWN), host, 2.0)
 
 
 def test_clocks_and_power_are_those_while_the_gpu_was_at_work() -> None:
@@ -135,14 +145,14 @@ def test_a_note_gives_each_reason_once() -> None:
         fake_reading(missing={"power_watts": "Not Supported", "energy_joules": "GPU is lost"}),
     ]
     facts = fake_gpu_facts(missing={"persistence_mode": "Not Supported"})
-    assert note_of(readings, facts) == (
+    assert telemetry_note(readings, facts) == (
         "not available: power_watts, sm_clock_hertz, persistence_mode (Not Supported); energy_joules (GPU is lost)"
     )
-    assert note_of([fake_reading()], fake_gpu_facts()) == note_of([], None) == ""
+    assert telemetry_note([fake_reading()], fake_gpu_facts()) == telemetry_note([], None) == ""
     still = [fake_reading(missing={"energy_joules": "the driver's counter did not move"})]
-    assert note_of(still, None) == "not available: energy_joules (the driver's counter did not move)"
-    assert note_of(still, None, EnergyMeasurement(missing="nothing was read")) == note_of(still, None)
-    assert not note_of(still, None, EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10))
+    assert telemetry_note(still, None) == "not available: energy_joules (the driver's counter did not move)"
+    assert telemetry_note(still, None, EnergyMeasurement(missing="nothing was read")) == telemetry_note(still, None)
+    assert not telemetry_note(still, None, EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10))
 
 
 def test_epochs_of_an_earlier_process_have_empty_readings() -> None:
@@ -155,7 +165,7 @@ def ticking(*joules: float | None, period: float = 0.02) -> list[tuple[float, Sa
 
 def test_energy_is_taken_from_tick_to_tick() -> None:
     samples = ticking(7.0, 7.0, 50.0, 50.0, 50.0, 100.0, 100.0, 150.0, 150.0, 200.0, 200.0)
-    found = metered(samples)
+    found = measure_energy(samples)
     assert (found.joules, found.num_ticks, found.missing) == (150.0, 3, "")
     assert found.seconds == pytest.approx(0.14)
     assert found.late_seconds == pytest.approx(0.02)
@@ -163,7 +173,7 @@ def test_energy_is_taken_from_tick_to_tick() -> None:
 
 def test_a_tick_may_have_come_any_time_since_the_last_look() -> None:
     looks = [(0.0, 1.0), (0.005, 2.0), (0.1, 3.0), (0.2, 4.0), (0.3, 4.0), (0.312, 5.0)]
-    found = metered([(when, fake_sample(energy_joules=joules)) for when, joules in looks])
+    found = measure_energy([(when, fake_sample(energy_joules=joules)) for when, joules in looks])
     assert found.late_seconds == pytest.approx(0.012), "of the first and the last tick; others do not matter"
 
 
@@ -177,4 +187,147 @@ def test_a_tick_may_have_come_any_time_since_the_last_look() -> None:
     ],
 )
 def test_where_too_little_was_read_it_says_so(samples: list[tuple[float, Sample]], why: str) -> None:
-    assert metered(samples) == EnergyMeasurement(missing=why)
+    assert measure_energy(samples) == EnergyMeasurement(missing=why)
+
+
+# Several GPUs
+
+HOST_S = {"cpu_pressure", "cpu_steal", "cpu_load"}
+
+
+def together(*readings: TelemetrySummary, why_not: dict[str, str] | None = None) -> TelemetrySummary:
+    each = {f"cuda:{index}": reading for index, reading in enumerate(readings)}
+    return combine_readings(each, why_not or {}, 1.0)
+
+
+def test_the_slowest_the_hottest_and_the_sum() -> None:
+    first = fake_reading(
+        sm_clock_hertz=1.9e9,
+        min_sm_clock_hertz=1.2e9,
+        memory_clock_hertz=3.2e9,
+        power_watts=500.0,
+        max_temperature_celsius=50.0,
+        throttle_reasons=("gpu_idle", "sw_power_cap"),
+        energy_joules=480.0,
+        pcie_generation=5,
+        pcie_width=8,
+        ecc_errors=1,
+        num_samples=12,
+    )
+    second = fake_reading(
+        sm_clock_hertz=1.5e9,
+        min_sm_clock_hertz=1.3e9,
+        memory_clock_hertz=2.6e9,
+        power_watts=300.0,
+        max_temperature_celsius=80.0,
+        throttle_reasons=("gpu_idle", "hw_slowdown"),
+        energy_joules=300.0,
+        pcie_generation=4,
+        pcie_width=16,
+        ecc_errors=2,
+        num_samples=11,
+    )
+    both = together(first, second)
+    assert (both.num_gpus, both.num_samples) == (2, 11)
+    assert (both.sm_clock_hertz, both.min_sm_clock_hertz, both.memory_clock_hertz) == (1.5e9, 1.2e9, 2.6e9)
+    assert (both.power_watts, both.gpu_power_watts, both.energy_joules) == (800.0, 400.0, 780.0)
+    assert (both.max_temperature_celsius, both.ecc_errors) == (80.0, 3)
+    assert both.throttle_reasons == ("gpu_idle", "sw_power_cap", "hw_slowdown")
+    assert (both.pcie_generation, both.pcie_width) == (4, 8)
+    assert both.affected_gpus == {"sw_power_cap": ("cuda:0",), "hw_slowdown": ("cuda:1",)}
+
+
+def test_every_field_of_a_gpu_goes_by_a_rule() -> None:
+    beside = {"seconds", "num_gpus", "missing", "affected_gpus", "foreign_processes"} | HOST_S
+    reading = fake_reading(**dict.fromkeys(HOST_S))
+    for name in set(TelemetrySummary.model_fields) - beside:
+        assert getattr(together(reading), name) == getattr(reading, name) is not None
+    for name in set(GpuFacts.model_fields) - {"missing"}:
+        facts = fake_gpu_facts()
+        assert getattr(combine_facts({"cuda:0": facts}, {}), name) == getattr(facts, name) is not None
+
+
+def test_no_gpu_is_none() -> None:
+    assert combine_readings({}, {}, 1.0) == TelemetrySummary(seconds=1.0, num_gpus=0)
+    lost = combine_readings({}, {"cuda:0": "no NVML", "cuda:1": "no NVML"}, 1.0)
+    assert lost == TelemetrySummary(seconds=1.0, num_gpus=0, missing={"gpu": "no NVML"})
+
+
+@pytest.mark.parametrize("name", ["power_watts", "energy_joules"])
+def test_a_sum_that_lacks_one_is_none(name: str) -> None:
+    lacking = fake_reading(**{name: None, "missing": {name: "Not Supported"}})
+    found = together(fake_reading(), lacking)
+    assert getattr(found, name) is None
+    assert found.missing == {name: "cuda:1: Not Supported"}
+    assert found.num_gpus == 2
+
+
+def test_of_gpus_that_cannot_be_read_nothing_is_pretended() -> None:
+    found = together(fake_reading(sm_clock_hertz=1.7e9), why_not={"cuda:1": "GPU is lost"})
+    assert (found.num_gpus, found.sm_clock_hertz) == (1, 1.7e9)
+    assert (found.power_watts, found.gpu_power_watts, found.energy_joules) == (None, None, None)
+    assert found.missing == {"gpu": "cuda:1: GPU is lost"}
+
+
+def test_what_is_missing_of_one_does_not_hide_the_others() -> None:
+    bare = fake_reading(sm_clock_hertz=None, throttle_reasons=None, ecc_errors=None, max_temperature_celsius=None)
+    found = together(bare, fake_reading(throttle_reasons=("hw_slowdown",), ecc_errors=4))
+    assert (found.sm_clock_hertz, found.max_temperature_celsius, found.ecc_errors) == (1.98e9, 50.0, 4)
+    assert found.throttle_reasons == ("hw_slowdown",)
+    assert found.affected_gpus == {"hw_slowdown": ("cuda:1",), "ecc_errors": ("cuda:1",)}
+    assert together(bare, bare).throttle_reasons is None
+
+
+def test_what_is_of_all_needs_no_names() -> None:
+    capped = fake_reading(throttle_reasons=("sw_power_cap",), foreign_processes=1)
+    assert together(capped, capped).affected_gpus == {}
+    assert together(capped).affected_gpus == {}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        ({"cuda:0": "denied", "cuda:1": "denied", "cuda:2": "denied"}, "denied"),
+        ({"cuda:1": "denied"}, "cuda:1: denied"),
+        ({"cuda:0": "denied", "cuda:2": "denied"}, "cuda:0 and cuda:2: denied"),
+        ({"cuda:0": "denied", "cuda:1": "lost", "cuda:2": "denied"}, "cuda:0 and cuda:2: denied, cuda:1: lost"),
+        ({}, ""),
+    ],
+)
+def test_reasons_name_their_gpus(reasons: dict[str, str], said: str) -> None:
+    assert join_reasons(reasons, 3) == said
+
+
+def test_facts_that_hold_of_any_hold_of_all() -> None:
+    healthy = fake_gpu_facts()
+    other = fake_gpu_facts(
+        max_sm_clock_hertz=1.7e9,
+        power_limit_watts=600.0,
+        persistence_mode=False,
+        ecc_mode=False,
+        ecc_errors=3,
+        max_pcie_width=8,
+    )
+    for pair in ((healthy, other), (other, healthy)):
+        found = combine_facts({"cuda:0": pair[0], "cuda:1": pair[1]}, {})
+        assert (found.persistence_mode, found.ecc_mode, found.ecc_errors) == (False, False, 3)
+        assert (found.max_sm_clock_hertz, found.power_limit_watts, found.max_pcie_width) == (1.7e9, 600.0, 8)
+    assert combine_facts({"cuda:0": healthy}, {"cuda:1": "lost"}).missing == {"gpu": "cuda:1: lost"}
+
+
+def test_powers_add_up_though_counters_tick_apart() -> None:
+    first = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10, late_seconds=0.004)
+    second = EnergyMeasurement(joules=270.0, seconds=0.9, num_ticks=9, late_seconds=0.006)
+    found = combine_energy({"cuda:0": first, "cuda:1": second}, {})
+    assert found.joules / found.seconds == pytest.approx(500.0 + 300.0)
+    assert (found.seconds, found.num_ticks, found.late_seconds, found.num_gpus) == (0.9, 9, 0.006, 2)
+    assert combine_energy({"cuda:0": first}, {}) == first
+
+
+def test_energy_of_some_is_none() -> None:
+    told = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10)
+    still = EnergyMeasurement(missing="the driver's counter ticked 1 times in 0.5 s")
+    found = combine_energy({"cuda:0": told, "cuda:1": still}, {})
+    assert (found.joules, found.missing) == (0.0, "cuda:1: the driver's counter ticked 1 times in 0.5 s")
+    assert combine_energy({"cuda:0": told}, {"cuda:1": "lost"}).missing == "cuda:1: lost"
+    assert combine_energy({"cuda:0": still, "cuda:1": still}, {}).missing == still.missing

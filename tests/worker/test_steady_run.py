@@ -76,7 +76,7 @@ class ScriptedMemory:
     reserved_bytes: Iterator[int]
     restarts: int = 0
 
-    def restart(self) -> None:
+    def reset_peak(self) -> None:
         self.restarts += 1
 
     def peak_allocated(self) -> int:
