@@ -17,6 +17,7 @@ from castwise.records.store import free_name
 from castwise.registry import suites
 from castwise.registry.precisions import known_precision, precision_sort_key
 from castwise.render.fields import interval_values, trial_values
+from castwise.render.units import format_bytes
 from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
 
@@ -29,7 +30,7 @@ class Configuration:
     """One configuration's figures, whether it was timed in steady state or is a training run.
 
     Attributes:
-        trial: The trial that stands for it.
+        trial: The trial that represents it.
         trials: All its trials, one for each process.
         throughput: Units per second; without an interval if one process was measured.
         speedup: Over float32.
@@ -239,9 +240,36 @@ def _count(number: int, one: str, several: str) -> str:
     return f"{number:,} {one if number == 1 else several}"
 
 
+def value_of(found: Estimate | None) -> float:
+    """Return a figure, 0 if there is none."""
+    return found.value if found is not None else 0.0
+
+
 def throughput_of(trial: Trial) -> float | None:
     """Return units per second of a trial of either kind; None if nothing was timed."""
     return training_metrics.throughput(trial) if trial.spec.kind == "training" else steady_metrics.throughput(trial)
+
+
+def machine_traits(machine: Environment) -> dict[str, str]:
+    """Return what describes a machine and its software, by name; "–" for what is not known."""
+    traits = {
+        "device": machine.device_name,
+        "memory": format_bytes(machine.gpu_memory_bytes),
+        "GPUs": str(machine.num_gpus),
+        "host": machine.host,
+        "CPU": machine.cpu,
+        "threads": str(machine.num_threads),
+        "system": machine.system,
+        "driver": machine.driver,
+        "CUDA": machine.cuda,
+        "cuDNN": machine.cudnn,
+        "torch": machine.torch,
+        "torchvision": machine.torchvision,
+        "Python": machine.python,
+        "castwise": machine.castwise + (f" at {machine.commit}" if machine.commit else ""),
+        "fingerprint": machine.fingerprint,
+    }
+    return {name: value or "–" for name, value in traits.items()}
 
 
 def is_search(trial: Trial) -> bool:

@@ -13,7 +13,7 @@ from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment, Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.published import PublishedFigure, PublishedMachine
-from castwise.report.collection import Collection, Configuration, collect
+from castwise.report.collection import Collection, Configuration, collect, machine_traits
 from castwise.spec.trial import TrialSpec
 
 # What of a recipe says how much of a run is done and counted; runs that differ in it only are of one configuration.
@@ -248,7 +248,7 @@ def _measured_entry(configurations: Sequence[Configuration]) -> Entry:
 def _traits(collection: Collection) -> dict[str, str]:
     """Return what a reader of two machines' figures wants to know of each machine, in order."""
     trials = collection.trials
-    machines = [trial.environment for trial in trials]
+    environments = {(e.fingerprint, e.commit): machine_traits(e) for e in (trial.environment for trial in trials)}
     facts = [trial.gpu_facts for trial in trials if trial.gpu_facts is not None]
     dates = sorted(trial.started_at[:10] for trial in trials)
     processes = sorted(len(config.trials) for config in collection.configurations)
@@ -256,25 +256,16 @@ def _traits(collection: Collection) -> dict[str, str]:
     rounds = {(True,): "in rounds", (False,): "each alone", (False, True): "some in rounds, some alone"}
 
     def joined(values: Iterable[object], form: str = "{}", separator: str = " / ") -> str:
-        return separator.join(dict.fromkeys(form.format(value) for value in values if value))
-
-    def of_machines(name: str) -> str:
-        return joined(getattr(machine, name) for machine in machines)
+        return separator.join(dict.fromkeys(form.format(value) for value in values if value and value != "–"))
 
     traits = {
-        "device": of_machines("device_name"),
-        "memory": joined(((machine.gpu_memory_bytes or 0) / 2**30 for machine in machines), "{:.0f} GiB"),
+        **{
+            name: joined(each[name] for each in environments.values()) for name in machine_traits(trials[0].environment)
+        },
         "power limit": joined((fact.power_limit_watts for fact in facts), "{:.0f} W"),
         "highest SM clock": joined(((fact.max_sm_clock_hertz or 0) / 1e6 for fact in facts), "{:.0f} MHz"),
-        **{
-            name: of_machines(name)
-            for name in ("driver", "cuda", "cudnn", "torch", "torchvision", "python", "castwise", "commit", "host")
-        },
-        "CPU": of_machines("cpu"),
-        "threads": of_machines("num_threads"),
-        "system": of_machines("system"),
         "measured": joined((dates[0], dates[-1]), separator=" to "),
         "processes": joined((processes[0], processes[-1]), separator=" to "),
         "steady state": rounds.get(tuple(sorted(is_in_rounds)), ""),
     }
-    return {name: value for name, value in traits.items() if value}
+    return {name: value for name, value in traits.items() if value and name != "fingerprint"}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from castwise.analysis.statistics import Estimate
 from castwise.max_batch.result import MaxBatch, max_batches_of
 from castwise.records.schema import Trial
 from castwise.render.fields import Field, FlatRow, find_field, find_fields
@@ -94,8 +93,3 @@ SPEEDUP_FIELDS = (
     Field("speedup_high", "to", "ratio"),
     *find_fields(("processes", "verdict")),
 )
-
-
-def value_of(found: Estimate | None) -> float:
-    """Return a figure, 0 if there is none."""
-    return found.value if found is not None else 0.0

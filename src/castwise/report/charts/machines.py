@@ -9,7 +9,7 @@ from castwise.render.intervals import ratio_text
 from castwise.render.table import DataTable
 from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts import plotly_parts
-from castwise.report.charts.chart import Chart, FileOf, value_of
+from castwise.report.charts.chart import Chart, FileOf
 from castwise.report.charts.plotly_parts import (
     Document,
     axis,
@@ -23,6 +23,7 @@ from castwise.report.charts.plotly_parts import (
     rule_at_one,
     wrap,
 )
+from castwise.report.collection import value_of
 from castwise.report.machine_comparison import ComparisonRow, MachineResult
 from castwise.report.machine_report import verdict_text
 

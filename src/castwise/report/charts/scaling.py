@@ -7,7 +7,7 @@ from castwise.analysis.steady_metrics import throughput
 from castwise.render.fields import find_field, find_fields
 from castwise.render.theme import INK
 from castwise.render.units import format_bytes, format_percent, format_rate
-from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject, value_of
+from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MAX_LINES,
     Document,
@@ -19,7 +19,7 @@ from castwise.report.charts.plotly_parts import (
     panels,
     tell_apart,
 )
-from castwise.report.collection import ComparisonGroup, Configuration
+from castwise.report.collection import ComparisonGroup, Configuration, value_of
 
 _GIB = 2**30
 _LOGARITHMIC_FROM = 8  # largest batch over smallest

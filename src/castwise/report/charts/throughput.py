@@ -8,7 +8,7 @@ from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.table import DataTable
 from castwise.render.theme import look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, FileOf, GroupSubject, value_of
+from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, FileOf, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MAX_BARS,
     Document,
@@ -25,7 +25,7 @@ from castwise.report.charts.plotly_parts import (
     rule_at_one,
     wrap,
 )
-from castwise.report.collection import Collection, ComparisonGroup, Configuration
+from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
 
 _MAX_GROUPS = 14  # of the overview
 _SETTING_WIDTH, _TITLE_WIDTH = 20, 30  # characters on a line below upright bars, and next to lying ones

@@ -6,9 +6,9 @@ from castwise.registry.precisions import BASELINE
 from castwise.render.fields import Field
 from castwise.render.theme import INK, look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject, value_of
+from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject
 from castwise.report.charts.plotly_parts import axis, interval_text, layout, wrap
-from castwise.report.collection import ComparisonGroup, Configuration
+from castwise.report.collection import ComparisonGroup, Configuration, value_of
 
 
 def waterfall(subject: GroupSubject) -> Chart | None:

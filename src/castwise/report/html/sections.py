@@ -1,16 +1,14 @@
 """The tables of a report besides its charts': what to take, all trials, machines; and the warnings."""
 
 from collections.abc import Callable
-from typing import Any
 
 from castwise.analysis import steady_metrics
 from castwise.analysis.warnings import TrialWarning, warnings_of
-from castwise.records.schema import Environment, Trial
+from castwise.records.schema import Trial
 from castwise.registry.techniques import join
 from castwise.render.fields import Field, FlatRow, find_field, find_fields, trial_values, worth_showing
 from castwise.render.table import DataTable
-from castwise.render.units import format_bytes
-from castwise.report.collection import Collection, is_search, throughput_of
+from castwise.report.collection import Collection, is_search, machine_traits, throughput_of
 from castwise.report.conclusions import Answer
 from castwise.spec.quantities import truncate_list
 
@@ -90,7 +88,7 @@ def trial_table(collection: Collection, file_of: Callable[[Trial], str]) -> Data
 def machine_table(collection: Collection) -> DataTable[FlatRow]:
     """Return the table of machines and their software: a column for each, or a row for each of many."""
     machines = list(collection.machines.values())
-    traits = [_traits(machine) for machine in machines]
+    traits = [machine_traits(machine) for machine in machines]
     if len(machines) > _MAX_MACHINE_COLUMNS:
         return DataTable([Field(name, name) for name in traits[0]], traits)
     names = [machine.device_name for machine in machines]
@@ -104,26 +102,6 @@ def machine_table(collection: Collection) -> DataTable[FlatRow]:
         for name in traits[0]
     ]
     return DataTable(fields, rows)
-
-
-def _traits(machine: Environment) -> dict[str, Any]:
-    return {
-        "device": machine.device_name,
-        "memory": format_bytes(machine.gpu_memory_bytes),
-        "GPUs": str(machine.num_gpus),
-        "host": machine.host,
-        "CPU": machine.cpu,
-        "threads": str(machine.num_threads),
-        "system": machine.system,
-        "driver": machine.driver,
-        "CUDA": machine.cuda,
-        "cuDNN": machine.cudnn,
-        "torch": machine.torch,
-        "torchvision": machine.torchvision,
-        "Python": machine.python,
-        "castwise": machine.castwise + (f" at {machine.commit}" if machine.commit else ""),
-        "fingerprint": machine.fingerprint,
-    }
 
 
 def warnings(collection: Collection) -> list[tuple[TrialWarning, int, str]]:
