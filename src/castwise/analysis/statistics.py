@@ -1,9 +1,10 @@
-"""Figures with intervals: the process is the replicate, and what one process says of itself is one value.
+"""Figures with intervals: the process is the replicate, and each process gives one value.
 
-Blocks of one process agree better than two processes of the same cell do: where tensors happen to lie, which algorithm
-a library picked (docs/method.md has by how much on an H200). An interval from blocks alone calls equal cells
-different. Here every process gives one number, its pseudomedian, and the interval is Student's over the processes'
-logarithms. It carries both terms, and needs no model of how blocks depend on each other.
+Blocks of one process agree better than two processes of the same configuration do, because of where tensors lie in
+memory and which algorithm a library picked (docs/method.md says by how much on an H200). An interval from blocks alone
+calls equal configurations different. Here every process gives one number, its pseudomedian, and the interval is
+Student's over the processes' logarithms. It includes both sources of noise, and needs no model of how blocks depend on
+each other.
 
 Source: Student, "The probable error of a mean", Biometrika 6 (1908); the choice of the level: `LEVEL`.
 """
@@ -19,16 +20,16 @@ from castwise.spec.quantities import format_share
 
 VerdictKind = Literal["faster", "slower", "same", "inconclusive", "incomparable"]
 
-# What is called a 95 % interval is Student's at this level: where rounds are added until the interval is narrow
-# enough, the ones that happen to look narrow end early, and at 95 % only 92.7 to 95 % of them hold the truth.
+# What is called a 95 % interval is Student's at this level: rounds are added until the interval is narrow enough, so
+# intervals that happen to look narrow end early, and at 95 % only 92.7 to 95 % of them would contain the true value.
 # Source: benchmarks/coverage.py, which simulates it.
 LEVEL = 0.965
 MIN_PROCESSES = 2
-FEWEST_BLOCKS = 4  # whose quartiles tell anything
+FEWEST_BLOCKS = 4  # for quartiles
 # The standard error at which a process's step time is known well enough, as a share of it.
 TOLERANCE = 0.0015
 _QUARTILES_OF_NORMAL = 1.349  # the interquartile range of a normal distribution, in standard deviations
-_FEWEST_TOLD_APART = 3
+_FEWEST_FOR_STD = 3
 _PSEUDOMEDIAN_OVER_MEAN = 1.0233  # the standard error of a normal sample's pseudomedian over its mean's: sqrt(pi / 3)
 
 
@@ -38,9 +39,9 @@ class Estimate:
 
     Attributes:
         value: The figure.
-        low: The lower end; NaN where one process alone was measured.
+        low: The lower end; NaN if only one process was measured.
         high: The upper end; the same.
-        n: Processes it rests on.
+        n: The number of processes.
     """
 
     value: float
@@ -50,7 +51,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float:
-        """Return how far the interval reaches from the figure, as a share of it; infinite where there is none."""
+        """Return how far the interval reaches from the figure, as a share of it; infinite if there is no interval."""
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.value):
             return math.inf
         return max(self.high / self.value - 1, 1 - self.low / self.value)
@@ -58,12 +59,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a ratio of speeds says.
+    """The verdict on a ratio of speeds.
 
     Attributes:
-        kind: faster, slower, same (within the margin, proven), inconclusive, or incomparable.
+        kind: faster, slower, same (the whole interval lies within the margin), inconclusive, or incomparable.
         reason: Why, in a sentence.
-        ratio: The speed-up; None where the two cannot be compared.
+        ratio: The speed-up; None if the two cannot be compared.
     """
 
     kind: VerdictKind
@@ -72,7 +73,7 @@ class Verdict:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Return the geometric mean of positive figures, one a process, with its interval; None of none.
+    """Return the geometric mean of positive figures, one for each process, with its interval; None without figures.
 
     Raises:
         ValueError: A figure is not positive or not finite.
@@ -90,41 +91,41 @@ def student_quantile(freedom: float, level: float = LEVEL) -> float:
 
     Args:
         freedom: Degrees of freedom.
-        level: The share of intervals that is to hold the truth; the default serves those under the stop rule.
+        level: The share of intervals that is to contain the true value; the default suits the stop rule.
     """
-    from scipy.special import stdtrit  # half a second, that only figures of several processes are worth
+    from scipy.special import stdtrit  # takes half a second to import; only figures of several processes need it
 
     return float(stdtrit(freedom, 0.5 + level / 2))
 
 
 def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
-    """Return how many times as long the baseline's steps take, from the turns of one sitting.
+    """Return how many times as long the baseline's steps take, from the blocks of one session.
 
-    In a turn both ran within moments of each other, so that what drifts (clock, temperature, neighbours) falls
-    on both alike and leaves the ratio; the pseudomedian over turns leaves out what hit one of them by chance.
+    Blocks of one number ran within moments of each other, so that what drifts (clock, temperature, neighbours) affects
+    both alike and cancels; the pseudomedian over blocks ignores what disturbed one of them by chance.
 
     Args:
-        baseline: Seconds a step of each turn.
-        candidate: The same of the other cell; where one ended early, the turns both have count.
+        baseline: Seconds a step of each block.
+        candidate: The same of the other configuration; if one ended early, the blocks that both have count.
 
     Returns:
-        The ratio; None where they share no turn.
+        The ratio; None if they share no block.
     """
     ratios = [before / after for before, after in zip(baseline, candidate, strict=False)]
     return pseudomedian(ratios) if ratios else None
 
 
 def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
-    """Return how many times as long the baseline takes, from processes that never sat together, with Welch's interval.
+    """Return how many times as long the baseline takes, from processes of different sessions, with Welch's interval.
 
-    It is the ratio of two geometric means. Where a side is one process alone there is no interval.
+    It is the ratio of two geometric means. If a side has one process only there is no interval.
 
     Args:
-        baseline: Positive seconds, one a process; at least one.
+        baseline: Positive seconds, one for each process; at least one.
         candidate: The same of the other side.
     """
-    before, after = ([math.log(value) for value in side] for side in (candidate, baseline))
-    found, n = mean_difference(before, after), min(len(before), len(after))
+    found = mean_difference([math.log(value) for value in candidate], [math.log(value) for value in baseline])
+    n = min(len(baseline), len(candidate))
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), n)
 
 
@@ -134,7 +135,7 @@ class Difference:
 
     Attributes:
         value: The difference.
-        low: The lower end; NaN where a side is one number alone.
+        low: The lower end; NaN if a side has one number only.
         high: The upper end; the same.
     """
 
@@ -151,7 +152,7 @@ def mean_difference(before: Sequence[float], after: Sequence[float], level: floa
     Args:
         before: The others; at least one.
         after: At least one.
-        level: The share of intervals that is to hold the truth; see `student_quantile`.
+        level: The share of intervals that is to contain the true value; see `student_quantile`.
     """
     value = statistics.fmean(after) - statistics.fmean(before)
     if min(len(before), len(after)) < MIN_PROCESSES:
@@ -167,14 +168,14 @@ def mean_difference(before: Sequence[float], after: Sequence[float], level: floa
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], level: float = LEVEL) -> Difference:
-    """Return by how much numbers are above those they belong to, in the mean, with Student's interval.
+    """Return the mean of the differences within pairs of numbers, with Student's interval.
 
-    What both of a pair share, such as the weights that two runs began with, is in neither the figure nor the interval.
+    What both of a pair share, such as the weights that two runs began with, cancels.
 
     Args:
         before: The others; at least one.
         after: As many, in the same order.
-        level: The share of intervals that is to hold the truth; see `student_quantile`.
+        level: The share of intervals that is to contain the true value; see `student_quantile`.
     """
     return _mean([own - other for other, own in zip(before, after, strict=True)], level)
 
@@ -191,9 +192,9 @@ def _mean(values: Sequence[float], level: float) -> Difference:
 def pseudomedian(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs, each value paired with itself too; of three or fewer, the median.
 
-    Up to 29 % of four and more values may be anything, as up to half may for the median, and it is nearly as sharp as
-    the mean. Where step times flip between two speeds, as those of a loop do that waits for its device once a step, the
-    median is one of the two, by chance; this lies between them, as the mean does.
+    Up to 29 % of the values may be outliers (up to half for the median), and it is nearly as precise as the mean. If
+    step times alternate between two speeds, as in a loop that waits for its device once a step, the median is one of
+    the two by chance; the pseudomedian lies between them, as the mean does.
 
     Source: J. L. Hodges and E. L. Lehmann, "Estimates of location based on rank tests", Ann. Math. Stat. 34 (1963).
 
@@ -203,13 +204,12 @@ def pseudomedian(values: Sequence[float]) -> float:
     return _pseudomedian(tuple(values))
 
 
-@lru_cache(maxsize=2**15)  # the same blocks stand in several columns, and twenty of them have 210 pairs
+@lru_cache(maxsize=2**15)  # several columns need the same blocks, and twenty blocks have 210 pairs
 def _pseudomedian(values: tuple[float, ...]) -> float:
     if len(values) < FEWEST_BLOCKS:
         return statistics.median(values)
     ordered = sorted(values)
-    # In this order the sums are a few rising runs, which sort in a fraction of the time; halving comes last, as it
-    # is exact.
+    # In this order the sums are a few rising runs, which sort fast. Halving is exact, so it comes last.
     sums = [first + second for place, first in enumerate(ordered) for second in ordered[place:]]
     sums.sort()
     middle, is_odd = divmod(len(sums), 2)
@@ -217,14 +217,14 @@ def _pseudomedian(values: tuple[float, ...]) -> float:
 
 
 def noise_of(seconds: Sequence[float], lengths: Sequence[float] = ()) -> float:
-    """Return the standard deviation of a process's blocks as a share of their median, as their quartiles tell it.
+    """Return the standard deviation of a process's blocks as a share of their median, from their quartiles.
 
-    0 where they are too few to tell.
+    0 if there are too few of them.
 
     Args:
         seconds: Seconds a step of each block.
-        lengths: How many times as long as the shortest each block is; its noise counts as that of so many. None given:
-            all are alike.
+        lengths: How many times as long as the shortest each block is; its noise counts as that of so many blocks. Empty
+            if all are alike.
     """
     if len(seconds) < FEWEST_BLOCKS:
         return 0.0
@@ -236,26 +236,25 @@ def noise_of(seconds: Sequence[float], lengths: Sequence[float] = ()) -> float:
 
 
 def between_process_std(seconds: Sequence[float]) -> float:
-    """Return the standard deviation of the step times of a cell's processes, as a share of them; 0 of fewer than three.
+    """Return the standard deviation of the step times of a configuration's processes, as a share of them.
 
-    What the machine drifted by from one process to the next is in it.
+    It includes the machine's drift from one process to the next. 0 with fewer than three processes.
 
     Args:
-        seconds: Positive seconds a step, one a process.
+        seconds: Positive seconds a step, one for each process.
     """
-    if len(seconds) < _FEWEST_TOLD_APART:
+    if len(seconds) < _FEWEST_FOR_STD:
         return 0.0
     return statistics.stdev(math.log(each) for each in seconds)
 
 
 def required_blocks(noise: float, tolerance: float = TOLERANCE) -> float:
-    """Return how many blocks of this noise have a pseudomedian that is known well enough.
+    """Return how many blocks of this noise give a pseudomedian with this standard error.
 
-    Well enough is a standard error far below what two processes differ by anyway: further blocks would be time that
-    another process tells more in.
+    The default is far below the difference between two processes; from there on another process is worth more.
 
     Args:
-        noise: The `noise_of` a process of the cell.
+        noise: The `noise_of` a process of the configuration.
         tolerance: The standard error, as a share of the step time.
     """
     return (_PSEUDOMEDIAN_OVER_MEAN * noise / tolerance) ** 2
@@ -268,10 +267,11 @@ def verdict_of(ratio: Estimate, margin: float = 0.01) -> Verdict:
 
     Args:
         ratio: The speed-up with its interval.
-        margin: How far from 1 still is the same.
+        margin: How far from 1 a speed-up still counts as the same.
     """
     if math.isinf(ratio.half_width):
-        return Verdict("inconclusive", f"{_processes(ratio.n)} a cell: no interval", ratio)
+        processes = "1 process" if ratio.n == 1 else f"{ratio.n} processes"
+        return Verdict("inconclusive", f"{processes} a configuration: no interval", ratio)
     interval = f"the 95 % interval {ratio.low:.4f} to {ratio.high:.4f}"
     if 1 - margin <= ratio.low and ratio.high <= 1 + margin:
         return Verdict("same", f"{interval} lies within ±{format_share(margin)} of 1", ratio)
@@ -279,13 +279,9 @@ def verdict_of(ratio: Estimate, margin: float = 0.01) -> Verdict:
         return Verdict("faster", f"{interval} lies above 1", ratio)
     if ratio.high < 1:
         return Verdict("slower", f"{interval} lies below 1", ratio)
-    return Verdict("inconclusive", f"{interval} holds 1 and reaches beyond ±{format_share(margin)}", ratio)
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
+    return Verdict("inconclusive", f"{interval} contains 1 and reaches beyond ±{format_share(margin)}", ratio)
 
 
 def has_interval(found: Estimate | None) -> bool:
-    """Return whether a figure has an interval that says something."""
+    """Return whether a figure has an interval of some width."""
     return found is not None and math.isfinite(found.low) and math.isfinite(found.high) and found.low != found.high

@@ -1,6 +1,6 @@
-"""What casts doubt on a trial's figures: one closed list, read off the record and nothing else.
+"""Warnings about a trial's figures: one closed list, from the trial's record alone.
 
-Where the record does not have what a warning needs, there is none. A trial with warnings keeps its figures.
+If the record does not have what a warning needs, there is none. A trial with warnings keeps its figures.
 """
 
 import statistics
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analysis import steady_metrics
-from castwise.records.schema import Block, TelemetrySummary, Trial
+from castwise.records.schema import TelemetrySummary, Trial
 from castwise.spec.quantities import format_share
 
 WarningName = Literal[
@@ -26,26 +26,26 @@ WarningName = Literal[
     "thermal-drift",
 ]
 
-# The interquartile range of the blocks over their median. A speed-up of 1.05 is what one would take a precision for.
+# The interquartile range of the blocks over their median. A speed-up of 1.05 is enough to choose a precision.
 NOISE = 0.05
-# Boost clocks move in steps of 15 MHz, 1 % of 1.5 GHz, by temperature; three steps and more are not the silicon's play.
+# Boost clocks change with temperature in steps of 15 MHz, 1 % of 1.5 GHz; a few steps are normal.
 CLOCK_SHORTFALL = 0.05
-# As much as noise: below it the first block does not stand out.
+# As much as noise.
 FIRST_BLOCK_EXCESS = NOISE
-# The fewest values whose range holds the median in 95 % of cases: 1 - 2 (1/2)^6 = 0.97, of five it is 0.94.
+# The fewest values whose range contains the median in 95 % of cases: 1 - 2 (1/2)^6 = 0.97; for five it is 0.94.
 FEWEST_BLOCKS = 6
-# Some task or other waits now and then on any machine; from a fifth of the time on it may well be the training loop.
+# On any machine some task waits now and then; from a fifth of the time on it is likely the training loop.
 PRESSURE = 0.2
-# Where the kernel counts no pressure: more runnable tasks than CPUs by half.
+# If the kernel does not count pressure: 1.5 runnable tasks for each CPU.
 LOAD = 1.5
-# The share of a CPU that a hypervisor takes away comes straight off the host's speed; as much as noise.
+# The share of the CPUs' time that a hypervisor takes away slows the host by as much.
 STEAL = NOISE
-# A GPU warms by this in its first blocks and drops one clock step; less is the sensor's and the room's.
+# A GPU that warms up by this drops one clock step.
 TEMPERATURE_RISE_CELSIUS = 5.0
-# What warm-up calls settled: step times that agree within 2 % (docs/method.md).
+# Warm-up ends when step times agree within 2 % (docs/method.md).
 DRIFT = 0.02
 
-# What holds a clock down against its will; the other reasons are idleness and settings. Source: nvml.h.
+# The reasons that hold a clock down; the others are idleness and settings. Source: nvml.h.
 _THROTTLING = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 _THERMAL = ("sw_thermal_slowdown", "hw_thermal_slowdown")
 _SETTINGS = ("applications_clocks_setting", "sync_boost", "display_clock_setting")
@@ -53,14 +53,7 @@ _SETTINGS = ("applications_clocks_setting", "sync_boost", "display_clock_setting
 
 @dataclass(frozen=True)
 class TrialWarning:
-    """One thing that casts doubt on a trial's figures.
-
-    Attributes:
-        name: Which of the closed list.
-        seen: What was seen.
-        cause: What it most likely comes from.
-        advice: What to try.
-    """
+    """A reason to doubt a trial's figures: what was seen, its likely cause, and what to try."""
 
     name: WarningName
     seen: str
@@ -69,7 +62,7 @@ class TrialWarning:
 
 
 def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
-    """Return the warnings of a cell's processes, each kind once, as the noisiest of those that it befell has it."""
+    """Return the warnings of a configuration's processes, each kind once, from the noisiest process that has it."""
     found: dict[WarningName, TrialWarning] = {}
     if len(trials) > 1:
         trials = sorted(trials, key=lambda trial: steady_metrics.spread(trial) or 0.0, reverse=True)
@@ -80,9 +73,8 @@ def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
 
 
 def warnings_of(trial: Trial) -> list[TrialWarning]:
-    """Return all that casts doubt on a trial's figures, in the list's order."""
-    found = (look(trial) for look in _LOOKS)
-    return [warning for warning in found if warning is not None]
+    """Return a trial's warnings, in the list's order."""
+    return [warning for check in _CHECKS if (warning := check(trial)) is not None]
 
 
 def _throttled(trial: Trial) -> TrialWarning | None:
@@ -90,9 +82,18 @@ def _throttled(trial: Trial) -> TrialWarning | None:
     held = {reason: counts[reason] for reason in _THROTTLING if counts[reason]}
     if not held:
         return None
-    told = sum(reading.throttle_reasons is not None for reading in trial.readings)
-    seen = ", ".join(f"{reason} in {count} of {told} blocks{_whose(trial, reason)}" for reason, count in held.items())
-    return TrialWarning("throttled", seen + _at_limit(trial) + _at_a_stretch(trial), *_why_throttled(set(held)))
+    blocks = sum(reading.throttle_reasons is not None for reading in trial.readings)
+    seen = ", ".join(
+        f"{reason} in {count} of {blocks} blocks{_on_gpus(trial, reason)}" for reason, count in held.items()
+    )
+    limit = trial.gpu_facts.power_limit_watts if trial.gpu_facts is not None else None
+    powers = [power for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
+    if limit and powers:
+        seen += f", at {statistics.fmean(powers):.0f} of {limit:.0f} W"
+    slowdown = steady_metrics.sustained_slowdown(trial)
+    if slowdown is not None:
+        seen += f"; sustained steps took {format_share(slowdown)} longer than those in the blocks"
+    return TrialWarning("throttled", seen, *_why_throttled(set(held)))
 
 
 def _why_throttled(held: set[str]) -> tuple[str, str]:
@@ -108,28 +109,16 @@ def _why_throttled(held: set[str]) -> tuple[str, str]:
     return "the hardware halved its clock, for heat or power", "look at nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
 
 
-def _at_limit(trial: Trial) -> str:
-    limit = trial.gpu_facts.power_limit_watts if trial.gpu_facts is not None else None
-    powers = [power for reading in trial.readings if (power := reading.gpu_power_watts) is not None]
-    return f", at {statistics.fmean(powers):.0f} of {limit:.0f} W" if limit and powers else ""
-
-
-def _at_a_stretch(trial: Trial) -> str:
-    """Return in words how much longer steps take in a training that lasts; empty where it is not worth a word."""
-    excess = steady_metrics.sustained_slowdown(trial)
-    return "" if excess is None else f"; steps that ran on and on took {format_share(excess)} longer than in the blocks"
-
-
-def _whose(trial: Trial, name: str) -> str:
-    """Return which of several GPUs something is of, in words; empty where it is of all of them."""
-    seen = [reading.affected_gpus.get(name, ()) for reading in trial.readings if _is_seen(reading, name)]
-    if not seen or () in seen:
+def _on_gpus(trial: Trial, name: str) -> str:
+    """Return which of several GPUs a throttle reason or a field of readings is about; empty if all of them."""
+    affected = [
+        reading.affected_gpus.get(name, ())
+        for reading in trial.readings
+        if getattr(reading, name, None) or name in (reading.throttle_reasons or ())
+    ]
+    if not affected or () in affected:
         return ""
-    return f" on {', '.join(sorted({device for devices in seen for device in devices}))}"
-
-
-def _is_seen(reading: TelemetrySummary, name: str) -> bool:
-    return bool(getattr(reading, name, None)) or name in (reading.throttle_reasons or ())
+    return f" on {', '.join(sorted({device for devices in affected for device in devices}))}"
 
 
 def _clock_below_boost(trial: Trial) -> TrialWarning | None:
@@ -142,7 +131,7 @@ def _clock_below_boost(trial: Trial) -> TrialWarning | None:
     reasons = {reason for reading in trial.readings for reason in reading.throttle_reasons or ()}
     for names, cause, advice in (
         (_THROTTLING, "the throttling above", "see there"),
-        (_SETTINGS, "somebody set the clocks", "nvidia-smi -rgc -rac sets them back"),
+        (_SETTINGS, "the clocks were set by hand", "nvidia-smi -rgc -rac resets them"),
         (("gpu_idle",), "the GPU waits for the host, and saves power", "larger batches, torch.compile or CUDA graphs"),
     ):
         if reasons & set(names):
@@ -156,7 +145,7 @@ def _foreign_process(trial: Trial) -> TrialWarning | None:
     if not shared:
         return None
     several = any(reading.num_gpus > 1 for reading in trial.readings)
-    where = _whose(trial, "foreign_processes") or (" on the GPUs" if several else " on the GPU")
+    where = _on_gpus(trial, "foreign_processes") or (" on the GPUs" if several else " on the GPU")
     return TrialWarning(
         "foreign-process",
         f"up to {max(shared)} other process{'es' if max(shared) > 1 else ''}{where} in {len(shared)} of "
@@ -190,7 +179,7 @@ def _first_block_slow(trial: Trial) -> TrialWarning | None:
         "first-block-slow",
         f"the first block took {100 * (first / middle - 1):.0f} % longer a step than the median of the others",
         "warm-up ended too early: algorithms, memory or clocks were still settling",
-        "measure longer (--seconds); the figure hardly feels one block",
+        "measure longer (--seconds); one block hardly changes the figure",
     )
 
 
@@ -215,21 +204,21 @@ def _ecc_errors(trial: Trial) -> TrialWarning | None:
     during = f", {more} of them in this trial" if before is not None and known and more else ""
     return TrialWarning(
         "ecc-errors",
-        f"{max(counts)} uncorrected memory errors since the driver was loaded{during}{_whose(trial, 'ecc_errors')}",
+        f"{max(counts)} uncorrected memory errors since the driver was loaded{during}{_on_gpus(trial, 'ecc_errors')}",
         "the GPU's memory is failing",
         "trust no figure; nvidia-smi -q -d ECC,ROW_REMAPPER, then reset or replace the GPU",
     )
 
 
 def _too_few_blocks(trial: Trial) -> TrialWarning | None:
-    count = len(_blocks(trial))
+    count = len(steady_metrics.blocks_of(trial))
     if trial.status != "ok" or trial.session_id or not 0 < count < FEWEST_BLOCKS:
-        return None  # in a sitting the interval comes from several processes, and each ends once it has settled
+        return None  # in a session the interval comes from several processes, and each ends once it is precise enough
     return TrialWarning(
         "too-few-blocks",
         f"{count} timed block{'s' if count > 1 else ''}",
         "the steps are long for the time given",
-        f"a longer --seconds; {FEWEST_BLOCKS} blocks are the fewest that bound a median",
+        f"a longer --seconds; a median needs at least {FEWEST_BLOCKS} blocks",
     )
 
 
@@ -281,11 +270,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(given) if given else None
 
 
-def _blocks(trial: Trial) -> tuple[Block, ...]:
-    return trial.ranks[0].blocks if trial.ranks else ()
-
-
-_LOOKS: tuple[Callable[[Trial], TrialWarning | None], ...] = (
+_CHECKS: tuple[Callable[[Trial], TrialWarning | None], ...] = (
     _throttled,
     _clock_below_boost,
     _foreign_process,
