@@ -14,9 +14,9 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from castwise.analysis.result_table import MARGIN
-from castwise.cli.compare_actions import compare, write_compared
-from castwise.cli.report_actions import Asked, find, write_report
+from castwise.cli.compare import CompareOptions, compare_folders, write_comparison
+from castwise.cli.records import SelectionOptions, find
+from castwise.cli.report import write_report
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "records"
@@ -38,16 +38,16 @@ def _take(out: Path) -> None:
     path = next(found for name in ("chromium", "google-chrome") if (found := shutil.which(name)))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         steady, runs = Path(folder) / "steady.html", Path(folder) / "runs.html"
-        write_report(find(Asked([RECORDS / "trials"])), steady)
-        write_report(find(Asked([RECORDS / "suites" / "full"])), runs)
+        write_report(find([RECORDS / "trials"], SelectionOptions()), steady)
+        write_report(find([RECORDS / "suites" / "full"], SelectionOptions()), runs)
         scaling, compared = Path(folder) / "scaling.html", Path(folder) / "compared.html"
-        write_report(find(Asked([RECORDS / "scaling"])), scaling)
+        write_report(find([RECORDS / "scaling"], SelectionOptions()), scaling)
         loops = Path(folder) / "loops.html"
-        write_report(find(Asked([RECORDS / "techniques"])), loops)
+        write_report(find([RECORDS / "techniques"], SelectionOptions()), loops)
         folders = [RECORDS / "trials", RECORDS / "techniques", RECORDS / "scaling", RECORDS / "suites" / "full"]
-        write_report(find(Asked(folders)), out.parent / "report.html")
+        write_report(find(folders, SelectionOptions()), out.parent / "report.html")
         names = ["published:T4", "published:P100", str(RECORDS / "suites" / "full")]
-        write_compared(compare(names, Asked([]), MARGIN, RECORDS), compared, "castwise comparison")
+        write_comparison(compare_folders(CompareOptions(machines=tuple(names), results=RECORDS)), compared)
         browser = playwright.chromium.launch(executable_path=path)
         for name, file, viewport, scheme, anchor in (
             ("report-wide", steady, WIDE, "light", ""),

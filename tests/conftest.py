@@ -16,7 +16,7 @@ from fake_engine import FakeEngine
 from hypothesis import settings
 from programs import Program
 
-from castwise.cli import actions, app
+from castwise.cli import app
 from castwise.orchestrator import machine
 from castwise.registry.datasets import DATA_VARIABLE
 
@@ -83,7 +83,6 @@ class CommandLine:
         """Run `castwise ARGUMENTS`."""
         engine = engine or FakeEngine()
         self.monkeypatch.setattr(machine, "ForkserverEngine", lambda data_dir, commit: engine)
-        self.monkeypatch.setattr(actions, "ForkserverEngine", lambda data_dir, commit: engine)
         self.monkeypatch.setattr(sys, "argv", ["castwise", *map(str, arguments)])
         self.capsys.readouterr()
         with pytest.raises(SystemExit) as stop:

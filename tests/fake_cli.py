@@ -31,7 +31,6 @@ def main() -> None:
     sys.meta_path.insert(0, _NoTorch())
     from fake_engine import FakeEngine, announce_on, parse_faults
 
-    from castwise.cli import actions
     from castwise.cli.app import main as castwise_main
     from castwise.orchestrator import machine
 
@@ -39,7 +38,7 @@ def main() -> None:
     engine = FakeEngine(faults=parse_faults(os.environ.get("CASTWISE_FAKE_FAULTS", "")))
     if descriptor is not None:
         engine.on_hang = announce_on(int(descriptor))
-    machine.ForkserverEngine = actions.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
+    machine.ForkserverEngine = lambda data_dir, commit: engine  # type: ignore[misc, assignment]
     try:
         castwise_main()
     finally:

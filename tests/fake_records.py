@@ -18,7 +18,8 @@ from fake_engine import (
 )
 from fake_gpu import fake_gpu_facts, fake_reading
 
-from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
+from castwise.max_batch.options import MaxBatchOptions
+from castwise.max_batch.search import prepare_max_batch
 from castwise.records.schema import RankSamples, Trial
 from castwise.records.store import Store
 from castwise.spec.trial import MeasurementProtocol
@@ -95,7 +96,7 @@ def every_kind() -> list[Trial]:
 
 def fits(workload: str, *precisions: str) -> list[Trial]:
     """Return the trials of a search for the largest batch, the first on the first of January 2000."""
-    request = MaxBatchRequest(workload, precisions=precisions or ("fp32", "fp16-master"))
+    request = MaxBatchOptions(workload, precisions=precisions or ("fp32", "fp16-master"))
     trials = prepare_max_batch(request, make_engine=lambda *_: FakeEngine()).run().trials
     order = sorted(trials, key=lambda trial: trial.started_at)
     return [

@@ -14,7 +14,8 @@ from fake_engine import FAKE_DIGEST, PHASES, FakeEngine, Fault, fake_environment
 from fake_gpu import UUID, FakeMonitor, fake_gpu_facts
 
 from castwise.cli import doctor
-from castwise.cli.actions import INTERRUPTED, exit_code
+from castwise.cli.measuring import INTERRUPTED
+from castwise.cli.run import exit_code
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Status
 from castwise.records.store import load_folder

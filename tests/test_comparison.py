@@ -86,7 +86,7 @@ def test_rounds_give_intervals_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> 
         ({"within": 2}, "within takes a share"),
         ({"budget": "soon"}, "budget takes a duration"),
         ({"rounds": 0}, "rounds takes a whole number from 1; 0 is none"),
-        ({"margin": 0.02}, "margin is for speed-ups with intervals: add within, budget or rounds"),
+        ({"margin": 0.02}, "A margin is for speed-ups with intervals: give within, budget or rounds"),
     ],
 )
 def test_rounds_that_are_none_are_refused(engine: FakeEngine, given: dict[str, Any], words: str) -> None:

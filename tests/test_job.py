@@ -9,7 +9,7 @@ from fake_engine import FAKE_CPU, FakeEngine, Fault, fake_environment
 import castwise
 from castwise.errors import DataError, StoreError, UsageError
 from castwise.orchestrator import machine as bench_module
-from castwise.orchestrator.job import Job, Request, _rule, prepare
+from castwise.orchestrator.job import Job, _rule, prepare
 from castwise.orchestrator.rounds import StopRule
 from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
@@ -17,7 +17,7 @@ from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
 from castwise.registry.datasets import MNIST
 from castwise.registry.precisions import PRECISIONS
-from castwise.spec.plan import ParameterGrid
+from castwise.spec.options import DurationOptions, RunOptions
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL
 
 ALL = [row.name for row in PRECISIONS]
@@ -32,11 +32,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     monkeypatch.setenv(datasets.DATA_VARIABLE, str(tmp_path / "no-data"))
 
     def make(engine: FakeEngine | None = None, **request: Any) -> Job:
-        axes = {name: request.pop(name) for name in list(request) if name in ParameterGrid.__dataclass_fields__}
-        axes.setdefault("workloads", ("resnet50",))
-        request.setdefault("results", tmp_path / "results")
+        asked = {"workloads": ("resnet50",), "results": tmp_path / "results"} | request
         chosen = engine or FakeEngine()
-        made = prepare(Request(axes=ParameterGrid(**axes), **request), NullListener(), lambda data_dir, commit: chosen)
+        how = {name: asked.pop(name) for name in ("rule", "short") if name in asked}
+        made = prepare(RunOptions(**asked), NullListener(), lambda data_dir, commit: chosen, **how)
         assert chosen.num_open == 0, "a session was left open"
         return made
 
@@ -453,11 +452,11 @@ def test_a_record_made_under_other_defaults_answers_another_question(job: Prepar
 @pytest.mark.parametrize(
     ("rule", "budget"),
     [
-        (StopRule.of("1%"), 75.0),
-        (StopRule.of(budget="9s"), 9.0),
-        (StopRule.of(budget="9s", rounds=2), 9.0),
-        (StopRule.of(rounds=2), None),
-        (StopRule.of("1%", rounds=StopRule.max_rounds), None),
+        (StopRule.of(DurationOptions(within=0.01)), 75.0),
+        (StopRule.of(DurationOptions(budget_seconds=9.0)), 9.0),
+        (StopRule.of(DurationOptions(budget_seconds=9.0, rounds=2)), 9.0),
+        (StopRule.of(DurationOptions(rounds=2)), None),
+        (StopRule.of(DurationOptions(within=0.01, rounds=StopRule.max_rounds)), None),
     ],
     ids=["within", "budget", "budget and rounds", "rounds", "the default's number, named"],
 )

@@ -21,8 +21,9 @@ from fake_engine import (
 
 from castwise.max_batch.columns import breakdown_columns, breakdowns_of
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
+from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import START, MaxBatch, held_bytes, is_max_batch_trial, max_batches_of
-from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
+from castwise.max_batch.search import prepare_max_batch
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
 from castwise.spec.trial import FIT
@@ -31,7 +32,7 @@ GIB = 2**30
 
 
 def fit(made: FakeEngine | None = None, **request: object) -> dict[str, MaxBatch]:
-    asked = MaxBatchRequest(**{"workload": "resnet50", "precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
+    asked = MaxBatchOptions(**{"workload": "resnet50", "precisions": ("fp32", "bf16-mixed"), **request})  # type: ignore[arg-type]
     made = made or FakeEngine()
     found = prepare_max_batch(asked, make_engine=lambda *_: made).run()
     assert made.num_open == 0

@@ -145,8 +145,8 @@ def test_every_workload_becomes_a_picture(command: CommandLine, sides: tuple[Pat
         (["published:MI50", "published:T4"], "plots only"),
         (["published:T4"], "only one machine to compare: Tesla T4"),
         (["published:T4", "published:2080Ti"], "Nothing of Tesla T4 (published) and RTX 2080 Ti (published) can be"),
-        (["published:T4", "published:P100", "--fail-on", "faster"], "No reason to fail named 'faster'"),
-        (["published:T4", "published:P100", "--format", "html"], "No format named 'html'"),
+        (["published:T4", "published:P100", "--fail-on", "faster"], "'faster' is not one of 'slower'"),
+        (["published:T4", "published:P100", "--format", "html"], "'html' is not one of 'table', 'markdown', 'json'"),
         (["published:T4", "published:P100", "--precision", "fp64"], "No precision named 'fp64'"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_narrow_terminal_says_what_is_left_out(
     from castwise.render import run_report
 
     wide = run_report.result_console
-    monkeypatch.setattr("castwise.cli.compare_actions.result_console", lambda: wide(60))
+    monkeypatch.setattr("castwise.render.console.result_console", lambda: wide(60))
     outcome = command("compare", *sides)
     assert "left out, the terminal is too narrow" in outcome.out
     assert "speed-up on Fake GPU" in " ".join(outcome.out.split())

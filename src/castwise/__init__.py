@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from castwise._version import __version__
 
 if TYPE_CHECKING:
-    from castwise.api import Comparison, compare
+    from castwise.api import Comparison, compare, run
     from castwise.errors import CastwiseError, DataError, EngineError, StoreError, UsageError
-    from castwise.orchestrator.job import run
     from castwise.records.schema import Environment, Trial
     from castwise.spec.trial import TrialSpec
 
@@ -39,7 +38,7 @@ _HOMES = {
     "TrialSpec": "castwise.spec.trial",
     "UsageError": "castwise.errors",
     "compare": "castwise.api",
-    "run": "castwise.orchestrator.job",
+    "run": "castwise.api",
 }
 
 

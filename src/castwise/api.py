@@ -1,14 +1,15 @@
-"""`castwise.compare`: a model of the session's own in every precision, from a script or a notebook."""
+"""The Python API: `castwise.run` and `castwise.compare`, with the options of `castwise run` as keywords."""
 
+import inspect
 import io
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -17,17 +18,39 @@ from castwise.analysis.advice import Advice, recommend
 from castwise.analysis.result_table import MARGIN, Row
 from castwise.analysis.result_table import compare as compare_trials
 from castwise.errors import UsageError
-from castwise.orchestrator.job import Request, prepare
+from castwise.orchestrator.job import prepare
 from castwise.orchestrator.pickling import pickle_user_objects
-from castwise.orchestrator.rounds import StopRule
 from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.render.progress import LiveProgress
 from castwise.render.run_report import print_table, to_html
-from castwise.spec.plan import ParameterGrid
-from castwise.spec.quantities import as_tuple, split_names
+from castwise.spec.options import RunOptions, options_of, parse_options
 
 _WIDTH = 120  # of what print shows, which knows of no terminal
+
+
+class RunKeywords(TypedDict, total=False):
+    """The options of `castwise run` as keywords of `castwise.run` and `castwise.compare`."""
+
+    precision: str | Sequence[str] | None
+    batch_size: str | int | Sequence[int] | None
+    loss_scale: str | float | Sequence[str | float] | None
+    gpus: str | int | Sequence[int] | None
+    parallelism: str | Sequence[str] | None
+    techniques: str | Sequence[str] | None
+    seconds: float | None
+    within: str | float | None
+    budget: str | float | None
+    rounds: int | None
+    margin: str | float | None
+    data_set: str | None
+    seed: int
+    device: str | None
+    data: str | PathLike[str] | None
+    results: str | PathLike[str] | None
+    timeout_seconds: str | float | None
+    retry: bool
+    again: bool
 
 
 @dataclass(frozen=True)
@@ -35,8 +58,8 @@ class Comparison:
     """What `castwise.compare` found: a table in a terminal, an HTML table in a notebook, and all records.
 
     Attributes:
-        trials: The records, one a precision; in rounds one a precision and round.
-        margin: How far from 1 a speed-up still is "the same", where speed-ups have intervals.
+        trials: The records, one for each precision; in rounds one for each precision and round.
+        margin: How far from 1 a speed-up still is "the same", if speed-ups have intervals.
     """
 
     trials: tuple[Trial, ...]
@@ -44,7 +67,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Return each precision's figures beside fp32's."""
+        """Return each precision's figures, compared with fp32's."""
         return tuple(compare_trials(self.trials, self.margin))
 
     @cached_property
@@ -54,7 +77,7 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """Return the precision to take; None where nothing could be measured."""
+        """Return the precision to take; None if nothing could be measured."""
         return self.advice[0].precision if self.advice else None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -81,7 +104,64 @@ class Comparison:
         return text.getvalue().rstrip("\n")
 
 
-def compare(  # noqa: PLR0913  the contract's names and the command line's, all but three by keyword
+_Function = TypeVar("_Function", bound=Callable[..., object])
+_OPTIONS = "        **options: The options of `castwise run`."
+
+
+def _with_run_options(function: _Function) -> _Function:
+    """List the options of `castwise run` in a function's signature and docstring, in the place of `**options`."""
+    signature = inspect.signature(function)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [option for option in options_of(RunOptions) if option.keyword not in signature.parameters]
+    keywords = [
+        inspect.Parameter(
+            option.keyword,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=option.field_default,
+            annotation=RunKeywords.__annotations__[option.keyword],
+        )
+        for option in options
+        if option.keyword in RunKeywords.__annotations__
+    ]
+    help_lines = "\n".join(f"        {option.keyword}: {option.help}" for option in options)
+    function.__doc__ = (function.__doc__ or "").replace(_OPTIONS, help_lines)
+    function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+    return function
+
+
+def _parse(given: Mapping[str, object], function: str) -> RunOptions:
+    known = {option.keyword for option in options_of(RunOptions)}
+    for keyword in given:
+        if keyword not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument '{keyword}'")
+    return parse_options(RunOptions, given)
+
+
+@_with_run_options
+def run(workload: str | Sequence[str] | None = None, **options: Unpack[RunKeywords]) -> list[Trial]:
+    """Measure a workload in every precision and return the records, as `castwise run` does.
+
+    Lists are one value, a sequence, or a text with commas; durations are seconds or texts such as "5min", shares are
+    numbers or texts such as "1%". Without `results` nothing is kept on disk, and everything is measured.
+
+    Args:
+        workload: One name or several; None takes a short job that suits the machine.
+        **options: The options of `castwise run`.
+
+    Returns:
+        A trial for each combination, in the order workload, batch size, GPUs, parallelism, techniques, precision, loss
+        scale; in rounds one for each combination and round.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    return prepare(_parse({"workload": workload, **options}, "run")).run()
+
+
+@_with_run_options
+def compare(  # noqa: PLR0913  what a model is made of
     model: Any,
     batch: Any = None,
     loss: Any = None,
@@ -93,25 +173,13 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
     clip_grad_norm: float | None = None,
     unit: str | None = None,
     units_per_sample: int | None = None,
-    batch_size: int | Sequence[int] | None = None,
-    precision: str | Sequence[str] | None = None,
-    loss_scale: str | float | Sequence[str | float] | None = None,
-    gpus: int | Sequence[int] | None = None,
-    techniques: str | Sequence[str] | None = None,
-    device: str | None = None,
-    seconds: float | None = None,
-    timeout_seconds: float | None = None,
-    within: str | float | None = None,
-    budget: str | float | None = None,
-    rounds: int | None = None,
-    margin: str | float | None = None,
-    results: str | os.PathLike[str] | None = None,
-    seed: int = 0,
     progress: bool = True,
+    **options: Unpack[RunKeywords],
 ) -> Comparison:
     """Train a model in every precision, each in a process of its own, and return what that took, side by side.
 
-    The objects may be defined in a script or in a notebook's cell: their code travels with them.
+    The objects may be defined in a script or in a notebook: their code travels with them. On a CPU a trial takes 0.4 s
+    unless `seconds` says otherwise, and rounds end after 75 s unless `budget` or `rounds` does.
 
     Args:
         model: The model; a function without arguments that returns it, or everything (docs/own-model.md); or a
@@ -126,22 +194,8 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
         clip_grad_norm: The norm that gradients are clipped to, after the loss scale is taken out of them.
         unit: What throughput counts: images, tokens or samples. None takes samples.
         units_per_sample: How many of them are in a sample.
-        batch_size: Samples per optimizer step; None takes the example's own number.
-        precision: One name or several; None takes all that the GPU has, or the four that are worth it on a CPU.
-        loss_scale: `none`, `dynamic`, `dynamic-apex` or numbers, for the precisions that scale their loss.
-        gpus: Numbers of GPUs, each of which trains on `batch_size` samples; None takes one.
-        techniques: Changes to the loop, joined by "+": "channels-last", "fused-optimizer+compile", "cuda-graph".
-        device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
-        seconds: Seconds to time each trial for; None takes 4 on a GPU and 0.4 on a CPU.
-        timeout_seconds: Seconds one phase may take before a trial is given up.
-        within: Measure in rounds of fresh processes until every speed-up is known within this share: "1%" or 0.01. With
-            this, `budget` or `rounds` speed-ups have 95 % intervals and verdicts.
-        budget: Measure in rounds for this wall time: "60s", or seconds. On a CPU rounds take 75 s without it.
-        rounds: Rounds at the most; 12 without it.
-        margin: In rounds: how far from 1 a speed-up still is the same; None takes 1 %.
-        results: The folder for records; None keeps them in memory only, and measures everything.
-        seed: Seeds weights, data and dropout.
-        progress: Whether stderr is told of progress.
+        progress: Whether progress is printed on stderr.
+        **options: The options of `castwise run`.
 
     Raises:
         UsageError: The request cannot be carried out as it stands, or an object cannot travel.
@@ -152,37 +206,18 @@ def compare(  # noqa: PLR0913  the contract's names and the command line's, all 
     given |= {"scheduler": scheduler, "clip_grad_norm": clip_grad_norm, "unit": unit}
     given |= {"units_per_sample": units_per_sample, "accumulate": accumulate if accumulate != 1 else None}
     parts = {"model": model} | {name: value for name, value in given.items() if value is not None}
-    scales: tuple[str | float, ...] | None = as_tuple(loss_scale)
-    rule = StopRule.of(within, budget, rounds, margin)
-    folder = None if results is None else Path(results)
-    with _reference(parts, folder) as reference:
-        request = Request(
-            axes=ParameterGrid(
-                workloads=(reference,),
-                precisions=split_names(precision),
-                batch_sizes=as_tuple(batch_size),
-                loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
-                world_sizes=as_tuple(gpus),
-                techniques=split_names(techniques),
-            ),
-            device=device,
-            results=folder,
-            seconds=seconds,
-            timeout_seconds=timeout_seconds,
-            seed=seed,
-            rule=rule,
-            short=True,
-        )
-        return Comparison(tuple(_run(request, progress)), MARGIN if rule is None else rule.margin)
-
-
-def _run(request: Request, progress: bool) -> list[Trial]:
-    if not progress:
-        return prepare(request, NullListener()).run()
-    live = LiveProgress(Console(stderr=True, highlight=False, emoji=False, force_jupyter=False))
-    job = prepare(request, live)
-    with live:
-        return job.run()
+    run_options = _parse(options, "compare")
+    with _reference(parts, run_options.results) as reference:
+        run_options = replace(run_options, workloads=(reference,))
+        if not progress:
+            job = prepare(run_options, NullListener(), short=True)
+            trials = job.run()
+        else:
+            live = LiveProgress(Console(stderr=True, highlight=False, emoji=False, force_jupyter=False))
+            job = prepare(run_options, live, short=True)
+            with live:
+                trials = job.run()
+    return Comparison(tuple(trials), MARGIN if job.rule is None else job.rule.margin)
 
 
 @contextmanager

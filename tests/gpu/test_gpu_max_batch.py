@@ -8,8 +8,9 @@ import torch
 
 from castwise.analysis.steady_metrics import peak_allocated_bytes, peak_reserved_bytes
 from castwise.max_batch.memory_breakdown import TOLERANCE, breakdown_of
+from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import MaxBatch, available_bytes
-from castwise.max_batch.search import MaxBatchRequest, prepare_max_batch
+from castwise.max_batch.search import prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
 from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.trial import NullListener
@@ -23,7 +24,7 @@ LIMIT = 4 * GIB
 
 
 def fit(workload: str, *precisions: str, **request: object) -> dict[str, MaxBatch]:
-    asked = MaxBatchRequest(workload, precisions=precisions, device="cuda:0", **request)  # type: ignore[arg-type]
+    asked = MaxBatchOptions(workload, precisions=precisions, device="cuda:0", **request)  # type: ignore[arg-type]
     found = prepare_max_batch(asked).run()
     return {each.spec.precision: each for each in found.fits}
 

@@ -9,7 +9,7 @@ import six_models
 import torch
 
 from castwise.analysis.steady_metrics import throughput
-from castwise.orchestrator.job import run
+from castwise.api import run
 from castwise.render.emit.script import script_of
 from castwise.spec.user_model import locate
 

@@ -455,16 +455,16 @@ import castwise
 print(trial.status, "torch" in sys.modules, flush=True)
 sys.stdin.readline()
 
-from castwise.spec.plan import ParameterGrid
-from castwise.orchestrator.job import Request, prepare
+from castwise.spec.options import RunOptions
+from castwise.orchestrator.job import prepare
 from castwise.orchestrator.trial import NullListener
 
 class Speaking(NullListener):
     def phase(self, name, done):
         print(name, flush=True)
 
-axes = ParameterGrid(workloads=("mnist-cnn",), precisions=("fp32",), batch_sizes=(8,))
-prepare(Request(axes=axes, device="cpu", seconds=3600.0), Speaking()).run()
+grid = {"workloads": ("mnist-cnn",), "precisions": ("fp32",), "batch_sizes": (8,)}
+prepare(RunOptions(**grid, device="cpu", seconds=3600.0), Speaking()).run()
 """
 
 

@@ -12,15 +12,17 @@ import pytest
 from conftest import CommandLine, Outcome
 from fake_engine import FakeEngine, Fault, fake_environment
 
-from castwise.cli.actions import INTERRUPTED
+from castwise.cli.measuring import INTERRUPTED
 from castwise.errors import MissingDataError, UsageError
 from castwise.orchestrator import machine as bench_module
 from castwise.orchestrator.machine import Machine
 from castwise.records.schema import Epoch
 from castwise.records.store import load_folder
-from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite
+from castwise.registry.suites import SUITE_NAMES, find_suite
+from castwise.spec.options import parse_options
+from castwise.suites.options import SuiteOptions
 from castwise.suites.result import SuiteResult
-from castwise.suites.run import SuiteRequest, SuitesRequest, check, prepare_suite
+from castwise.suites.run import check, prepare_suite
 
 MINE = """\
 name = "mine"
@@ -82,10 +84,10 @@ USAGE = [
     (("zzz",), "No suite named 'zzz'. `castwise list suites` shows them; one of your own is named by its TOML file."),
     (("tensorcore,wrn",), "No suite named 'wrn'. Did you mean wrn-cifar10?"),
     (("nowhere/mine.toml",), "The suite 'nowhere/mine.toml' cannot be read: No such file or directory."),
-    (("tensorcore", "--epochs", "0"), "--epochs takes whole numbers from 1; 0 is none."),
-    (("tensorcore", "--epochs", "-1"), "--epochs takes whole numbers from 1; -1 is none."),
-    (("tensorcore", "--max-steps", "0"), "--max-steps takes whole numbers from 1; 0 is none."),
-    (("tensorcore", "--seeds", "0"), "--seeds takes whole numbers from 1; 0 is none."),
+    (("tensorcore", "--epochs", "0"), "--epochs takes a whole number from 1; 0 is none."),
+    (("tensorcore", "--epochs", "-1"), "--epochs takes a whole number from 1; -1 is none."),
+    (("tensorcore", "--max-steps", "0"), "--max-steps takes a whole number from 1; 0 is none."),
+    (("tensorcore", "--seeds", "0"), "--seeds takes a whole number from 1; 0 is none."),
     (("tensorcore", "--gpus", "0"), "--gpus takes whole numbers from 1, comma-separated; '0' is none."),
     (("tensorcore", "--workload", ""), "--workload is empty: ''."),
     (("tensorcore", "--precision", ","), "--precision is empty: ','."),
@@ -490,33 +492,35 @@ def bench(engine: FakeEngine, tmp_path: Path) -> Machine:
 
 
 def test_without_a_results_folder_nothing_is_kept(tmp_path: Path) -> None:
-    request = SuiteRequest(find_suite("dpn-cifar10"), SuiteFilter(quick=True, synthetic=True))
+    options = SuiteOptions(quick=True, synthetic=True)
     for _ in range(2):
         engine = FakeEngine()
-        result: SuiteResult = prepare_suite(request, bench(engine, tmp_path)).run()
+        result: SuiteResult = prepare_suite(find_suite("dpn-cifar10"), options, bench(engine, tmp_path)).run()
         assert len(engine.measured) == len(result.all_trials) > 11
     assert list(tmp_path.iterdir()) == []
 
 
 def test_preparing_measures_nothing(tmp_path: Path) -> None:
     engine = FakeEngine()
-    job = prepare_suite(SuiteRequest(find_suite("amd-nvidia")), bench(engine, tmp_path))
+    job = prepare_suite(find_suite("amd-nvidia"), SuiteOptions(), bench(engine, tmp_path))
     assert engine.sessions == []
     assert len(job.job.missing) == len(job.job.plan.specs)
     with pytest.raises(MissingDataError, match="--synthetic"):
-        prepare_suite(SuiteRequest(find_suite("tensorcore")), bench(engine, tmp_path))
+        prepare_suite(find_suite("tensorcore"), SuiteOptions(), bench(engine, tmp_path))
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"epochs": 0}, {"max_steps": -1}, {"seeds": 0}, {"world_sizes": (0,)}, {"workloads": ("x",)}],
-    ids=lambda changes: next(iter(changes)),
+    "given", [{"epochs": 0}, {"max_steps": -1}, {"seeds": "0"}, {"gpus": (0,)}], ids=lambda given: next(iter(given))
 )
-def test_a_choice_out_of_range_is_refused(changes: Mapping[str, Any]) -> None:
-    request = SuiteRequest(find_suite("tensorcore"), SuiteFilter(**changes))
+def test_a_number_out_of_range_is_refused(given: Mapping[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^{next(iter(given))} takes "):
+        parse_options(SuiteOptions, given)
+
+
+def test_an_unknown_workload_is_refused_before_anything_starts() -> None:
     with pytest.raises(UsageError):
-        check(SuitesRequest((request,)))
-    check(SuitesRequest((SuiteRequest(find_suite("tensorcore")),)))
+        check(SuiteOptions(workloads=("x",)))
+    check(SuiteOptions())
 
 
 def test_epochs_of_made_up_trials_are_epochs(command: CommandLine, mine: Path) -> None:

@@ -14,8 +14,9 @@ from fake_engine import FakeEngine, Fault, fake_environment, fake_spec, step_sec
 from castwise.records.store import load_folder
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import allowed_techniques
+from castwise.tune.options import TuneOptions
 from castwise.tune.render import chosen, conclusions, fastest_within, reasons, rows_of
-from castwise.tune.request import TuneRequest, prepare_tuning
+from castwise.tune.request import prepare_tuning
 from castwise.tune.search import TuningResult
 
 Gain = Callable[[TrialSpec], float]
@@ -43,7 +44,7 @@ def engine(gain: Gain = made_up, **traits: object) -> FakeEngine:
 
 def tune(made: FakeEngine, workload: str = "resnet50", seconds: float = 0.0, **request: object) -> TuningResult:
     """Return the result of a search; each look at the clock takes so many seconds."""
-    search = prepare_tuning(TuneRequest(workload, **request), make_engine=lambda *_: made)  # type: ignore[arg-type]
+    search = prepare_tuning(TuneOptions(workload, **request), make_engine=lambda *_: made)  # type: ignore[arg-type]
     times = itertools.count(0.0, seconds)
     return replace(search, clock=lambda: next(times)).run()
 
@@ -206,7 +207,7 @@ def graph_pays(spec: TrialSpec) -> float:
 def small_batch(made: FakeEngine, limit: float, **request: object) -> TuningResult:
     """Search over one technique, which pays, within a limit; a loop holds 1.5 GiB at batch 128, 2.5 at 256."""
     made.fixed_bytes = 2**29
-    asked = TuneRequest("resnet50", memory_bytes=limit, **request)  # type: ignore[arg-type]
+    asked = TuneOptions("resnet50", memory_bytes=limit, **request)  # type: ignore[arg-type]
     search = prepare_tuning(asked, make_engine=lambda *_: made)
     return replace(search, space=replace(search.space, precisions=("fp32",), techniques=("cuda-graph",))).run()
 

@@ -3,13 +3,26 @@
 from rich.markup import escape
 from rich.table import Table
 
+from castwise.orchestrator.machine import detect_devices
 from castwise.records.schema import Environment, GpuFacts
 from castwise.registry.gpus import find_gpu_model
 from castwise.registry.precisions import PRECISIONS, Precision, why_emulated, why_unsupported
+from castwise.render.console import result_console
 from castwise.render.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
 from castwise.telemetry.monitors import open_monitor
 from castwise.telemetry.nvml import NvmlUnavailableError, compute_processes
+
+
+def doctor() -> int:
+    """Print what the machine is and which precisions it has; return the exit code."""
+    console = result_console()
+    for environment in detect_devices():
+        console.print(device_table(environment))
+        console.print(precision_table(environment))
+        for line in foreign_processes(environment):
+            console.print(line, markup=False, style="yellow")
+    return 0
 
 
 def device_table(environment: Environment) -> Table:

@@ -1,30 +1,11 @@
-"""`castwise max-batch`: parse, call one function, print."""
+"""`castwise max-batch`, and `castwise fit`, its former name."""
 
 import sys
-from functools import wraps
-from pathlib import Path
-from typing import Annotated, Any
 
-import typer
+from castwise.cli.options import PrintOptions
+from castwise.max_batch.options import MaxBatchOptions
 
-from castwise.cli.options import (
-    Again,
-    Data,
-    Device,
-    Format,
-    OneWorkload,
-    Output,
-    Results,
-    Retry,
-    Seed,
-    Techniques,
-    Timeout,
-    Verbose,
-    check_single,
-    complete_precisions,
-)
-
-_EXAMPLES = """\
+EXAMPLES = """\
 Examples:
 
     castwise max-batch resnet50                       the largest batch of every precision the GPU has
@@ -41,77 +22,37 @@ Examples:
 """
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line, under its former name, too."""
-    app.command("max-batch", epilog=_EXAMPLES)(max_batch)
-
-    @wraps(max_batch)
-    def fit(**options: Any) -> None:
-        print("`castwise fit` is `castwise max-batch` now; the old name still works.", file=sys.stderr)
-        max_batch(**options)
-
-    app.command("fit", hidden=True, epilog=_EXAMPLES)(fit)
-
-
-def max_batch(  # noqa: PLR0913, PLR0917  an option each
-    workload: OneWorkload,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Precisions, comma-separated. Without it: all that the device has.",
-            autocompletion=complete_precisions,
-        ),
-    ] = None,
-    techniques: Techniques = None,
-    exact: Annotated[bool, typer.Option("--exact", help="To the sample; else to a multiple of 8.")] = False,
-    margin: Annotated[
-        str | None, typer.Option(help="The share of the memory that is to stay free: 5%.", metavar="SHARE")
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="The most that a trial may take: 8GiB. Without it: all that the GPU has; a CPU needs it.",
-            metavar="SIZE",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps that a batch must train to fit, at the least. Without it: 5.", metavar="N")
-    ] = None,
-    curve: Annotated[
-        bool, typer.Option("--curve/--no-curve", help="Measure batches below the largest, for the curve and its knee.")
-    ] = True,
-    device: Device = None,
-    data_set: Annotated[str, typer.Option(help="synthetic, or a real data set.")] = "synthetic",
-    data: Data = None,
-    results: Results = Path("castwise-results"),
-    output: Output = Format.TABLE,
-    timeout: Timeout = None,
-    seed: Seed = 0,
-    retry: Retry = False,
-    again: Again = False,
-    verbose: Verbose = False,
-) -> None:
+def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     """Find the largest batch that trains, by training on it; and what throughput, memory and energy are below it."""
-    from castwise.cli.actions import max_batch as carry_out
-    from castwise.max_batch.search import MaxBatchRequest
-    from castwise.spec.quantities import parse_limit, parse_list, parse_memory, parse_share
+    from castwise.cli.measuring import FAILED, announce_notes, live_progress, looking, measuring, say_logs
+    from castwise.cli.output import emit
+    from castwise.max_batch import render
+    from castwise.max_batch.search import prepare_max_batch
+    from castwise.max_batch.sentences import raise_if_nothing_fits
 
-    request = MaxBatchRequest(
-        workload=check_single("max-batch", workload),
-        precisions=parse_list("--precision", precision),
-        techniques=parse_list("--techniques", techniques),
-        exact=exact,
-        margin=0.0 if margin is None else parse_share("--margin", margin),
-        memory_bytes=None if memory is None else parse_memory("--memory", memory),
-        steps=MaxBatchRequest.steps if steps is None else steps,
-        curve=curve,
-        device=device,
-        data_set=data_set,
-        data_dir=data,
-        results=results,
-        timeout_seconds=parse_limit("--timeout", timeout),
-        seed=seed,
-        retry=retry,
-        again=again,
+    progress = live_progress()
+    with measuring(options, output):
+        with looking():
+            search = prepare_max_batch(options, progress)
+        announce_notes(search.job)
+        with progress:
+            found = search.run()
+    if output.verbose:
+        say_logs([trial for trial in found.trials if trial.status != "oom"])
+    raise_if_nothing_fits(found.fits)
+    emit(
+        output.format,
+        table=lambda console: render.print_result(found, console),
+        markdown=lambda: render.markdown_max_batches(found.fits),
+        csv=lambda: render.csv_result(found),
+        json=lambda: render.json_result(found),
     )
-    raise typer.Exit(carry_out(request, output.value, verbose=verbose))
+    # That float16 without masters diverges, or that a batch does not fit, is what a search is there to find out.
+    failed = any(trial.status in ("crashed", "timeout") for trial in found.trials)
+    return FAILED if failed or not any(each.largest for each in found.fits) else 0
+
+
+def fit(options: MaxBatchOptions, output: PrintOptions) -> int:
+    """Find the largest batch that trains: the former name of `castwise max-batch`."""
+    print("`castwise fit` is `castwise max-batch` now; the old name still works.", file=sys.stderr)
+    return max_batch(options, output)

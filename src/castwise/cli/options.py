@@ -1,25 +1,95 @@
-"""What the options of several commands have in common: their help, how names are completed, lists are split."""
+"""Commands from options classes: a function of such classes becomes a command with their fields as its options."""
 
-from enum import StrEnum
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from castwise.errors import UsageError
+from castwise.spec.options import Option, options_of, parse_options
 
 
-class Format(StrEnum):
-    """How results are printed."""
+@dataclass(frozen=True, kw_only=True)
+class PrintOptions:
+    """How a command that measures prints what it found."""
 
-    TABLE = "table"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    CSV = "csv"
+    format: Annotated[Literal["table", "json", "markdown", "csv"], Option("How results are printed on stdout.")] = (
+        "table"
+    )
+    verbose: Annotated[bool, Option("Print what failed trials printed, tracebacks of your code included.")] = False
+
+
+def add_command(
+    app: typer.Typer, name: str, function: Callable[..., int | None], examples: str = "", *, hidden: bool = False
+) -> None:
+    """Add a function to the command line.
+
+    Args:
+        app: The command line.
+        name: The command's name.
+        function: Takes options classes, by the annotations of its parameters, and returns the exit code.
+        examples: What the help shows last.
+        hidden: Whether the help of castwise leaves it out.
+    """
+    classes = {key: value for key, value in get_type_hints(function).items() if key != "return"}
+    parameters = [_parameter(option) for options in classes.values() for option in options_of(options)]
+
+    def call(**given: Any) -> None:
+        given = {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
+        options = {key: parse_options(each, given, on_command_line=True) for key, each in classes.items()}
+        raise typer.Exit(function(**options) or 0)
+
+    call.__doc__ = function.__doc__
+    # Typer reads a command's options off its function's signature.
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    app.command(name, epilog=examples or None, hidden=hidden)(call)
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    default = option.field_default if option.default is None else option.default
+    words: dict[str, Any] = {"help": option.help, "metavar": option.metavar, "hidden": option.hidden}
+    words |= {"envvar": option.environment, "autocompletion": _COMPLETIONS.get(option.completion or "")}
+    if option.is_argument:
+        info = typer.Argument(**words | {"metavar": option.label})
+    elif default is True:
+        info = typer.Option(f"{option.flags[0]}/--no-{option.flags[0].removeprefix('--')}", **words)
+    else:
+        info = typer.Option(*option.flags, **words)
+    kind = _type_on_command_line(option)
+    return inspect.Parameter(
+        option.keyword,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.is_required else default,
+        annotation=Annotated[kind | None if default is None and not option.is_required else kind, info],
+    )
+
+
+def _type_on_command_line(option: Option) -> Any:
+    """Return what Typer shall check and show: a text for what castwise reads itself."""
+    # The type of one value: without None, and of a tuple that of its parts.
+    kind: Any = next((each for each in get_args(option.type) if each is not NoneType), option.type)
+    if get_origin(option.type) is Literal or get_origin(kind) is Literal:
+        names = get_args(option.type if get_origin(option.type) is Literal else kind)
+        return Enum("Choice", {name.upper(): name for name in names}, type=str)
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
+    if option.parse is not None and kind is not Path:
+        kind = str
+    return list[kind] if option.takes_many else kind
+
+
+def _complete(incomplete: str, names: list[str]) -> list[str]:
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in names if name.startswith(last)]
 
 
 def complete_workloads(incomplete: str) -> list[str]:
-    """Return the workloads that a started name may become."""
+    """Return the workloads that a started list may become."""
     from castwise.registry.workloads import WORKLOADS
 
     return _complete(incomplete, [row.name for row in WORKLOADS])
@@ -48,63 +118,9 @@ def complete_suites(incomplete: str) -> list[str]:
     return _complete(incomplete, list(SUITE_NAMES))
 
 
-def _complete(incomplete: str, names: list[str]) -> list[str]:
-    before, comma, last = incomplete.rpartition(",")
-    return [before + comma + name for name in names if name.startswith(last)]
-
-
-# What a workload's name may be, in the help of every command that takes one.
-WORKLOAD_NAMES = (
-    "(`castwise list workloads`), or torchvision:NAME, timm:NAME, transformers:CONFIG, FILE.py:FUNCTION, "
-    "module.path:FUNCTION"
-)
-
-
-def check_single(command: str, workload: str) -> str:
-    """Return the workload of a command that takes one.
-
-    Raises:
-        UsageError: It is a list.
-    """
-    if "," in workload:
-        raise UsageError(f"{command} takes one workload at a time, and '{workload}' is a list.")
-    return workload.strip()
-
-
-OneWorkload = Annotated[
-    str,
-    typer.Argument(help=f"A workload {WORKLOAD_NAMES}.", metavar="WORKLOAD", autocompletion=complete_workloads),
-]
-_LOOPS = (
-    "Loops, comma-separated: none, the plain one, or changes to it (`castwise list techniques`) joined by '+'; tuned "
-    "is short for {}. Without it: the plain loop."
-)
-Techniques = Annotated[
-    str | None,
-    typer.Option(help=_LOOPS.format("those that most models gain from"), autocompletion=complete_techniques),
-]
-SuiteTechniques = Annotated[
-    str | None,
-    typer.Option(
-        help=_LOOPS.format("the fastest loop known, which the suite's file names"),
-        autocompletion=complete_techniques,
-    ),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")]
-Data = Annotated[Path | None, typer.Option(help="The folder real data lies in.", envvar="CASTWISE_DATA", metavar="DIR")]
-Results = Annotated[
-    Path,
-    typer.Option(
-        help="The folder for records; a job goes on where it was cut off, a run after its last epoch.", metavar="DIR"
-    ),
-]
-Output = Annotated[Format, typer.Option("--format", help="How results are printed on stdout.")]
-Timeout = Annotated[
-    str | None, typer.Option(help="How long one phase of a trial may take before it is given up.", metavar="TIME")
-]
-Seed = Annotated[int, typer.Option(help="Seeds weights, data and dropout.")]
-Retry = Annotated[bool, typer.Option("--retry", help="Measure crashed and timed-out trials again.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Print what failed trials printed, tracebacks of your code included.")
-]
-Again = Annotated[bool, typer.Option("--again", help="Measure everything again, whatever is recorded.")]
+_COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
+    "workloads": complete_workloads,
+    "precisions": complete_precisions,
+    "techniques": complete_techniques,
+    "suites": complete_suites,
+}

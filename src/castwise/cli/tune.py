@@ -1,31 +1,18 @@
-"""`castwise tune`: parse, call one function, print."""
+"""`castwise tune`."""
 
 import sys
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from castwise.cli.options import (
-    Again,
-    Data,
-    Device,
-    Format,
-    OneWorkload,
-    Output,
-    Results,
-    Retry,
-    Seed,
-    Verbose,
-    check_single,
-    complete_precisions,
-)
+from castwise.cli.options import PrintOptions
+from castwise.spec.options import Option, parse_path
+from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
     from castwise.tune.search import TuningResult
 
-_EXAMPLES = """\
+EXAMPLES = """\
 Examples:
 
     castwise tune mnist-cnn                         from the plain loop to the fastest
@@ -42,140 +29,72 @@ Examples:
 """
 
 
-class Allowed(StrEnum):
-    """What a technique may do to the numbers at the most."""
+@dataclass(frozen=True, kw_only=True)
+class TunePrintOptions(PrintOptions):
+    """How `castwise tune` prints and writes what it found."""
 
-    BITS = "bits"
-    ROUNDING = "rounding"
-    DRAWS = "draws"
-    SHAPE = "shape"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command(epilog=_EXAMPLES)(tune)
-
-
-def tune(  # noqa: PLR0913, PLR0917  an option each
-    workload: OneWorkload,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Precisions to try, comma-separated; the first is the plain loop's. Without it: fp32 and all that "
-            "keep float32 weights.",
-            autocompletion=complete_precisions,
-        ),
-    ] = None,
-    allow: Annotated[
-        Allowed,
-        typer.Option(
-            help="What a technique may change at the most: bits (nothing), rounding, draws (other random numbers of "
-            "the same distribution), shape (the model)."
-        ),
-    ] = Allowed.DRAWS,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Find the fastest loop within this memory too, on a smaller batch where need be: 8GiB.", metavar="SIZE"
-        ),
-    ] = None,
     emit: Annotated[
         Path | None,
-        typer.Option(
-            help="Write the fastest loop, the one within --memory if that is given, as a script in plain PyTorch, "
-            "without castwise.",
+        Option(
+            "Write the fastest loop, the one within --memory if that is given, as a script in plain PyTorch, without "
+            "castwise.",
+            parse=parse_path,
             metavar="FILE",
         ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s where a GPU's step "
-            "takes less than 10 ms.",
-            metavar="TIME",
-        ),
-    ] = None,
-    device: Device = None,
-    data_set: Annotated[
-        str | None,
-        typer.Option(
-            help="synthetic; or a real data set, or random samples in its shape (synthetic:NAME), whose epochs are "
-            "then timed as the source's suite reads them."
-        ),
-    ] = None,
-    training: Annotated[
-        bool, typer.Option("--training", help="Time epochs as the source's suite runs them, on the suite's data.")
-    ] = False,
-    larger_batches: Annotated[
-        bool, typer.Option("--larger-batches", help="Try 2, 4 and 8 times the batch, too: that changes the training.")
-    ] = False,
-    data: Data = None,
-    results: Results = Path("castwise-results"),
-    output: Output = Format.TABLE,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            help="How long one phase of a trial, a compilation for one, may take. Without it: half of --budget, 3min "
-            "at the least.",
-            metavar="TIME",
-        ),
-    ] = None,
-    seed: Seed = 0,
-    retry: Retry = False,
-    again: Again = False,
-    verbose: Verbose = False,
-) -> None:
-    """Climb from the plain loop to the fastest that computes the same, and say what each technique bought."""
-    from castwise.cli.actions import tune as carry_out
-    from castwise.spec.quantities import parse_limit, parse_list, parse_memory
-    from castwise.tune.request import TuneRequest, source_of
+    ] = None
 
-    limit = None if memory is None else parse_memory("--memory", memory)
-    request = TuneRequest(
-        workload=check_single("tune", workload),
-        precisions=parse_list("--precision", precision),
-        numerics=allow.value,
-        batch_size=batch_size,
-        device=device,
-        data_set=data_set,
-        training=training,
-        larger_batches=larger_batches,
-        memory_bytes=limit,
-        data_dir=data,
-        results=results,
-        budget_seconds=parse_limit("--budget", budget),
-        timeout_seconds=parse_limit("--timeout", timeout),
-        seed=seed,
-        retry=retry,
-        again=again,
-    )
-    if emit is not None:
+
+def tune(options: TuneOptions, output: TunePrintOptions) -> int:
+    """Search from the plain loop for the fastest that computes the same, and say what each technique gains."""
+    from castwise.cli.measuring import FAILED, announce_notes, live_progress, looking, measuring, say_logs
+    from castwise.cli.output import emit
+    from castwise.tune import render
+    from castwise.tune.request import prepare_tuning, source_of
+
+    if output.emit is not None:
         from castwise.render.emit.script import check_script
 
-        wanted, recipe = source_of(request) or (request.data_set or "synthetic", None)
-        check_script(request.workload, wanted, recipe, emit)
-    code, climbed = carry_out(request, output.value, limit, verbose=verbose)
-    if emit is not None and climbed is not None and climbed.ending != "failed":
-        code = _emit(emit, climbed, limit, request.workload)
-    raise typer.Exit(code)
+        data_set, recipe = source_of(options) or (options.data_set or "synthetic", None)
+        check_script(options.workload, data_set, recipe, output.emit)
+    progress = live_progress()
+    with measuring(options, output):
+        with looking():
+            search = prepare_tuning(options, progress)
+        announce_notes(search.job)
+        with progress:
+            found = search.run()
+    limit = options.memory_bytes
+    emit(
+        output.format,
+        table=lambda console: render.print_tuning(found, console, limit),
+        markdown=lambda: render.markdown_tuning(found, limit),
+        csv=lambda: render.csv_tuning(found),
+        json=lambda: render.json_tuning(found, limit),
+    )
+    if output.verbose:
+        say_logs(found.trials)
+    if found.ending == "failed":
+        return FAILED
+    # That a technique fails is what a search is there to find out.
+    return 0 if output.emit is None else _write_script(output.emit, found, options)
 
 
-def _emit(file: Path, climbed: "TuningResult", limit: float | None, workload: str) -> int:
-    """Write the loop that was asked for as a script, the one that fits where there is a limit; return the exit code."""
-    from castwise.cli.report_actions import atomic_write
+def _write_script(file: Path, found: "TuningResult", options: TuneOptions) -> int:
+    """Write the loop that was asked for as a script, the one that fits if there is a limit; return the exit code."""
+    from castwise.cli.records import atomic_write
     from castwise.render.emit.script import script_of
-    from castwise.render.units import format_bytes
+    from castwise.spec.quantities import format_bytes
     from castwise.spec.user_model import locate
     from castwise.tune.render import chosen, measured_words
 
-    spec = chosen(climbed, limit)
+    limit = options.memory_bytes
+    spec = chosen(found, limit)
     if spec is None:
         print(f"{file} is not written: no loop that was tried fits into {format_bytes(limit)}.", file=sys.stderr)
         return 1
-    measured = measured_words(climbed, spec)
+    measured = measured_words(found, spec)
     if spec.user_model is not None:  # records leave out the folder, which a script has to know
-        spec = spec.model_copy(update={"user_model": locate(workload)})
+        spec = spec.model_copy(update={"user_model": locate(options.workload)})
     atomic_write(file, script_of(spec, measured).encode())
     within = "" if limit is None else f" within {format_bytes(limit)}"
     print(f"{file}: the fastest loop{within} as a script", file=sys.stderr)

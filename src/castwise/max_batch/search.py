@@ -3,11 +3,11 @@
 import math
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from castwise.analysis import steady_metrics
 from castwise.errors import UsageError
 from castwise.max_batch.bisect import BatchGrid, find_limit
+from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import (
     GROWTH,
     START,
@@ -18,59 +18,17 @@ from castwise.max_batch.result import (
     max_batches_of,
 )
 from castwise.orchestrator.cached_measure import CachedMeasure
-from castwise.orchestrator.job import Job, Request, ResumePolicy, prepare
+from castwise.orchestrator.job import Job, ResumePolicy, prepare
 from castwise.orchestrator.machine import EngineFactory
 from castwise.orchestrator.reuse import is_reusable
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Environment, Trial
-from castwise.spec.plan import ParameterGrid
+from castwise.spec.options import steps_of
 from castwise.spec.trial import FIT, TrialSpec
-from castwise.spec.types import SYNTHETIC
 
 MULTIPLE = 8
 # Around the knee, batches are tried until neighbours differ by no more than this factor.
 _KNEE_WITHIN = 2
-
-
-@dataclass(frozen=True)
-class MaxBatchRequest:
-    """What a user asked for; None stands for "what suits the machine".
-
-    Attributes:
-        workload: The workload.
-        precisions: Precisions; None takes all that the device has.
-        techniques: Changes to the loop, those of one loop joined by "+"; None takes the plain loop.
-        exact: Whether the answer is to the sample; else it is a multiple of eight.
-        margin: The share of the memory that is to stay free.
-        memory_bytes: The most that a trial may take; None takes all that the device has.
-        steps: Steps that a batch must train to fit, at the least.
-        curve: Whether batches below the largest are measured for the curve.
-        device: "cpu", "cuda" or "cuda:N".
-        data_set: `synthetic` or the name of a real data set.
-        data_dir: Where real data lies.
-        results: The results folder; None keeps no records.
-        timeout_seconds: Seconds one phase of a trial may take before it is given up.
-        seed: Seeds weights, data and dropout.
-        retry: Measure crashed and timed-out trials again.
-        again: Measure everything again, whatever is recorded.
-    """
-
-    workload: str
-    precisions: tuple[str, ...] | None = None
-    techniques: tuple[str, ...] | None = None
-    exact: bool = False
-    margin: float = 0.0
-    memory_bytes: float | None = None
-    steps: int = FIT.warm_up_steps + FIT.min_blocks
-    curve: bool = True
-    device: str | None = None
-    data_set: str = SYNTHETIC
-    data_dir: Path | None = None
-    results: Path | None = None
-    timeout_seconds: float | None = None
-    seed: int = 0
-    retry: bool = False
-    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +91,7 @@ class MaxBatchJob:
 
 
 def prepare_max_batch(
-    request: MaxBatchRequest, listener: Listener | None = None, make_engine: EngineFactory | None = None
+    request: MaxBatchOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
 ) -> MaxBatchJob:
     """Check a request against the machine, and return the search that answers it.
 
@@ -142,33 +100,20 @@ def prepare_max_batch(
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    if not 0 <= request.margin < 1:
-        raise UsageError(f"A margin is a share from 0 to below 100 %; {request.margin:g} is none.")
     least = 1 + FIT.min_blocks
-    if request.steps < least:
-        raise UsageError(f"A batch is seen to train after {least} steps at the least; {request.steps} are too few.")
-    job = prepare(
-        Request(
-            axes=ParameterGrid(
-                workloads=(request.workload,),
-                precisions=request.precisions,
-                batch_sizes=(START,),
-                techniques=request.techniques,
-            ),
-            device=request.device,
-            data_set=request.data_set,
-            data_dir=request.data_dir,
-            results=request.results,
-            timeout_seconds=request.timeout_seconds,
-            seed=request.seed,
-            retry=request.retry,
-            again=request.again,
-        ),
-        listener,
-        make_engine,
+    steps = FIT.warm_up_steps + FIT.min_blocks if request.steps is None else request.steps
+    if steps < least:
+        raise UsageError(f"A batch is seen to train after {least} steps at the least; {steps} are too few.")
+    run_options = steps_of(
+        request,
+        workloads=(request.workload,),
+        precisions=request.precisions,
+        batch_sizes=(START,),
+        techniques=request.techniques,
     )
+    job = prepare(run_options, listener, make_engine)
     limit = _limit(request, job.runner.environment)
-    protocol = FIT.model_copy(update={"warm_up_steps": request.steps - FIT.min_blocks})
+    protocol = FIT.model_copy(update={"warm_up_steps": steps - FIT.min_blocks})
     if request.timeout_seconds is not None:
         protocol = protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
     update = {"protocol": protocol, "memory_limit_bytes": limit}
@@ -179,7 +124,7 @@ def prepare_max_batch(
     return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job, policy)
 
 
-def _limit(request: MaxBatchRequest, environment: Environment) -> int | None:
+def _limit(request: MaxBatchOptions, environment: Environment) -> int | None:
     """Return the most that a trial may take, None where the device alone decides."""
     whole = environment.gpu_memory_bytes if environment.gpu is not None else None
     asked = request.memory_bytes
@@ -192,9 +137,9 @@ def _limit(request: MaxBatchRequest, environment: Environment) -> int | None:
         raise UsageError(
             f"--memory {asked / 2**30:.3g} GiB is more than {environment.device_name} has ({whole / 2**30:.1f} GiB)."
         )
-    if asked is None and not request.margin:
+    if asked is None and request.margin is None:
         return None
-    return max(1, int((asked if asked is not None else whole or 0) * (1 - request.margin)))
+    return max(1, int((asked if asked is not None else whole or 0) * (1 - (request.margin or 0.0))))
 
 
 def _is_of(trial: Trial, template: TrialSpec) -> bool:

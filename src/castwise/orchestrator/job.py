@@ -1,9 +1,8 @@
 """One job from request to records: find the device, make the plan, measure what is missing."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from castwise.errors import MissingDataError, UsageError
@@ -25,8 +24,8 @@ from castwise.records.store import Problem, Store
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import ParameterGrid, Plan, build_plan
-from castwise.spec.quantities import as_tuple, split_names
+from castwise.spec.options import RunOptions
+from castwise.spec.plan import Plan, build_plan
 from castwise.spec.trial import (
     CPU_PROTOCOL,
     CPU_ROUND,
@@ -54,39 +53,6 @@ _PROTOCOLS = {
 _CPU_BUDGET_SECONDS = 75.0
 
 _SEED_LIMIT = 2**63  # of torch.manual_seed
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a user asked for; None stands for "what suits the machine".
-
-    Attributes:
-        axes: What is crossed with what.
-        device: "cpu", "cuda" or "cuda:N".
-        data_set: `synthetic` or the name of a real data set.
-        data_dir: Where real data lies.
-        results: The results folder; None keeps no records.
-        seconds: Seconds to time each trial for; None takes the device type's own.
-        timeout_seconds: Seconds one phase may take before a trial is given up.
-        seed: Seeds weights, data and dropout.
-        rule: When a comparison's rounds end; None measures each cell once, by itself.
-        retry: Measure crashed and timed-out trials again.
-        again: Measure everything again, whatever is recorded.
-        short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
-    """
-
-    axes: ParameterGrid = field(default_factory=ParameterGrid)
-    device: str | None = None
-    data_set: str | None = None
-    data_dir: Path | None = None
-    results: Path | None = None
-    seconds: float | None = None
-    timeout_seconds: float | None = None
-    seed: int = 0
-    rule: StopRule | None = None
-    retry: bool = False
-    again: bool = False
-    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,100 +108,56 @@ class Job:
         return [trial for spec in self.plan.specs for trial in by_cell.get(spec.configuration, [])]
 
 
-def run(  # noqa: PLR0913  the command line's options, all by keyword
-    workload: str | Sequence[str] | None = None,
+def prepare(
+    options: RunOptions,
+    listener: Listener | None = None,
+    make_engine: EngineFactory | None = None,
     *,
-    precision: str | Sequence[str] | None = None,
-    batch_size: int | Sequence[int] | None = None,
-    loss_scale: str | float | Sequence[str | float] | None = None,
-    device: str | None = None,
-    data_set: str | None = None,
-    data: str | os.PathLike[str] | None = None,
-    results: str | os.PathLike[str] | None = None,
-    seconds: float | None = None,
-    timeout_seconds: float | None = None,
-    seed: int = 0,
-    retry: bool = False,
-    again: bool = False,
-    gpus: int | Sequence[int] | None = None,
-    parallelism: str | Sequence[str] | None = None,
-    techniques: str | Sequence[str] | None = None,
-) -> list[Trial]:
-    """Measure a workload in every precision and return the records, as `castwise run` does.
+    rule: StopRule | None = None,
+    short: bool = False,
+) -> Job:
+    """Check what a user asked for against the machine, and return the job that answers it.
 
     Args:
-        workload: One name or several; None takes a short job that suits the machine.
-        precision: One name or several; None takes all that the device has.
-        batch_size: Samples per step; None takes the workload's own.
-        loss_scale: `none`, `dynamic`, `dynamic-apex` or numbers, for the precisions that scale their loss.
-        device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
-        data_set: `synthetic` or the name of a real data set, such as "mnist".
-        data: The folder in which real data lies.
-        results: The folder for records; None keeps them in memory only, and measures everything.
-        seconds: Seconds to time each trial for; None takes the device type's own.
-        timeout_seconds: Seconds one phase may take before a trial is given up.
-        seed: Seeds weights, data and dropout.
-        retry: Measure crashed and timed-out trials again.
-        again: Measure everything again, whatever is recorded.
-        gpus: Numbers of GPUs, each of which trains on `batch_size` samples; processes, on a CPU. None takes one.
-        parallelism: How more than one GPU share a step: "ddp" (None takes it) or "dp".
-        techniques: Changes to the loop, those of one trial joined: "channels-last+compile"; several strings are several
-            trials. "none" and None are the plain loop.
-
-    Returns:
-        A trial for each cell of the axes, in the order workload, batch size, GPUs, parallelism, techniques, precision,
-        loss scale.
-
-    Raises:
-        UsageError: The request cannot be carried out as it stands.
-        StoreError: The results folder cannot be written.
-        EngineError: No measuring process could be started.
-    """
-    scales: tuple[str | float, ...] | None = as_tuple(loss_scale)
-    request = Request(
-        axes=ParameterGrid(
-            workloads=split_names(workload),
-            precisions=split_names(precision),
-            batch_sizes=as_tuple(batch_size),
-            loss_scales=tuple(str(scale) for scale in scales) if scales is not None else None,
-            world_sizes=as_tuple(gpus),
-            parallelisms=split_names(parallelism),
-            techniques=split_names(techniques),
-        ),
-        device=device,
-        data_set=data_set,
-        data_dir=None if data is None else Path(data),
-        results=None if results is None else Path(results),
-        seconds=seconds,
-        timeout_seconds=timeout_seconds,
-        seed=seed,
-        retry=retry,
-        again=again,
-    )
-    return prepare(request).run()
-
-
-def prepare(request: Request, listener: Listener | None = None, make_engine: EngineFactory | None = None) -> Job:
-    """Check a request against the machine, and return the job that answers it.
-
-    Args:
-        request: What the user asked for.
+        options: What the user asked for.
         listener: Is told of progress.
         make_engine: Makes the engine from the data folder and castwise's commit; real processes by default.
+        rule: When the comparison's rounds end; None takes what the options say.
+        short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
-    _check_names(request)
-    store = Store(request.results) if request.results is not None else None
-    machine = detect_machine(request.device, request.data_dir, make_engine, _zoo_models(request))
-    own = inspect_user_model(machine, _own_models(request))
-    specs, notes = _plan_for(request, machine, own)
-    specs = _supported(specs, machine.environment, explicit=request.axes.precisions is not None)
-    policy = ResumePolicy(request.retry, request.again, notes, _rule(request.rule, machine.device))
-    return replace(build_job(machine, store, specs, policy, listener), own=own)
+    rule = rule or StopRule.of(options)
+    _check(options)
+    store = Store(options.results) if options.results is not None else None
+    own, zoo = _models_to_look_up(options)
+    machine = detect_machine(options.device, options.data_dir, make_engine, zoo)
+    own_workloads = inspect_user_model(machine, own)
+    is_cpu = machine.device == "cpu"
+    names_precisions = options.precisions is not None
+    notes: tuple[str, ...] = ()
+    if options.workloads is None:
+        options, notes = _bare_run(options, machine)
+    if short and is_cpu and options.precisions is None:
+        options = replace(options, precisions=_BARE_CPU[1])
+    data_set = options.data_set or SYNTHETIC
+    protocol = CPU_SHORT if short and is_cpu and rule is None else _PROTOCOLS[is_cpu, rule is not None]
+    plan = build_plan(
+        options,
+        device=machine.device,
+        data_set=data_set,
+        protocol=_limited(protocol, options),
+        seed=options.seed,
+        own=own_workloads,
+    )
+    if data_set != SYNTHETIC:
+        provide(machine.engine, find_data_set(data_set), machine.data_dir)
+    specs = _supported(plan.specs, machine.environment, explicit=names_precisions)
+    policy = ResumePolicy(options.retry, options.again, notes, _rule(rule, machine.device))
+    return replace(build_job(machine, store, specs, policy, listener), own=own_workloads)
 
 
 @dataclass(frozen=True)
@@ -303,65 +225,46 @@ def load_cached(specs: Sequence[TrialSpec], known: Mapping[str, Trial], policy: 
     return found
 
 
-def _check_names(request: Request) -> None:
-    """Refuse unknown names before any process is started."""
-    for axis in fields(request.axes):
-        if getattr(request.axes, axis.name) == ():
-            words = axis.name.replace("_", " ")
-            raise UsageError(f"The list of {words} is empty. Name at least one, or leave it out.")
-    if request.data_set not in (None, SYNTHETIC):
-        find_data_set(str(request.data_set))
-    for name, value in (("time", request.seconds), ("time limit", request.timeout_seconds)):
+def _check(options: RunOptions) -> None:
+    """Refuse unknown names and impossible numbers before any process is started."""
+    if options.data_set not in (None, SYNTHETIC):
+        find_data_set(str(options.data_set))
+    for name, value in (("time", options.seconds), ("time limit", options.timeout_seconds)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UsageError(f"A {name} of {value:g} seconds is impossible. Give a number above 0.")
-    if not 0 <= request.seed < _SEED_LIMIT:
-        raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1; {request.seed} is none.")
-    check_device_name(request.device)
-    for reference in _own_models(request):
+    if not 0 <= options.seed < _SEED_LIMIT:
+        raise UsageError(f"A seed is a whole number from 0 to 2^63 - 1; {options.seed} is none.")
+    check_device_name(options.device)
+    for reference in _models_to_look_up(options)[0]:
         locate(reference)
-    axes = replace(request.axes, workloads=request.axes.workloads or (_BARE_CPU[0],))
-    build_plan(axes, device="cpu", data_set=request.data_set or SYNTHETIC)
+    grid = replace(options, workloads=options.workloads or (_BARE_CPU[0],))
+    build_plan(grid, device="cpu", data_set=options.data_set or SYNTHETIC)
 
 
-def _zoo_models(request: Request) -> tuple[str, ...]:
-    names = [name for name in request.axes.workloads or () if ":" in name]
-    return tuple(name for name in names if find_workload(name).family != "own")
+def _models_to_look_up(options: RunOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the user's own models, and those of zoos, among the workloads."""
+    families = {name: find_workload(name).family for name in options.workloads or ()}
+    own = tuple(name for name, family in families.items() if family == "own")
+    return own, tuple(name for name in families if ":" in name and name not in own)
 
 
-def _own_models(request: Request) -> tuple[str, ...]:
-    return tuple(name for name in request.axes.workloads or () if find_workload(name).family == "own")
+def _bare_run(options: RunOptions, machine: Machine) -> tuple[RunOptions, tuple[str, ...]]:
+    """Return the options with a workload that suits the machine, and what must be noted."""
+    workload, precisions = _BARE_CPU if machine.device == "cpu" else _BARE_CUDA
+    options = replace(options, workloads=(workload,), precisions=options.precisions or precisions)
+    if options.data_set is not None or MNIST.name not in find_workload(workload).data_sets:
+        return options, ()
+    data_set, note = _mnist_or_synthetic(machine.engine, machine.data_dir)
+    return replace(options, data_set=data_set), () if note is None else (note,)
 
 
-def _plan_for(
-    request: Request, machine: Machine, own: Mapping[str, UserWorkload]
-) -> tuple[tuple[TrialSpec, ...], tuple[str, ...]]:
-    is_cpu = machine.device == "cpu"
-    axes = request.axes
-    data_set, notes = request.data_set or SYNTHETIC, list[str]()
-    if axes.workloads is None:
-        workload, precisions = _BARE_CPU if is_cpu else _BARE_CUDA
-        axes = replace(axes, workloads=(workload,), precisions=axes.precisions or precisions)
-        if request.data_set is None and MNIST.name in find_workload(workload).data_sets:
-            data_set, note = _mnist_or_synthetic(machine.engine, machine.data_dir)
-            notes += [note] if note else []
-    protocol = _protocol(request, is_cpu)
-    if request.short and is_cpu and axes.precisions is None:
-        axes = replace(axes, precisions=_BARE_CPU[1])
-    plan = build_plan(axes, device=machine.device, data_set=data_set, protocol=protocol, seed=request.seed, own=own)
-    if data_set != SYNTHETIC:
-        provide(machine.engine, find_data_set(data_set), machine.data_dir)
-    return plan.specs, tuple(notes)
-
-
-def _protocol(request: Request, is_cpu: bool) -> MeasurementProtocol:
-    protocol = (
-        CPU_SHORT if is_cpu and request.short and not request.rule else _PROTOCOLS[is_cpu, request.rule is not None]
-    )
+def _limited(protocol: MeasurementProtocol, options: RunOptions) -> MeasurementProtocol:
+    """Return the protocol with the time and the time limit that the user set."""
     update: dict[str, float] = {}
-    if request.seconds is not None:
-        update = {"max_seconds": request.seconds, "block_seconds": request.seconds / protocol.num_blocks}
-    if request.timeout_seconds is not None:
-        update["timeout_seconds"] = request.timeout_seconds
+    if options.seconds is not None:
+        update = {"max_seconds": options.seconds, "block_seconds": options.seconds / protocol.num_blocks}
+    if options.timeout_seconds is not None:
+        update["timeout_seconds"] = options.timeout_seconds
     return protocol.model_copy(update=update)
 
 

@@ -54,6 +54,17 @@ def detect_machine(
     return Machine(engine, environment, _device_of(device, environment), folder)
 
 
+def detect_devices(make_engine: EngineFactory | None = None) -> list[Environment]:
+    """Return the environment of every GPU, or of the CPU if there is none.
+
+    Raises:
+        EngineError: No measuring process could be started.
+    """
+    engine = (make_engine or ForkserverEngine)(None, find_commit())
+    first = choose_device(engine, None)
+    return [first, *(choose_device(engine, f"cuda:{index}") for index in range(1, first.num_gpus))]
+
+
 def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
     """Return the environment that a trial on this device has, from a process of its own.
 

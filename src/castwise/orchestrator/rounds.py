@@ -16,7 +16,7 @@ from castwise.orchestrator.runner import SetupOrder, TrialRunner, run_interleave
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
-from castwise.spec.quantities import parse_duration, parse_share
+from castwise.spec.options import DurationOptions
 from castwise.spec.trial import TrialSpec
 
 # What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
@@ -48,41 +48,24 @@ class StopRule:
     budget_seconds: float | None = None
 
     @classmethod
-    def of(
-        cls,
-        within: str | float | None = None,
-        budget: str | float | None = None,
-        rounds: int | None = None,
-        margin: str | float | None = None,
-        dashes: str = "",
-    ) -> "StopRule | None":
-        """Return the rule that a user asks for; None where none of the first three is given.
-
-        Args:
-            within: The half-width of every speed-up's interval: `1%` or 0.01.
-            budget: Wall time: `60s`, or seconds.
-            rounds: Rounds at the most.
-            margin: How far from 1 a speed-up still is "the same": `1%` or 0.01.
-            dashes: What stands before the names in messages.
+    def of(cls, options: DurationOptions) -> "StopRule | None":
+        """Return the rule that a user asks for; None without any of `within`, `budget` and `rounds`.
 
         Raises:
-            UsageError: One of them is none, or there is a margin and nothing that has intervals.
+            UsageError: There is a margin, and nothing that has intervals.
         """
-        if within is None and budget is None and rounds is None:
-            if margin is not None:
-                needed = f"{dashes}within, {dashes}budget or {dashes}rounds"
-                raise UsageError(f"{dashes}margin is for speed-ups with intervals: add {needed}.")
+        if options.within is None and options.budget_seconds is None and options.rounds is None:
+            if options.margin is not None:
+                raise UsageError("A margin is for speed-ups with intervals: give within, budget or rounds, too.")
             return None
-        most = cls.max_rounds if rounds is None else rounds
-        if most < 1:
-            raise UsageError(f"{dashes}rounds takes a whole number from 1; {most} is none.")
+        most = cls.max_rounds if options.rounds is None else options.rounds
         return cls(
-            half_width=cls.half_width if within is None else parse_share(f"{dashes}within", str(within)),
-            margin=cls.margin if margin is None else parse_share(f"{dashes}margin", str(margin)),
+            half_width=cls.half_width if options.within is None else options.within,
+            margin=cls.margin if options.margin is None else options.margin,
             min_rounds=min(cls.min_rounds, most),
             max_rounds=most,
-            are_rounds_named=rounds is not None,
-            budget_seconds=None if budget is None else parse_duration(f"{dashes}budget", str(budget)),
+            are_rounds_named=options.rounds is not None,
+            budget_seconds=options.budget_seconds,
         )
 
     def is_answered(self, ratio: Estimate) -> bool:

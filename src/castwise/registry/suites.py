@@ -3,7 +3,6 @@
 import itertools
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,6 +17,7 @@ from castwise.registry.techniques import NONE, SETS, TUNED, normalize_for_world_
 from castwise.registry.workloads import check_data_set, find_workload
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale
+from castwise.spec.options import SuiteFilter
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC, Parallelism
@@ -27,43 +27,15 @@ LIMIT_STEPS = 4  # of a search for the largest batch: optimizer state is there a
 SUITE_NAMES = ("tensorcore", "wrn-cifar10", "dpn-cifar10", "fastai-cifar100", "rnn-lm", "amd-nvidia")
 
 
-@dataclass(frozen=True)
-class SuiteFilter:
-    """What of a suite is run, and how long; None takes all.
-
-    Attributes:
-        quick: Whether recipes take their quick form.
-        epochs: Epochs to run at the most; fewer than the recipe's cut the run short and leave its schedule as it is.
-        max_steps: Steps after which each epoch is cut short.
-        seeds: Trials a cell, with seeds 0, 1, …
-        workloads: Workload names.
-        precisions: Precision names.
-        world_sizes: Numbers of GPUs.
-        synthetic: Whether random samples of the same shape stand in for real data.
-        techniques: Loops that every cell is run in, as `castwise run --techniques` takes them.
-        validate: Whether runs whose sources do not validate are followed by a pass over the validation data.
-    """
-
-    quick: bool = False
-    epochs: int | None = None
-    max_steps: int | None = None
-    seeds: int = 1
-    workloads: tuple[str, ...] | None = None
-    precisions: tuple[str, ...] | None = None
-    world_sizes: tuple[int, ...] | None = None
-    synthetic: bool = False
-    techniques: tuple[str, ...] = (NONE,)
-    validate: bool = False
-
-    def takes(self, workload: str, precision: str, world_size: int = 1) -> bool:
-        """Return whether a cell is among those chosen."""
-        workloads = self.workloads and {find_workload(name).name for name in self.workloads}
-        precisions = self.precisions and {find_precision(name).name for name in self.precisions}
-        return (
-            (workloads is None or workload in workloads)
-            and (precisions is None or precision in precisions)
-            and (self.world_sizes is None or world_size in self.world_sizes)
-        )
+def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: int = 1) -> bool:
+    """Return whether a configuration of a suite is among those chosen."""
+    workloads = choice.workloads and {find_workload(name).name for name in choice.workloads}
+    precisions = choice.precisions and {find_precision(name).name for name in choice.precisions}
+    return (
+        (workloads is None or workload in workloads)
+        and (precisions is None or precision in precisions)
+        and (choice.world_sizes is None or world_size in choice.world_sizes)
+    )
 
 
 class _Product(FrozenModel):
@@ -262,12 +234,12 @@ def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) ->
     """
     choice = choice or SuiteFilter()
     recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
-    loops = [parse_techniques(text) for text in choice.techniques]
+    loops = [parse_techniques(text) for text in choice.techniques or (NONE,)]
     chosen = [
         (cells, values)
         for cells in suite.cells
         for values in _cells(cells)
-        if choice.takes(values["workload"], values["precision"], values["world_size"])
+        if is_chosen(choice, values["workload"], values["precision"], values["world_size"])
     ]
     most_gpus = max((values["world_size"] for _, values in chosen), default=1)
     specs: dict[str, TrialSpec] = {}
@@ -312,7 +284,7 @@ def limit_specs(suite: Suite, *, device: str, choice: SuiteFilter | None = None)
         short = recipe.model_copy(update={"stop_after": 1, "max_steps": LIMIT_STEPS, "skip_batches": 0})
         cells = Cells(**limit.model_dump(exclude={"multiple"}), batch_sizes=(limit.multiple,))
         for values in _cells(cells):
-            if choice.takes(values["workload"], values["precision"]):
+            if is_chosen(choice, values["workload"], values["precision"]):
                 searches.append((_training_spec(values, cells, short, device, choice), limit.multiple))
     return searches
 

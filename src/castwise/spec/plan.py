@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
@@ -14,6 +13,7 @@ from castwise.registry.techniques import SETS as TECHNIQUE_SETS
 from castwise.registry.workloads import check_data_set, find_workload
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale
+from castwise.spec.options import ParameterGrid
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 from castwise.spec.types import SYNTHETIC, Parallelism
 from castwise.spec.user_model import UserWorkload
@@ -23,29 +23,6 @@ class Plan(FrozenModel):
     """The trials of one job, in the order in which they run."""
 
     specs: tuple[TrialSpec, ...]
-
-
-@dataclass(frozen=True)
-class ParameterGrid:
-    """What is crossed with what; None stands for "what suits".
-
-    Attributes:
-        workloads: Workload names.
-        precisions: Precision names or aliases; None takes all.
-        batch_sizes: Samples per step; None takes each workload's own.
-        loss_scales: Loss scales; None takes each precision's own.
-        world_sizes: Numbers of GPUs; None takes one.
-        parallelisms: How more than one GPU share a step; None takes `ddp`.
-        techniques: Techniques, those of one trial joined by "+"; `none` and None are the plain loop.
-    """
-
-    workloads: tuple[str, ...] | None = None
-    precisions: tuple[str, ...] | None = None
-    batch_sizes: tuple[int, ...] | None = None
-    loss_scales: tuple[str, ...] | None = None
-    world_sizes: tuple[int, ...] | None = None
-    parallelisms: tuple[str, ...] | None = None
-    techniques: tuple[str, ...] | None = None
 
 
 def build_plan(

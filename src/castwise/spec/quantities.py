@@ -3,11 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from typing import TypeVar
 
 from castwise.errors import UsageError
-
-_T = TypeVar("_T")
 
 _MOST_PARTS = 6  # of a sentence: with more of them nobody reads any
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
@@ -18,47 +15,34 @@ _BINARY_PREFIXES = ("KiB", "MiB", "GiB", "TiB")
 _NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
 
 
-def parse_duration(option: str, text: str) -> float:
-    """Return the seconds of `90`, `90s`, `2min` or `1h`.
+def parse_duration(option: str, text: str | float) -> float:
+    """Return the seconds of `90`, `90s`, `2min` or `1h`; a number is seconds.
 
     Args:
         option: What the user set, for messages.
-        text: What the user wrote.
+        text: What the user wrote; or a number, in Python.
 
     Raises:
         UsageError: It is no duration above 0.
     """
-    number, unit = _split(text)
+    number, unit = _split(str(text))
     seconds = number * _SECONDS[unit] if number is not None and unit in _SECONDS else math.nan
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"{option} takes a duration above 0, such as 60s or 5min; '{text}' is none.")
     return seconds
 
 
-def parse_limit(option: str, text: str | None) -> float | None:
-    """Return the seconds of a duration; None where none was set.
-
-    Args:
-        option: What the user set, for messages.
-        text: What the user wrote.
-
-    Raises:
-        UsageError: It is no duration above 0.
-    """
-    return None if text is None else parse_duration(option, text)
-
-
-def parse_share(option: str, text: str) -> float:
+def parse_share(option: str, text: str | float) -> float:
     """Return the share that `1%` or `0.01` is.
 
     Args:
         option: What the user set, for messages.
-        text: What the user wrote.
+        text: What the user wrote; or a number, in Python.
 
     Raises:
         UsageError: It is no share above 0 and below 1.
     """
-    number, unit = _split(text)
+    number, unit = _split(str(text))
     share = {"%": 0.01, "": 1.0}.get(unit, math.nan) * (math.nan if number is None else number)
     if not 0 < share < 1:
         raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01; '{text}' is none.")
@@ -71,17 +55,17 @@ def format_share(share: float) -> str:
     return f"{percent:,.0f} %" if abs(percent) >= 99.5 else f"{percent:.2g} %"  # from 99.5 on `.2g` has an exponent
 
 
-def parse_memory(option: str, text: str) -> float:
+def parse_memory(option: str, text: str | float) -> float:
     """Return the bytes of `8GiB`, `500MB` or `1024`.
 
     Args:
         option: What the user set, for messages.
-        text: What the user wrote.
+        text: What the user wrote; or a number, in Python.
 
     Raises:
         UsageError: It is no amount of memory above 0.
     """
-    number, unit = _split(text)
+    number, unit = _split(str(text))
     size = number * _BYTES[unit] if number is not None and unit in _BYTES else math.nan
     if not (math.isfinite(size) and size > 0):
         raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB; '{text}' is none.")
@@ -127,48 +111,56 @@ def _split(text: str) -> tuple[float | None, str]:
         return None, ""
 
 
-def parse_list(option: str, text: str | None) -> tuple[str, ...] | None:
-    """Return the parts between commas, and None where the option was not given.
+def parse_list(option: str, given: object) -> tuple[str, ...]:
+    """Return the parts of a text between commas, of several such texts, or numbers as texts.
+
+    Args:
+        option: What the user set, for messages.
+        given: A text or a number, or a sequence of them.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no part.
     """
-    if text is None:
-        return None
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    text = ",".join(map(str, several))
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
     if not parts:
         raise UsageError(f"{option} is empty: '{text}'. Name at least one, or leave it out.")
     return parts
 
 
-def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    """Return the whole numbers between commas, and None where the option was not given.
+def parse_numbers(option: str, given: object) -> tuple[int, ...]:
+    """Return the whole numbers of a list, as `parse_list` reads it.
+
+    Args:
+        option: What the user set, for messages.
+        given: A text or a number, or a sequence of them.
 
     Raises:
         UsageError: One of them is none, or is under 1.
     """
-    parts = parse_list(option, text)
-    if parts is None:
-        return None
+    parts = parse_list(option, given)
     for part in parts:
-        if not part.isdecimal() or len(part) > _MOST_DIGITS or int(part) < 1:
+        if not _is_count(part):
             raise UsageError(f"{option} takes whole numbers from 1, comma-separated; '{part}' is none.")
     return tuple(int(part) for part in parts)
 
 
-def as_tuple(value: _T | Sequence[_T] | None) -> tuple[_T, ...] | None:
-    """Return one value or several as a tuple, and None as it is."""
-    if value is None:
-        return None
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(value)
-    return (value,)
+def parse_count(option: str, given: object) -> int:
+    """Return a whole number from 1.
+
+    Args:
+        option: What the user set, for messages.
+        given: A text or a number.
+
+    Raises:
+        UsageError: It is none.
+    """
+    text = str(given).strip()
+    if not _is_count(text):
+        raise UsageError(f"{option} takes a whole number from 1; {text} is none.")
+    return int(text)
 
 
-def split_names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return names, in a list or separated by commas, as a tuple, and None as it is."""
-    names: tuple[str, ...] | None = as_tuple(value)
-    if names is None:
-        return None
-    parts = (part.strip() for item in names for part in item.split(","))
-    return tuple(part for part in parts if part)
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) >= 1

@@ -1,6 +1,5 @@
 """One suite from request to records: its data, its trials, its searches for the largest batch."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,52 +15,13 @@ from castwise.records.schema import Trial
 from castwise.records.store import Store, try_to_write
 from castwise.registry.datasets import find_data_set, is_real
 from castwise.registry.precisions import find_precision
-from castwise.registry.suites import Suite, SuiteFilter, limit_specs, specs_of
+from castwise.registry.suites import Suite, limit_specs, specs_of
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
+from castwise.suites.options import SuiteOptions
 from castwise.suites.result import SuiteResult
 
 _FIND_TIMEOUT_SECONDS = 3600.0  # five downloads, the largest of 242 MB
-
-
-@dataclass(frozen=True)
-class SuiteRequest:
-    """What a user asked for of one suite.
-
-    Attributes:
-        suite: The suite.
-        choice: What of it is run, and how long.
-        results: The results folder; None keeps no records.
-        weights: A file of pretrained weights, or a folder of them; None tries torchvision's download.
-        timeout_seconds: Seconds without a sign of life before a trial is given up; None takes the default.
-        retry: Measure crashed and timed-out trials again.
-        again: Measure everything again, whatever is recorded.
-        kept: The folder in which the weights of runs that are measured now are kept; None keeps none.
-    """
-
-    suite: Suite
-    choice: SuiteFilter = field(default_factory=SuiteFilter)
-    results: Path | None = None
-    weights: Path | None = None
-    timeout_seconds: float | None = None
-    retry: bool = False
-    again: bool = False
-    kept: Path | None = None
-
-
-@dataclass(frozen=True)
-class SuitesRequest:
-    """Suites to be run one after the other on one machine.
-
-    Attributes:
-        requests: What is asked of each; one at least.
-        device: "cpu", "cuda" or "cuda:N"; None takes the first GPU, or the CPU where there is none.
-        data_dir: Where real data lies; None takes the default.
-    """
-
-    requests: tuple[SuiteRequest, ...]
-    device: str | None = None
-    data_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +49,12 @@ class SuiteJob:
         return tuple(find_limit(measure, template, BatchGrid(multiple, multiple, multiple)))
 
 
-def prepare_suite(request: SuiteRequest, machine: Machine, listener: Listener | None = None) -> SuiteJob:
+def prepare_suite(suite: Suite, options: SuiteOptions, machine: Machine, listener: Listener | None = None) -> SuiteJob:
     """Check a suite against the machine, and return the job that runs it.
 
     Args:
-        request: What the user asked for.
+        suite: The suite.
+        options: What of it is run, and how.
         machine: The machine.
         listener: Is told of progress.
 
@@ -101,19 +62,19 @@ def prepare_suite(request: SuiteRequest, machine: Machine, listener: Listener | 
         UsageError: The suite has no such cells, or its data is missing or damaged.
         StoreError: The results folder, or that of weights, cannot be written.
     """
-    suite, choice = request.suite, request.choice
-    specs = [_patient(spec, request) for spec in specs_of(suite, device=machine.device, choice=choice)]
+    limit = options.timeout_seconds
+    specs = [_with_timeout(spec, limit) for spec in specs_of(suite, device=machine.device, choice=options)]
     searches = [
-        (_patient(spec, request), multiple)
-        for spec, multiple in limit_specs(suite, device=machine.device, choice=choice)
+        (_with_timeout(spec, limit), multiple)
+        for spec, multiple in limit_specs(suite, device=machine.device, choice=options)
         if machine.environment.gpu_memory_bytes
     ]
-    store = Store(request.results) if request.results is not None else None
-    if request.kept is not None:
-        _check_folder(request.kept)
+    store = Store(options.results) if options.results is not None else None
+    if options.keep_weights is not None:
+        _check_folder(options.keep_weights)
     _provide_all([*specs, *(spec for spec, _ in searches)], machine)
-    policy = ResumePolicy(request.retry, request.again, weights=request.kept)
-    job = build_job(machine, store, _with_weights(specs, request.weights, machine), policy, listener)
+    policy = ResumePolicy(options.retry, options.again, weights=options.keep_weights)
+    job = build_job(machine, store, _with_weights(specs, options.weights, machine), policy, listener)
     return SuiteJob(suite, job, tuple(searches), policy)
 
 
@@ -126,10 +87,10 @@ def _check_folder(kept: Path) -> None:
         raise StoreError(f"Weights cannot be kept in '{kept}': {reason}. Name a folder under --keep-weights.") from None
 
 
-def _patient(spec: TrialSpec, request: SuiteRequest) -> TrialSpec:
-    if request.timeout_seconds is None:
+def _with_timeout(spec: TrialSpec, seconds: float | None) -> TrialSpec:
+    if seconds is None:
         return spec
-    protocol = spec.protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
+    protocol = spec.protocol.model_copy(update={"timeout_seconds": seconds})
     return spec.model_copy(update={"protocol": protocol})
 
 
@@ -159,28 +120,14 @@ def _provide_all(specs: Sequence[TrialSpec], machine: Machine) -> None:
             ) from None
 
 
-def check(asked: SuitesRequest) -> None:
+def check(options: SuiteOptions) -> None:
     """Refuse what no run can have, before anything starts.
 
     Raises:
-        UsageError: A number is out of range, or there is no such device, workload or precision.
+        UsageError: There is no such device, workload or precision.
     """
-    check_device_name(asked.device)
-    for request in asked.requests:
-        seconds = request.timeout_seconds
-        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
-            raise UsageError(f"A time limit of {seconds:g} seconds is impossible. Give a number above 0.")
-        _check_choice(request.choice)
-
-
-def _check_choice(choice: SuiteFilter) -> None:
-    for workload in choice.workloads or ():
+    check_device_name(options.device)
+    for workload in options.workloads or ():
         find_workload(workload)
-    for precision in choice.precisions or ():
+    for precision in options.precisions or ():
         find_precision(precision)
-    for name, value in (("--epochs", choice.epochs), ("--max-steps", choice.max_steps), ("--seeds", choice.seeds)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} takes whole numbers from 1; {value} is none.")
-    for count in choice.world_sizes or ():
-        if count < 1:
-            raise UsageError(f"--gpus takes whole numbers from 1; {count} is none.")

@@ -1,10 +1,7 @@
 """A request to tune, checked against the machine: the plain loop, what may be tried on it, and for how long."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from castwise.errors import UsageError
-from castwise.orchestrator.job import Job, Request, prepare
+from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import EngineFactory
 from castwise.orchestrator.reuse import is_reusable
 from castwise.orchestrator.rounds import StopRule
@@ -13,13 +10,13 @@ from castwise.records.schema import Trial
 from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
-from castwise.registry.techniques import Numerics
 from castwise.registry.workloads import find_workload
-from castwise.spec.plan import ParameterGrid
+from castwise.spec.options import steps_of
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
 from castwise.tune.candidates import SearchSpace, allowed_techniques
+from castwise.tune.options import TuneOptions
 from castwise.tune.search import TuningSearch
 from castwise.tune.time_budget import phase_limit
 
@@ -31,55 +28,8 @@ _MOST_TURNS, _FEWEST_TURNS = 8, 3
 _MOST_STEPS = 120
 
 
-@dataclass(frozen=True)
-class TuneRequest:
-    """What a user asked for; None stands for "what suits the machine".
-
-    Attributes:
-        workload: The workload.
-        precisions: Precisions, the first of them the plain loop's; None takes float32 and all that keep float32
-            weights, which the device has.
-        numerics: The most that a technique may do to the numbers.
-        batch_size: Samples a step.
-        device: "cpu", "cuda" or "cuda:N".
-        data_set: `synthetic`, the name of a real data set, or of a stand-in for one (`synthetic:mnist`); None takes
-            synthetic data for steps, and the source's for training runs.
-        training: Whether epochs are timed that read their data as the source's suite does; a real data set that a
-            suite trains the workload on does so unasked.
-        larger_batches: Whether a larger batch is a move; it changes the training.
-        memory_bytes: What the fastest loop that is looked for besides may hold, if need be on a smaller batch; None
-            looks for none.
-        data_dir: Where real data lies.
-        results: The results folder; None keeps no records.
-        budget_seconds: Wall time after which nothing further is tried; None takes nine minutes, and 160 seconds
-            where the plain loop's step takes less than 10 ms.
-        timeout_seconds: Seconds one phase of a trial, a compilation for one, may take before it is given up; None takes
-            half of the budget, and three minutes at the least.
-        seed: Seeds weights, data and dropout.
-        retry: Measure crashed and timed-out trials again.
-        again: Measure everything again, whatever is recorded.
-    """
-
-    workload: str
-    precisions: tuple[str, ...] | None = None
-    numerics: Numerics = "draws"
-    batch_size: int | None = None
-    device: str | None = None
-    data_set: str | None = None
-    training: bool = False
-    larger_batches: bool = False
-    memory_bytes: float | None = None
-    data_dir: Path | None = None
-    results: Path | None = None
-    budget_seconds: float | None = None
-    timeout_seconds: float | None = None
-    seed: int = 0
-    retry: bool = False
-    again: bool = False
-
-
 def prepare_tuning(
-    request: TuneRequest, listener: Listener | None = None, make_engine: EngineFactory | None = None
+    request: TuneOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
 ) -> TuningSearch:
     """Check a request against the machine, and return the climb that answers it.
 
@@ -91,26 +41,15 @@ def prepare_tuning(
     source = source_of(request)
     data_set = source[0] if source is not None else request.data_set or SYNTHETIC
     limit = phase_limit(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
-    job = prepare(
-        Request(
-            axes=ParameterGrid(
-                workloads=(request.workload,),
-                precisions=request.precisions,
-                batch_sizes=None if request.batch_size is None else (request.batch_size,),
-            ),
-            device=request.device,
-            data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else data_set,
-            data_dir=request.data_dir,
-            results=request.results,
-            timeout_seconds=limit,
-            seed=request.seed,
-            rule=StopRule(),
-            retry=request.retry,
-            again=request.again,
-        ),
-        listener,
-        make_engine,
+    run_options = steps_of(
+        request,
+        workloads=(request.workload,),
+        precisions=request.precisions,
+        batch_sizes=None if request.batch_size is None else (request.batch_size,),
+        data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else data_set,
+        timeout_seconds=limit,
     )
+    job = prepare(run_options, listener, make_engine, rule=StopRule())
     specs = [
         spec for spec in job.plan.specs if request.precisions or find_precision(spec.precision).keeps_float32_weights
     ]
@@ -167,7 +106,7 @@ def training_spec(steady: TrialSpec, data_set: str, recipe: Recipe) -> TrialSpec
     )
 
 
-def source_of(request: TuneRequest) -> tuple[str, Recipe] | None:
+def source_of(request: TuneOptions) -> tuple[str, Recipe] | None:
     """Return how the suites train what is asked for; None where steps are timed.
 
     Raises:
@@ -184,7 +123,7 @@ def source_of(request: TuneRequest) -> tuple[str, Recipe] | None:
     return source
 
 
-def _reusable(job: Job, start: TrialSpec, request: TuneRequest) -> tuple[Trial, ...]:
+def _reusable(job: Job, start: TrialSpec, request: TuneOptions) -> tuple[Trial, ...]:
     """Return the records of this machine that need not be measured again."""
     if request.again or job.runner.store is None:
         return ()

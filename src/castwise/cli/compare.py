@@ -1,0 +1,222 @@
+"""`castwise compare`: find the machines that were named, compare them, and print or write the result."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from castwise.cli.output import emit, format_size, say
+from castwise.cli.records import (
+    HTML,
+    MARKDOWN,
+    ChartOptions,
+    FileOf,
+    SelectionOptions,
+    atomic_write,
+    find,
+    say_problems,
+    write_pictures,
+)
+from castwise.errors import UsageError
+from castwise.records.collector import gc_disabled
+from castwise.spec.options import DEFAULT_RESULTS, Option, parse_path
+from castwise.spec.quantities import parse_share
+
+if TYPE_CHECKING:
+    from castwise.records.schema import Trial
+    from castwise.report.machine_comparison import MachineComparison
+    from castwise.report.machines import ComparedMachine, Origin
+
+EXAMPLES = """\
+Examples:
+
+    castwise compare before/ after/                      how many times as fast, one by one
+
+    castwise compare h200/ a100/ -o both.html            with charts
+
+    castwise compare h200/ a100/ --charts figures/       a picture a workload
+
+    castwise compare published:T4 castwise-results/      a source's figures as a machine; also 2080Ti, 1080Ti, K80,
+                                                         P100, TitanRTX
+
+    castwise compare main/ branch/ --fail-on slower --format markdown >> "$GITHUB_STEP_SUMMARY"
+
+Exit codes: 0 done, 1 a proven slowdown where --fail-on asks for it, 2 usage or nothing to compare.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(ChartOptions, SelectionOptions):
+    """Which machines `castwise compare` compares, and what it writes."""
+
+    machines: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Results folders, single records, machines by their folders in --results, or published:GPU. The others "
+            "are compared with the first. Without any: all machines of --results.",
+            metavar="MACHINE",
+            is_argument=True,
+            takes_many=True,
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        Option("The file to write: .html, .md or .json.", flags=("--output", "-o"), parse=parse_path, metavar="FILE"),
+    ] = None
+    format: Annotated[Literal["table", "markdown", "json"], Option("How the result is printed on stdout.")] = "table"
+    title: Annotated[str, Option("The page's title.")] = "castwise comparison"
+    fail_on: Annotated[
+        Literal["slower"] | None,
+        Option("Exit with 1 if something is proven slower than on the first machine."),
+    ] = None
+    margin: Annotated[
+        float,
+        Option("How far from 1 a ratio still is the same: 1%, 0.05.", parse=parse_share, metavar="SHARE", default="1%"),
+    ] = 0.01
+    results: Annotated[
+        Path,
+        Option("The folder that machines are looked for in.", parse=parse_path, metavar="DIR"),
+    ] = DEFAULT_RESULTS
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Machines compared, and where their figures are from.
+
+    Attributes:
+        comparison: The comparison.
+        file_of: Returns the name of a trial's file.
+        problems: Files that are no records, each with its reason.
+    """
+
+    comparison: "MachineComparison"
+    file_of: FileOf
+    problems: list[tuple[str, str]]
+
+
+@gc_disabled()  # as it ends, nothing that it read is worth collecting
+def compare(options: CompareOptions) -> int:
+    """Compare machines: ratios with intervals and verdicts, what differs, and what cannot be compared."""
+    from castwise.report import machine_report
+
+    compared = compare_folders(options)
+    comparison = compared.comparison
+    if options.output is not None:
+        say(f"{options.output}: {format_size(write_comparison(compared, options.output, options.title))}")
+    elif options.charts is None:
+        emit(
+            options.format,
+            table=lambda console: machine_report.print_comparison(comparison, console),
+            markdown=lambda: machine_report.markdown_comparison(comparison),
+            json=lambda: machine_report.json_comparison(comparison),
+        )
+    if options.charts is not None:
+        from castwise.report.charts.static_images import pictures_of_machines
+
+        write_pictures(pictures_of_machines(comparison, compared.file_of), options)
+    say_problems(compared.problems)
+    slower = machine_report.slower_lines(comparison) if options.fail_on is not None else []
+    for line in slower:
+        say(f"Slower: {line}")
+    return 1 if slower else 0
+
+
+def compare_folders(options: CompareOptions) -> Compared:
+    """Compare the machines that are named; a folder of several machines stands for all of them.
+
+    Raises:
+        UsageError: A name stands for nothing, it is fewer than two machines, or nothing of them can be compared.
+    """
+    from castwise.registry.precisions import find_precision
+    from castwise.registry.published import PREFIX, find_published
+    from castwise.report.machine_comparison import compare_machines
+    from castwise.report.machines import Origin, measured_machines, published_machine
+
+    names = options.machines or (str(options.results),)
+    files: dict[int, str] = {}
+    problems: list[tuple[str, str]] = []
+    origins: list[Origin] = []
+    for name in names:
+        if name.lower().startswith(PREFIX):
+            continue
+        found = find([_folder(name, options.results)], options)
+        trials = found.collection.trials
+        origins.append(Origin(name.rstrip("/"), trials, found.collection.notes))
+        files.update((id(trial), found.file_of(trial)) for trial in trials)
+        problems += found.problems
+    precisions = options.precisions and [find_precision(name).name for name in options.precisions]
+    measured = iter(measured_machines(origins))
+    machines: list[ComparedMachine] = []
+    for name in names:
+        if name.lower().startswith(PREFIX):
+            machines.append(published_machine(find_published(name[len(PREFIX) :]), options.workloads, precisions))
+        else:
+            machines += next(measured)
+    _check_machines(machines, origins)
+    comparison = compare_machines(machines, options.margin)
+    if not comparison.rows:
+        raise UsageError(_why_nothing(comparison))
+    return Compared(comparison, lambda trial: files[id(trial)], problems)
+
+
+def write_comparison(compared: Compared, output: Path, title: str = CompareOptions.title) -> int:
+    """Write a comparison as HTML, Markdown or JSON by the file's suffix; return its size in bytes.
+
+    Raises:
+        UsageError: The suffix is none of theirs, or what HTML needs is not installed.
+        StoreError: The file cannot be written.
+    """
+    from castwise.report import machine_report
+
+    suffix = output.suffix.lower()
+    if suffix in HTML:
+        from castwise.report.html.compare_page import render_comparison
+        from castwise.report.html.page_frame import Source
+
+        text = render_comparison(compared.comparison, Source(compared.file_of, compared.problems), title)
+    elif suffix in MARKDOWN:
+        text = machine_report.markdown_comparison(compared.comparison)
+    elif suffix == ".json":
+        text = machine_report.json_comparison(compared.comparison)
+    else:
+        raise UsageError(f"What '{output}' should be is not clear: its name ends in none of .html, .md and .json.")
+    return atomic_write(output, text.encode())
+
+
+def _folder(name: str, results: Path) -> Path:
+    """Return the path that a name stands for: itself, or the one machine's folder below the results."""
+    from castwise.records.store import KEPT, slug
+
+    path = Path(name)
+    if path.exists() or not results.is_dir():
+        return path
+    wanted = slug(name, KEPT)
+    folders = sorted(each for each in results.iterdir() if each.is_dir() and wanted and wanted in each.name.lower())
+    if len(folders) > 1:
+        names = ", ".join(folder.name for folder in folders)
+        raise UsageError(f"'{name}' stands for {len(folders)} machines in '{results}': {names}. Name one of them.")
+    return folders[0] if folders else path
+
+
+def _check_machines(machines: "Sequence[ComparedMachine]", origins: "Sequence[Origin]") -> None:
+    if len(machines) < 2:
+        raise UsageError(
+            f"There is only one machine to compare: {machines[0].name}. Name another folder, or published:T4."
+        )
+    ordered = [sorted(origin.trials, key=_identity) for origin in origins]
+    for (first, one), (second, other) in itertools.combinations(zip(origins, ordered, strict=True), 2):
+        if one == other:
+            raise UsageError(f"'{first.name}' and '{second.name}' hold the same records: there is nothing to compare.")
+
+
+def _identity(trial: "Trial") -> tuple[str, str, str]:
+    return (trial.environment.fingerprint, trial.spec.key, trial.started_at)
+
+
+def _why_nothing(comparison: "MachineComparison") -> str:
+    refusals = comparison.incomparable
+    why = f"{refusals[0].machine.name}: {refusals[0].labels[0]}: {refusals[0].reason}" if refusals else "no records"
+    more = f" (and {len(refusals) - 1:,} more reason{'' if len(refusals) == 2 else 's'})" if len(refusals) > 1 else ""
+    names = " and ".join(machine.name for machine in comparison.machines)
+    return f"Nothing of {names} can be compared. {why}{more}."

@@ -1,0 +1,87 @@
+"""`castwise export`."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from castwise.cli.output import format_size, pluralize, say
+from castwise.cli.records import (
+    Found,
+    RecordsOptions,
+    atomic_write,
+    find,
+    say_problems,
+)
+from castwise.errors import StoreError, UsageError
+from castwise.records.collector import gc_disabled
+from castwise.spec.options import Option, parse_path
+
+EXAMPLES = """\
+Examples:
+
+    castwise export                                      a line a trial as CSV, to stdout
+
+    castwise export h200/ --level cells -o cells.parquet
+
+    castwise export h200/ --level blocks -o blocks.json
+
+    castwise export h200/ --format tensorboard -o runs/  also: mlflow, wandb (offline)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(RecordsOptions):
+    """What `castwise export` writes, and of which records."""
+
+    output: Annotated[
+        Path | None,
+        Option(
+            "The file to write, or the folder for a tracker.",
+            flags=("--output", "-o"),
+            parse=parse_path,
+            metavar="PATH",
+        ),
+    ] = None
+    format: Annotated[
+        str | None, Option("csv, json, parquet, tensorboard, mlflow or wandb. Without it: by the file's name.")
+    ] = None
+    level: Annotated[str, Option("What a row is: cells, trials, blocks, epochs, losses or readings.")] = "trials"
+
+
+@gc_disabled()  # as it ends, nothing that it read is worth collecting
+def export(options: ExportOptions) -> None:
+    """Write records for other programs: flat tables, or runs for an experiment tracker. Nothing is sent anywhere."""
+    found = find(options.folders("export"), options)
+    line = _write(found, options.level, options.format, options.output)
+    if line is not None:
+        say(line)
+    say_problems(found.problems)
+
+
+def _write(found: Found, level: str, name: str | None, output: Path | None) -> str | None:
+    """Write records for another program; return a line that says what was written, None if it is on stdout."""
+    from castwise.report.export.formats import FileFormat, find_format, format_of
+    from castwise.report.export.tables import flat_table
+    from castwise.report.export.tracker_runs import tracked_runs
+
+    row = find_format(name) if name is not None else format_of(output) if output is not None else find_format("csv")
+    if row is None:
+        raise UsageError(f"What '{output}' should be is not clear from its name; say --format.")
+    if isinstance(row, FileFormat):
+        content = row.encode(flat_table(level, found.collection, found.file_of))
+        if output is not None:
+            return f"{output}: {level} as {row.name}, {format_size(atomic_write(output, content))}"
+        if not row.is_text:
+            raise UsageError(f"{row.name} is not for terminals; name a file with --output.")
+        sys.stdout.write(content.decode())
+        return None
+    if output is None:
+        raise UsageError(f"{row.name} needs a folder; name one with --output.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"'{output}' is there already; name a new folder, so that no run is in it twice.")
+    try:
+        count = row.write(tracked_runs(found.collection, found.file_of), output)
+    except OSError as error:
+        raise StoreError(f"'{output}' cannot be written: {error.strerror or error}.") from None
+    return f"{output}: {pluralize(count, 'run')}. To see them: {row.then.format(folder=output)}"

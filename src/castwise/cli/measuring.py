@@ -1,0 +1,88 @@
+"""What the commands that measure share: what they announce, progress and interruption."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+
+import typer
+
+from castwise.cli.options import PrintOptions
+from castwise.cli.output import error_console, say
+from castwise.errors import UsageError
+from castwise.orchestrator.job import Job
+from castwise.records.schema import Trial
+from castwise.render.progress import LiveProgress
+from castwise.spec.options import SharedOptions
+
+INTERRUPTED = 130
+FAILED = 1
+
+
+def live_progress() -> LiveProgress:
+    """Return the progress of one job, for stderr."""
+    return LiveProgress(error_console())
+
+
+def say_logs(trials: Sequence[Trial]) -> None:
+    """Print what trials printed that failed."""
+    for trial in trials:
+        if trial.log:
+            say(f"{trial.spec.label} printed:\n{trial.log.rstrip()}")
+
+
+def announce(job: Job) -> None:
+    """Print what is to be known of a job before it starts: its notes, files that are no records, what is on record."""
+    announce_notes(job)
+    for problem in job.problems:
+        say(f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
+    found = len(job.plan.specs) - len(job.missing)
+    if found and job.rule is not None:
+        say(f"{len(job.recorded)} trials of earlier rounds are on record already.")
+    elif found:
+        say(f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.")
+
+
+def announce_notes(job: Job) -> None:
+    """Print the notes of a job."""
+    for note in job.notes:
+        say(f"Note: {note}", style="yellow")
+
+
+@contextmanager
+def measuring(options: SharedOptions, output: PrintOptions) -> Iterator[None]:
+    """End the command, when it is interrupted within, with exit code 130 and a line on how to go on.
+
+    SIGTERM and SIGHUP are treated like Ctrl-C, so that a batch system's stop is as clean as a user's. Whoever ignores
+    one (`nohup` does) has it ignored.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, interrupt) for number in heeded}
+    try:
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    except KeyboardInterrupt:
+        same = "the same command without --again" if options.again else "the same command"
+        where = f" What was measured is in '{options.results}'; {same} goes on from there." if options.results else ""
+        say(f"Interrupted.{where}")
+        raise typer.Exit(INTERRUPTED) from None
+    except UsageError as error:
+        if output.verbose and error.details:
+            say(error.details.rstrip())
+        raise
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Show, where stderr is a terminal, that the machine is looked at."""
+    console = error_console()
+    with console.status("looking at the machine") if console.is_terminal else nullcontext():
+        yield

@@ -1,0 +1,48 @@
+"""How commands print: results on stdout, everything else on stderr."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def emit(output_format: str, table: "Callable[[Console], object]", **texts: Callable[[], str]) -> None:
+    """Print a result on stdout.
+
+    Args:
+        output_format: "table", or a name of `texts`.
+        table: Prints the result on a console.
+        texts: Return the result as a text, by the format's name.
+    """
+    if output_format == "table":
+        from castwise.render.console import result_console
+
+        table(result_console())
+    else:
+        text = texts[output_format]()
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stdout.flush()
+
+
+def error_console() -> "Console":
+    """Return the console of stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, emoji=False)
+
+
+def say(line: str, style: str | None = None) -> None:
+    """Print a line on stderr; it is never wrapped, since a line to the reader is a line to `grep` too."""
+    error_console().print(line, style=style, markup=False, soft_wrap=True)
+
+
+def pluralize(number: int, what: str) -> str:
+    """Return a number of things in words: "1 trial", "10,000 trials"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def format_size(size: int) -> str:
+    """Return a file's size in words."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

@@ -1,0 +1,104 @@
+"""`castwise report`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from castwise.cli.output import format_size, pluralize, say
+from castwise.cli.records import (
+    HTML,
+    MARKDOWN,
+    ChartOptions,
+    Found,
+    RecordsOptions,
+    atomic_write,
+    find,
+    say_problems,
+    write_pictures,
+)
+from castwise.errors import UsageError
+from castwise.records.collector import gc_disabled
+from castwise.spec.options import Option, parse_path
+
+EXAMPLES = """\
+Examples:
+
+    castwise report                                      castwise-results/ as castwise-report.html
+
+    castwise report h200/ a100/ -o both.html             two machines in one report
+
+    castwise report h200/ -o report.md                   Markdown, for an issue or a pull request
+
+    castwise report h200/ --format table                 tables in the terminal
+
+    castwise report h200/ --charts figures/              every chart as a picture
+"""
+
+_DEFAULT_REPORT = Path("castwise-report.html")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(ChartOptions, RecordsOptions):
+    """What `castwise report` writes, and of which records."""
+
+    output: Annotated[
+        Path | None,
+        Option("The file to write: .html or .md.", flags=("--output", "-o"), parse=parse_path, metavar="FILE"),
+    ] = None
+    title: Annotated[str, Option("The report's title.")] = "castwise report"
+    format: Annotated[
+        Literal["table", "markdown"] | None, Option("Print it on stdout in this format, and write no page.")
+    ] = None
+
+
+@gc_disabled()  # as it ends, nothing that it read is worth collecting
+def report(options: ReportOptions) -> None:
+    """Make a report of records: one HTML file with the answer, charts and tables, or Markdown."""
+    if options.format is not None and options.output is not None:
+        raise UsageError("--format prints on stdout, and --output writes a file: name one of them.")
+    found = find(options.folders("report"), options)
+    if options.format is not None:
+        _print(found, options.format)
+    elif options.output is not None or options.charts is None:
+        path = options.output or _DEFAULT_REPORT
+        size = write_report(found, path, options.title)
+        say(f"{path}: {pluralize(len(found.collection.trials), 'trial')}, {format_size(size)}")
+    if options.charts is not None:
+        from castwise.report.charts.static_images import pictures_of
+
+        write_pictures(pictures_of(found.collection, found.file_of), options)
+    say_problems(found.problems)
+
+
+def write_report(found: Found, output: Path, title: str = ReportOptions.title) -> int:
+    """Write a report, as HTML or as Markdown by the file's suffix; return its size in bytes.
+
+    Raises:
+        UsageError: The suffix is neither's, or what HTML needs is not installed.
+        StoreError: The file cannot be written.
+    """
+    suffix = output.suffix.lower()
+    if suffix in MARKDOWN:
+        from castwise.report.markdown import markdown_report
+
+        text = markdown_report(found.collection)
+    elif suffix in HTML:
+        from castwise.report.html.page_frame import Source
+        from castwise.report.html.report_page import render
+
+        text = render(found.collection, Source(found.file_of, found.problems), title)
+    else:
+        raise UsageError(f"What '{output}' should be is not clear: its name ends in neither .html nor .md.")
+    return atomic_write(output, text.encode())
+
+
+def _print(found: Found, output_format: str) -> None:
+    from castwise.cli.output import emit
+    from castwise.report.markdown import markdown_report
+    from castwise.report.terminal import print_report
+
+    emit(
+        output_format,
+        table=lambda console: print_report(found.collection, console),
+        markdown=lambda: markdown_report(found.collection),
+    )

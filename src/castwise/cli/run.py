@@ -1,0 +1,89 @@
+"""`castwise run`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from castwise.cli.options import PrintOptions
+from castwise.spec.options import Option, RunOptions
+
+if TYPE_CHECKING:
+    from castwise.records.schema import Trial
+
+EXAMPLES = """\
+Examples:
+
+    castwise run                                    a short job that suits this machine
+
+    castwise run resnet50                           every precision the GPU has
+
+    castwise run resnet50 --precision fp32,bf16-mixed --batch-size 128,256
+
+    castwise run dpn92 --precision fp16-master --loss-scale dynamic,128
+
+    castwise run resnet50 --precision bf16-mixed --gpus 1,2,4
+
+    castwise run mnist-cnn --data-set mnist --data DIR --format markdown
+
+    castwise run resnet50 --precision bf16-mixed --techniques none,tuned,compiled
+
+    castwise run resnet50 --within 1%               in rounds, until every speed-up is known within 1 %
+
+    castwise run train_me.py:build                  a model of your own; `castwise init FILE` writes one to start from
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPrintOptions(PrintOptions):
+    """How `castwise run` prints what it found."""
+
+    price_kwh: Annotated[
+        float | None, Option("What a kilowatt-hour costs you; prints what an epoch does.", metavar="X")
+    ] = None
+    price_gpu_hour: Annotated[
+        float | None, Option("What an hour of a GPU costs you; prints what an epoch does.", metavar="Y")
+    ] = None
+
+
+def run(options: RunOptions, output: RunPrintOptions) -> int:
+    """Measure a workload in every precision: time, throughput, memory, loss, and which precision to take."""
+    from castwise.analysis.advice import recommend
+    from castwise.analysis.energy import Prices
+    from castwise.analysis.result_table import MARGIN, compare
+    from castwise.cli.measuring import announce, live_progress, looking, measuring, say_logs
+    from castwise.cli.output import emit, say
+    from castwise.orchestrator.job import prepare
+    from castwise.render import run_report
+
+    prices = Prices(output.price_kwh, output.price_gpu_hour)
+    prices.check()
+    progress = live_progress()
+    with measuring(options, output):
+        with looking():
+            job = prepare(options, progress)
+        announce(job)
+        if job.rule is not None and job.rule.budget_seconds is not None and options.budget_seconds is None:
+            budget = f"{job.rule.budget_seconds:g} s"
+            say(f"On a CPU no round begins that would end after {budget}; --budget sets another time.")
+        with progress:
+            trials = job.run()
+    rows = compare(trials, MARGIN if job.rule is None else job.rule.margin)
+    advice = recommend(rows)
+    emit(
+        output.format,
+        table=lambda console: run_report.print_table(rows, advice, console, prices),
+        markdown=lambda: run_report.to_markdown(rows, advice, prices),
+        csv=lambda: run_report.to_csv(rows),
+        json=lambda: run_report.to_json(rows, advice, prices),
+    )
+    if output.verbose:
+        say_logs(trials)
+    return exit_code(trials)
+
+
+def exit_code(trials: "list[Trial]") -> int:
+    """Return 0 where every trial has its answer, 1 where one crashed, hung or diverged, or none ended well.
+
+    An out-of-memory and an unsupported precision are answers to the question that was asked.
+    """
+    statuses = {trial.status for trial in trials}
+    return 1 if statuses & {"crashed", "timeout", "diverged"} or (statuses and "ok" not in statuses) else 0

@@ -1,0 +1,93 @@
+"""`castwise suite`."""
+
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from castwise.cli.options import PrintOptions
+from castwise.errors import UsageError
+from castwise.suites.options import SuiteOptions
+
+if TYPE_CHECKING:
+    from castwise.orchestrator.machine import Machine
+    from castwise.registry.suites import Suite
+    from castwise.suites.result import SuiteResult
+
+EXAMPLES = """\
+Examples:
+
+    castwise suite tensorcore --quick               a few steps of each run
+
+    castwise suite wrn-cifar10 --precision O1,O2    two of its precisions, in full
+
+    castwise suite wrn-cifar10 --precision O0 --epochs 2
+
+    castwise suite --all --quick --synthetic        every suite, without any data
+
+    castwise suite mine.toml                        a suite of your own
+"""
+
+
+def suite(options: SuiteOptions, output: PrintOptions) -> int:
+    """Run published benchmarks as their sources do, and compare their figures with what is measured here."""
+    if (options.suites is None) != options.every_suite:
+        raise UsageError("Name the suites to run, or say --all. `castwise list suites` shows them.")
+    if options.tuned:
+        if options.techniques is not None:
+            raise UsageError("--tuned stands for --techniques none,tuned. Give one of the two.")
+        options = replace(options, techniques=("none", "tuned"))
+    from castwise.cli.measuring import FAILED, looking, measuring, say_logs
+    from castwise.cli.output import emit, say
+    from castwise.orchestrator.machine import detect_machine
+    from castwise.registry.suites import SUITE_NAMES, find_suite
+    from castwise.suites import render
+    from castwise.suites.run import check
+
+    suites = [find_suite(each) for each in dict.fromkeys(options.suites or SUITE_NAMES)]
+    check(options)
+    results: list[SuiteResult] = []
+    refused = 0
+    with measuring(options, output):
+        with looking():
+            machine = detect_machine(options.device, options.data_dir)
+        for each in suites:
+            try:
+                result = _run(each, options, machine)
+            except UsageError as error:
+                # A suite that cannot be run (its data is missing) does not keep the others from being run.
+                if len(suites) == 1:
+                    raise
+                refused = error.exit_code
+                say(f"castwise: {each.name} is left out: {error}")
+                continue
+            results.append(result)
+            if output.format in ("table", "markdown"):  # at once; the others are one document over all suites
+                emit(
+                    output.format, partial(render.print_suite, result), markdown=partial(render.markdown_suite, result)
+                )
+                print(flush=True)
+    if output.format == "csv":
+        sys.stdout.write(render.csv_suites(results))
+    elif output.format == "json":
+        print(render.json_suites(results))
+    trials = [trial for result in results for trial in result.all_trials]
+    if output.verbose:
+        say_logs(trials)
+    # That float16 without masters diverges, or that a batch does not fit, is what a suite is run to find out.
+    failed = not trials or any(trial.status in ("crashed", "timeout") for trial in trials)
+    return refused or (FAILED if failed else 0)
+
+
+def _run(suite: "Suite", options: SuiteOptions, machine: "Machine") -> "SuiteResult":
+    from castwise.cli.measuring import announce, live_progress
+    from castwise.cli.output import say
+    from castwise.suites.run import prepare_suite
+
+    progress = live_progress()
+    job = prepare_suite(suite, options, machine, progress)
+    count = len(job.job.plan.specs)
+    say(f"{suite.name}: {count} trial{'s' if count > 1 else ''}")
+    announce(job.job)
+    with progress:
+        return job.run()

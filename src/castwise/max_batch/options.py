@@ -1,0 +1,49 @@
+"""The options of `castwise max-batch`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from castwise.spec.options import WORKLOAD_NAMES, Option, StepOptions, Techniques, parse_workload
+from castwise.spec.quantities import parse_count, parse_list, parse_memory, parse_share
+
+
+@dataclass(frozen=True)
+class MaxBatchOptions(StepOptions):
+    """What `castwise max-batch` searches; None stands for "what suits the machine"."""
+
+    workload: Annotated[
+        str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_workload, completion="workloads", is_argument=True)
+    ]
+    precisions: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Precisions, comma-separated. Without it: all that the device has.",
+            keyword="precision",
+            parse=parse_list,
+            completion="precisions",
+        ),
+    ] = None
+    techniques: Techniques = None
+    exact: Annotated[bool, Option("To the sample; else to a multiple of 8.")] = False
+    margin: Annotated[
+        float | None,
+        Option("The share of the memory that is to stay free: 5%.", parse=parse_share, metavar="SHARE"),
+    ] = None
+    memory_bytes: Annotated[
+        float | None,
+        Option(
+            "The most that a trial may take: 8GiB. Without it: all that the GPU has; a CPU needs it.",
+            keyword="memory",
+            parse=parse_memory,
+            metavar="SIZE",
+        ),
+    ] = None
+    steps: Annotated[
+        int | None,
+        Option(
+            "Steps that a batch must train to fit, at the least. Without it: 5.",
+            parse=parse_count,
+            metavar="N",
+        ),
+    ] = None
+    curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.")] = True

@@ -1,0 +1,335 @@
+"""The options of commands: one class a command, from which the command line and the Python API are made.
+
+A field of an options class is `Annotated` with an `Option`. `castwise.cli.options` makes an option or an argument of a
+command from it, `castwise.api` a keyword.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from castwise.errors import UsageError
+from castwise.spec.quantities import parse_count, parse_duration, parse_list, parse_numbers, parse_share
+
+_Options = TypeVar("_Options")
+
+DEFAULT_RESULTS = Path("castwise-results")
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field of an options class is given.
+
+    Attributes:
+        help: What it means.
+        keyword: Its name in Python, and with dashes on the command line; that of the field by default.
+        flags: Its names on the command line, if they are not "--" and the keyword.
+        parse: Reads what a user gave, after the option's name for messages; None takes it as it is.
+        metavar: What the help shows as its value, or as the argument.
+        completion: From which names the shell completes it.
+        environment: The environment variable that gives it, too.
+        is_argument: Whether the command line has it by its place.
+        takes_many: Whether that argument may be repeated.
+        default: What the command line takes without it, if not what Python takes.
+        hidden: Whether the help leaves it out.
+        name: The field's name; filled in by `options_of`, as what follows.
+        type: The field's type.
+        field_default: The field's default.
+        is_required: Whether it has none.
+    """
+
+    help: str = ""
+    keyword: str = ""
+    flags: tuple[str, ...] = ()
+    parse: Callable[[str, Any], Any] | None = None
+    metavar: str | None = None
+    completion: Literal["workloads", "precisions", "techniques", "suites"] | None = None
+    environment: str | None = None
+    is_argument: bool = False
+    takes_many: bool = False
+    default: Any = None
+    hidden: bool = False
+    name: str = ""
+    type: Any = None
+    field_default: Any = None
+    is_required: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return its name on the command line."""
+        return self.metavar or self.keyword.upper() if self.is_argument else self.flags[0]
+
+
+def options_of(options: type) -> Iterator[Option]:
+    """Yield the options of a class, its own before those of its bases."""
+    hints = get_type_hints(options, include_extras=True)
+    by_name = {field.name: field for field in fields(options)}
+    names = dict.fromkeys(name for owner in options.__mro__ for name in inspect.get_annotations(owner))
+    for name in names:
+        if get_origin(hints[name]) is not Annotated:
+            continue
+        kind, option = get_args(hints[name])
+        keyword = option.keyword or name
+        default = by_name[name].default
+        yield replace(
+            option,
+            keyword=keyword,
+            flags=option.flags or (f"--{keyword.replace('_', '-')}",),
+            name=name,
+            type=kind,
+            field_default=None if default is MISSING else default,
+            is_required=default is MISSING,
+        )
+
+
+def parse_options(options: type[_Options], given: Mapping[str, Any], *, on_command_line: bool = False) -> _Options:
+    """Return the options that a user gave by keyword; None is as good as not given.
+
+    Raises:
+        UsageError: One of them cannot be understood.
+    """
+    values: dict[str, Any] = {}
+    for option in options_of(options):
+        value = given.get(option.keyword)
+        if value is not None:
+            label = option.label if on_command_line else option.keyword
+            values[option.name] = option.parse(label, value) if option.parse else value
+    return options(**values)
+
+
+def parse_path(_: str, value: Any) -> Path:
+    """Return a path as such."""
+    return Path(value)
+
+
+def parse_workload(option: str, value: Any) -> str:
+    """Return the name of one workload.
+
+    Raises:
+        UsageError: It is a list.
+    """
+    name = str(value).strip()
+    if "," in name:
+        raise UsageError(f"{option} is one name here, and '{name}' is a list. Give one command for each.")
+    return name
+
+
+WORKLOAD_NAMES = (
+    "(`castwise list workloads`), or torchvision:NAME, timm:NAME, transformers:CONFIG, FILE.py:FUNCTION, "
+    "module.path:FUNCTION"
+)
+TECHNIQUES_HELP = (
+    "Loops, comma-separated: none, the plain one, or changes to it (`castwise list techniques`) joined by '+'; tuned "
+    "is short for {}. Without it: the plain loop."
+)
+Techniques = Annotated[
+    tuple[str, ...] | None,
+    Option(TECHNIQUES_HELP.format("those that most models gain from"), parse=parse_list, completion="techniques"),
+]
+
+
+@dataclass(frozen=True)
+class ParameterGrid:
+    """What is crossed with what; None stands for "what suits"."""
+
+    workloads: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Without one: a short job that suits "
+            "this machine.",
+            keyword="workload",
+            parse=parse_list,
+            completion="workloads",
+            is_argument=True,
+            takes_many=True,
+        ),
+    ] = None
+    precisions: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Precisions, comma-separated; O0 to O3 are understood. Without it: all that the device has.",
+            keyword="precision",
+            parse=parse_list,
+            completion="precisions",
+        ),
+    ] = None
+    batch_sizes: Annotated[
+        tuple[int, ...] | None,
+        Option("Samples per step, comma-separated.", keyword="batch_size", parse=parse_numbers),
+    ] = None
+    loss_scales: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "none, dynamic, dynamic-apex or numbers, comma-separated; for precisions that scale.",
+            keyword="loss_scale",
+            parse=parse_list,
+        ),
+    ] = None
+    world_sizes: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Numbers of GPUs, comma-separated; each trains on --batch-size samples. Without it: 1.",
+            keyword="gpus",
+            parse=parse_numbers,
+        ),
+    ] = None
+    parallelisms: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp.",
+            keyword="parallelism",
+            parse=parse_list,
+        ),
+    ] = None
+    techniques: Techniques = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """What every command that measures takes."""
+
+    device: Annotated[str | None, Option("cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")] = None
+    data_dir: Annotated[
+        Path | None,
+        Option(
+            "The folder real data lies in.",
+            keyword="data",
+            parse=parse_path,
+            metavar="DIR",
+            environment="CASTWISE_DATA",
+        ),
+    ] = None
+    results: Annotated[
+        Path | None,
+        Option(
+            "The folder for records; a job goes on where it was cut off, a run after its last epoch.",
+            parse=parse_path,
+            metavar="DIR",
+            default=DEFAULT_RESULTS,
+        ),
+    ] = None
+    timeout_seconds: Annotated[
+        float | None,
+        Option(
+            "How long one phase of a trial may take before it is given up.",
+            flags=("--timeout",),
+            parse=parse_duration,
+            metavar="TIME",
+        ),
+    ] = None
+    retry: Annotated[bool, Option("Measure crashed and timed-out trials again.")] = False
+    again: Annotated[bool, Option("Measure everything again, whatever is recorded.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(SharedOptions):
+    """What every command that times training steps takes."""
+
+    data_set: Annotated[str | None, Option("synthetic, or a real data set: mnist, cifar10, wikitext-2.")] = None
+    seed: Annotated[int, Option("Seeds weights, data and dropout.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DurationOptions:
+    """How long each trial is timed, or for how long rounds of trials go on."""
+
+    seconds: Annotated[float | None, Option("Seconds to time each trial for, at the most.", metavar="S")] = None
+    within: Annotated[
+        float | None,
+        Option(
+            "Measure in rounds until every speed-up is known within this share.", parse=parse_share, metavar="SHARE"
+        ),
+    ] = None
+    budget_seconds: Annotated[
+        float | None,
+        Option(
+            "Measure in rounds for this wall time: 60s, 5min.", keyword="budget", parse=parse_duration, metavar="TIME"
+        ),
+    ] = None
+    rounds: Annotated[
+        int | None,
+        Option(
+            "Rounds at the most, each with fresh processes that take turns.",
+            parse=parse_count,
+            metavar="N",
+        ),
+    ] = None
+    margin: Annotated[
+        float | None,
+        Option(
+            "In rounds: how far from 1 a speed-up still is the same; 1% without it.",
+            parse=parse_share,
+            metavar="SHARE",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RunOptions(ParameterGrid, DurationOptions, StepOptions):
+    """What `castwise run` measures; None stands for "what suits the machine"."""
+
+
+def steps_of(options: StepOptions, **others: Any) -> RunOptions:
+    """Return the options of `castwise run` that share a command's device, data, records and time limit."""
+    shared = {field.name: getattr(options, field.name) for field in fields(StepOptions)}
+    return RunOptions(**shared | others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteFilter:
+    """What of a suite is run, and how long; None takes all."""
+
+    quick: Annotated[bool, Option("A few steps of each run: minutes instead of hours.")] = False
+    epochs: Annotated[
+        int | None,
+        Option(
+            "Epochs a run at the most; its schedule stays the source's.",
+            parse=parse_count,
+            metavar="N",
+        ),
+    ] = None
+    max_steps: Annotated[
+        int | None,
+        Option(
+            "Steps an epoch at the most.",
+            parse=parse_count,
+            metavar="N",
+        ),
+    ] = None
+    seeds: Annotated[
+        int,
+        Option(
+            "Runs of each configuration, with seeds 0, 1, …",
+            parse=parse_count,
+            metavar="N",
+        ),
+    ] = 1
+    workloads: Annotated[
+        tuple[str, ...] | None,
+        Option("Only these workloads, comma-separated.", keyword="workload", parse=parse_list, completion="workloads"),
+    ] = None
+    precisions: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Only these precisions, comma-separated.", keyword="precision", parse=parse_list, completion="precisions"
+        ),
+    ] = None
+    world_sizes: Annotated[
+        tuple[int, ...] | None,
+        Option("Only these numbers of GPUs, comma-separated.", keyword="gpus", parse=parse_numbers),
+    ] = None
+    synthetic: Annotated[bool, Option("Random samples stand in for real data: time comparable, accuracy not.")] = False
+    techniques: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            TECHNIQUES_HELP.format("the fastest loop known, which the suite's file names"),
+            parse=parse_list,
+            completion="techniques",
+        ),
+    ] = None
+    validate: Annotated[
+        bool,
+        Option("Validate once behind a run whose source does not, outside its time: how accurate the model is."),
+    ] = False

@@ -1,0 +1,82 @@
+"""The options of `castwise tune`."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
+
+from castwise.registry.techniques import Numerics
+from castwise.spec.options import WORKLOAD_NAMES, Option, StepOptions, parse_workload
+from castwise.spec.quantities import parse_count, parse_duration, parse_list, parse_memory
+
+
+@dataclass(frozen=True)
+class TuneOptions(StepOptions):
+    """What `castwise tune` searches; None stands for "what suits the machine"."""
+
+    workload: Annotated[
+        str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_workload, completion="workloads", is_argument=True)
+    ]
+    _: KW_ONLY
+    precisions: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Precisions to try, comma-separated; the first is the plain loop's. Without it: fp32 and all that keep "
+            "float32 weights.",
+            keyword="precision",
+            parse=parse_list,
+            completion="precisions",
+        ),
+    ] = None
+    numerics: Annotated[
+        Numerics,
+        Option(
+            "What a technique may change at the most: bits (nothing), rounding, draws (other random numbers of the "
+            "same distribution), shape (the model).",
+            keyword="allow",
+        ),
+    ] = "draws"
+    batch_size: Annotated[
+        int | None,
+        Option(
+            "Samples per step.",
+            parse=parse_count,
+            metavar="N",
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        float | None,
+        Option(
+            "Find the fastest loop within this memory too, on a smaller batch where need be: 8GiB.",
+            keyword="memory",
+            parse=parse_memory,
+            metavar="SIZE",
+        ),
+    ] = None
+    budget_seconds: Annotated[
+        float | None,
+        Option(
+            "Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s where a GPU's step takes "
+            "less than 10 ms.",
+            keyword="budget",
+            parse=parse_duration,
+            metavar="TIME",
+        ),
+    ] = None
+    data_set: Annotated[
+        str | None,
+        Option(
+            "synthetic; or a real data set, or random samples in its shape (synthetic:NAME), whose epochs are then "
+            "timed as the source's suite reads them."
+        ),
+    ] = None
+    training: Annotated[bool, Option("Time epochs as the source's suite runs them, on the suite's data.")] = False
+    larger_batches: Annotated[bool, Option("Try 2, 4 and 8 times the batch, too: that changes the training.")] = False
+    timeout_seconds: Annotated[
+        float | None,
+        Option(
+            "How long one phase of a trial, a compilation for one, may take. Without it: half of --budget, 3min at "
+            "the least.",
+            flags=("--timeout",),
+            parse=parse_duration,
+            metavar="TIME",
+        ),
+    ] = None
