@@ -16,14 +16,13 @@ from castwise.registry.step_config import PLAIN, ModelChange, StepConfig
 from castwise.registry.workloads import find_workload
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
-from castwise.spec.types import TrialKind, Unit
+from castwise.spec.types import Numerics, TrialKind, Unit
 
 # What a technique does to the numbers, from the least to the most:
 # `bits`      the same operations on the same numbers
 # `rounding`  the same formulas; sums in another order, or intermediate results rounded at other places
 # `draws`     other random numbers of the same distribution (dropout masks, augmentation, order)
 # `shape`     another model, with weights that the published one does not have
-Numerics = Literal["bits", "rounding", "draws", "shape"]
 
 _JOIN = "+"
 NONE = "none"

@@ -12,8 +12,9 @@ from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment
 from castwise.registry.precisions import find_precision
 from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import TECHNIQUES, Numerics
+from castwise.registry.techniques import TECHNIQUES
 from castwise.spec.trial import TrialSpec
+from castwise.spec.types import Numerics
 from castwise.tune.changes import (
     COMPANION,
     COMPILE_RANK,

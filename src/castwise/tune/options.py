@@ -3,9 +3,9 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from castwise.registry.techniques import Numerics
 from castwise.spec.options import WORKLOAD_NAMES, Option, StepOptions, parse_workload
 from castwise.spec.quantities import parse_count, parse_duration, parse_list, parse_memory
+from castwise.spec.types import Numerics
 
 
 @dataclass(frozen=True)
