@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
-from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, _times_kernels_untold, prior_stats_of
+from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, _times_kernels_without_lock, prior_stats_of
 from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import NullListener
@@ -157,7 +157,7 @@ def test_what_times_kernels_on_several_devices_is_set_up_while_no_other_is(
     techniques: tuple[str, ...], untold: bool
 ) -> None:
     spec = fake_spec(techniques=techniques, world_size=2, parallelism="ddp")
-    assert _times_kernels_untold(spec) is untold
+    assert _times_kernels_without_lock(spec) is untold
 
 
 def test_any_cell_may_be_the_baseline() -> None:

@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_a_warning(
 def test_a_damaged_checkpoint_is_not_gone_on_from(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="is not gone on from"):
+    with pytest.warns(UserWarning, match="is not used"):
         assert checkpoints.load(path, CPU, "q") is None
 
 
@@ -81,7 +81,7 @@ def test_nor_is_another_run_s(tmp_path: Path) -> None:
 def test_a_run_with_a_damaged_checkpoint_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.pt"
     path.write_bytes(b"no checkpoint")
-    with pytest.warns(UserWarning, match="is not gone on from"):
+    with pytest.warns(UserWarning, match="is not used"):
         run = a_run(path, monkeypatch)
     assert run.epochs == ()
     run.run_epoch()

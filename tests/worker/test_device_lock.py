@@ -14,7 +14,7 @@ from castwise.worker.device_lock import DeviceLock, device_lock
 def hold(connection: Connection, alone: bool) -> None:
     """Hold the turn in another process, forked as a trial is, until told to let go."""
     turn = DeviceLock(alone=alone)
-    turn.take()
+    turn.acquire()
     connection.send("held")
     connection.recv()
     connection.send("letting go")
@@ -38,12 +38,12 @@ class Neighbour:
     ("theirs", "ours", "waits"), [(True, True, True), (True, False, True), (False, True, True), (False, False, False)]
 )
 def test_who_times_kernels_is_alone(theirs: bool, ours: bool, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_MOST_SECONDS", 0.2)
+    monkeypatch.setattr(turns, "_MAX_WAIT_SECONDS", 0.2)
     neighbour = Neighbour(theirs)
     with device_lock(alone=ours, compiles=False) as turn:
         assert (turn.waited_seconds >= 0.2) is waits
     neighbour.let_go()
-    monkeypatch.setattr(turns, "_MOST_SECONDS", 60.0)
+    monkeypatch.setattr(turns, "_MAX_WAIT_SECONDS", 60.0)
     with device_lock(alone=ours, compiles=False) as turn:
         assert turn.waited_seconds < 30.0, "it was to be had"
 
@@ -76,7 +76,7 @@ def test_it_is_let_go_of_while_torch_compiles() -> None:
 def is_free() -> bool:
     other = DeviceLock(alone=True)
     try:
-        return other._has_taken()
+        return other.try_acquire()
     finally:
         other.close()
 

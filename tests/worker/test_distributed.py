@@ -111,7 +111,7 @@ def all_of_it(peers: Peers, folder: Path) -> dict[str, Any]:
     results["whole"] = run(training_spec(), peers, epochs=2)
     results["first"] = run(training_spec(), peers, 1, checkpoint)
     results["resumed"] = run(training_spec(), peers, 2, checkpoint)
-    training_run._AGREE_EVERY = 5
+    training_run._COMPARE_EVERY = 5
     hopeless = {"read_loss_every_step": True, "optimizer": Optimizer(name="SGD", arguments={"lr": 1e30})}
     results["hopeless"] = run(training_spec(samples_per_epoch=16 * 60, **hopeless), peers, 1)
     # A run that only one rank finds to have failed.

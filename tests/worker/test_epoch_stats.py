@@ -76,7 +76,7 @@ def test_a_share_is_never_more_than_all_and_nobody_need_listen(clock: Clock) -> 
 def seen(losses: list[float], *, every: bool) -> Pass:
     pass_ = Pass(every, len(losses))
     for index, loss in enumerate(losses):
-        pass_.saw(index, torch.tensor(loss), 4)
+        pass_.add_step(index, torch.tensor(loss), 4)
     return pass_
 
 
@@ -101,8 +101,8 @@ def test_losses_are_kept_evenly_and_the_last_always(every: bool) -> None:
     ],
 )
 def test_a_run_is_hopeless_after_many_losses_that_are_no_number(losses: list[float], hopeless: bool) -> None:
-    assert seen(losses, every=True).hopeless == hopeless
-    assert not seen(losses, every=False).hopeless, "nobody has read them"
+    assert seen(losses, every=True).has_diverged == hopeless
+    assert not seen(losses, every=False).has_diverged, "nobody has read them"
 
 
 def test_why_a_pass_was_in_vain() -> None:

@@ -91,7 +91,7 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
             f"The device '{device}' cannot be opened: {failure.message}. `castwise doctor` shows what there is."
         ) from None
     finally:
-        BackgroundCloser().close([session])  # nothing of it disturbs the plan being made
+        BackgroundCloser().close([session])
 
 
 def inspect_user_model(machine: Machine, references: Sequence[str]) -> dict[str, UserWorkload]:

@@ -1,4 +1,4 @@
-"""Objects of a Python session on their way to the trials' processes: pickled with the code that defines them."""
+"""Pickle the objects of a Python session for the trials' processes, with the code that defines them."""
 
 import hashlib
 import io
@@ -10,20 +10,20 @@ from typing import Any
 from castwise.errors import StoreError, UsageError
 from castwise.spec.user_model import pickle_reference
 
-# What pickling raises, by whoever's hand; a `__getstate__` may raise others, which are the user's to see as they are.
+# What pickling raises. A `__getstate__` may raise others, which reach the user as they are.
 _FAILURES = (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError, NotImplementedError, OSError)
-_MOST_DEPTH = 12
+_MAX_DEPTH = 12
 
 
 def pickle_user_objects(parts: Mapping[str, Any], folder: Path) -> str:
-    """Write objects where a trial's process finds them, and return the reference of the workload that they are.
+    """Write objects to a file for the trials' processes, and return the reference of the workload that they are.
 
-    What is defined in `__main__`, in a notebook's cell or in a function travels as code, by cloudpickle; what is
+    cloudpickle includes the code of what is defined in `__main__`, in a notebook cell or in a function; what is
     defined in a module is imported there again.
 
     Args:
         parts: The parts of the user's own model, by the names of the contract.
-        folder: Where the file goes; made where it does not exist.
+        folder: Where the file goes; it is made if it does not exist.
 
     Raises:
         UsageError: cloudpickle is not installed, or one of the objects cannot be pickled.
@@ -71,17 +71,17 @@ def _dumps(value: Any) -> bytes:
 
 
 def _culprit(parts: dict[str, Any]) -> tuple[str, Any]:
-    """Return the innermost object that cannot be pickled, and its name, as far as attributes and items lead to it."""
+    """Return the innermost object that cannot be pickled, found through attributes and items, and its name."""
     where, found = "", parts
-    for _ in range(_MOST_DEPTH):
-        inner = next(((name, value) for name, value in _children(found) if not _travels(value)), None)
+    for _ in range(_MAX_DEPTH):
+        inner = next(((name, value) for name, value in _children(found) if not _can_be_pickled(value)), None)
         if inner is None:
             break
         where, found = f"{where}{inner[0]}", inner[1]
     return where.lstrip("."), found
 
 
-def _travels(value: Any) -> bool:
+def _can_be_pickled(value: Any) -> bool:
     try:
         _dumps(value)
     except _FAILURES:

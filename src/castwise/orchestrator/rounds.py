@@ -1,4 +1,4 @@
-"""Rounds of sittings, with fresh processes each, until every ratio is known well enough or the time is up."""
+"""Rounds of interleaved sessions, each with fresh processes, until every ratio is known well enough."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ from castwise.registry.techniques import join, times_kernels, times_kernels_whil
 from castwise.spec.options import DurationOptions
 from castwise.spec.trial import TrialSpec
 
-# What a process holds on the device beside what its tensors do: its CUDA context and libraries' workspaces.
+# What a process holds on the device besides its tensors: its CUDA context and libraries' workspaces.
 _CONTEXT_BYTES = 2**30
 _USABLE = 0.95  # of the device's memory
 
@@ -31,13 +31,13 @@ class StopRule:
     """When a comparison ends.
 
     Attributes:
-        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough, if it leaves
-            no doubt what the verdict is.
+        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough if the verdict
+            is not in doubt.
         margin: How far from 1 a speed-up still is "the same".
         min_rounds: Rounds before that counts.
-        max_rounds: Rounds at the most.
-        are_rounds_named: Whether the user named that number, be it the default's.
-        budget_seconds: Wall time after which no round is begun; None for no such end.
+        max_rounds: Rounds at most.
+        are_rounds_named: Whether the user gave that number.
+        budget_seconds: Wall time after which no round starts; None for no such limit.
     """
 
     half_width: float = 0.01
@@ -69,7 +69,7 @@ class StopRule:
         )
 
     def is_answered(self, ratio: Estimate) -> bool:
-        """Return whether a speed-up is known well enough, and what is said of it is not in doubt."""
+        """Return whether a speed-up is known well enough, and its verdict is not in doubt."""
         if ratio.n < self.min_rounds or ratio.half_width > self.half_width:
             return False
         return verdict_of(ratio, self.margin).kind != "inconclusive"
@@ -85,12 +85,12 @@ class StopRule:
 
 @dataclass(frozen=True)
 class ComparedTrials:
-    """A comparison's end.
+    """What a comparison measured.
 
     Attributes:
-        trials: Every trial, those of earlier jobs first, one a cell and round.
-        ending: Why no further round was begun: every interval is `narrow`, the `budget` or the most `rounds`
-            are spent, or all that could be compared `failed`.
+        trials: Every trial, those of earlier jobs first, one for each configuration and round.
+        ending: Why no further round started: every interval is `narrow`, the `budget` or the allowed `rounds` are
+            spent, or all that could be compared `failed`.
         seconds: Wall time of the rounds.
     """
 
@@ -100,7 +100,7 @@ class ComparedTrials:
 
 
 class Rounds:
-    """The rounds of one comparison: cells that differ from one of them, the baseline, in what is asked about."""
+    """The rounds of one comparison: of configurations with one of them, the baseline."""
 
     def __init__(
         self,
@@ -110,17 +110,17 @@ class Rounds:
         recorded: Sequence[Trial] = (),
         baseline: TrialSpec | None = None,
     ) -> None:
-        """Begin where earlier jobs ended.
+        """Continue where earlier jobs ended.
 
         Args:
-            runner: Starts the processes, keeps the records, is told of progress.
-            cells: The cells, with repeat 0.
+            runner: Measures, saves the records and reports progress.
+            cells: The configurations, as specs with repeat 0.
             rule: When to end.
-            recorded: The trials of these cells that stand already.
-            baseline: The cell that the others are compared with; None takes float32's.
+            recorded: Trials of these configurations that need not be measured again.
+            baseline: The configuration that the others are compared with; None takes float32's.
         """
         self._runner, self._rule, self._baseline = runner, rule, baseline
-        # The baseline moves in first: without it nothing can be compared.
+        # The baseline is set up first: without it nothing can be compared.
         self._cells = sorted(cells, key=lambda spec: not self._is_baseline(spec))
         self._trials = list(recorded)
         self._started = time.perf_counter()
@@ -129,31 +129,31 @@ class Rounds:
     def run(self) -> ComparedTrials:
         """Run rounds until the rule ends them."""
         self._runner.note_gpu_processes(self._cells)
-        # Intervals need scipy, half a second to import: while the first processes start, nobody waits for it.
+        # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
         threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
         try:
             while (ending := self._ending()) is None:
                 started = time.perf_counter()
-                self._run_round(self._open_cells())
+                self._run_round(self._unfinished())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
         finally:
             self._runner.closer.wait()
             self._runner.telemetry.close()
-        self._say_why(ending)
+        self._report_ending(ending)
         return ComparedTrials(tuple(self._trials), ending, time.perf_counter() - self._started)
 
     def run_once(self) -> ComparedTrials:
-        """Let all cells sit once more, whatever they had."""
+        """Measure all configurations once more, however many rounds they had."""
         started = time.perf_counter()
         self._runner.note_gpu_processes(self._cells)
         try:
-            self._run_round(self._well_cells())
+            self._run_round(self._not_failed())
         finally:
             self._runner.closer.wait()
             self._runner.telemetry.close()
         return ComparedTrials(tuple(self._trials), "rounds", time.perf_counter() - started)
 
-    def _say_why(self, ending: Ending) -> None:
+    def _report_ending(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._cells if not self._is_baseline(spec)), default=0)
         rounds, share = rounds or self._num_trials(self._cells[0]), f"{self._rule.half_width:.3g}"
         doubt = f"not every speed-up is known within {share} and told from 1"
@@ -169,8 +169,8 @@ class Rounds:
         self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
 
     def _ending(self) -> Ending | None:
-        if not self._open_cells():
-            well = self._well_cells()
+        if not self._unfinished():
+            well = self._not_failed()
             if not well:
                 return "failed"
             return "narrow" if all(self._is_narrow(spec) for spec in well) else "rounds"
@@ -180,18 +180,18 @@ class Rounds:
             return "budget"
         return None
 
-    def _open_cells(self) -> list[TrialSpec]:
-        """Return the cells that another round is to measure: the baseline, and those whose ratio is too wide.
+    def _unfinished(self) -> list[TrialSpec]:
+        """Return what another round measures: the baseline, and those whose ratio is not known well enough.
 
-        Each has rounds of its own: one that was asked for later begins with its first. The baseline, which sits in
-        every group of a round, has had more of them than the others.
+        Each configuration counts its own rounds: one that was added later begins with its first. The baseline, which is
+        in every group of a round, has had more of them than the others.
         """
-        well = self._well_cells()
+        well = self._not_failed()
         wide = [spec for spec in well if not self._is_narrow(spec) and self._num_trials(spec) < self._rule.max_rounds]
         baseline = [spec for spec in well if self._is_baseline(spec) and spec not in wide]
         return [*baseline, *wide] if wide else []
 
-    def _well_cells(self) -> list[TrialSpec]:
+    def _not_failed(self) -> list[TrialSpec]:
         return [spec for spec in self._cells if not self._has_failed(spec)]
 
     def _is_narrow(self, spec: TrialSpec) -> bool:
@@ -199,49 +199,48 @@ class Rounds:
         if len(own) < self._rule.min_rounds:
             return False
         if self._is_baseline(spec) or self._has_lost_baseline():
-            return True  # its own interval is nobody's question; nothing more can be learned of its ratio
+            return True  # the baseline's own interval is not needed; without a baseline there is no ratio
         ratio = speedup_estimate(self._baseline_trials(), own)
         return ratio is None or self._rule.is_answered(ratio)
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
-        first = not all(map(self._num_trials, specs))  # what a cell takes to set up, and of memory, is not known yet
+        first = not all(map(self._num_trials, specs))  # how much memory each needs is not known yet
         waiting = self._groups(specs) if not first else [specs]
         while waiting:
-            cells = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may have, just now
+            cells = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may just have failed
             if not cells:
                 continue
             group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
             self._announce(group[0])
-            sat = run_interleaved(
+            session = run_interleaved(
                 self._runner,
                 group,
                 setup_order=self._setup_order(group, first),
                 number=number,
-                earlier=self._earlier(),
+                earlier=self._prior_stats(),
                 baseline=None if self._baseline is None else self._baseline.configuration,
             )
-            self._keep(sat.trials)
-            postponed = {spec.configuration for spec in sat.postponed}
+            self._keep(session.trials)
+            postponed = {spec.configuration for spec in session.postponed}
             waiting += self._less_crowded([spec for spec in cells if spec.configuration in postponed], cells)
 
-    def _earlier(self) -> dict[str, PriorStats]:
+    def _prior_stats(self) -> dict[str, PriorStats]:
         found = {spec.configuration: prior_stats_of(self._of(spec)) for spec in self._cells}
         return {cell: earlier for cell, earlier in found.items() if earlier is not None}
 
     def _setup_order(self, group: Sequence[TrialSpec], first: bool) -> SetupOrder:
-        """Return how the cells of a sitting are set up.
+        """Return how the configurations of a session are set up.
 
-        CPU cells would take the host from each other, and what set-up takes would be nobody's. What times kernels to
-        keep the fastest takes turns at the device by itself, but where it does so within a compilation, or on several
-        devices.
+        On a CPU they would slow each other down, and the set-up time would be of none. One that times kernels takes the
+        device's lock by itself, unless it does so within a compilation, or on several devices.
         """
-        if any(_times_kernels_untold(spec) for spec in group):
+        if any(_times_kernels_without_lock(spec) for spec in group):
             return "one by one"
         return "one by one" if first and not self._cells[0].device.startswith("cuda") else "together"
 
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
-        """Return how those sit next that did not fit into a group: beside the baseline while that leaves hope."""
+        """Return the next sessions of those that did not fit into a group: with the baseline while that may work."""
         if not postponed:
             return []
         baseline = [spec for spec in group if self._is_baseline(spec) and spec not in postponed]
@@ -252,7 +251,7 @@ class Rounds:
         return [[spec] for spec in postponed]
 
     def _groups(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
-        """Return the sittings that fit into memory by what the first round saw, each with the baseline."""
+        """Return sessions that fit into memory by the peaks of the first round, each with the baseline."""
         memory = self._runner.environment.gpu_memory_bytes
         if memory is None:
             return [specs]
@@ -287,7 +286,7 @@ class Rounds:
             self._runner.listener.ended(trial)
 
     def _announce(self, spec: TrialSpec) -> None:
-        """Say which trial this is, of as many as there will be at the least."""
+        """Report which trial this is, of as many as there will be at least."""
         index = len(self._trials) + 1
         self._runner.listener.started(spec, index, max(index, len(self._cells) * self._rule.min_rounds))
 
@@ -317,16 +316,16 @@ class Rounds:
 
 
 def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:
-    """Return what a cell's processes showed, None where none was timed long enough to show it."""
-    told = [trial for trial in trials if len(block_means(trial)) >= FEWEST_BLOCKS]
-    found = step_estimate(told)
+    """Return what a configuration's processes measured; None if none was timed for long enough."""
+    timed = [trial for trial in trials if len(block_means(trial)) >= FEWEST_BLOCKS]
+    found = step_estimate(timed)
     if found is None:
         return None
-    noise = max(noise_of(block_means(trial), block_lengths(trial)) for trial in told)
-    return PriorStats(noise, found.value, process_stds(told))
+    noise = max(noise_of(block_means(trial), block_lengths(trial)) for trial in timed)
+    return PriorStats(noise, found.value, process_stds(timed))
 
 
-def _times_kernels_untold(spec: TrialSpec) -> bool:
-    """Return whether a cell's set-up times kernels, and does not see to it that its neighbours rest meanwhile."""
+def _times_kernels_without_lock(spec: TrialSpec) -> bool:
+    """Return whether a configuration's set-up times kernels without holding the device's lock."""
     names = spec.techniques
     return times_kernels_while_compiling(names) or (times_kernels(names) and not spec.may_hold_device_alone)

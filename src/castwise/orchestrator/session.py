@@ -1,4 +1,4 @@
-"""What a sweep needs of whatever measures: real processes, or a fake in tests."""
+"""What measures a trial, as the orchestrator sees it: real processes, or a fake in tests."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,14 +13,14 @@ OnProgress = Callable[[float], None]
 
 
 class TrialFailedError(Exception):
-    """A trial's process ended in something else than measurements.
+    """A trial failed.
 
     Attributes:
-        status: What it comes to.
+        status: The trial's status.
         message: What happened, in a line.
         log: The end of what the process printed.
         refused: Whether castwise itself refused the request: the user's mistake, not the model's.
-        shortfall: By how much memory fell short, where the process said so.
+        shortfall: By how much memory fell short, if the process reported it.
     """
 
     def __init__(
@@ -40,26 +40,26 @@ class TrialFailedError(Exception):
 
 
 class ProcessGoneError(TrialFailedError):
-    """A trial's process ended without a word."""
+    """A trial's process ended without an answer."""
 
 
 class Session(Protocol):
     """One trial's process or processes. Every method but `close` may raise TrialFailedError."""
 
     def open(self, device: str) -> Environment:
-        """Open the device ("auto": the first GPU, else the CPU) and say what it is."""
+        """Open the device ("auto": the first GPU, else the CPU) and describe the machine."""
 
     def check(self, workloads: Sequence[str]) -> None:
         """Make sure that the zoos named have these models."""
 
     def inspect(self, model: UserModel) -> UserWorkload:
-        """Run the user's code and say what is known of their model."""
+        """Run the user's code and return what is known of their model."""
 
     def fetch(self, data_set: str, data_dir: Path) -> None:
         """Download a data set into a folder."""
 
     def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
-        """Return the file of pretrained weights of each model of torchvision, None where it cannot be had.
+        """Return the file of pretrained weights of each model of torchvision, None if it cannot be had.
 
         Args:
             models: torchvision's names.
@@ -67,32 +67,32 @@ class Session(Protocol):
         """
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
-        """Build model, data and optimizer; a training trial goes on from its checkpoint where there is one."""
+        """Build model, data and optimizer; a training trial resumes from its checkpoint if there is one."""
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run until the step time has settled.
 
         Args:
-            step_seconds: What earlier processes of the same cell took for a step; None where there were none.
+            step_seconds: Seconds a step in earlier processes of the same configuration; None if there were none.
         """
 
     def lead_in(self) -> None:
         """Launch the steps that lead to the next block, and do not wait for them."""
 
     def run_block(self, length: int = 1) -> Block:
-        """Time one block of steps, so many times as long as usual."""
+        """Time one block of steps, `length` times as long as usual."""
 
     def run_sustained(self, seconds: float) -> Block:
-        """Run steps for about so many seconds at a stretch; they are not among the samples."""
+        """Run steps for about so many seconds without a pause; they are not among the samples."""
 
     def resume(self) -> Resumed:
-        """Say where a training trial stands."""
+        """Return what a training trial runs, and the epochs that are done."""
 
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         """Train one epoch, validate, and write the checkpoint.
 
         Args:
-            on_progress: Is called now and then with the share of the epoch done, 0 to 1.
+            on_progress: Receives the share of the epoch that is done now and then, 0 to 1.
         """
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:

@@ -1,4 +1,4 @@
-"""What a steady cell and a training run are built alike from: a task in a precision, as one training step."""
+"""What steady trials and training runs have in common: a task in a precision, as one training step."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,7 +33,7 @@ class TrialSetup:
         task: The model with its data and its loss.
         step: The training step.
         facts: What is known once the precision is applied.
-        prepare: What is done to every batch on the device; None where nothing is.
+        prepare: What is done to every batch on the device; None for nothing.
     """
 
     task: Task
@@ -49,7 +49,7 @@ def build_trial(spec: TrialSpec, stack: ExitStack, peers: Peers, data_dir: Path 
         spec: What is to be run.
         stack: Restores the process's numeric state when it is closed.
         peers: The processes that share its steps.
-        data_dir: Where the real data of a task's own batches lies; a training run reads its data through feeds.
+        data_dir: Where the real data of a steady trial lies; a training run reads its data through feeds.
     """
     row, precision = find_workload(spec.workload), find_precision(spec.precision)
     torch.manual_seed(spec.seed)

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-# What a file that is no checkpoint, or half of one, has been seen to raise.
+# What a file that is not a checkpoint, or half of one, has been seen to raise.
 _DAMAGED = (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
 
 
 def save(path: Path, state: dict[str, Any]) -> bool:
-    """Write a state whole or not at all; return whether it was written.
+    """Write a state atomically; return whether it was written.
 
-    A full disk is no reason to lose the run: it goes on without a checkpoint, and says so in its log.
+    A full disk does not end the run: it goes on without a checkpoint, and its log says so.
     """
     temporary = path.with_suffix(".tmp")
     try:
@@ -23,7 +23,7 @@ def save(path: Path, state: dict[str, Any]) -> bool:
         torch.save(state, temporary)
         temporary.replace(path)
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
-        with suppress(OSError):  # what keeps it from being written may keep it from being removed
+        with suppress(OSError):  # what prevents writing may prevent removing
             drop(temporary)
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         warnings.warn(f"nothing was written to '{path}': {reason}", stacklevel=2)
@@ -32,12 +32,12 @@ def save(path: Path, state: dict[str, Any]) -> bool:
 
 
 def load(path: Path, device: torch.device, question: str) -> dict[str, Any] | None:
-    """Return the state of a checkpoint, None where it is damaged or another run's: a run then begins anew.
+    """Return the state of a checkpoint; None if it is damaged or another run's, so that the run starts again.
 
     Args:
         path: The file.
         device: Where tensors go.
-        question: What the run is, as the state that was saved has it under "question".
+        question: What the run is; a saved state has it under "question".
     """
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
@@ -46,7 +46,7 @@ def load(path: Path, device: torch.device, question: str) -> dict[str, Any] | No
         reason = "it is of a run with other settings"
     except _DAMAGED as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-    warnings.warn(f"the checkpoint '{path}' is not gone on from: {reason}", stacklevel=2)
+    warnings.warn(f"the checkpoint '{path}' is not used: {reason}", stacklevel=2)
     return None
 
 
@@ -64,7 +64,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Go on with the random numbers of a state."""
+    """Restore the state of torch's random numbers."""
     torch.set_rng_state(state["cpu"].cpu())
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)

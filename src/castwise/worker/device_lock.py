@@ -1,7 +1,7 @@
-"""Whose turn the device is while cells are set up side by side: a cell that times kernels needs it for itself.
+"""A lock on the device while trials are set up in parallel: one that times kernels needs it for itself.
 
-cuDNN's search and Inductor keep the kernel that was fastest when they tried it, and a neighbour's work would decide
-that. Compiling, which is most of such a first step, is the host's work, and needs no turn.
+cuDNN's search and Inductor keep the kernel that was fastest when they tried it, which another trial's work would
+change. Compiling, which is most of such a first step, is the host's work and needs no lock.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import IO
 
 _PAUSE_SECONDS = 0.005
-_MOST_SECONDS = 120.0  # a neighbour that hangs must not take this cell along
+_MAX_WAIT_SECONDS = 120.0  # another trial that hangs must not block this one
 
 
 def _make_file() -> IO[bytes] | None:
@@ -23,53 +23,54 @@ def _make_file() -> IO[bytes] | None:
     return None
 
 
-# The server from which trials are forked imports this module: its file is that of all of them, and of nobody else.
+# The server from which trials are forked imports this module: they all share its file, and nobody else does.
 _FILE = _make_file()
 
 
 class DeviceLock:
-    """A lock on the file: held alone by one that times kernels, together by those that do not.
+    """A lock on the file: exclusive for a trial that times kernels, shared by those that do not.
 
     Attributes:
-        waited_seconds: What waiting took.
+        waited_seconds: The time spent waiting for it.
     """
 
     def __init__(self, *, alone: bool) -> None:
         """Open the file anew: a lock belongs to what was opened, and forked processes share that.
 
         Args:
-            alone: Whether nobody else may compute meanwhile.
+            alone: Whether no other trial may compute meanwhile.
         """
         self._kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         self._descriptor: int | None = None
         self.waited_seconds = 0.0
         if _FILE is not None:
-            with contextlib.suppress(OSError):  # without /proc everybody computes when they like
+            with contextlib.suppress(OSError):  # without /proc there is no lock
                 self._descriptor = os.open(f"/proc/self/fd/{_FILE.fileno()}", os.O_RDWR)
 
-    def take(self) -> None:
-        """Wait for the turn, for two minutes at the most."""
-        if self._has_taken():
+    def acquire(self) -> None:
+        """Wait for the lock, for two minutes at most."""
+        if self.try_acquire():
             return
         began = time.perf_counter()
-        while time.perf_counter() - began < _MOST_SECONDS:
+        while time.perf_counter() - began < _MAX_WAIT_SECONDS:
             time.sleep(_PAUSE_SECONDS)
-            if self._has_taken():
+            if self.try_acquire():
                 break
         self.waited_seconds += time.perf_counter() - began
 
-    def give(self) -> None:
-        """Let others have it."""
+    def release(self) -> None:
+        """Release it."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let others have it for good."""
+        """Release it for good."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _has_taken(self) -> bool:
+    def try_acquire(self) -> bool:
+        """Return whether the lock could be had at once, or there is none."""
         if self._descriptor is None:
             return True
         try:
@@ -83,27 +84,27 @@ class DeviceLock:
 
 @contextmanager
 def device_lock(*, alone: bool, compiles: bool) -> Iterator[DeviceLock]:
-    """Hold the device's turn, but while torch compiles.
+    """Hold the device's lock, except while torch compiles.
 
     Args:
-        alone: Whether kernels are timed, so that nobody else may compute.
-        compiles: Whether something is compiled within.
+        alone: Whether kernels are timed, so that no other trial may compute.
+        compiles: Whether something is compiled.
     """
-    turn = DeviceLock(alone=alone)
+    lock = DeviceLock(alone=alone)
     try:
-        turn.take()
-        with _without_while_compiling(turn) if compiles else contextlib.nullcontext():
-            yield turn
+        lock.acquire()
+        with _released_while_compiling(lock) if compiles else contextlib.nullcontext():
+            yield lock
     finally:
-        turn.close()
+        lock.close()
 
 
 @contextmanager
-def _without_while_compiling(turn: DeviceLock) -> Iterator[None]:
+def _released_while_compiling(lock: DeviceLock) -> Iterator[None]:
     from torch._dynamo import callback  # there already: preload.py imports it, and torch itself for the first optimizer
 
-    begin = callback.on_compile_start(lambda _: turn.give())
-    end = callback.on_compile_end(lambda _: turn.take())
+    begin = callback.on_compile_start(lambda _: lock.release())
+    end = callback.on_compile_end(lambda _: lock.acquire())
     try:
         yield
     finally:

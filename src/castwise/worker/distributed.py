@@ -1,4 +1,4 @@
-"""Several GPUs as one: the processes that share a step and what they agree on, and the model spread over them."""
+"""Steps on several GPUs: the ranks' process group, and the model wrapped for them."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 class Peers:
-    """The processes of a trial, as one of them sees them: here one that is by itself, to which all this is free.
+    """The processes of a trial, as one of them sees them: here a lone process, for which every method does nothing.
 
-    What a step's gradients go through is a collective: a rank that does not take part lets the others wait for ever.
-    So whatever decides whether there is another step has to be agreed on.
+    The gradients of a step go through a collective: if a rank does not take part, the others wait for ever. So
+    whatever decides whether there is another step must be the same in all ranks.
 
     Attributes:
         rank: This process's number.
@@ -28,28 +28,28 @@ class Peers:
     world_size = 1
 
     def broadcast_object(self, value: _T) -> _T:
-        """Return rank 0's value, in every rank; all have to ask."""
+        """Return rank 0's value in every rank; all must call it."""
         return value
 
     def gather_objects(self, value: _T) -> list[_T]:
-        """Return every rank's value, in every rank, by rank; all have to ask."""
+        """Return every rank's value in every rank, by rank; all must call it."""
         return [value]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give tensors rank 0's values, in every rank; all have to ask for as many of the same shapes and dtypes."""
+        """Copy rank 0's values into tensors, in every rank; all must pass as many of the same shapes and dtypes."""
 
     def all_reduce_mean(self, tensor: Tensor) -> None:
-        """Give a contiguous tensor the mean of all ranks' values, in every rank; all have to ask."""
+        """Replace a contiguous tensor by the mean over all ranks, in every rank; all must call it."""
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
     def close(self) -> None:
-        """End the connections; nothing can be agreed on any more."""
+        """End the connections; nothing can be exchanged any more."""
 
 
 class ProcessGroup(Peers):
-    """The ranks of a `torch.distributed` process group, which there is one of in a process."""
+    """The ranks of a `torch.distributed` process group; a process has one."""
 
     def __init__(self, device: torch.device) -> None:
         self.rank = distributed.get_rank()
@@ -57,30 +57,30 @@ class ProcessGroup(Peers):
         self._device = device
 
     def broadcast_object(self, value: _T) -> _T:
-        """Return rank 0's value, in every rank."""
+        """Return rank 0's value in every rank."""
         box = [value]
         distributed.broadcast_object_list(box, src=0, device=self._device)
         return box[0]
 
     def gather_objects(self, value: _T) -> list[_T]:
-        """Return every rank's value, in every rank, by rank."""
+        """Return every rank's value in every rank, by rank."""
         boxes: list[Any] = [None] * self.world_size
         distributed.all_gather_object(boxes, value)
         return boxes
 
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Give tensors rank 0's values, in every rank."""
+        """Copy rank 0's values into tensors, in every rank."""
         for tensor in tensors:
             values = tensor.detach().contiguous()  # NCCL takes no others
             distributed.broadcast(values, src=0)
             tensor.copy_(values)
 
     def all_reduce_mean(self, tensor: Tensor) -> None:
-        """Give a contiguous tensor the mean of all ranks' values, in every rank.
+        """Replace a contiguous tensor by the mean over all ranks, in every rank.
 
-        It is divided before it is summed, as DistributedDataParallel does: of float16 gradients under a loss scale the
-        sum can overflow where the mean does not. NCCL's mean is made so as well, and takes no kernel for it.
+        It is divided before it is summed, as DistributedDataParallel does: the sum of float16 gradients under a loss
+        scale can overflow though the mean does not. NCCL's mean does the same, without a kernel of its own.
 
         Source: NVIDIA/nccl src/enqueue.cc (hostToDevRedOp: ncclAvg of floats multiplies by 1 / ranks first);
         pytorch/pytorch torch/csrc/distributed/c10d/reducer.cpp (mark_variable_ready_dense).
@@ -100,9 +100,9 @@ class ProcessGroup(Peers):
 
 
 def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
-    """Meet the other processes of a `ddp` trial and return them.
+    """Form the process group of a `ddp` trial and return it.
 
-    On a CPU the ranks share out the cores: each having threads for all of them would slow all down.
+    On a CPU the ranks divide the cores: if each had threads for all of them, all would be slower.
 
     Args:
         spec: The trial, on this rank's device.
@@ -111,7 +111,7 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
             another program might take first.
 
     Raises:
-        RuntimeError: The others did not come within the protocol's `timeout_seconds`.
+        RuntimeError: The others did not join within the protocol's `timeout_seconds`.
     """
     device = torch.device(spec.device)
     is_cuda = device.type == "cuda"
@@ -129,15 +129,15 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
 
 
 def spread(model: nn.Module, spec: TrialSpec) -> nn.Module:
-    """Return what the forward pass goes through, so that a step runs on all GPUs of a spec: the model in a wrapper.
+    """Return the model wrapped so that a step runs on all GPUs of a spec.
 
     Args:
-        model: On the spec's device, with its precision applied: the gradients that are averaged over the ranks, or
-            summed over the replicas, are those that backward leaves.
+        model: On the spec's device, with its precision applied: the gradients that backward leaves are averaged over
+            the ranks, or summed over the replicas.
         spec: The trial, on this rank's device.
     """
     if spec.parallelism == "ddp":
-        # Its ids are for models on GPUs; without buffers' rank-0 values each step, batch norm would drift apart.
+        # It copies rank 0's buffers in each step, without which batch norm would drift apart. Ids are for GPUs only.
         return DistributedDataParallel(model, device_ids=[spec.device] if spec.device_type == "cuda" else None)
     if spec.parallelism == "dp":
         return nn.DataParallel(model, device_ids=list(devices_of(spec)))

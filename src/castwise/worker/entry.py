@@ -10,7 +10,7 @@ from castwise.worker.lifetime import kill_when_parent_dies
 
 
 def worker_main(connection: Connection, log_path: str) -> None:
-    """Settle in and serve trials. Runs in the trial's process only.
+    """Prepare the process and serve its trial. Runs in the trial's process only.
 
     Args:
         connection: The child's end of the pipe.
@@ -24,34 +24,34 @@ def worker_main(connection: Connection, log_path: str) -> None:
 
 
 def init_process(log_path: str) -> None:
-    """Send the process's output to a file, make it deaf to Ctrl-C, and tie its life to the parent's.
+    """Send the process's output to a file, make it ignore Ctrl-C, and end it when the parent ends.
 
     Args:
         log_path: Takes everything the process prints; the parent's stdout carries results.
     """
     try:
         log = os.open(log_path, os.O_WRONLY | os.O_APPEND)
-    except FileNotFoundError:  # the parent was interrupted and has cleared up; nobody waits for this process
+    except FileNotFoundError:  # the parent was interrupted and has cleaned up; this process is not needed
         os._exit(1)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    # The parent starts trials as daemons, which it ends when it exits. Daemons may have no processes of their own,
-    # but a data loader is made of such.
+    # The parent starts trials as daemons, which it ends when it exits. But daemons may not start processes, and a data
+    # loader needs some.
     multiprocessing.current_process().daemon = False
-    # Ctrl-C reaches the whole process group; what becomes of the trial is the parent's decision.
+    # Ctrl-C reaches the whole process group; the parent decides what becomes of the trial.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What the user's code starts joins this group, and ends with it: `TrialProcess.close` kills the group.
+    # What the user's code starts is in this group: `TrialProcess.close` kills it.
     os.setpgid(0, 0)
     _let_server_go()
     kill_when_parent_dies(os.getppid())
 
 
 def _let_server_go() -> None:
-    """Close this process's copy of the pipe by which the forkserver knows that it is still needed.
+    """Close this process's copy of the pipe that tells the forkserver that it is still needed.
 
-    Source: multiprocessing.forkserver gives one to each child. A child that hangs would keep the server alive
-    after the command was killed, and with it itself.
+    Source: multiprocessing.forkserver gives one to each child. A child that hangs would keep the server, and so
+    itself, alive after the command was killed.
     """
     server = forkserver._forkserver
     needed: int | None = getattr(server, "_forkserver_alive_fd", None)

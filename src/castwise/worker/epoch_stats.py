@@ -1,4 +1,4 @@
-"""One pass over the training data, watched: how long it waits, what its losses are, whether it is hopeless."""
+"""One pass over the training data: the time spent waiting for it, its losses, and whether they have diverged."""
 
 import math
 import time
@@ -10,9 +10,9 @@ from castwise.worker.models.task import Batch
 
 OnProgress = Callable[[float], None]
 
-# Losses in a row that are no number before a run is given up: a dynamic loss scale may see a few at its start.
-_HOPELESS_LOSSES = 20
-_KEPT_LOSSES = 100  # of an epoch, evenly; enough for a curve
+# Non-finite losses in a row before a run is given up: a dynamic loss scale may produce a few at its start.
+_MAX_NON_FINITE = 20
+_NUM_KEPT_LOSSES = 100  # of an epoch, evenly; enough for a curve
 _REPORT_SECONDS = 1.0
 
 
@@ -35,59 +35,58 @@ class TimedIterator:
 
 
 class Heartbeat:
-    """Tells now and then how much of something is done, so that whoever waits knows that it goes on."""
+    """Reports progress now and then, so that the parent knows that the process is alive.
+
+    Args:
+        on_progress: Receives the share that is done, 0 to 1, about once a second; may be None.
+        total: Steps in all.
+    """
 
     def __init__(self, on_progress: OnProgress | None, total: int) -> None:
-        """Begin.
-
-        Args:
-            on_progress: Is called with the share done, 0 to 1, about once a second; None tells nobody.
-            total: Steps in all.
-        """
-        self._on_progress, self._total = on_progress, max(1, total)
-        self._told = time.perf_counter()
+        self._on_progress = on_progress
+        self._total = max(1, total)
+        self._reported = time.perf_counter()
 
     def done(self, steps: int) -> None:
-        """Take note of the steps done so far."""
+        """Note the steps done so far."""
         now = time.perf_counter()
-        if self._on_progress is not None and now - self._told > _REPORT_SECONDS:
-            self._told = now
+        if self._on_progress is not None and now - self._reported > _REPORT_SECONDS:
+            self._reported = now
             self._on_progress(min(1.0, steps / self._total))
 
 
 class Pass:
-    """Counts and losses of one pass over the training data."""
+    """Counts and losses of one pass over the training data.
+
+    Args:
+        read_every_step: Whether the loss is read after every step, which is a synchronisation.
+        num_steps: Steps that are to come.
+    """
 
     def __init__(self, read_every_step: bool, num_steps: int) -> None:
-        """Begin.
-
-        Args:
-            read_every_step: Whether the loss is read after every step, a synchronisation.
-            num_steps: Steps that are to come.
-        """
         self._read_every_step = read_every_step
-        self._keep_every = max(1, num_steps // _KEPT_LOSSES)
+        self._keep_every = max(1, num_steps // _NUM_KEPT_LOSSES)
         self._kept: dict[int, Tensor | float] = {}
         self._last: tuple[int, Tensor | float] = (0, math.nan)
-        self._broken_in_a_row = 0
+        self._num_non_finite = 0
         self.num_steps = self.num_samples = 0
 
-    def saw(self, index: int, loss: Tensor, num_samples: int) -> None:
-        """Take note of a step."""
+    def add_step(self, index: int, loss: Tensor, num_samples: int) -> None:
+        """Count a step, and keep its loss."""
         self.num_steps += 1
         self.num_samples += num_samples
         value: Tensor | float = loss.detach()
         if self._read_every_step:
-            value = loss.item()  # the synchronisation that the source's loop has
-            self._broken_in_a_row = 0 if math.isfinite(value) else self._broken_in_a_row + 1
+            value = loss.item()  # a synchronisation, as in the published loop
+            self._num_non_finite = 0 if math.isfinite(value) else self._num_non_finite + 1
         self._last = (index, value)
         if index % self._keep_every == 0:
             self._kept[index] = value
 
     @property
-    def hopeless(self) -> bool:
-        """Return whether the losses say that going on is useless."""
-        return self._broken_in_a_row >= _HOPELESS_LOSSES
+    def has_diverged(self) -> bool:
+        """Return whether too many losses in a row were not finite."""
+        return self._num_non_finite >= _MAX_NON_FINITE
 
     def losses(self) -> tuple[tuple[int, float], ...]:
         """Return the kept losses and the last, read from the device."""
@@ -95,9 +94,9 @@ class Pass:
 
 
 def why_diverged(losses: tuple[tuple[int, float], ...], num_steps: int) -> str | None:
-    """Return why a pass with these losses was in vain, or None where its last loss is a number."""
+    """Return why a pass with these losses diverged, or None if its last loss is finite."""
     index, last = losses[-1]
     if math.isfinite(last):
         return None
-    first_broken = next((step for step, loss in losses if not math.isfinite(loss)), index)
-    return f"the loss was {last} at step {num_steps} of the epoch (seen first at step {first_broken + 1})"
+    first = next((step for step, loss in losses if not math.isfinite(loss)), index)
+    return f"the loss was {last} at step {num_steps} of the epoch (seen first at step {first + 1})"

@@ -1,4 +1,4 @@
-"""Time a stretch of device work: by CUDA events on a GPU, by the host's clock on a CPU."""
+"""Time work on a device: by CUDA events on a GPU, by the host's clock on a CPU."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import torch
 
 
 class CudaStopwatch:
-    """CUDA events round the work and one synchronisation after it."""
+    """CUDA events before and after the work, and one synchronisation after it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -17,7 +17,7 @@ class CudaStopwatch:
 
         Args:
             work: What is timed.
-            rested: Whether the device is to have done all that was launched before; else the time begins when it has.
+            rested: Whether to wait first for all that was launched before; if not, the time begins when it is done.
         """
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -35,7 +35,7 @@ class HostStopwatch:
     """The host's monotonic clock."""
 
     def time(self, work: Callable[[], None], *, rested: bool = True) -> float:
-        """Run the work and return its seconds; a host has always done what came before."""
+        """Run the work and return its seconds; a host has always finished what came before."""
         del rested
         start = time.perf_counter()
         work()

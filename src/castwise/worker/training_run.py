@@ -1,4 +1,4 @@
-"""A whole training run, an epoch at a time: real data, a schedule, validation, divergence, and going on later."""
+"""A whole training run, one epoch at a time: real data, a schedule, validation, divergence, checkpoints."""
 
 import time
 from contextlib import ExitStack, suppress
@@ -25,25 +25,25 @@ from castwise.worker.memory import memory_meter
 from castwise.worker.models.task import Batch
 from castwise.worker.precision import autocast
 
-# A classifier this little better than guessing, after an epoch or more, has not learned or has lost what it had.
+# A classifier that is at most this many times as good as guessing, after an epoch or more, has not learned.
 _CHANCE_MARGIN = 1.1
-# Steps between two of several ranks' looks at whether their losses are hopeless: agreeing costs a collective.
-_AGREE_EVERY = 50
+# Several ranks compare after this many steps whether their losses have diverged: it costs a collective.
+_COMPARE_EVERY = 50
 
 
 class TrainingRun:
-    """A training trial in its own process: everything between "set up" and "finish"."""
+    """A training trial in its own process: everything between `set_up` and `finish`."""
 
     def __init__(
         self, spec: TrialSpec, data_dir: Path | None, checkpoint: Path | None = None, peers: Peers | None = None
     ) -> None:
-        """Build model, data and optimizer, and go on from a checkpoint where there is one.
+        """Build model, data and optimizer, and resume from a checkpoint if there is one.
 
         Args:
             spec: What to run; it has a recipe.
             data_dir: Where real data lies; None for synthetic data.
             checkpoint: Written after every epoch by rank 0 and read at the start by all; None keeps none.
-            peers: The processes that share its steps; None where there are no others.
+            peers: The processes that share its steps; None if there are no others.
         """
         assert spec.recipe is not None, "a training trial has a recipe"
         started = time.perf_counter()
@@ -52,7 +52,7 @@ class TrainingRun:
         self._peers = peers or Peers()
         self._device = torch.device(spec.device)
         self._epochs: list[Epoch] = []
-        self._held: RankSamples | None = None  # what the run has held, once a pass behind it begins
+        self._memory_samples: RankSamples | None = None  # before a validation that is not part of the run
         with ExitStack() as stack:
             facts = self._set_up(stack, data_dir)
             self._stack = stack.pop_all()
@@ -90,19 +90,19 @@ class TrainingRun:
         """Train one epoch, validate, and write the checkpoint that the next starts from.
 
         Args:
-            on_progress: Is called with the share of the epoch done, about once a second; None tells nobody.
+            on_progress: Receives the share of the epoch that is done, about once a second.
         """
         epoch = self._train(on_progress)
-        self._step.share_statistics()  # in all ranks, also where only some go on to validate
+        self._step.share_statistics()  # in all ranks, even if only some go on to validate
         is_last = len(self._epochs) + 1 >= self._recipe.num_epochs
         if self._feeds.validation is not None and epoch.diverged is None:
             if self._recipe.validate_each_epoch:
                 epoch = self._validate(self._feeds.validation, epoch, on_progress)
-            elif is_last:  # no part of the run: neither of its time, nor of its memory, nor of what came of it
-                self._held = self._read_memory()
-                judged = self._validate(self._feeds.validation, epoch, on_progress)
-                epoch = judged.model_copy(update={"validation_seconds": 0.0, "diverged": None})
-        # Each rank has seen losses of its own; what follows from them must be the same in all.
+            elif is_last:  # not part of the run: neither of its time, nor of its memory, nor of its outcome
+                self._memory_samples = self._read_memory()
+                validated = self._validate(self._feeds.validation, epoch, on_progress)
+                epoch = validated.model_copy(update={"validation_seconds": 0.0, "diverged": None})
+        # Each rank has losses of its own; what follows from them must be the same in all.
         validation_loss, diverged = self._peers.broadcast_object((epoch.validation_loss, epoch.diverged))
         epoch = epoch.model_copy(update={"diverged": diverged})
         self._scheduler.after_epoch(validation_loss)
@@ -112,16 +112,16 @@ class TrainingRun:
         return epoch
 
     def keep_weights(self, path: Path) -> None:
-        """Write the model's state dict, on the CPU; where that fails there is no file, and the log says why."""
+        """Write the model's state dict, on the CPU; if that fails there is no file, and the log says why."""
         if self._peers.rank == 0:
-            with suppress(OSError):  # another run's are not to pass for these
+            with suppress(OSError):  # an older run's must not pass for these
                 checkpoints.drop(path)
             checkpoints.save(path, {name: tensor.cpu() for name, tensor in self.model.state_dict().items()})
 
     def finish(self) -> RankSamples:
         """Return everything measured, restore the numeric state and drop the checkpoint."""
-        samples = (self._held or self._read_memory()).model_copy(update={"epochs": self.epochs})
-        self.close()  # behind that: a graph, whose memory it is too, is let go of
+        samples = (self._memory_samples or self._read_memory()).model_copy(update={"epochs": self.epochs})
+        self.close()  # after reading the memory: it frees a CUDA graph, whose memory counts too
         if self._checkpoint is not None and self._peers.rank == 0:
             checkpoints.drop(self._checkpoint)
         return samples
@@ -142,10 +142,8 @@ class TrainingRun:
         self._step.model.train()
         self._task.begin_epoch()
         skipped_before = self._step.scaling.skipped_steps
-        pass_, signs = (
-            Pass(recipe.read_loss_every_step, self._steps_per_epoch),
-            Heartbeat(on_progress, self._steps_per_epoch),
-        )
+        pass_ = Pass(recipe.read_loss_every_step, self._steps_per_epoch)
+        heartbeat = Heartbeat(on_progress, self._steps_per_epoch)
         counted_from, first_step = 0.0, None
         self._synchronize()
         started = time.perf_counter()
@@ -159,12 +157,12 @@ class TrainingRun:
                 self._synchronize()  # what is queued belongs to the batches that are not counted
                 counted_from = time.perf_counter() - started
             step_started = time.perf_counter()
-            pass_.saw(index, self._step(batch), batch_size_of(batch, batch_size))
+            pass_.add_step(index, self._step(batch), batch_size_of(batch, batch_size))
             self._scheduler.after_step()
             if index == 0 and not self._epochs:
                 self._synchronize()  # once a run
                 first_step = time.perf_counter() - step_started
-            signs.done(index + 1)
+            heartbeat.done(index + 1)
             if index + 1 == self._steps_per_epoch or self._give_up(pass_):
                 break
         self._synchronize()
@@ -189,11 +187,11 @@ class TrainingRun:
         )
 
     def _give_up(self, pass_: Pass) -> bool:
-        """Return whether to end the epoch here because its losses are hopeless; the same in all ranks."""
+        """Return whether to end the epoch here because its losses have diverged; the same in all ranks."""
         if self._peers.world_size == 1:
-            return pass_.hopeless
-        look = self._recipe.read_loss_every_step and pass_.num_steps % _AGREE_EVERY == 0
-        return look and self._peers.broadcast_object(pass_.hopeless)
+            return pass_.has_diverged
+        is_compared = self._recipe.read_loss_every_step and pass_.num_steps % _COMPARE_EVERY == 0
+        return is_compared and self._peers.broadcast_object(pass_.has_diverged)
 
     @torch.no_grad()
     def _validate(self, feed: Feed, epoch: Epoch, on_progress: OnProgress | None) -> Epoch:
@@ -204,9 +202,9 @@ class TrainingRun:
         started = time.perf_counter()
         loss, count, is_classifier = torch.zeros((), device=self._device), 0, False
         right = torch.zeros((), dtype=torch.int64, device=self._device)
-        signs = Heartbeat(on_progress, feed.num_batches)
+        heartbeat = Heartbeat(on_progress, feed.num_batches)
         for index, batch in enumerate(feed.start(0)):
-            signs.done(index)
+            heartbeat.done(index)
             with self._autocast:
                 batch_loss, batch_right, batch_count = judge(self._step.model, batch)
             loss += batch_loss.float()
@@ -239,7 +237,7 @@ class TrainingRun:
 
     @property
     def _question(self) -> str:
-        """Return what a checkpoint must be of: the spec but for what does not matter, or differs between ranks."""
+        """Return what a checkpoint must be of: the spec without what does not matter, or differs between ranks."""
         return self._spec.model_dump_json(exclude={"device", "protocol"})
 
     def _save(self, path: Path) -> None:
@@ -255,7 +253,7 @@ class TrainingRun:
                 "scheduler": self._scheduler.state_dict(),
                 "ranks": ranks,
             }
-            checkpoints.save(path, state)  # where that fails, the last one stays, and the next epoch tries again
+            checkpoints.save(path, state)  # if that fails, the last one stays, and the next epoch tries again
         self._peers.barrier()
 
     def _load(self, path: Path) -> None:
@@ -271,9 +269,9 @@ class TrainingRun:
 
 
 def batch_size_of(batch: Batch, nominal: int) -> int:
-    """Return the samples of a batch, or of what one is made of: a last one may be short.
+    """Return the samples of a batch, or of what it is made of: the last one may be short.
 
-    A language model's are columns, not rows.
+    A language model's samples are columns, not rows.
     """
     first = batch[0]
     is_text = first.dim() == 2 and not first.is_floating_point()
