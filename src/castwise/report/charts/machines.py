@@ -11,6 +11,7 @@ from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts import plotly_parts
 from castwise.report.charts.chart import Chart, FileOf
 from castwise.report.charts.plotly_parts import (
+    Bar,
     Document,
     axis,
     bar_range,
@@ -92,33 +93,28 @@ def _bars(
     file_of: FileOf,
 ) -> Document:
     results = [result for result in row.results if result.entry is not None]
-    found = [get(result) for result in results]
     same_precision = [each for each in rows if each.spec.precision == row.spec.precision]
     pattern = _PATTERNS[min(same_precision.index(row), len(_PATTERNS) - 1)]
 
-    def hover_text(result: MachineResult, figure: Estimate | None) -> str:
+    def bar(result: MachineResult) -> Bar:
+        figure = get(result)
+        text = form(figure.value) if figure else ""
         verdict = f"{verdict_text(result)} {ratio_text(result.ratio)}" if result.verdict is not None else ""
-        return hover(
-            [
-                f"{row.spec.label} on {result.machine.name}",
-                f"{form(figure.value)}{unit}" if figure else "",
-                plotly_parts.interval_text(figure, form),
-                verdict,
-                _file(result, file_of),
-            ]
+        where = f"{row.spec.label} on {result.machine.name}"
+        interval = plotly_parts.interval_text(figure, form)
+        return Bar(
+            name=wrap(result.machine.name, _NAME_WIDTH),
+            precision=row.spec.precision,
+            found=figure,
+            label=text,
+            pattern=pattern if result.entry and result.entry.status == "ok" else "/",
+            hover=hover([where, text and f"{text}{unit}", interval, verdict, _file(result, file_of)]),
         )
 
+    name = escape(_label(row, rows))
+    highest = max(value_of(get(result)) for each in rows for result in each.results)
     return labelled_bars(
-        [wrap(result.machine.name, _NAME_WIDTH) for result in results],
-        found,
-        [row.spec.precision] * len(results),
-        [form(each.value) if each else "" for each in found],
-        [pattern if result.entry and result.entry.status == "ok" else "/" for result in results],
-        [hover_text(result, each) for result, each in zip(results, found, strict=True)],
-        highest=max(value_of(get(result)) for each in rows for result in each.results),
-        num_bars=len(rows) * len(results),
-        name=escape(_label(row, rows)),
-        legendgroup=escape(_label(row, rows)),
+        [bar(result) for result in results], highest, len(rows) * len(results), name=name, legendgroup=name
     )
 
 

@@ -8,6 +8,7 @@ import html
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from castwise.analysis.statistics import Estimate, has_interval
@@ -185,41 +186,38 @@ def bars(
     }
 
 
-def labelled_bars(  # noqa: PLR0913  what differs between bars
-    names: Sequence[str],
-    found: Sequence[Estimate | None],
-    precisions: Sequence[str],
-    labels: Sequence[str],
-    patterns: Sequence[str],
-    hovers: list[str],
-    *,
-    highest: float,
-    num_bars: int,
-    **settings: Any,
-) -> Document:
+@dataclass(frozen=True)
+class Bar:
+    """An upright bar with its figure; `pattern` is plotly's, empty for none, and `hover` the text at the pointer."""
+
+    name: str
+    precision: str
+    found: Estimate | None
+    label: str
+    pattern: str
+    hover: str
+
+
+def labelled_bars(shown: Sequence[Bar], highest: float, num_bars: int, **settings: Any) -> Document:
     """Return upright bars with their figures in them, or over those that are short or have a pattern.
 
     Args:
-        names: Below each bar.
-        found: The figures; a bar without one has no height.
-        precisions: Whose colour each bar has.
-        labels: The figures as text.
-        patterns: plotly's pattern of each bar; empty for none.
-        hovers: The text at the pointer.
+        shown: The bars; one without a figure has no height.
         highest: The highest bar of the panel.
         num_bars: All bars of the panel; figures in many bars are written upwards, in very many left out.
         **settings: More of the trace.
     """
-    colours = [look_of(precision).colour for precision in precisions]
-    values = [each.value if each else 0 for each in found]
-    trace = bars(names, values, colours, hovers, **settings)
-    trace["marker"]["pattern"] = {"shape": list(patterns)}
+    found = [bar.found for bar in shown]
+    colours = [look_of(bar.precision).colour for bar in shown]
+    values = [each.value if each else 0.0 for each in found]
+    trace = bars([bar.name for bar in shown], values, colours, [bar.hover for bar in shown], **settings)
+    trace["marker"]["pattern"] = {"shape": [bar.pattern for bar in shown]}
     return trace | {
         "error_y": error_bars(found),
-        "text": list(labels) if num_bars <= _MAX_FIGURES else None,
+        "text": [bar.label for bar in shown] if num_bars <= _MAX_FIGURES else None,
         "textposition": [
-            "inside" if not pattern and value >= _TALL_BAR * highest > 0 else "outside"
-            for value, pattern in zip(values, patterns, strict=True)
+            "inside" if not bar.pattern and value >= _TALL_BAR * highest > 0 else "outside"
+            for bar, value in zip(shown, values, strict=True)
         ],
         "textangle": -90 if num_bars > _MAX_LEVEL_FIGURES else 0,
         "constraintext": "inside",

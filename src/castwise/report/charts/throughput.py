@@ -11,6 +11,7 @@ from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, FileOf, GroupSubject
 from castwise.report.charts.plotly_parts import (
     MAX_BARS,
+    Bar,
     Document,
     axis,
     bar_range,
@@ -166,35 +167,26 @@ def _bars(
     is_alone = settings == [""]
     highest = max(value_of(get(config)) for config in shown)
 
-    def label(config: Configuration) -> str:
-        status, found = config.trial.status, get(config)
-        figure = form(found.value) if found else ""
-        return "<br>".join(escape(text) for text in (figure, "" if status == "ok" else status) if text)
-
-    def hover_text(config: Configuration) -> str:
+    def bar(config: Configuration) -> Bar:
         trial, found = config.trial, get(config)
-        figure = f"{form(found.value)}{unit}" if found else ""
-        trouble = "" if trial.status == "ok" else f"{trial.status}: {trial.message}"
-        return subject.hover(config, figure, interval_text(found, form), trouble)
+        status = "" if trial.status == "ok" else trial.status
+        figure = form(found.value) if found else ""
+        trouble = f"{status}: {trial.message}" if status else ""
+        return Bar(
+            name=escape(config.precision) if is_alone else wrap(group.setting(config), _SETTING_WIDTH),
+            precision=config.precision,
+            found=found,
+            label="<br>".join(escape(text) for text in (figure, status) if text),
+            pattern="/" if status else "",
+            hover=subject.hover(config, figure and f"{figure}{unit}", interval_text(found, form), trouble),
+        )
 
     traces = []
     for precision in [None] if is_alone else group.precisions:
-        own = [config for config in shown if precision in (None, config.precision)]
+        own = [bar(config) for config in shown if precision in (None, config.precision)]
         if own:
-            traces.append(
-                labelled_bars(
-                    [escape(c.precision) if is_alone else wrap(group.setting(c), _SETTING_WIDTH) for c in own],
-                    [get(config) for config in own],
-                    [config.precision for config in own],
-                    [label(config) for config in own],
-                    ["" if config.trial.status == "ok" else "/" for config in own],
-                    [hover_text(config) for config in own],
-                    highest=highest,
-                    num_bars=len(group.configurations),
-                    name=escape(precision or ""),
-                    showlegend=not is_alone,
-                )
-            )
+            name = escape(precision or "")
+            traces.append(labelled_bars(own, highest, len(group.configurations), name=name, showlegend=not is_alone))
     x_axis = names_axis(tickfont={"size": 11})
     if not is_alone:
         x_axis |= {"categoryorder": "array", "categoryarray": [wrap(each, _SETTING_WIDTH) for each in settings]}
