@@ -1,4 +1,4 @@
-"""Tell what an exception means for a trial: its status, and one line for the record."""
+"""Classify an exception: the trial's status, and one line for the record."""
 
 import errno
 import re
@@ -10,13 +10,13 @@ from castwise.records.schema import Shortfall, Status
 from castwise.spec.quantities import parse_memory
 from castwise.worker.memory import MemoryLimitError
 
-# PyTorch has no exception class for a missing kernel: these are its wordings.
+# PyTorch has no exception class for a missing kernel; its messages contain one of these.
 _MISSING_KERNEL = (
     "not implemented for",
     "is not currently supported on",
     "not supported for",
     "no kernel image",
-    "could not create a primitive descriptor",  # oneDNN's, for an LSTM in 16 bits without the instructions
+    "could not create a primitive descriptor",  # oneDNN, for an LSTM in 16 bits on a processor without the instructions
 )
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -26,7 +26,7 @@ _OUT_OF_MEMORY = (
     "failed to allocate",
 )
 
-# From here on torch's message for memory, and oneDNN's, is advice on settings; the whole is in the log.
+# The rest of torch's and oneDNN's messages is advice on settings; the log has all of it.
 _ADVICE = " Including non-PyTorch memory"
 _ONEDNN_ADVICE = " Run workload with environment variable"
 
@@ -34,15 +34,12 @@ _ONEDNN_ADVICE = " Run workload with environment variable"
 def classify(error: BaseException) -> tuple[Status, str]:
     """Return the status and a one-line message for what a trial raised.
 
-    Args:
-        error: What was raised.
-
     Returns:
         `oom` for memory on the device or the host; `unsupported` for a kernel PyTorch lacks or a request that
         castwise itself refuses; else `crashed`.
     """
     inner = getattr(error, "inner_exception", None)
-    if isinstance(inner, Exception):  # torch._dynamo's and torch._inductor's, round what a compiler raised
+    if isinstance(inner, Exception):  # torch._dynamo and torch._inductor wrap what a compiler raised
         status, what = classify(inner)
         return status, f"torch.compile failed: {what}"
     text = _first_line(error)
@@ -59,7 +56,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
 
 
 def shortfall_of(error: BaseException) -> Shortfall | None:
-    """Return how far memory fell short by an exception's own word; None where it does not say.
+    """Return by how much memory was too small according to an exception; None if it does not say.
 
     Source: the wording of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.11), which has no fields.
     """
@@ -71,13 +68,13 @@ def shortfall_of(error: BaseException) -> Shortfall | None:
     if not isinstance(error, torch.OutOfMemoryError) or asked is None or held is None or free is None:
         return None
     allowed = _size_before(text, " allowed")
-    reserved = held + (unused or 0)  # what is unused lies in pieces, or it would have been given away
+    reserved = held + (unused or 0)  # unused memory is fragmented, or it would have been used
     room = reserved + free if allowed is None else min(reserved + free, allowed)
     return Shortfall(needed_bytes=reserved + _segment(_bytes(asked[1])), free_bytes=room)
 
 
 def _segment(size: int) -> int:
-    """Return what the allocator asks of the device for a tensor.
+    """Return the bytes that the allocator requests from the device for a tensor.
 
     Source: c10/cuda/CUDACachingAllocator.cpp (get_allocation_size): 2 MiB up to 1 MiB, 20 MiB below 10 MiB, and
     whole 2 MiB from there.
@@ -104,7 +101,7 @@ def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    # A syntax error's own text repeats the file and line that stand behind the message anyway.
+    # str() of a syntax error repeats its file and line, which castwise appends anyway.
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = text.strip().splitlines()
     return lines[0].strip() if lines else ""

@@ -1,4 +1,4 @@
-"""Find out what machine and software a trial runs on, from inside its process."""
+"""Read the machine and the software of a trial from inside its process."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from castwise.worker.precision import read_fp32_precision
 
 
 def read_environment(device: torch.device, commit: str | None) -> Environment:
-    """Open the device, make it the process's current one, and return what it and the software are.
+    """Open the device, make it the process's current one, and return the environment.
 
     Args:
         device: The device trials will use; on a GPU this opens CUDA.
@@ -59,7 +59,7 @@ def read_environment(device: torch.device, commit: str | None) -> Environment:
 
 
 def _uuid(device: torch.device) -> str:
-    """Return a GPU's UUID as NVML knows it; asking for it opens no context on the GPU."""
+    """Return a GPU's UUID as in NVML; this opens no context on the GPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -72,7 +72,7 @@ def _cpu_lines(prefix: str) -> list[str]:
 
 
 def _cpu_features() -> set[str]:
-    lines = _cpu_lines("flags") or _cpu_lines("Features")  # x86's and Arm's word for it
+    lines = _cpu_lines("flags") or _cpu_lines("Features")  # on x86, and on Arm
     return set(lines[0].split()) if lines else set()
 
 

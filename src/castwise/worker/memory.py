@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of a trial: the caching allocator's on a GPU, the resident set's on a CPU."""
+"""Peak memory of a phase of a trial: the caching allocator's on a GPU, the resident set's on a CPU."""
 
 from pathlib import Path
 
@@ -12,11 +12,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 class MemoryLimitError(MemoryError):
-    """A trial took more memory than it was given.
-
-    Attributes:
-        shortfall: What it took, and what it was given.
-    """
+    """A trial took more memory than its limit; `shortfall` has both."""
 
     def __init__(self, taken_bytes: int, limit_bytes: int) -> None:
         taken, limit = format_bytes(taken_bytes), format_bytes(limit_bytes)
@@ -25,27 +21,27 @@ class MemoryLimitError(MemoryError):
 
 
 class CudaMemory:
-    """The caching allocator's peaks; of several devices, those of the one with the largest."""
+    """The caching allocator's peaks; of several devices, the largest."""
 
     def __init__(self, *devices: torch.device) -> None:
         self._devices = devices
 
     def reset_peak(self) -> None:
-        """Begin a new stretch."""
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # before that the allocator knows no device
+        """Start a new phase, with a new peak."""
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # the allocator must know the devices
         for device in self._devices:
             torch.cuda.reset_peak_memory_stats(device)
 
     def peak_allocated(self) -> int | None:
-        """Return the most bytes that tensors held at once in this stretch."""
+        """Return the most bytes that tensors held at once in this phase."""
         return max(torch.cuda.max_memory_allocated(device) for device in self._devices)
 
     def peak_reserved(self) -> int | None:
-        """Return the most bytes the allocator held in this stretch."""
+        """Return the most bytes the allocator held in this phase."""
         return max(torch.cuda.max_memory_reserved(device) for device in self._devices)
 
     def driver_used(self) -> int | None:
-        """Return the bytes in use on the whole device by the driver's word, as nvidia-smi shows them."""
+        """Return the bytes in use on the whole device, as nvidia-smi shows them."""
         states = [torch.cuda.mem_get_info(device) for device in self._devices]
         return max(total - free for free, total in states)
 
@@ -62,13 +58,13 @@ class CudaMemory:
         return max(0, (self.driver_used() or 0) - self.reserved())
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Let the allocator hold no more than this on each device; what asks for more runs out of memory."""
+        """Limit what the allocator may hold on each device; more is an out-of-memory error."""
         for device in self._devices:
             whole = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
 
     def check(self) -> None:
-        """Do nothing: the allocator itself refuses what is beyond the limit."""
+        """Do nothing: the allocator itself enforces the limit."""
 
 
 class CpuMemory:
@@ -82,14 +78,14 @@ class CpuMemory:
         self._limit: int | None = None
 
     def reset_peak(self) -> None:
-        """Begin a new stretch."""
+        """Start a new phase, with a new peak."""
         try:
             _CLEAR_REFS.write_text("5")
         except OSError:
-            return  # without the reset the peak is the whole trial's: still an upper bound
+            return  # the peak is the whole trial's then: still an upper bound
 
     def peak_allocated(self) -> int | None:
-        """Return the most bytes the resident set grew by in this stretch, None where /proc is not to be had."""
+        """Return the largest growth of the resident set in this phase in bytes; None without /proc."""
         peak = _read_status_bytes("VmHWM")
         if peak is None or self._before is None:
             return None
@@ -104,23 +100,23 @@ class CpuMemory:
         return None
 
     def current_bytes(self) -> int | None:
-        """Return the bytes of the resident set now, None where /proc is not to be had."""
+        """Return the bytes of the resident set now; None without /proc."""
         return _read_status_bytes("VmRSS")
 
     def reserved(self) -> int:
-        """Return 0: nothing whose growth would tell that warm-up goes on."""
+        """Return 0: on a CPU no allocator's growth shows that warm-up goes on."""
         return 0
 
     def outside(self) -> int | None:
-        """Return None: a CPU has no allocator that anything could lie outside of."""
+        """Return None: a CPU has no caching allocator."""
         return None
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Let `check` refuse growth beyond this: the kernel's own limits count address space, which says little."""
+        """Let `check` refuse growth beyond this: the kernel's own limits count address space."""
         self._limit = limit_bytes
 
     def check(self) -> None:
-        """Make sure that the process has not grown beyond its limit in this stretch.
+        """Make sure that the process has not grown beyond its limit in this phase.
 
         Raises:
             MemoryLimitError: It has.

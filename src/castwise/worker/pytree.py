@@ -1,4 +1,4 @@
-"""Nests of tensors: the tuples, lists, dicts and data classes that batches and outputs are made of."""
+"""Nested tensors: the tuples, lists, dicts and data classes of batches and outputs, through torch's pytrees."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
@@ -11,16 +11,16 @@ TreeSignature = Hashable
 
 
 def tree_map_tensors(function: Callable[[Tensor], Any], nest: Any) -> Any:
-    """Return the same nest with every tensor replaced; whatever is neither nest nor tensor stays as it is.
+    """Return the same nest with every tensor replaced; other leaves stay as they are.
 
-    Data classes and mappings that torch's pytrees do not know (a tokenizer's output) are rebuilt from their parts.
+    Data classes and mappings that torch's pytrees do not know, such as a tokenizer's output, are rebuilt.
     """
     return pytree.tree_map(lambda leaf: _map_leaf(function, leaf), nest)
 
 
 def tree_tensors(nest: Any) -> list[Tensor]:
     """Return the tensors of a nest, in its order."""
-    if type(nest) is tuple and all(type(part) is Tensor for part in nest):  # by far the most, in every step
+    if type(nest) is tuple and all(type(part) is Tensor for part in nest):  # the most frequent kind
         return list(nest)
     found: list[Tensor] = []
     tree_map_tensors(lambda tensor: found.append(tensor) or tensor, nest)  # type: ignore[func-returns-value]
@@ -28,10 +28,10 @@ def tree_tensors(nest: Any) -> list[Tensor]:
 
 
 def tree_signature(nest: Any) -> TreeSignature:
-    """Return a nest's form: what its parts are and are called, in their order, and its tensors' shapes and dtypes.
+    """Return the types and keys of a nest, and its tensors' shapes and dtypes, in order.
 
     Raises:
-        TypeError: Something else than tensors and None is in it, or a nest of a kind that is not looked into.
+        TypeError: The nest holds anything but tensors, None, tuples, lists, mappings and data classes.
     """
     if isinstance(nest, Tensor):
         return nest.shape, nest.dtype
@@ -53,10 +53,6 @@ def _map_leaf(function: Callable[[Tensor], Any], leaf: Any) -> Any:
         parts = {key: tree_map_tensors(function, value) for key, value in leaf.items()}
         return type(leaf)(parts)  # type: ignore[call-arg]
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        parts = {part.name: tree_map_tensors(function, getattr(leaf, part.name)) for part in _initialised(leaf)}
-        return dataclasses.replace(leaf, **parts)
+        names = [part.name for part in dataclasses.fields(leaf) if part.init]
+        return dataclasses.replace(leaf, **{name: tree_map_tensors(function, getattr(leaf, name)) for name in names})
     return leaf
-
-
-def _initialised(instance: Any) -> list[Any]:
-    return [part for part in dataclasses.fields(instance) if part.init]

@@ -1,4 +1,4 @@
-"""Batches of a user's own: as many samples as asked for, of an example or from a function, on the device."""
+"""Batches of the user's data: of any size, from an example batch or a function, on the device."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +10,7 @@ from torch import Tensor
 from castwise.errors import UsageError
 from castwise.worker.pytree import tree_map_tensors, tree_tensors
 
-# Shapes shown in a message.
-_SHAPES_SHOWN = 6
+_MAX_SHAPES_SHOWN = 6
 
 
 class BatchMaker:
@@ -20,24 +19,24 @@ class BatchMaker:
     Args:
         batch: An example batch, a function of the batch size, or a data loader, whose first batch is the example.
         accumulate: Batches of one optimizer step.
-        whose: Whose it is, for messages: "train_me.py:build".
+        source: The user's function, for messages: "train_me.py:build".
 
     Raises:
         UsageError: It holds no tensor, the loader is empty, or the function does not take a batch size.
     """
 
-    def __init__(self, batch: Any, accumulate: int, whose: str) -> None:
-        self._whose, self._accumulate = whose, accumulate
+    def __init__(self, batch: Any, accumulate: int, source: str) -> None:
+        self._source, self._accumulate = source, accumulate
         self._function: Callable[[int], Any] | None = None
         self._example: Any = None
         if is_batch_function(batch):
             if not _takes_one_argument(batch):
                 raise UsageError(
-                    f"The batch function of {whose} must take one argument, the batch size, and return a batch."
+                    f"The batch function of {source} must take one argument, the batch size, and return a batch."
                 )
             self._function = batch
         else:
-            self._example = first_of(batch, whose)
+            self._example = first_of(batch, source)
             self._check_holds_tensors(self._example)
 
     @property
@@ -72,7 +71,7 @@ class BatchMaker:
         self._check_holds_tensors(batch)
         if not _may_hold(batch, size):
             raise UsageError(
-                f"The batch function of {self._whose} was asked for {size} samples, and none of what it returned has "
+                f"The batch function of {self._source} was asked for {size} samples, and none of what it returned has "
                 f"so many: shapes {_shapes(batch)}."
             )
         return to_device(batch, device)
@@ -83,7 +82,7 @@ class BatchMaker:
             return self._example
         if own is None:
             raise UsageError(
-                f"The batch size of {self._whose} cannot be told: its example batch's tensors differ in their first "
+                f"The batch size of {self._source} cannot be told: its example batch's tensors differ in their first "
                 f"dimension (shapes {_shapes(self._example)}). Give a function of the batch size in its place."
             )
         return tree_map_tensors(lambda t: _resize(t, size) if t.dim() else t, self._example)
@@ -91,7 +90,7 @@ class BatchMaker:
     def _check_holds_tensors(self, batch: Any) -> None:
         if not tree_tensors(batch):
             raise UsageError(
-                f"The batch of {self._whose} holds no tensor: it is {type(batch).__name__}. Give a tensor, or a "
+                f"The batch of {self._source} holds no tensor: it is {type(batch).__name__}. Give a tensor, or a "
                 "tuple, list or dict of tensors."
             )
 
@@ -101,7 +100,7 @@ def is_batch_function(batch: Any) -> bool:
     return callable(batch) and not isinstance(batch, Tensor) and not tree_tensors(batch)
 
 
-def first_of(batch: Any, whose: str) -> Any:
+def first_of(batch: Any, source: str) -> Any:
     """Return the first batch of a data loader; what is no loader as it is.
 
     Raises:
@@ -111,7 +110,7 @@ def first_of(batch: Any, whose: str) -> Any:
         return batch
     for first in batch:
         return first
-    raise UsageError(f"The data loader of {whose} is empty.")
+    raise UsageError(f"The data loader of {source} is empty.")
 
 
 def is_loader(batch: Any) -> bool:
@@ -155,8 +154,8 @@ def _children(batch: Any) -> Iterable[Any]:
 
 def _shapes(batch: Any) -> str:
     shapes = [tuple(tensor.shape) for tensor in tree_tensors(batch)]
-    shown = ", ".join(map(str, shapes[:_SHAPES_SHOWN]))
-    return shown + (", …" if len(shapes) > _SHAPES_SHOWN else "")
+    shown = ", ".join(map(str, shapes[:_MAX_SHAPES_SHOWN]))
+    return shown + (", …" if len(shapes) > _MAX_SHAPES_SHOWN else "")
 
 
 def _takes_one_argument(function: Callable[..., Any]) -> bool:

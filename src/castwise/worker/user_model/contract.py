@@ -1,4 +1,4 @@
-"""What a user's function returns, taken apart and checked: a model, a batch, and what else is theirs."""
+"""What a user's function returns: a model, a batch, and other parts of the loop; read and checked."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _FORMS = "a model, (model, batch), (model, batch, loss), or a dict of these and 
 
 @dataclass(frozen=True)
 class Contract:
-    """The parts of a user's own model, as `castwise.compare` names them.
+    """What a user's function returns, by the names that `castwise.compare` has.
 
     Attributes:
         model: The model; a LightningModule brings its own loss and optimizer.
@@ -50,37 +50,37 @@ class Contract:
 NAMES = tuple(field.name for field in fields(Contract))
 
 
-def read_contract(returned: Any, whose: str) -> Contract:
+def read_contract(returned: Any, source: str) -> Contract:
     """Return what a user's function returned, as its parts.
 
     Args:
         returned: A module, a tuple of up to three, or a mapping.
-        whose: The function, for messages: "train_me.py:build".
+        source: The user's function, for messages: "train_me.py:build".
 
     Raises:
         UsageError: It is none of these, or a part of it is not what it has to be.
     """
-    parts = _parts(returned, whose)
+    parts = _parts(returned, source)
     unknown = [str(name) for name in parts if name not in NAMES]
     if unknown:
-        raise UsageError(f"{whose} returned a dict with '{unknown[0]}'. Its keys may be: {', '.join(NAMES)}.")
+        raise UsageError(f"{source} returned a dict with '{unknown[0]}'. Its keys may be: {', '.join(NAMES)}.")
     if "model" not in parts:
-        raise UsageError(f"{whose} returned a dict without 'model'.")
+        raise UsageError(f"{source} returned a dict without 'model'.")
     given = {name: value for name, value in parts.items() if value is not None}
-    given["model"] = _model(given.get("model"), whose)
+    given["model"] = _model(given.get("model"), source)
     contract = Contract(**given)
-    _check_parts(contract, whose)
+    _check_parts(contract, source)
     return contract
 
 
-def call_without_arguments(function: Any, whose: str) -> Any:
+def call_without_arguments(function: Any, source: str) -> Any:
     """Call the user's function and return what it returns.
 
     Raises:
         UsageError: It cannot be called, or needs arguments.
     """
     if not callable(function):
-        raise UsageError(f"{whose} is no function but {_a(function)}. It must be one without arguments.")
+        raise UsageError(f"{source} is no function but {_a(function)}. It must be one without arguments.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature: calling it tells
@@ -88,7 +88,7 @@ def call_without_arguments(function: Any, whose: str) -> Any:
     needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in _NEEDED]
     if needed:
         raise UsageError(
-            f"{whose} needs arguments ({', '.join(needed)}), and castwise calls it without. Give them defaults, or "
+            f"{source} needs arguments ({', '.join(needed)}), and castwise calls it without. Give them defaults, or "
             "write a function that calls it."
         )
     return function()
@@ -97,44 +97,44 @@ def call_without_arguments(function: Any, whose: str) -> Any:
 _NEEDED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _parts(returned: Any, whose: str) -> dict[str, Any]:
+def _parts(returned: Any, source: str) -> dict[str, Any]:
     if isinstance(returned, Mapping) and not isinstance(returned, nn.Module):
         return dict(returned)
     if isinstance(returned, nn.Module):
         return {"model": returned}
     if isinstance(returned, tuple) and 1 <= len(returned) <= 3:
         return dict(zip(("model", "batch", "loss"), returned, strict=False))
-    raise UsageError(f"{whose} returned {_a(returned)}. It must return {_FORMS}.")
+    raise UsageError(f"{source} returned {_a(returned)}. It must return {_FORMS}.")
 
 
-def _model(model: Any, whose: str) -> nn.Module:
+def _model(model: Any, source: str) -> nn.Module:
     if not isinstance(model, nn.Module) and callable(model):
-        model = call_without_arguments(model, f"the model of {whose}")
+        model = call_without_arguments(model, f"the model of {source}")
     if not isinstance(model, nn.Module):
-        raise UsageError(f"The model of {whose} is {_a(model)}, not a torch.nn.Module.")
+        raise UsageError(f"The model of {source} is {_a(model)}, not a torch.nn.Module.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"The model of {whose} ({type(model).__name__}) has no parameter that learns.")
+        raise UsageError(f"The model of {source} ({type(model).__name__}) has no parameter that learns.")
     return model
 
 
-def _check_parts(contract: Contract, whose: str) -> None:
+def _check_parts(contract: Contract, source: str) -> None:
     for name in ("loss", "training_step"):
         value = getattr(contract, name)
         if value is not None and not callable(value):
-            raise UsageError(f"The {name} of {whose} is {_a(value)}, not a function.")
+            raise UsageError(f"The {name} of {source} is {_a(value)}, not a function.")
     if contract.loss is not None and contract.training_step is not None:
-        raise UsageError(f"{whose} has both a loss and a training_step, which returns the loss. Leave one out.")
+        raise UsageError(f"{source} has both a loss and a training_step, which returns the loss. Leave one out.")
     if contract.optimizer is not None and not callable(contract.optimizer) and not is_optimizer(contract.optimizer):
-        raise UsageError(f"The optimizer of {whose} is {_a(contract.optimizer)}: neither an optimizer nor a function.")
+        raise UsageError(f"The optimizer of {source} is {_a(contract.optimizer)}: neither an optimizer nor a function.")
     for name in ("batch_size", "accumulate", "units_per_sample"):
         value = getattr(contract, name)
         if value is not None and not (isinstance(value, int) and value >= 1):
-            raise UsageError(f"The {name} of {whose} is {value!r}, not a whole number from 1.")
+            raise UsageError(f"The {name} of {source} is {value!r}, not a whole number from 1.")
     norm = contract.clip_grad_norm
     if norm is not None and not (isinstance(norm, int | float) and norm > 0):
-        raise UsageError(f"The clip_grad_norm of {whose} is {norm!r}, not a number above 0.")
+        raise UsageError(f"The clip_grad_norm of {source} is {norm!r}, not a number above 0.")
     if contract.unit not in _UNITS:
-        raise UsageError(f"The unit of {whose} is {contract.unit!r}. It may be: {', '.join(_UNITS)}.")
+        raise UsageError(f"The unit of {source} is {contract.unit!r}. It may be: {', '.join(_UNITS)}.")
 
 
 def is_optimizer(value: Any) -> bool:

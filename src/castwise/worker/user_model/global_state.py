@@ -1,4 +1,4 @@
-"""What a process has set globally that decides what a training step computes: read, compared, put back."""
+"""Global settings that decide what a training step computes: read, compared and restored around user code."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,15 +27,15 @@ _OTHER_VARIABLES = (
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """A global setting.
+class Setting:
+    """A global setting that user code may change.
 
     Attributes:
         name: How users set it.
         read: Returns its value.
         write: Sets it.
-        is_kept: Whether it stays as the user's code sets it, since their own training has it too; the others are
-            the precision's, or castwise's, to decide.
+        is_kept: Whether it stays as the user's code sets it, since their own training has it too. The precision or
+            castwise decides the others.
     """
 
     name: str
@@ -44,17 +44,17 @@ class _Setting:
     is_kept: bool
 
 
-def _attribute(path: str, *, is_kept: bool) -> _Setting:
+def _attribute(path: str, *, is_kept: bool) -> Setting:
     """Return the setting that is an attribute, by its path below `torch.`."""
     *parents, name = path.split(".")
     owner: Any = torch
     for parent in parents:
         owner = getattr(owner, parent)
-    return _Setting(f"torch.{path}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value), is_kept)
+    return Setting(f"torch.{path}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value), is_kept)
 
 
-def _autocast(device_type: str) -> _Setting:
-    return _Setting(
+def _autocast(device_type: str) -> Setting:
+    return Setting(
         f"torch.set_autocast_enabled({device_type!r})",
         lambda: torch.is_autocast_enabled(device_type),
         lambda value: torch.set_autocast_enabled(device_type, value),
@@ -62,8 +62,14 @@ def _autocast(device_type: str) -> _Setting:
     )
 
 
+def _attention_backend(kind: str) -> Setting:
+    cuda = torch.backends.cuda
+    enable = f"enable_{kind}_sdp"
+    return Setting(f"torch.backends.cuda.{enable}", getattr(cuda, f"{kind}_sdp_enabled"), getattr(cuda, enable), True)
+
+
 def _current_device() -> int | None:
-    """Return the number of the process's present GPU; None where CUDA is not open, which this does not change."""
+    """Return the number of the present GPU; None if CUDA is not open, and leave it so."""
     return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
@@ -72,12 +78,13 @@ def _set_device(number: int | None) -> None:
         torch.cuda.set_device(number)
 
 
-_CUDA = torch.backends.cuda
-_SETTINGS: tuple[_Setting, ...] = (
-    _Setting("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype, is_kept=False),
-    _Setting("torch.set_default_device", torch.get_default_device, torch.set_default_device, is_kept=False),
-    _Setting("torch.cuda.set_device", _current_device, _set_device, is_kept=False),
-    _Setting("torch.set_grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled, is_kept=False),
+_ANOMALY = torch.autograd.set_detect_anomaly
+_DETERMINISTIC = torch.use_deterministic_algorithms
+SETTINGS: tuple[Setting, ...] = (
+    Setting("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype, is_kept=False),
+    Setting("torch.set_default_device", torch.get_default_device, torch.set_default_device, is_kept=False),
+    Setting("torch.cuda.set_device", _current_device, _set_device, is_kept=False),
+    Setting("torch.set_grad_enabled", torch.is_grad_enabled, torch.set_grad_enabled, is_kept=False),
     _autocast("cuda"),
     _autocast("cpu"),
     _attribute("backends.cuda.matmul.allow_fp16_reduced_precision_reduction", is_kept=False),
@@ -85,25 +92,12 @@ _SETTINGS: tuple[_Setting, ...] = (
     _attribute("backends.cudnn.enabled", is_kept=True),
     _attribute("backends.cudnn.benchmark", is_kept=True),
     _attribute("backends.cudnn.deterministic", is_kept=True),
-    _Setting(
-        "torch.use_deterministic_algorithms",
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
-        is_kept=True,
+    Setting(
+        "torch.use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled, _DETERMINISTIC, is_kept=True
     ),
-    _Setting(
-        "torch.autograd.set_detect_anomaly", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, is_kept=True
-    ),
-    _Setting("torch.set_num_threads", torch.get_num_threads, torch.set_num_threads, is_kept=True),
-    _Setting("torch.backends.cuda.enable_flash_sdp", _CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp, is_kept=True),
-    _Setting(
-        "torch.backends.cuda.enable_mem_efficient_sdp",
-        _CUDA.mem_efficient_sdp_enabled,
-        _CUDA.enable_mem_efficient_sdp,
-        is_kept=True,
-    ),
-    _Setting("torch.backends.cuda.enable_math_sdp", _CUDA.math_sdp_enabled, _CUDA.enable_math_sdp, is_kept=True),
-    _Setting("torch.backends.cuda.enable_cudnn_sdp", _CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp, is_kept=True),
+    Setting("torch.autograd.set_detect_anomaly", torch.is_anomaly_enabled, _ANOMALY, is_kept=True),
+    Setting("torch.set_num_threads", torch.get_num_threads, torch.set_num_threads, is_kept=True),
+    *map(_attention_backend, ("flash", "mem_efficient", "math", "cudnn")),
 )
 
 
@@ -121,7 +115,7 @@ class ProcessState:
 def read_process_state() -> ProcessState:
     """Return the present settings."""
     return ProcessState(
-        values=tuple(setting.read() for setting in _SETTINGS),
+        values=tuple(setting.read() for setting in SETTINGS),
         fp32_precision=read_fp32_precision(),
         variables={name: os.environ.get(name) for name in (*_PRECISION_VARIABLES, *_OTHER_VARIABLES)},
         folder=os.getcwd(),
@@ -131,12 +125,12 @@ def read_process_state() -> ProcessState:
 
 @contextmanager
 def user_code(notes: list[str]) -> Iterator[None]:
-    """Let the user's code run, put back what is not its to decide, and say what it changed.
+    """Let the user's code run, restore the settings that castwise decides, and note each change.
 
-    What it may keep is put back when the context of the trial ends, with the process.
+    The settings that it may keep end with the trial's process.
 
     Args:
-        notes: Gets a sentence for each change.
+        notes: Receives a sentence for each change.
     """
     before = read_process_state()
     try:
@@ -144,28 +138,28 @@ def user_code(notes: list[str]) -> Iterator[None]:
     finally:
         after = read_process_state()
         notes += _changes(before, after)
-        _put_back(before, after)
+        _restore(before, after)
 
 
 def changes_while_training(before: ProcessState) -> list[str]:
-    """Return a sentence for each setting that is not what it was: then figures are not what their precision says."""
+    """Return a sentence for each setting that has changed, so that the trial is not what its precision says."""
     after = read_process_state()
     changed = [
         f"{setting.name} ({old} → {new})"
-        for setting, old, new in zip(_SETTINGS, before.values, after.values, strict=True)
+        for setting, old, new in zip(SETTINGS, before.values, after.values, strict=True)
         if old != new
     ]
-    changed += [f"float32 products of {place}" for place in _fp32_changes(before, after)]
+    changed += [f"float32 products of {place}" for place in _changed_fp32_precision(before, after)]
     return [f"your code sets {each} while it trains: this trial is not what its precision says" for each in changed]
 
 
 def _changes(before: ProcessState, after: ProcessState) -> list[str]:
     notes = []
-    for setting, old, new in zip(_SETTINGS, before.values, after.values, strict=True):
+    for setting, old, new in zip(SETTINGS, before.values, after.values, strict=True):
         if old != new and old is not None:
             fate = "kept, as your own training has it" if setting.is_kept else f"{old} was restored for this trial"
             notes.append(f"your code sets {setting.name} to {new}: {fate}")
-    switched = _fp32_changes(before, after)
+    switched = _changed_fp32_precision(before, after)
     if switched:
         notes.append(
             f"your code sets what float32 products compute in ({', '.join(switched)}): "
@@ -180,24 +174,21 @@ def _changes(before: ProcessState, after: ProcessState) -> list[str]:
     return notes
 
 
-def _fp32_changes(before: ProcessState, after: ProcessState) -> list[str]:
+def _changed_fp32_precision(before: ProcessState, after: ProcessState) -> list[str]:
     old = before.fp32_precision
     return [f"{place}: {value}" for place, value in after.fp32_precision.items() if value != old[place]]
 
 
-def _put_back(before: ProcessState, after: ProcessState) -> None:
-    for setting, old, new in zip(_SETTINGS, before.values, after.values, strict=True):
+def _restore(before: ProcessState, after: ProcessState) -> None:
+    for setting, old, new in zip(SETTINGS, before.values, after.values, strict=True):
         if old != new and not setting.is_kept:
             setting.write(old)
     restore_fp32_precision(before.fp32_precision)  # only those that changed are written
     for name in _PRECISION_VARIABLES:
-        _set_variable(name, before.variables[name])
+        value = before.variables[name]
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     if before.folder != after.folder:
         os.chdir(before.folder)
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value

@@ -1,4 +1,4 @@
-"""The user's own model as a task: their code is found, run, and what it returns is made ready to be trained."""
+"""The user's model as a task: find and run their code, check what it returns, and prepare it for training."""
 
 import importlib
 import importlib.util
@@ -26,12 +26,12 @@ from castwise.worker.user_model.optimizer import check_optimizer, make_loop
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
 from castwise.worker.user_model.source import defined_at, digest, where
 
-# The name that a user's file has among the modules: not its own, which another module may have.
+# The module name of a user's file; its own name may belong to another module.
 _FILE_MODULE = "castwise_user_file"
 
 
 def inspect_model(model: UserModel) -> UserWorkload:
-    """Return what is known of a user's own model once its code has run.
+    """Run a user's code and return what is known of their model.
 
     Raises:
         UsageError: There is no such function, or what it returns is no model.
@@ -43,35 +43,35 @@ def inspect_model(model: UserModel) -> UserWorkload:
 
 
 def build_user_model(model: UserModel) -> Task:
-    """Build the task of a user's own model; random weights come from torch's global seed.
+    """Build the task of a user's model; random weights come from torch's global seed.
 
     Raises:
-        UsageError: As `inspect_model`; also where the files are no longer those that were looked at.
+        UsageError: As `inspect_model`; also if the files have changed since.
     """
     loaded = _load(model)
     if model.digest not in ("", loaded.digest):
-        raise UsageError(f"{_whose(model)} was changed while it was being measured. Run castwise again.")
+        raise UsageError(f"{_display_name(model)} was changed while it was being measured. Run castwise again.")
     contract = loaded.contract
     return Task(
         model=contract.model,
         make_batches=loaded.batches.make,
-        compute_loss=make_compute_loss(contract, _whose(model)),
+        compute_loss=make_compute_loss(contract, _display_name(model)),
         units_per_sample=contract.units_per_sample,
         unit=contract.unit,
-        user_loop=make_loop(contract, _whose(model)),
+        user_loop=make_loop(contract, _display_name(model)),
         notes=loaded.notes,
     )
 
 
 def error_location(error: BaseException, model: UserModel) -> str | None:
-    """Return the place of the user's code that an error is about: the innermost it went through, or their function.
+    """Return the line of the user's code that an error is about: the innermost it passed, or that of their function.
 
     Args:
-        error: What was raised. Where castwise raised it, their function is at fault only if the message names it.
+        error: The exception. If castwise raised it, their function is at fault only if the message names it.
         model: Where the model comes from.
     """
     place = where(error)
-    if place is not None or (isinstance(error, CastwiseError) and _whose(model) not in str(error)):
+    if place is not None or (isinstance(error, CastwiseError) and _display_name(model) not in str(error)):
         return place
     module = sys.modules.get(_FILE_MODULE if model.kind == "file" else model.name.partition(":")[0])
     return defined_at(getattr(module, model.name.rpartition(":")[2], None))
@@ -79,13 +79,13 @@ def error_location(error: BaseException, model: UserModel) -> str | None:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the user's code came to.
+    """What the user's code returned, checked.
 
     Attributes:
         contract: Its parts, the model in float32.
         batches: Makes its batches.
-        digest: Stands for the files that were read.
-        notes: What it changed, a sentence each.
+        digest: Identifies the files that were read.
+        notes: What the code changed, a sentence each.
     """
 
     contract: Contract
@@ -95,52 +95,48 @@ class _Loaded:
 
 
 def _load(model: UserModel) -> _Loaded:
-    whose, notes = _whose(model), list[str]()
-    # A fork server's child starts processes by a fork server too. A user's data loader is to have Python's own way,
-    # which their training has: what their file defines need not travel then.
+    source, notes = _display_name(model), list[str]()
+    # A fork server's child would start processes by a fork server too, which pickles what their file defines. A user's
+    # data loader needs Python's default method, as in their training.
     multiprocessing.set_start_method(None, force=True)
-    modules, beside = set(sys.modules), count_helpers()
+    modules, num_helpers = set(sys.modules), count_helpers()
     with user_code(notes):
-        returned = _run(model, whose)
-        contract = read_contract(returned, whose)
+        returned = _run(model, source)
+        contract = read_contract(returned, source)
         if is_lightning_module(contract.model):
-            contract = adapt(contract, whose)
+            contract = adapt(contract, source)
         elif contract.batch is None:
             raise UsageError(
-                f"{whose} gives no batch. Return (model, batch): an example batch, or a function of the batch size."
+                f"{source} gives no batch. Return (model, batch): an example batch, or a function of the batch size."
             )
-        check_optimizer(contract.optimizer, contract.model, whose)
-        batches = BatchMaker(contract.batch, contract.accumulate, whose)
-    notes += helper_notes(beside) + _in_float32(contract.model)
+        check_optimizer(contract.optimizer, contract.model, source)
+        batches = BatchMaker(contract.batch, contract.accumulate, source)
+    notes += helper_notes(num_helpers) + _in_float32(contract.model)
     files = [Path(model.path)] if model.path and model.kind != "module" else []
     return _Loaded(contract, batches, digest(files, modules), tuple(notes))
 
 
-def _run(model: UserModel, whose: str) -> Any:
-    """Run the user's code and return what their function returns.
-
-    Raises:
-        UsageError: It ends the process, as argparse does where it finds arguments that are castwise's.
-    """
+def _run(model: UserModel, source: str) -> Any:
+    """Run the user's code and return what their function returns; UsageError if it ends the process."""
     sys.argv = [model.path or model.name]
     try:
         return _LOADERS[model.kind](model)
     except SystemExit as error:
         place = where(error)
         raise UsageError(
-            f"{whose} ends the process when it is imported or called{f' ({place})' if place else ''}: "
+            f"{source} ends the process when it is imported or called{f' ({place})' if place else ''}: "
             f'SystemExit({error.code!r}). Put what a script does under `if __name__ == "__main__":`.'
         ) from None
 
 
-def _whose(model: UserModel) -> str:
+def _display_name(model: UserModel) -> str:
     if model.kind == "file":
         return f"{Path(model.path).name}:{model.name}"
     return f"transformers:{model.name}" if model.kind == "transformers" else model.name
 
 
 def _in_float32(model: nn.Module) -> list[str]:
-    """Bring the weights to float32, from where every precision begins; return a sentence where they were not."""
+    """Convert the weights to float32, with which every precision begins; return a sentence if they were not."""
     others = {p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype != torch.float32}
     if not others:
         return []
@@ -170,7 +166,7 @@ def _from_module(model: UserModel) -> Any:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and imports another that is not
+            raise  # the module exists, and imports one that does not
         raise UsageError(
             f"No module named '{error.name}' can be imported from '{model.path}' or this Python's packages. "
             f"Write FILE.py:{function} for a file, or run castwise in the folder that the package lies in."
@@ -178,15 +174,15 @@ def _from_module(model: UserModel) -> Any:
     return _call(module, function, name)
 
 
-def _call(module: Any, name: str, whose: str) -> Any:
+def _call(module: Any, name: str, source: str) -> Any:
     function = getattr(module, name, None)
     if function is None:
         known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         hint = "It defines no function." if not known else ""
-        raise unknown_name(f"function of {whose}", name, known, hint)
+        raise unknown_name(f"function of {source}", name, known, hint)
     if isinstance(function, nn.Module | dict | tuple):
         return function
-    return call_without_arguments(function, f"{whose}:{name}")
+    return call_without_arguments(function, f"{source}:{name}")
 
 
 def _from_pickle(model: UserModel) -> Any:
@@ -199,15 +195,11 @@ def _from_pickle(model: UserModel) -> Any:
     return made if not isinstance(made, nn.Module) else {"model": made}
 
 
-def _from_transformers(model: UserModel) -> Any:
-    return transformers.build(model)
-
-
 _LOADERS: dict[str, Callable[[UserModel], Any]] = {
     "file": _from_file,
     "module": _from_module,
     "pickle": _from_pickle,
-    "transformers": _from_transformers,
+    "transformers": transformers.build,
 }
 
 __all__ = ["NAMES", "build_user_model", "inspect_model"]

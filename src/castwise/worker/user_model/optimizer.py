@@ -13,33 +13,33 @@ from castwise.worker.models.task import UserLoop
 from castwise.worker.precision import Weights
 from castwise.worker.user_model.contract import Contract, is_optimizer
 
-# What a model without an optimizer gets.
+# Of AdamW, for a model without an optimizer.
 _LEARNING_RATE = 1e-4
 
 
-def make_loop(contract: Contract, whose: str) -> UserLoop:
-    """Return what of the loop is the user's own.
+def make_loop(contract: Contract, source: str) -> UserLoop:
+    """Return the user's own parts of the training loop.
 
     Args:
         contract: The user's parts.
-        whose: The user's function, for messages.
+        source: The user's function, for messages: "train_me.py:build".
     """
     return UserLoop(
-        make_optimizer=lambda weights: _optimizer(contract.optimizer, weights, whose),
-        make_scheduler=None if contract.scheduler is None else partial(_scheduler, contract.scheduler, whose),
+        make_optimizer=lambda weights: _optimizer(contract.optimizer, weights, source),
+        make_scheduler=None if contract.scheduler is None else partial(_scheduler, contract.scheduler, source),
         accumulate=contract.accumulate,
         clip_grad_norm=contract.clip_grad_norm,
     )
 
 
-def _optimizer(given: Any, weights: Weights, whose: str) -> Optimizer:
+def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
     if given is None:
         return torch.optim.AdamW(weights.stepped, lr=_LEARNING_RATE)
     if is_optimizer(given):
         return adopt(given, weights)
     made = given(weights.stepped)
     if not is_optimizer(made):
-        raise UsageError(f"The optimizer function of {whose} returned {type(made).__name__}, not an optimizer.")
+        raise UsageError(f"The optimizer function of {source} returned {type(made).__name__}, not an optimizer.")
     return made  # type: ignore[no-any-return]
 
 
@@ -62,13 +62,13 @@ def adopt(optimizer: Optimizer, weights: Weights) -> Optimizer:
     return optimizer
 
 
-def _scheduler(given: Any, whose: str, optimizer: Optimizer) -> Callable[[], None] | None:
+def _scheduler(given: Any, source: str, optimizer: Optimizer) -> Callable[[], None] | None:
     if isinstance(given, type) or not hasattr(given, "step"):
         given = given(optimizer)
     if not hasattr(given, "step"):
-        raise UsageError(f"The scheduler function of {whose} returned {type(given).__name__}, not a scheduler.")
+        raise UsageError(f"The scheduler function of {source} returned {type(given).__name__}, not a scheduler.")
     if getattr(given, "optimizer", optimizer) is not optimizer:
-        raise UsageError(f"The scheduler of {whose} belongs to another optimizer than the one it trains with.")
+        raise UsageError(f"The scheduler of {source} belongs to another optimizer than the one it trains with.")
     return step_of(given)
 
 
@@ -88,7 +88,7 @@ def step_of(scheduler: Any) -> Callable[[], None] | None:
     return step
 
 
-def check_optimizer(optimizer: Any, model: nn.Module, whose: str) -> None:
+def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
     """Make sure that an optimizer steps weights of the model.
 
     Raises:
@@ -99,4 +99,4 @@ def check_optimizer(optimizer: Any, model: nn.Module, whose: str) -> None:
     own = {id(parameter) for parameter in model.parameters()}
     stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(id(parameter) in own for parameter in stepped):
-        raise UsageError(f"The optimizer of {whose} steps no weight of its model. Make it from model.parameters().")
+        raise UsageError(f"The optimizer of {source} steps no weight of its model. Make it from model.parameters().")

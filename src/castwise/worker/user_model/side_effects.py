@@ -1,4 +1,4 @@
-"""What the user's code does beside its training steps: prints, keeps tensors, leaves processes behind."""
+"""Side effects of the user's code during training: printing, kept tensors, processes and threads that go on."""
 
 import contextlib
 import itertools
@@ -16,18 +16,14 @@ from castwise.worker.user_model.global_state import changes_while_training, read
 _CHILDREN = "/proc/self/task/{}/children"
 _STDOUT = 1
 
-# What memory has to grow by over all blocks before it is called a leak: allocators round, and lists of losses grow.
+# Growth over all blocks that counts as a leak: allocators round, and lists of losses grow.
 _LEAK_BYTES = 4 * 2**20
-_LEAVE_SECONDS = 1.0  # what is on its way out may take
+_LEAVE_SECONDS = 1.0  # that a helper may take to end
 _FEWEST_BLOCKS = 4
 
 
 class SideEffectWatch:
-    """Watches the user's code from the end of set-up on, for what casts doubt on its figures.
-
-    Args:
-        memory: Of the trial's devices.
-    """
+    """Watches the user's code from the end of set-up on for what makes its figures doubtful."""
 
     def __init__(self, memory: CudaMemory | CpuMemory) -> None:
         self._memory = memory
@@ -37,16 +33,16 @@ class SideEffectWatch:
         self._num_steps = 0
 
     def start(self) -> None:
-        """Begin: from here on steps are timed."""
+        """Start watching: steps are timed from now on."""
         self._printed = _printed_bytes()
 
     def record_block(self, block: Block) -> None:
-        """Take note of a timed block."""
+        """Record the memory after a timed block."""
         self._num_steps += block.all_steps if self._held else 0
         self._held.append(self._memory.current_bytes())
 
     def notes(self) -> tuple[str, ...]:
-        """Return what was seen, a sentence each."""
+        """Return a sentence for each side effect."""
         return (
             *changes_while_training(self._state),
             *_note_on_printing(_printed_bytes() - self._printed),
@@ -55,7 +51,7 @@ class SideEffectWatch:
 
 
 def _printed_bytes() -> int:
-    """Return the bytes that this process has printed so far, where its output goes to a file; else 0."""
+    """Return the bytes that this process has printed so far, if its output goes to a file; else 0."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -72,7 +68,7 @@ def _note_on_printing(count: int) -> list[str]:
 
 
 def count_helpers() -> int:
-    """Return the processes and Python threads that this process has started and that still run."""
+    """Return the number of running processes and Python threads that this process has started."""
     processes = 0
     with contextlib.suppress(OSError):
         for task in os.listdir("/proc/self/task"):
@@ -81,22 +77,22 @@ def count_helpers() -> int:
 
 
 def helper_notes(before: int) -> list[str]:
-    """Return a sentence where there are more processes and threads than before."""
+    """Return a sentence if there are more processes and threads than before."""
     deadline = time.monotonic() + _LEAVE_SECONDS
     while (count := count_helpers() - before) > 0 and time.monotonic() < deadline:
-        time.sleep(0.01)  # a loader's queue has a thread that ends some time after its workers
+        time.sleep(0.01)  # a data loader's queue thread ends some time after its workers
     if count <= 0:
         return []
     what = "processes or threads" if count > 1 else "process or thread"
-    return [f"your code has started {count} {what} that run{'s' if count == 1 else ''} beside the steps"]
+    return [f"your code has started {count} {what} that run{'s' if count == 1 else ''} during the steps"]
 
 
 def _note_on_leak(held_bytes: Sequence[int | None], num_steps: int) -> list[str]:
-    """Return a sentence where memory grew from every timed block to the next.
+    """Return a sentence if memory grew from every timed block to the next.
 
     Args:
-        held_bytes: What the process held after each timed block; None where that is unknown.
-        num_steps: The steps of those blocks but the first.
+        held_bytes: Memory in use after each timed block; None if unknown.
+        num_steps: The steps of those blocks except the first.
     """
     held = [value for value in held_bytes if value is not None]
     if len(held) < _FEWEST_BLOCKS or any(later <= earlier for earlier, later in itertools.pairwise(held)):

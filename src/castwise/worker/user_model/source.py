@@ -1,4 +1,4 @@
-"""The user's own code: told apart from libraries, located in tracebacks, and digested."""
+"""The user's code: tell it from libraries, locate it in tracebacks, and compute its digest."""
 
 import hashlib
 import inspect
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
 
-_OWN = Path(__file__).parents[2]
+_CASTWISE = Path(__file__).parents[2]
 _LIBRARIES = tuple(
     {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
@@ -24,13 +24,13 @@ def is_users(file: str | None) -> bool:
     if _PACKAGES & set(path.parts):
         return False
     path = path.resolve()
-    return not any(path.is_relative_to(folder) for folder in (_OWN, *_LIBRARIES))
+    return not any(path.is_relative_to(folder) for folder in (_CASTWISE, *_LIBRARIES))
 
 
 def where(error: BaseException) -> str | None:
     """Return the innermost place of the user's code that an exception went through: `train_me.py:12, in forward`.
 
-    Of a syntax error it is the faulty line. None where no code of the user's had a part in it.
+    Of a syntax error it is the faulty line. None if no code of the user's took part.
     """
     if isinstance(error, SyntaxError) and is_users(error.filename):
         return f"{_shown(str(error.filename))}:{error.lineno}"
@@ -41,7 +41,7 @@ def where(error: BaseException) -> str | None:
 
 
 def defined_at(function: object) -> str | None:
-    """Return where a function of the user's begins: `train_me.py:8, in build`; None of what is none of theirs."""
+    """Return where a function of the user's begins: `train_me.py:8, in build`; None for any other."""
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     if not isinstance(code, CodeType) or not is_users(code.co_filename):
         return None
@@ -54,11 +54,11 @@ def _shown(file: str) -> str:
 
 
 def digest(files: Iterable[Path], before: Iterable[str]) -> str:
-    """Return 12 hexadecimal digits that stand for these files and all modules of the user's imported since.
+    """Return 12 hexadecimal digits that identify these files and all modules of the user's imported since.
 
     Args:
         files: Files that are not modules: the user's file, a pickle, a configuration.
-        before: The names of the modules that there were before.
+        before: The names of the modules that were imported before.
     """
     known = set(before)
     imported = {

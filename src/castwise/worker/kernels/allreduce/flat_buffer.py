@@ -1,4 +1,4 @@
-"""Places for tensors, one behind the other in one piece of memory."""
+"""Views for tensors, one behind the other in one buffer."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -8,26 +8,26 @@ from torch import Tensor
 
 
 def offsets(group: Sequence[Tensor], aligned_bytes: int) -> list[int]:
-    """Return the element where each one's place begins, and where the last one ends.
+    """Return the first element of each tensor's view in the buffer, and the end of the last.
 
     Args:
         group: Tensors of one dtype.
-        aligned_bytes: What a place begins at a multiple of.
+        aligned_bytes: Alignment of the views.
     """
     step = aligned_bytes // group[0].element_size()
     return list(accumulate((-(-each.numel() // step) * step for each in group), initial=0))
 
 
 def views(flat: Tensor, group: Sequence[Tensor], begins: Sequence[int]) -> list[Tensor]:
-    """Return the part of a piece of memory that belongs to each tensor, in the tensor's shape.
+    """Return each tensor's part of a buffer, in the tensor's shape.
 
-    Each lies in its tensor's own order, which for a weight is the same in all ranks and which autograd gives its
-    gradient: channels last stays so. What has gaps or overlaps lies without.
+    A view has its tensor's order of dimensions, which for a weight is the same in all ranks and which autograd gives
+    its gradient: channels last stays channels last. A tensor with gaps or overlaps gets a dense view.
 
     Args:
         flat: Shape (n,), of the tensors' dtype.
         group: The tensors.
-        begins: As `offsets` has them; the last is at most n.
+        begins: From `offsets`; the last is at most n.
     """
     strides = [torch.empty_like(tensor, device="meta").stride() for tensor in group]
     return [

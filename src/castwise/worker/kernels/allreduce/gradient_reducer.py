@@ -1,4 +1,7 @@
-"""Gradients averaged over ranks all at once behind backward, in DistributedDataParallel's place."""
+"""Gradients averaged over ranks at once after backward, instead of by DistributedDataParallel.
+
+Measured: docs/benchmarks.md, the speed goals with coalesced-reduce on two and four H200s.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -10,28 +13,28 @@ from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricM
 
 
 class CoalescedReduce:
-    """Averages the gradients that backward has left in a model over the ranks, all of a dtype at once.
+    """Averages a model's gradients over the ranks after backward, all of one dtype at once.
 
-    DistributedDataParallel does so while backward runs, by a hook on every weight, and broadcasts rank 0's buffers
-    before each forward pass. That is the host's work, which a compiled step can wait for; it cuts what torch.compile
-    fuses in pieces; and a CUDA graph wants no hooks. Here the host starts a copy and a collective, or, where the GPUs
-    see each other's memory, two kernels in their place.
+    DistributedDataParallel averages while backward runs, by a hook on every weight, and broadcasts rank 0's buffers
+    before each forward pass. That is work for the host, on which a compiled step may wait; it splits the graphs of
+    torch.compile; and a CUDA graph must have no hooks. Here the host starts a copy and a collective, or two kernels if
+    the GPUs can access each other's memory.
 
-    Afterwards the gradients are views of the buffers that were averaged: nothing is copied back.
+    Afterwards the gradients are views of the averaged buffers: nothing is copied back.
 
     Attributes:
-        mean: How the mean is taken, which all ranks agree on in the first step; None before.
+        mean: How the mean is computed, on which all ranks agree in the first step; None before.
     """
 
     def __init__(self, model: nn.Module, peers: Peers) -> None:
-        """Take the model, on its device and in its precision.
+        """Prepare to average a model's gradients.
 
         Args:
-            model: The same in all ranks.
+            model: On its device and in its precision, the same in all ranks.
             peers: The ranks.
         """
         self._model, self._peers = model, peers
-        # Frozen ones as well: one that is thawed later must not go unnoticed.
+        # Frozen weights too: one that is trained later must not go unnoticed.
         self._names, self._parameters = zip(*model.named_parameters(), strict=True)
         self._groups: list[list[nn.Parameter]] = []
         self.mean: CollectiveMean | SymmetricMean | None = None
@@ -52,17 +55,17 @@ class CoalescedReduce:
         self._check(has_gradient)
         assert self.mean is not None, "the first step makes it"
         self.mean([[_gradient(parameter) for parameter in group] for group in self._groups])
-        for group, places in zip(self._groups, self.mean.outputs, strict=True):
-            for parameter, place in zip(group, places, strict=True):
-                parameter.grad = place
+        for group, means in zip(self._groups, self.mean.outputs, strict=True):
+            for parameter, mean in zip(group, means, strict=True):
+                parameter.grad = mean
 
     def share_statistics(self) -> None:
-        """Give all ranks rank 0's running statistics: each moves its own, and evaluation alone reads them."""
+        """Give all ranks rank 0's running statistics: each updates its own, and only evaluation reads them."""
         norms = (module for module in self._model.modules() if isinstance(module, _NormBase))
         self._peers.broadcast(buffer for norm in norms for buffer in norm.buffers(recurse=False))
 
     def _begin(self, has_gradient: list[bool]) -> None:
-        """Agree on which weights have gradients, once: a rank that waits for another's would wait for ever."""
+        """Check once that all ranks have the same gradients: a rank would wait for ever for one that another lacks."""
         for number, others in enumerate(self._peers.gather_objects(has_gradient)):
             for name, here, there in zip(self._names, has_gradient, others, strict=True):
                 if here != there:

@@ -1,4 +1,4 @@
-"""The mean of all ranks' tensors, such as gradients: by collectives, or by kernels in memory that all GPUs see."""
+"""Mean of all ranks' tensors, such as gradients: by collectives, or by kernels in memory that all GPUs share."""
 
 import ctypes
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from castwise.worker.kernels.allreduce.flat_buffer import offsets, views
 from castwise.worker.techniques.compile import check_compiler
 
 _SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
-# Where a tensor's place begins: rows of a cache, which kernels and Inductor's code read without looking for edges.
+# Alignment of a tensor's view: cache lines, which kernels and Inductor's code read without special edges.
 _ALIGNED_BYTES = 128
 _READ_BYTES = 16  # that a thread reads at a time
 _NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
@@ -28,19 +28,19 @@ class CollectiveMean:
 
     Attributes:
         kind: What a record calls it.
-        places: Where the means are found, a tensor for each that was told of. All of a group are one piece of memory.
-        outside_bytes: What of that PyTorch's allocator does not hold.
-        earlier_peaks: What the allocator's peaks do not tell of, as of `SymmetricMean`.
+        outputs: The means, one for each tensor. Those of a group are views of one buffer.
+        outside_bytes: Their memory that PyTorch's allocator does not hold.
+        earlier_peaks: As in `SymmetricMean`.
     """
 
     kind: Literal["collectives"] = "collectives"
     outside_bytes = 0
 
     def __init__(self, groups: Groups, peers: Peers, earlier_peaks: tuple[int, int] = (0, 0)) -> None:
-        """Make places for tensors like these; a group's are of one dtype and on one device."""
+        """Allocate outputs for tensors like these; a group has one dtype and one device."""
         self._peers, self.earlier_peaks = peers, earlier_peaks
         begins = [offsets(group, _ALIGNED_BYTES) for group in groups]
-        # Zeros lie between the places, and stay.
+        # The gaps between the views stay zero.
         self.flat = [
             torch.zeros(begin[-1], dtype=group[0].dtype, device=group[0].device)
             for group, begin in zip(groups, begins, strict=True)
@@ -48,40 +48,41 @@ class CollectiveMean:
         self.outputs = [views(*each) for each in zip(self.flat, groups, begins, strict=True)]
 
     def __call__(self, groups: Groups) -> None:
-        """Bring the means of all ranks' tensors to their places; all have to ask."""
+        """Compute the means of all ranks' tensors into the outputs; all ranks must call it."""
         self.copy(groups)
         self.average()
 
     def copy(self, groups: Groups) -> None:
-        """Bring a rank's own tensors to their places."""
-        for places, group in zip(self.outputs, groups, strict=True):
-            torch._foreach_copy_(places, list(group))
+        """Copy a rank's own tensors into the outputs."""
+        for outputs, group in zip(self.outputs, groups, strict=True):
+            torch._foreach_copy_(outputs, list(group))
 
     def average(self) -> None:
-        """Average what lies in the places."""
+        """Average the outputs over the ranks."""
         for flat in self.flat:
             self._peers.all_reduce_mean(flat)
 
 
 class SymmetricMean:
-    """The mean by kernels that write into all ranks' memory, each rank that of a share of the elements.
+    """The mean by kernels that write into all ranks' memory, each rank the means of its share of the elements.
 
-    Over the links goes what a ring's all-reduce sends, in two steps whatever the number of ranks, and no copy precedes
-    it. Values are added in float32 and rounded once. All ranks have the same bits, since one of them made each.
+    The links carry as much as a ring all-reduce sends, in two steps for any number of ranks, without a copy before.
+    Values are added in float32 and rounded once. All ranks get the same bits, since one rank computes each mean.
 
     Attributes:
-        kind, places: As of `CollectiveMean`.
-        outside_bytes: The places and as much again, in memory that PyTorch's allocator does not know of.
-        earlier_peaks: The most bytes that the allocator had given out, and held, before that memory was there.
+        kind: As in `CollectiveMean`.
+        outputs: As in `CollectiveMean`.
+        outside_bytes: The outputs and as much again, in memory that PyTorch's allocator does not know of.
+        earlier_peaks: The allocator's peaks, allocated and reserved bytes, before that memory was allocated.
     """
 
     kind: Literal["shared memory"] = "shared memory"
 
     def __init__(self, groups: Groups, peers: Peers, allocated: "Allocated") -> None:
-        """Make places for tensors like these; all ranks have to, for the same.
+        """Allocate outputs for tensors like these; all ranks must, for the same tensors.
 
         Raises:
-            RuntimeError: The driver, or what confines the process, does not let memory be shared.
+            RuntimeError: The driver or the process's sandbox does not allow sharing memory.
         """
         from torch.distributed import _symmetric_memory as symmetric
 
@@ -100,42 +101,42 @@ class SymmetricMean:
         self.outputs = [group.outputs for group in self._groups]
 
     def __call__(self, groups: Groups) -> None:
-        """Bring the means of all ranks' tensors to their places; all have to ask."""
+        """Compute the means of all ranks' tensors into the outputs; all ranks must call it."""
         self.scatter(groups)
-        self._handle.barrier()  # all has come, and nobody reads the means of the step before any more
+        self._handle.barrier()  # all blocks have arrived, and no rank reads the last step's means any more
         self.average()
-        self._handle.barrier()  # all means are there, and no rank reads what was brought to it any more
+        self._handle.barrier()  # all means are written, and no rank reads its slots any more
 
     def scatter(self, groups: Groups) -> None:
-        """Bring a rank's own tensors to those that average them."""
+        """Copy a rank's own tensors to the ranks that average them."""
         for own, group in zip(self._groups, groups, strict=True):
             own.scatter([with_layout(place, tensor) for place, tensor in zip(own.outputs, group, strict=True)])
 
     def average(self) -> None:
-        """Average this rank's share of what has come."""
+        """Average this rank's share of the blocks."""
         for own in self._groups:
             own.average()
 
 
 class Allocated(NamedTuple):
-    """Memory that can be shared with other ranks, and is not yet."""
+    """Memory that can be shared with other ranks but is not yet."""
 
     memory: Tensor
     earlier_peaks: tuple[int, int]
 
 
 def make_allreducer(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricMean:
-    """Return the faster way that there is to average tensors like these, in all ranks the same.
+    """Return the fastest way to average tensors like these that all ranks support.
 
     Args:
-        peers: All have to ask.
+        peers: All must call this.
         groups: Each of one dtype, all on one device.
     """
-    # What one rank alone may lack is asked for step by step: sharing itself waits for all others.
+    # Ask step by step for what one rank may lack: sharing itself would wait for all others.
     allocated = allocate(groups, peers) if all(peers.gather_objects(can_share(peers, groups))) else None
     if all(peers.gather_objects(allocated is not None)) and allocated is not None:
         made: SymmetricMean | None = None
-        with suppress(RuntimeError):  # NCCL has ways around what is not allowed
+        with suppress(RuntimeError):  # NCCL works without what is not allowed here
             made = SymmetricMean(groups, peers, allocated)
         if all(peers.gather_objects(made is not None)) and made is not None:
             return made
@@ -143,11 +144,11 @@ def make_allreducer(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricM
 
 
 def allocate(groups: Groups, peers: Peers) -> Allocated | None:
-    """Return memory for the means of tensors like these, None where there is none left."""
+    """Return memory for the means of tensors like these, None if there is none left."""
     from torch.distributed import _symmetric_memory as symmetric
 
     device = groups[0][0].device
-    torch.cuda.empty_cache()  # it comes from the driver, which has not got what the allocator keeps
+    torch.cuda.empty_cache()  # it comes from the driver, which lacks what the allocator keeps
     try:
         memory = symmetric.empty(_parts(groups, peers)[-1], dtype=torch.uint8, device=device)
     except RuntimeError:
@@ -158,14 +159,14 @@ def allocate(groups: Groups, peers: Peers) -> Allocated | None:
 
 
 def _parts(groups: Groups, peers: Peers) -> list[int]:
-    """Return the byte where each group's memory begins, and where the last one's ends."""
+    """Return the first byte of each group's memory, and the end of the last."""
     from castwise.worker.kernels.allreduce.buckets import SharedGroup
 
     return list(accumulate((SharedGroup.num_bytes(group, peers.world_size) for group in groups), initial=0))
 
 
 def with_layout(place: Tensor, tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements lie as a place's do, where a thread can read several at a time; mostly itself."""
+    """Return a tensor with a place's strides and dtype, aligned for wide reads; usually the tensor itself."""
     strides = zip(place.shape, place.stride(), tensor.stride(), strict=True)
     if (
         all(own == other for size, own, other in strides if size != 1)
@@ -178,7 +179,7 @@ def with_layout(place: Tensor, tensor: Tensor) -> Tensor:
 
 
 def can_share(peers: Peers, groups: Groups) -> bool:
-    """Return whether a rank's GPU reaches all others' memory, and kernels for it can be made."""
+    """Return whether a rank's GPU can access all others' memory, and kernels for it can be compiled."""
     tensors = [tensor for group in groups for tensor in group]
     if not any(tensor.numel() for tensor in tensors):
         return False
@@ -189,15 +190,15 @@ def can_share(peers: Peers, groups: Groups) -> bool:
         and torch.version.hip is None
         and len(others) == peers.world_size - 1 > 0
         and all(tensor.dtype in _SUPPORTED for tensor in tensors)
-        and all(reaches(device.index, other) for other in others)
-        and makes_kernels()
+        and all(has_peer_atomics(device.index, other) for other in others)
+        and can_compile_kernels()
     )
 
 
-def reaches(own: int, other: int) -> bool:
-    """Return whether a GPU reaches another's memory, and the signals there that a barrier counts by, as over NVLink.
+def has_peer_atomics(own: int, other: int) -> bool:
+    """Return whether a GPU can access another's memory with atomic operations, as over NVLink.
 
-    Over PCIe a peer's memory may be reached without atomic operations, and a barrier would lose signals.
+    Over PCIe a peer's memory may be accessible without atomic operations, and a barrier would lose signals.
 
     Source: NVIDIA, CUDA Driver API, cuDeviceGetP2PAttribute.
     """
@@ -214,8 +215,8 @@ def reaches(own: int, other: int) -> bool:
     return driver.cuDeviceGetP2PAttribute(ctypes.byref(value), _NATIVE_ATOMICS, *devices) == 0 and value.value == 1
 
 
-def makes_kernels() -> bool:
-    """Return whether Triton is there, and the compiler that it starts its kernels by."""
+def can_compile_kernels() -> bool:
+    """Return whether Triton and the compiler that it needs to launch kernels are installed."""
     try:
         check_compiler(torch.device("cuda"))
         import_module("castwise.worker.kernels.allreduce.triton_kernels")

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
-"""The mean of tensors that lie on several GPUs, in Triton. Imported only where Triton is installed.
+"""Mean of tensors on several GPUs: Triton kernels. Imported only if Triton is installed.
 
-Tensors are cut in blocks, and each rank is the owner of a share of the blocks. First every rank brings its blocks to
-their owners, which have a slot for every rank's; then every owner adds up what came, and writes the means to all ranks.
-Over the links between GPUs nothing is read, which would wait for the way there and back; it is only written.
+Tensors are cut into blocks, and each rank owns a share of the blocks. First every rank copies its blocks to their
+owners, which have a slot for each rank; then every owner adds up its slots and writes the means to all ranks. The
+kernels only write over the links between GPUs: a read would wait for the round trip.
 """
 
 import triton
@@ -11,22 +11,22 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_BYTES = 8192
-_AT_ONCE = 128  # addresses that a launch takes as arguments
+_AT_ONCE = 128  # addresses that one launch takes as arguments
 
 
 @triton.jit
 def address_kernel(table, addresses):
-    """Write addresses, which are arguments of the launch, where kernels read them."""
+    """Write addresses, which are arguments of the launch, into a table on the device."""
     for place in tl.static_range(len(addresses)):
         tl.store(table + place, addresses[place])
 
 
 @triton.jit
-def scatter_kernel(  # noqa: PLR0913, PLR0917  a kernel has no other way to be told
+def scatter_kernel(  # noqa: PLR0913, PLR0917
     table, tensor_of, first_of, numel_of, slots, like, num_blocks, share, rank, ranks: tl.constexpr, block: tl.constexpr
 ):
-    """Bring one block of a rank's tensors to its owner; behind a tensor's end there are zeros."""
-    # To all owners in turn, each rank beginning with another: no link waits, and nobody is written to by all at once.
+    """Copy one block of a rank's tensors to its owner; behind a tensor's end there are zeros."""
+    # Each rank starts with another owner, so that no link idles and no owner receives from all ranks at once.
     owner, place = (tl.program_id(0) + rank) % ranks, tl.program_id(0) // ranks
     own = owner * share + place
     if own >= num_blocks:
@@ -36,7 +36,7 @@ def scatter_kernel(  # noqa: PLR0913, PLR0917  a kernel has no other way to be t
     left = tl.load(numel_of + tensor) - begin
     source = tl.multiple_of(tl.load(table + tensor).to(like.dtype), 16) + begin
     inside = tl.arange(0, block)
-    if left >= block:  # noqa: SIM108  without a mask, whose end may lie anywhere, 16 bytes are read at a time
+    if left >= block:  # noqa: SIM108  without a mask 16 bytes are read at a time
         values = tl.load(source + inside)
     else:
         values = tl.load(source + inside, mask=inside < left, other=0.0)
@@ -45,7 +45,7 @@ def scatter_kernel(  # noqa: PLR0913, PLR0917  a kernel has no other way to be t
 
 
 @triton.jit
-def mean_kernel(  # noqa: PLR0913, PLR0917  the same
+def mean_kernel(  # noqa: PLR0913, PLR0917
     slots, buffers, like, share, rank, inverse, ranks: tl.constexpr, block: tl.constexpr
 ):
     """Write the mean of one block of this rank's share into all ranks' buffers."""
@@ -63,11 +63,11 @@ def mean_kernel(  # noqa: PLR0913, PLR0917  the same
 
 
 def write_addresses(table: Tensor, addresses: list[int]) -> None:
-    """Give a table of int64 its values without a copy from the host, which a CUDA graph could not repeat.
+    """Fill a table of int64 without a copy from the host, which a CUDA graph could not repeat.
 
     Args:
         table: Shape (n,), int64, on the device.
-        addresses: As many.
+        addresses: n addresses.
     """
     for begin in range(0, len(addresses), _AT_ONCE):
         part = addresses[begin : begin + _AT_ONCE]

@@ -5,7 +5,7 @@ place allow (`aliasing.py`): before it an addition or dropout and the biases of 
 addition and an activation (`Epilogue`). On a GPU Triton kernels compute all of that at once (`ops.py`). Their reference
 is `Prologue.reference`, `nn.BatchNorm2d` and `Epilogue.reference`; `tests/worker/test_batch_norm.py` compares them.
 
-Measured on one H200: training steps 1.11 to 1.17 times as fast as without, 1.23 times together with torch.compile
+Measured on one H200: training steps 1.10 to 1.17 times as fast as without, 1.23 times together with torch.compile
 (docs/climbs.md, rungs with batch-norm-kernel).
 """
 

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
-"""Max pooling of 3 by 3 with stride 2 over channels that lie innermost: kernels of its own, in Triton.
+"""Max pooling of 3 by 3 with stride 2 over channels-last images: Triton kernels.
 
 Torch's backward, Inductor's too, looks for each input pixel at all windows that could hold it. With stride 2 the rows
 of the input come in pairs: one that only window i has (its middle), and one that windows i and i + 1 share. A program
 that writes such pairs reads each window's gradient about once.
 
-Imported only where Triton is installed.
+Imported only if Triton is installed.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ def forward_kernel(
 
 @triton.jit
 def _window(gradients, places, offset, is_row, j, out_width, inside):
-    """Return a window's place and gradient; no place where there is no such window."""
+    """Return a window's place and gradient; place 255 if there is no such window."""
     there = inside & is_row & (j >= 0) & (j < out_width)
     place = tl.load(places + offset, mask=there, other=255)
     return place, tl.load(gradients + offset, mask=there, other=0.0).to(tl.float32)
@@ -106,8 +106,8 @@ def launch_forward(kernel: Any, images: Tensor, padding: int) -> tuple[Tensor, T
     """Return the pooled images and for each the place in its window, 0 to 8, of the largest pixel.
 
     Args:
-        kernel: `forward_kernel`, as whoever calls has to wrap it.
-        images: Shape (N, C, H, W), channels innermost.
+        kernel: `forward_kernel`, wrapped by `wrap_triton` within an operation.
+        images: Shape (N, C, H, W), channels last.
         padding: 0 or 1.
     """
     count, channels, height, width = images.shape
@@ -121,11 +121,11 @@ def launch_forward(kernel: Any, images: Tensor, padding: int) -> tuple[Tensor, T
 
 
 def launch_backward(kernel: Any, gradients: Tensor, places: Tensor, height: int, width: int, padding: int) -> Tensor:
-    """Return the images' gradients, of shape (N, C, height, width), channels innermost.
+    """Return the images' gradients, of shape (N, C, height, width), channels last.
 
     Args:
-        kernel: `backward_kernel`, as whoever calls has to wrap it.
-        gradients: Of the pooled images, channels innermost.
+        kernel: `backward_kernel`, wrapped by `wrap_triton` within an operation.
+        gradients: Of the pooled images, channels last.
         places: From `launch_forward`.
         height: Of the images.
         width: Of the images.
@@ -134,7 +134,7 @@ def launch_backward(kernel: Any, gradients: Tensor, places: Tensor, height: int,
     count, channels, out_height, out_width = gradients.shape
     shape = (count, channels, height, width)
     out = torch.empty(shape, dtype=gradients.dtype, device=gradients.device, memory_format=torch.channels_last)
-    # Pairs of rows begin with the one before the images where no padding stands there.
+    # Without padding the first pair of rows begins one row before the images.
     num_rows, num_columns = ((size - 2 + padding) // _STRIDE + 2 - padding for size in (height, width))
     grid = (count * num_rows, triton.cdiv(num_columns * channels, _BLOCK))
     kernel[grid](
@@ -150,13 +150,13 @@ def _outputs(size: int, padding: int) -> int:
 
 @triton_op("castwise::max_pool", mutates_args={})
 def max_pool(images: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """Return `launch_forward`'s, as one operation that torch.compile knows."""
+    """Return what `launch_forward` returns, as one operation for torch.compile."""
     return launch_forward(wrap_triton(forward_kernel), images, padding)
 
 
 @triton_op("castwise::max_pool_backward", mutates_args={})
 def max_pool_backward(gradients: Tensor, places: Tensor, height: int, width: int, padding: int) -> Tensor:
-    """Return `launch_backward`'s, as one operation that torch.compile knows."""
+    """Return what `launch_backward` returns, as one operation for torch.compile."""
     return launch_backward(wrap_triton(backward_kernel), gradients, places, height, width, padding)
 
 

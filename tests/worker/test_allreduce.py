@@ -112,12 +112,12 @@ def test_memory_is_shared_by_gpus_that_reach_each_other(
     monkeypatch: pytest.MonkeyPatch, tensor: OnGpu, reached: bool, expected: bool
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(reducer, "makes_kernels", lambda: True)
-    monkeypatch.setattr(reducer, "reaches", lambda own, other: (own, other) == (0, 1) and reached)
+    monkeypatch.setattr(reducer, "can_compile_kernels", lambda: True)
+    monkeypatch.setattr(reducer, "has_peer_atomics", lambda own, other: (own, other) == (0, 1) and reached)
     groups: Groups = [[tensor]]  # type: ignore[list-item]
     assert reducer.can_share(Others(1), groups) is expected
     assert not reducer.can_share(Others(0), groups), "both say they are one and the same"
-    monkeypatch.setattr(reducer, "makes_kernels", lambda: False)
+    monkeypatch.setattr(reducer, "can_compile_kernels", lambda: False)
     assert not reducer.can_share(Others(1), groups)
 
 
@@ -139,7 +139,7 @@ def test_a_gpu_that_reaches_another_without_atomic_operations_does_not_do(
 
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: access and (own, other) == (0, 1))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
-    assert reducer.reaches(0, 1) is expected
+    assert reducer.has_peer_atomics(0, 1) is expected
 
 
 def test_without_a_driver_no_gpu_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,14 +148,14 @@ def test_without_a_driver_no_gpu_is_reached(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: True)
     monkeypatch.setattr(ctypes, "CDLL", no_driver)
-    assert not reducer.reaches(0, 1)
+    assert not reducer.has_peer_atomics(0, 1)
 
 
 def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    assert reducer.makes_kernels()
+    assert reducer.can_compile_kernels()
     monkeypatch.setenv("CC", "/no/compiler")
-    assert not reducer.makes_kernels()
+    assert not reducer.can_compile_kernels()
 
 
 def test_a_tensor_is_copied_where_it_does_not_lie_as_its_place() -> None:

@@ -74,7 +74,7 @@ def test_processes_that_still_run_are_counted() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         (note,) = helper_notes(before)
-        assert note == "your code has started 1 process or thread that runs beside the steps"
+        assert note == "your code has started 1 process or thread that runs during the steps"
     finally:
         process.kill()
         process.communicate()

@@ -20,7 +20,7 @@ MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 def all_as_it_was() -> Iterator[None]:
     before = read_process_state()
     yield
-    for setting, value in zip(global_state._SETTINGS, before.values, strict=True):
+    for setting, value in zip(global_state.SETTINGS, before.values, strict=True):
         if setting.read() != value:
             setting.write(value)
     assert read_fp32_precision() == before.fp32_precision
