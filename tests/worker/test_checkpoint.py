@@ -104,7 +104,7 @@ def test_random_numbers_go_on_where_they_were() -> None:
 
 def a_run(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> TrainingRun:
     """Return a run of three short epochs on a handful of random images."""
-    monkeypatch.setitem(preloaded._NUM_IMAGES, "mnist", (40, 20))
+    monkeypatch.setitem(preloaded.NUM_IMAGES, "mnist", (40, 20))
     recipe = Recipe(epochs=3, transform="mnist", loader=Loader(num_workers=0))
     spec = TrialSpec(
         workload="mnist-cnn",

@@ -106,7 +106,7 @@ def test_a_stand_in_is_as_large_as_the_real_set(
 
 
 def test_a_stand_in_is_the_same_every_time_and_its_splits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloaded._NUM_IMAGES, "cifar100", (40, 40))
+    monkeypatch.setitem(preloaded.NUM_IMAGES, "cifar100", (40, 40))
     images, labels = random_images("cifar100", "train")
     again, same_labels = random_images("cifar100", "train")
     other, _ = random_images("cifar100", "test")
@@ -116,7 +116,7 @@ def test_a_stand_in_is_the_same_every_time_and_its_splits_differ(monkeypatch: py
 
 
 def test_a_stand_in_is_pooled_and_transformed_as_the_real_set_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloaded._NUM_IMAGES, "cifar100", (50, 10))
+    monkeypatch.setitem(preloaded.NUM_IMAGES, "cifar100", (50, 10))
     feeds = feeds_of("fastai-resnet18", "synthetic:cifar100", None, transform="fastai-224", pooled_split=True)
     assert feeds.training.num_batches == 12
     assert feeds.validation is not None
@@ -145,7 +145,7 @@ def test_synthetic_samples_have_the_workload_s_classes() -> None:
 
 
 def test_resident_data_has_the_same_samples_and_the_same_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloaded._NUM_IMAGES, "mnist", (50, 10))
+    monkeypatch.setitem(preloaded.NUM_IMAGES, "mnist", (50, 10))
     loaded = feeds_of("mnist-cnn", "synthetic:mnist", None, loader=Loader(num_workers=0))
     on_device = feeds_of("mnist-cnn", "synthetic:mnist", None, ("resident-data",), loader=Loader(num_workers=0))
     assert on_device.training.num_batches == loaded.training.num_batches == 13

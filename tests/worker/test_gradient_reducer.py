@@ -138,7 +138,7 @@ def odd_gradients(peers: Peers) -> list[Tensor]:
 def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
     """Return the losses of a run's epochs and of their validation, in evaluation mode on the same data in all ranks."""
     cells.find_workload = small  # type: ignore[attr-defined]
-    preloaded._NUM_IMAGES["cifar10"] = (64, 8)
+    preloaded.NUM_IMAGES["cifar10"] = (64, 8)
     recipe = Recipe(
         epochs=2,
         max_steps=9,  # more than there are; random labels are no divergence then

@@ -206,7 +206,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision:
 def test_a_run_with_a_first_cycle_goes_on_at_and_behind_its_boundary(
     done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(preloaded._NUM_IMAGES, "cifar100", (40, 10))
+    monkeypatch.setitem(preloaded.NUM_IMAGES, "cifar100", (40, 10))
     recipe = Recipe(
         epochs=3,
         max_steps=9,  # more than there are; random labels are no divergence then

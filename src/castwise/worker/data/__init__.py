@@ -1,4 +1,4 @@
-"""Real data sets, read into tensors; `data_sets.py` finds and verifies their files without torch."""
+"""Real data sets as tensors; `registry/datasets.py` finds and verifies their files without torch."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ def fetch(name: str, data_dir: Path) -> None:
 
     Args:
         name: A name of the data set registry.
-        data_dir: Where it goes; made where it does not exist.
+        data_dir: The folder; created if it does not exist.
 
     Raises:
-        DataError: It cannot be downloaded; the message says where its files have to be put.
+        DataError: It cannot be downloaded; the message says where to put its files.
         OSError: Its server could not be reached.
-        RuntimeError: No mirror could be reached, or what came has a wrong checksum.
+        RuntimeError: No mirror could be reached, or the download has a wrong checksum.
     """
     if name == WIKITEXT2.name:
         files = ", ".join(f"{file.name} (or {file.aliases[0]})" for file in WIKITEXT2.files)

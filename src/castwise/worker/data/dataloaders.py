@@ -1,4 +1,4 @@
-"""Samples one at a time, and the DataLoader whose processes make batches of them on the CPU."""
+"""Data sets of single samples, and the DataLoader whose processes make batches of them on the CPU."""
 
 import os
 import random
@@ -26,17 +26,17 @@ _VALIDATION_FRACTION = 0.2
 
 
 class ImageSamples(Dataset[Sample]):
-    """Images that are made PIL images and transformed one by one, as torchvision's data sets do."""
+    """Images that are converted to PIL and transformed one by one, as in torchvision's data sets."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Transform) -> None:
-        """Take all images.
+        """Keep all images.
 
         Args:
             images: uint8 of shape (N, 1 or 3, height, width).
             labels: int64 of shape (N,).
-            transform: Makes a PIL image a tensor.
+            transform: Converts a PIL image to a tensor.
         """
-        # PIL has channels last, and none in a grey image.
+        # PIL has channels last, and no channel dimension in a grey image.
         self._pixels = np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
         if images.shape[1] == 1:
             self._pixels = self._pixels[..., 0]
@@ -51,13 +51,13 @@ class ImageSamples(Dataset[Sample]):
 
 
 class SyntheticSamples(Dataset[Sample]):
-    """Random images and labels, each drawn on the CPU when it is asked for.
+    """Random images and labels, each drawn on the CPU at access.
 
     Source: jorism1993/nvidia_amd_gpu_comparison dataset.py at 573a94ff (`SyntheticDataDataset`).
     """
 
     def __init__(self, num_samples: int, side: int, num_classes: int = 1000) -> None:
-        """Say how many, and of which size.
+        """Define an epoch.
 
         Args:
             num_samples: Length of an epoch.
@@ -81,22 +81,21 @@ def make_loader(
 ) -> DataLoader[Any]:
     """Return a loader whose batches are images, float32 of shape (batch, C, H, W), and labels, int64 of (batch,).
 
-    Its processes are started anew each epoch, as the sources' are, unless they are to persist, and die with this one;
-    the epoch has to be started by the main thread. Order and
-    augmentation follow from the seed; without processes (`num_workers` 0)
-    augmentation follows from this process's random state instead.
+    Its processes start anew each epoch, as in the published training scripts, unless they persist, and end with this
+    process; the main thread must start the epoch. Order and augmentation follow from the seed; without processes
+    (`num_workers` 0) augmentation follows from this process's random state.
 
-    Each rank has a loader of its own, with as many processes as `loader` says, over a share of the samples that is
-    as long as every other rank's: without `drop_last` by taking the first samples once more at the end.
+    Each rank has a loader of its own, with `loader.num_workers` processes, over a share of the samples of equal length:
+    without `drop_last` the first samples are repeated at the end.
 
     Args:
         dataset: The samples.
-        loader: How many processes, and what is done to the batches.
+        loader: The loader's options.
         batch_size: Samples in a batch of this rank.
         seed: Of the order, and through the loader of every process's random numbers.
-        peers: The ranks that share the samples; None where there are no others.
+        peers: The ranks that share the samples; None if there is one.
     """
-    assert not loader.resident, "resident batches come without a loader"
+    assert not loader.resident, "resident batches need no loader"
     peers, sampler = peers or Peers(), None
     if peers.world_size > 1:
         sampler = DistributedSampler[Sample](
@@ -128,10 +127,10 @@ def _start_worker(parent_pid: int, _: int) -> None:
 
 
 def fastai_split(train: Images, test: Images) -> tuple[Images, Images]:
-    """Pool both splits of a data set and draw the validation data from all of it, as 003's fastai does.
+    """Pool both splits of a data set and draw the validation data from all of it, as fastai does in the source.
 
-    CIFAR's 60,000 images become 48,000 and 12,000. The draw is fastai's, but over images in CIFAR's order where
-    fastai has them in that of its folders: other images are drawn.
+    CIFAR's 60,000 images become 48,000 and 12,000. The random draw is fastai's, but over images in CIFAR's order, not in
+    that of fastai's folders, so that other images are drawn.
 
     Source: fastai/fastai fastai/data_block.py at 0d37271f (`random_split_by_pct`, `split_by_idx`).
 

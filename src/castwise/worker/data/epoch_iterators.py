@@ -1,4 +1,4 @@
-"""Epochs of batches on the device, as a recipe wants them: through a DataLoader, or resident."""
+"""Epochs of batches on the device, as a recipe asks for: through a DataLoader, or from data on the device."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,31 +23,26 @@ from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.techniques.batch_layout import Prepare
 
-_SYNTHETIC_SAMPLES = 100_000  # of an epoch of synthetic data whose recipe names no number
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
+_SYNTHETIC_SAMPLES = 100_000  # of an epoch of synthetic data, unless the recipe names a number
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Batches of one epoch, again and again.
+    """Batches of any epoch.
 
-    Reading and placing are apart so that each can be timed: a copy to the device waits for the steps in flight, which
-    is no waiting for data.
+    Reading and copying to the device are separate so that each can be timed: the copy waits for steps in flight, which
+    is not waiting for data.
 
     Attributes:
         num_batches: Batches in an epoch.
-        read: Returns an iterator over the batches of an epoch, by its number from 0, as their source has them; or over
-            what they are made of.
-        place: Brings what was read to the device.
-        make: Makes a batch of that, as the step wants it, on the device and without the host; None where it is one.
+        read: Returns an iterator over the batches of an epoch, by its number from 0, or over the draws for them.
+        place: Copies what was read to the device.
+        make: Makes the step's batch from that, on the device; None if it is the batch.
     """
 
     num_batches: int
     read: Callable[[int], Iterator[Batch]]
-    place: Prepare = _as_it_is
+    place: Prepare = lambda batch: batch
     make: Prepare | None = None
 
     def start(self, epoch: int) -> Iterator[Batch]:
@@ -64,7 +59,7 @@ class Feeds:
     validation: Feed | None
 
     def prepared(self, prepare: Prepare | None) -> "Feeds":
-        """Return the same feeds with something done to every batch on the device."""
+        """Return the same feeds with a function applied to every batch on the device."""
         if prepare is None:
             return self
         return Feeds(
@@ -73,13 +68,13 @@ class Feeds:
 
 
 def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None, peers: Peers) -> Feeds:
-    """Return the feeds of a training trial: of training data a rank's share, of validation data the whole.
+    """Return the feeds of a training trial: a rank's share of the training data, all validation data.
 
     Args:
         row: The workload.
         task: Its task, for synthetic resident batches.
         spec: The trial's spec; it has a recipe. Batches go to its device.
-        data_dir: Where real data lies; synthetic data and random stand-ins (`synthetic:cifar10`) need none.
+        data_dir: The folder with real data; synthetic data (`synthetic`, `synthetic:cifar10`) needs none.
         peers: The ranks that share the training data.
 
     Raises:
@@ -95,7 +90,7 @@ def make_feeds(row: Workload, task: Task, spec: TrialSpec, data_dir: Path | None
         return Feeds(_resident(rank_batches(row, task, spec, count, peers)), None)
     if spec.data_set == SYNTHETIC:
         if step_config_of(spec.techniques).resident_data:
-            return Feeds(_drawn(row, task, spec, recipe, peers), None)
+            return Feeds(_random_feed(row, task, spec, recipe, peers), None)
         samples = SyntheticSamples(
             recipe.samples_per_epoch or _SYNTHETIC_SAMPLES, row.input_shape[-1], task.num_classes or 1000
         )
@@ -110,7 +105,7 @@ def _image_feeds(spec: TrialSpec, recipe: Recipe, data_dir: Path | None, peers: 
     if recipe.pooled_split:
         training, validation = fastai_split(training, validation)
     if step_config_of(spec.techniques).resident_data:
-        return _device_feeds(spec, recipe, (training, validation), peers)
+        return _resident_image_feeds(spec, recipe, (training, validation), peers)
     transform, validation_transform = find_transform(recipe.transform or spec.data_set.removeprefix(SYNTHETIC_PREFIX))
     samples = ImageSamples(*training, transform)
     loader = make_loader(samples, recipe.loader, spec.process_batch_size, spec.seed, peers)
@@ -128,7 +123,7 @@ def _validation_loader(recipe: Recipe) -> Loader:
     return own.model_copy(update={"num_workers": workers, "shuffle": False, "drop_last": False})
 
 
-def _device_feeds(spec: TrialSpec, recipe: Recipe, splits: tuple[Images, Images], peers: Peers) -> Feeds:
+def _resident_image_feeds(spec: TrialSpec, recipe: Recipe, splits: tuple[Images, Images], peers: Peers) -> Feeds:
     device, name = torch.device(spec.device), spec.data_set.removeprefix(SYNTHETIC_PREFIX)
     augmentation = find_augmentation(recipe.transform or name)
     training = DeviceImages(splits[0], name, augmentation, _epochs(spec, recipe, peers), device)
@@ -140,7 +135,7 @@ def _device_feeds(spec: TrialSpec, recipe: Recipe, splits: tuple[Images, Images]
     return Feeds(feed, Feed(validation.num_batches, validation.start, make=validation.make))
 
 
-def _drawn(row: Workload, task: Task, spec: TrialSpec, recipe: Recipe, peers: Peers) -> Feed:
+def _random_feed(row: Workload, task: Task, spec: TrialSpec, recipe: Recipe, peers: Peers) -> Feed:
     side, total = row.input_shape[-1], recipe.samples_per_epoch or _SYNTHETIC_SAMPLES
     images = DrawnImages(
         total, (3, side, side), task.num_classes or 1000, _epochs(spec, recipe, peers), torch.device(spec.device)
@@ -183,7 +178,7 @@ def _loaded(loader: DataLoader[Batch], device: torch.device, non_blocking: bool 
     seed = loader.generator.initial_seed()
 
     def read(epoch: int) -> Iterator[Batch]:
-        # An epoch's order is its own, so that a run that goes on from a checkpoint sees what it would have seen.
+        # The order depends on the epoch only, so that a run resumed from a checkpoint sees the same batches.
         loader.generator.manual_seed(seed + epoch)
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)

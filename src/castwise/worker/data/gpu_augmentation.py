@@ -1,4 +1,4 @@
-"""A data set of images that lies on the device as bytes, and is shuffled and augmented there."""
+"""A data set of images on the device as bytes, shuffled and augmented there."""
 
 import math
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ _ALONE = Peers()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to an image for training, besides normalisation.
+    """Augmentation of training images, besides normalisation.
 
     Attributes:
-        padding: Pixels of black on each side, of which a random crop of the image's own size is taken.
+        padding: Black pixels added on each side before a random crop of the image's own size.
         flips: Whether half of the images are mirrored.
     """
 
@@ -33,7 +33,7 @@ class Augmentation:
 
 _NONE = Augmentation()
 _CIFAR = Augmentation(padding=4, flips=True)
-# What `transforms.py` does to a PIL image, by the same names. Validation images are normalised alone.
+# The augmentations of `transforms.py`, by the same names. Validation images are only normalised.
 AUGMENTATIONS: dict[str, Augmentation] = {"mnist": _NONE, "cifar10": _CIFAR, "cifar100": _CIFAR}
 
 
@@ -50,11 +50,11 @@ def find_augmentation(name: str) -> Augmentation:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How a data set is gone through.
+    """How the epochs of a data set are divided into batches.
 
     Attributes:
         batch_size: Samples in a batch of this rank.
-        shuffle: Whether samples come in a new order each epoch.
+        shuffle: Whether each epoch has a new order.
         drop_last: Whether an incomplete last batch is left out.
         seed: Of order and augmentation.
         peers: The ranks that share the samples.
@@ -68,29 +68,29 @@ class Epochs:
 
 
 class DeviceImages:
-    """Batches of a data set that lies on the device: images, float32 of shape (batch, C, H, W), and labels.
+    """Batches of a data set on the device: images, float32 of shape (batch, C, H, W), and labels.
 
-    The order and the augmentation of an epoch follow from the seed and its number alone: they are drawn first, and a
-    batch is made of what was drawn, by operations that a CUDA graph can hold. Nothing waits for the device.
+    The order and the augmentation of an epoch follow from the seed and the epoch's number alone. They are drawn first;
+    the batch is made from these draws by operations that a CUDA graph can capture. The host never waits for the device.
     """
 
     def __init__(
         self, images: Images, statistics: str, augmentation: Augmentation, epochs: Epochs, device: torch.device
     ) -> None:
-        """Bring the data set to the device.
+        """Copy the data set to the device.
 
         Args:
             images: uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
             statistics: A name of `STATISTICS`.
-            augmentation: What is done besides normalisation.
-            epochs: How it is gone through.
-            device: Where it lies.
+            augmentation: Besides normalisation.
+            epochs: Batches, order and seed.
+            device: The device.
         """
         self._device, self._epochs, self._augmentation = device, epochs, augmentation
         pixels, labels = images
         border = augmentation.padding
         self._side = pixels.shape[-2:]
-        # Channels last: a gather of whole pixels, and the layout that convolutions want.
+        # Channels last: pixels are gathered whole, and convolutions prefer the layout.
         padded = nn.functional.pad(pixels, (border,) * 4).permute(0, 2, 3, 1)
         self._pixels = padded.contiguous().to(device)
         self._labels = labels.to(device)
@@ -99,7 +99,7 @@ class DeviceImages:
 
     @property
     def num_samples(self) -> int:
-        """Return the samples of an epoch in this rank: as many as in any other."""
+        """Return the samples of an epoch in this rank, the same number in all ranks."""
         total, world = len(self._labels), self._epochs.peers.world_size
         return total // world if self._epochs.drop_last else math.ceil(total / world)
 
@@ -110,10 +110,10 @@ class DeviceImages:
         return self.num_samples // size if self._epochs.drop_last else math.ceil(self.num_samples / size)
 
     def start(self, epoch: int) -> Iterator[Batch]:
-        """Return what the batches of an epoch are made of, by its number from 0.
+        """Yield the draws for the batches of an epoch, by its number from 0.
 
-        It is the indices of samples, of shape (batch,); where they are augmented, also the rows at which crops begin,
-        whether they are mirrored and the columns at which they begin, each of shape (batch, 1).
+        They are the indices of samples, of shape (batch,); with augmentation also the crops' first rows, whether they
+        are mirrored, and the crops' first columns, each of shape (batch, 1).
         """
         epochs = self._epochs
         own = self._order(epoch)
@@ -124,14 +124,14 @@ class DeviceImages:
             yield (chosen,) if self._augmentation == _NONE else (chosen, *self._draw(len(chosen), generator))
 
     def make(self, drawn: Batch) -> Batch:
-        """Return the batch of what was drawn."""
+        """Return the batch of these draws."""
         chosen, *crop = drawn
         pixels = self._crop(chosen, *crop) if crop else self._pixels[chosen]
         images = torch.addcmul(self._shift, pixels, self._scale).permute(0, 3, 1, 2)
         return images, self._labels[chosen]
 
     def _order(self, epoch: int) -> Tensor:
-        """Return the indices of this rank's samples: every n-th of an order that all ranks share."""
+        """Return the indices of this rank's samples: every n-th of the order that all ranks share."""
         epochs, total = self._epochs, len(self._labels)
         order = torch.arange(total, device=self._device)
         if epochs.shuffle:
@@ -151,7 +151,7 @@ class DeviceImages:
         return top, mirrored, draw(places)
 
     def _crop(self, chosen: Tensor, top: Tensor, mirrored: Tensor, left: Tensor) -> Tensor:
-        """Return crops, mirrored or not, of shape (batch, H, W, C): one gather for all."""
+        """Return crops, mirrored or not, of shape (batch, H, W, C), in one gather."""
         height, width = self._side
         rows = top + torch.arange(height, device=self._device)
         across = torch.arange(width, device=self._device).expand(len(chosen), width)
@@ -160,22 +160,19 @@ class DeviceImages:
 
 
 class DrawnImages:
-    """Random images and labels that are drawn on the device when they are asked for.
-
-    The same distribution as `loaders.SyntheticSamples`.
-    """
+    """Random images and labels drawn on the device at access, with the distribution of `SyntheticSamples`."""
 
     def __init__(
         self, num_samples: int, shape: tuple[int, ...], num_classes: int, epochs: Epochs, device: torch.device
     ) -> None:
-        """Say how many, and of which shape.
+        """Define an epoch.
 
         Args:
             num_samples: Length of an epoch of all ranks.
             shape: Of an image, channels first.
             num_classes: Labels are drawn from [0, num_classes).
-            epochs: How they are gone through.
-            device: Where they are drawn.
+            epochs: Batches and seed.
+            device: The device.
         """
         self._shape, self._num_classes, self._epochs, self._device = shape, num_classes, epochs, device
         total, world = num_samples, epochs.peers.world_size

@@ -1,4 +1,4 @@
-"""Real data as batches that lie on the device, for steady-state trials."""
+"""Real data as batches on the device, for steady-state trials."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,17 +23,18 @@ IMAGE_SETS: dict[str, LoadImages] = {
     CIFAR100.name: load_cifar100,
 }
 
-# One image's shape, channels first, and the number of classes.
-_FORMS = {MNIST.name: ((1, 28, 28), 10), CIFAR10.name: ((3, 32, 32), 10), CIFAR100.name: ((3, 32, 32), 100)}
-_NUM_IMAGES = {MNIST.name: (60_000, 10_000), CIFAR10.name: (50_000, 10_000), CIFAR100.name: (50_000, 10_000)}
+# By data set: one image's shape, channels first, and the number of classes.
+_SHAPES = {MNIST.name: ((1, 28, 28), 10), CIFAR10.name: ((3, 32, 32), 10), CIFAR100.name: ((3, 32, 32), 100)}
+# By data set: training and test images.
+NUM_IMAGES = {MNIST.name: (60_000, 10_000), CIFAR10.name: (50_000, 10_000), CIFAR100.name: (50_000, 10_000)}
 
 
 def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tensor, Tensor]:
-    """Return all images of a split: real ones, or random ones in their place (`synthetic:cifar10`).
+    """Return all images of a split: real ones, or random ones (`synthetic:cifar10`).
 
     Args:
-        data_set: A name of `IMAGE_SETS`, with or without `SYNTHETIC_PREFIX` before it.
-        data_dir: Where real ones lie.
+        data_set: A name of `IMAGE_SETS`, with or without `SYNTHETIC_PREFIX`.
+        data_dir: The folder with real ones.
         split: "train" or "test".
 
     Returns:
@@ -49,10 +50,10 @@ def load_images(data_set: str, data_dir: Path | None, split: str) -> tuple[Tenso
 
 
 def random_images(data_set: str, split: str) -> tuple[Tensor, Tensor]:
-    """Return random images and labels, as many of them as a data set has and in its shape; the same every time."""
-    shape, num_classes = _FORMS[data_set]
+    """Return random images and labels, as many as a data set has and in its shape, always the same."""
+    shape, num_classes = _SHAPES[data_set]
     is_test = split == "test"
-    count = _NUM_IMAGES[data_set][is_test]
+    count = NUM_IMAGES[data_set][is_test]
     generator = np.random.default_rng(int(is_test))
     images = generator.integers(0, 256, (count, *shape), np.uint8)
     return torch.from_numpy(images), torch.from_numpy(generator.integers(0, num_classes, count))
@@ -61,13 +62,13 @@ def random_images(data_set: str, split: str) -> tuple[Tensor, Tensor]:
 def resident_batches(data_set: str, data_dir: Path, side: int | None = None) -> MakeBatches:
     """Return a maker of one epoch's full batches of a data set, in order for text, shuffled for images.
 
-    Its `count` is looked at only where images are enlarged, which a device could not hold all of: the set has its
-    own length.
+    Its `count` matters only if images are enlarged, since a device could not hold all of them: otherwise it makes all
+    batches of the data set.
 
     Args:
         data_set: A name of the data set registry.
-        data_dir: Where it lies.
-        side: Height and width, in pixels, that images are brought to; None leaves them as they are.
+        data_dir: The folder with its files.
+        side: Height and width, in pixels, to which images are resized; None leaves them as they are.
     """
     if data_set == WIKITEXT2.name:
         return partial(_text_batches, data_dir)
@@ -79,7 +80,7 @@ def resident_batches(data_set: str, data_dir: Path, side: int | None = None) -> 
 def _enlarged_batches(
     make: MakeBatches, side: int, count: int, batch_size: int, device: torch.device, generator: torch.Generator
 ) -> Sequence[tuple[Tensor, ...]]:
-    """Return the first `count` batches with images of side × side; all of them where they have it already."""
+    """Return the first `count` batches with images of side × side; all batches if they have that size already."""
     batches = make(count, batch_size, device, generator)
     if batches[0][0].shape[-1] == side:
         return batches
@@ -111,7 +112,7 @@ def _image_batches(
 def _text_batches(
     data_dir: Path, count: int, batch_size: int, device: torch.device, generator: torch.Generator
 ) -> Sequence[tuple[Tensor, ...]]:
-    """Return a language model's batches: tokens of shape (35, batch), and the tokens behind them, flat.
+    """Return a language model's batches: tokens of shape (35, batch), and the next tokens, flat.
 
     Raises:
         DataError: The text is missing or wrong.

@@ -1,4 +1,4 @@
-"""What a rank has of data that lies on the device: batches of its own, or its own columns of a text."""
+"""A rank's share of data on the device: its own batches, or its own columns of a text."""
 
 from collections.abc import Sequence
 
@@ -13,20 +13,20 @@ from castwise.worker.models.task import Batch, Task
 
 
 def rank_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: Peers) -> Sequence[Batch]:
-    """Return the batches that this rank's steps take in turn, on its device.
+    """Return the batches that this rank's steps use in turn, on its device.
 
-    Images are drawn, or shuffled, from a seed of the rank's own. A text has one order: ranks read other columns of it.
+    Images are drawn or shuffled with the rank's own seed. Of a text, which has one order, ranks read different columns.
 
     Args:
         row: The workload.
         task: Makes the batches.
         spec: The trial, on this rank's device.
-        count: How many batches, where the data has no length of its own.
-        peers: The ranks among which the data is shared.
+        count: The number of batches, if the data has no length of its own.
+        peers: The ranks that share the data.
     """
     device = torch.device(spec.device)
     if row.family != "rnn_lm" or peers.world_size == 1:
-        own = seed_of(spec.seed, rank=peers.rank) if peers.rank else spec.seed  # one process alone has the trial's
+        own = seed_of(spec.seed, rank=peers.rank) if peers.rank else spec.seed  # a single process uses the trial's seed
         generator = torch.Generator(device).manual_seed(own)
         return task.make_batches(count, spec.process_batch_size, device, generator)
     generator = torch.Generator(device).manual_seed(spec.seed)
@@ -38,7 +38,7 @@ def rank_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: 
 
 
 def rank_columns(rows: Tensor, peers: Peers) -> Tensor:
-    """Return a rank's columns of a text that all ranks read side by side.
+    """Return a rank's columns of a text that all ranks share.
 
     Args:
         rows: Words of shape (rows, batch * world size), from `batchify`.

@@ -1,4 +1,4 @@
-"""What the sources do to an image on the CPU, by name: a pair for training and for validation."""
+"""Image transforms on the CPU as in published training scripts, by name: one for training, one for validation."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,7 +22,7 @@ STATISTICS: dict[str, tuple[Channels, Channels]] = {
 
 
 class TransformPair(NamedTuple):
-    """What is done to an image for training, and what for validation: a PIL image in, a float32 tensor out."""
+    """Transforms for training and for validation: a PIL image in, a float32 tensor out."""
 
     training: Transform
     validation: Transform

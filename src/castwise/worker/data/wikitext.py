@@ -1,4 +1,4 @@
-"""WikiText-2 as word numbers, from files whose checksums `data_sets.py` has verified.
+"""WikiText-2 as word numbers, from files whose checksums were verified.
 
 Source: pytorch/examples word_language_model data.py and main.py at 0d3fe14a.
 """

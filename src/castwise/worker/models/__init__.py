@@ -1,4 +1,4 @@
-"""Builders of the workloads: one module a family, and the one look-up from a registry row to its task."""
+"""Builders of the workloads, one module a family, and the look-up from a registry row to its task."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,10 +31,10 @@ _CHECKS: dict[Family, Callable[[Workload], object]] = {
 
 
 def check_workload(row: Workload) -> None:
-    """Make sure that the row's zoo, if it has one, has its model, without building it.
+    """Check that torchvision or timm has the row's model, without building it.
 
     Raises:
-        UsageError: It has not.
+        UsageError: There is no such model.
     """
     check = _CHECKS.get(row.family)
     if check is not None:
@@ -47,7 +47,7 @@ def build_task(row: Workload, *, data_set: str = SYNTHETIC, data_dir: Path | Non
     Args:
         row: The workload.
         data_set: `synthetic`, or one that the row takes.
-        data_dir: Where a real data set's files lie; synthetic data needs none.
+        data_dir: The folder with a real data set's files; synthetic data needs none.
 
     Raises:
         UsageError: The row does not take the data set, a real one has no folder, or the row's zoo does not

@@ -1,4 +1,4 @@
-"""ResNets as fastai 1.0 fine-tunes them: a frozen body, whose batch norm alone learns, under a head of its own."""
+"""ResNets as fastai 1.0 fine-tunes them: a frozen body, of which only batch norm learns, and a new head."""
 
 from collections import OrderedDict
 from functools import partial
@@ -19,7 +19,7 @@ _SECOND_GROUP = ("layer3", "layer4")
 
 
 class AdaptiveConcatPool2d(nn.Module):
-    """The maximum of every channel, and behind them all the mean of every channel.
+    """The maxima of all channels, followed by their means.
 
     Source: fastai/fastai fastai/layers.py at 0d37271f.
     """

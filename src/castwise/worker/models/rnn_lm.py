@@ -48,16 +48,16 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens: Tensor, hidden: Hidden | None, targets: Tensor | None = None, num_chunks: int = 1
     ) -> tuple[Tensor, Hidden]:
-        """Return the logits of every next token, or their loss, and the state behind the last.
+        """Return the logits of every next token, or their loss, and the state after the last.
 
         Args:
             tokens: Shape (steps, batch), int64.
             hidden: The state to start from; None starts from zeros.
             targets: The next tokens, of shape (steps * batch,); None asks for logits.
-            num_chunks: Parts in which the loss is computed, each again in backward.
+            num_chunks: Parts in which the loss is computed; backward computes each again.
 
         Returns:
-            Logits of shape (steps, batch, vocabulary), or where there are targets their mean cross entropy; and the
+            Logits of shape (steps, batch, vocabulary), or with targets their mean cross entropy; and the
             state.
         """
         embedded = self.drop(self.encoder(tokens))
@@ -97,7 +97,7 @@ class CarriedLoss:
 
         Args:
             model: A `LanguageModel`, maybe wrapped.
-            batch: Tokens of shape (steps, batch) and the tokens behind them, of shape (steps * batch,).
+            batch: Tokens of shape (steps, batch) and the next tokens, of shape (steps * batch,).
         """
         tokens, targets = batch
         if tokens.shape[1] != self._batch_size:
@@ -111,12 +111,12 @@ class CarriedLoss:
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
 
     def evaluate_batch(self, model: nn.Module, batch: Batch) -> BatchScore:
-        """Return a validation batch's summed loss and its number of targets; the state is carried as in training."""
+        """Return a validation batch's summed loss and its number of targets; the state is carried on as in training."""
         num_targets = batch[1].numel()
         return self.compute_loss(model, batch) * num_targets, None, num_targets
 
     def read(self) -> tuple[Tensor, ...]:
-        """Return the state's tensors, none where the next batch starts from zeros."""
+        """Return the state's tensors, none if the next batch starts from zeros."""
         if self.hidden is None:
             return ()
         return (self.hidden,) if isinstance(self.hidden, Tensor) else self.hidden

@@ -1,4 +1,4 @@
-"""What a workload hands to the measuring loops."""
+"""What a workload provides to the training step: model, batches, loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class UserLoop:
-    """What of the training loop is the user's own.
+    """The user's own parts of the training loop.
 
     Attributes:
-        make_optimizer: Returns the optimizer, over what is stepped in the place of the model's weights.
-        make_scheduler: Returns what is called after each step that the optimizer took; None where nothing is.
-        accumulate: Batches whose gradients are added up for one optimizer step; more than 1 means that what
-            `make_batches` returns are tuples of so many.
+        make_optimizer: Returns the optimizer, of the model's weights or of the masters in their place.
+        make_scheduler: Returns what is called after each optimizer step; None without a scheduler.
+        accumulate: Batches whose gradients are added up for one optimizer step; if more than 1, `make_batches` returns
+            tuples of as many batches.
         clip_grad_norm: The norm that gradients are clipped to, or None.
     """
 
@@ -41,10 +41,10 @@ class UserLoop:
 
 
 class RecurrentState(Protocol):
-    """What a task carries from step to step, for those who must know where it lies."""
+    """State that a task carries from step to step, such as a language model's hidden state."""
 
     def read(self) -> tuple[Tensor, ...]:
-        """Return the tensors that the next step starts from; none where it starts from zeros."""
+        """Return the tensors that the next step starts from; none if it starts from zeros."""
 
     def write(self, tensors: tuple[Tensor, ...]) -> None:
         """Let the next step start from these tensors, as many as `read` returned."""
@@ -60,22 +60,22 @@ class Task:
             Arguments: (count, batch_size, device, generator of that device).
         compute_loss: Returns the scalar loss of a batch; runs under the precision's autocast. The model's inputs
             and outputs are cast by the precision, so it calls `model(...)` and takes a float32 loss of what comes.
-        num_classes: Classes of a classifier, for telling what chance gives; None for other workloads.
+        num_classes: Classes of a classifier, for the accuracy of chance; None for other workloads.
         units_per_sample: Units of throughput in one sample.
-        unit: What throughput counts, where it is not what the workload's row says.
+        unit: What throughput counts, if it is not the unit of the workload's row.
         evaluate_batch: Returns what a validation batch adds: the loss summed over its targets, a float32 scalar; the
-            number of targets predicted right, or None where that says nothing; the number of targets. None without
-            validation data.
-        recurrent_state: What is carried from step to step; None where nothing is.
-        begin_epoch: Forgets what is carried from step to step (a language model's hidden state).
+            number of targets predicted right, or None if that has no meaning; the number of targets. None
+            without validation data.
+        recurrent_state: State carried from step to step; None without.
+        begin_epoch: Resets the state that is carried from step to step.
         group_of: Returns the layer group of a parameter of the model, by the parameter's name; groups count from 0
             and can have learning rates of their own. None where the model has no layer groups.
         load_weights: Fills the model with the pretrained weights of a file, before a precision is applied to it;
-            raises DataError where the file is not theirs. None where the workload takes none.
-        chunk_loss: Has the loss computed in this many parts, whose logits are computed again in backward; None where
-            the loss is small beside the model.
-        user_loop: What of the loop is the user's own; None for the workloads castwise has.
-        notes: What a reader of the figures must know of the user's code.
+            raises DataError if the file is not theirs. None if the workload takes none.
+        chunk_loss: Lets the loss be computed in this many parts, whose logits backward computes again; None if the loss
+            is small compared with the model.
+        user_loop: The user's own parts of the loop; None for castwise's workloads.
+        notes: What the user's code did that affects its figures.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""Image classifiers of torchvision and timm, and what every image classifier is fed and scored by."""
+"""Image classifiers of torchvision and timm; batches, loss and validation of every image classifier."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -99,10 +99,10 @@ def build_torchvision(row: Workload) -> Task:
 
 
 def check_torchvision(row: Workload) -> None:
-    """Make sure that torchvision has the row's model, and that it is an image classifier.
+    """Check that torchvision has the row's model, and that it is an image classifier.
 
     Raises:
-        UsageError: It has not, or it is not.
+        UsageError: It is not.
     """
     from torchvision import models
 
@@ -141,14 +141,14 @@ def build_timm(row: Workload) -> Task:
 
 
 def check_timm(row: Workload) -> Any:
-    """Make sure that timm has the row's model, and return timm.
+    """Check that timm has the row's model, and return timm.
 
     Raises:
         UsageError: timm is not installed, or has no such model.
     """
     name = _model_name(row)
     timm = _import_timm(row.name)
-    # The names of the list alone: timm would look for any other (`hf-hub:...`) on the network.
+    # Only listed names: timm would look for others (`hf-hub:...`) on the network.
     known = [*timm.list_models(), *timm.list_models(include_tags=True)]
     if name not in known:
         hint = "`python -c 'import timm; print(timm.list_models())'` lists them."
