@@ -129,8 +129,8 @@ def _start_worker(parent_pid: int, _: int) -> None:
 def fastai_split(train: Images, test: Images) -> tuple[Images, Images]:
     """Pool both splits of a data set and draw the validation data from all of it, as fastai does in the source.
 
-    CIFAR's 60,000 images become 48,000 and 12,000. The random draw is fastai's, but over images in CIFAR's order, not in
-    that of fastai's folders, so that other images are drawn.
+    CIFAR's 60,000 images become 48,000 and 12,000. The random draw is fastai's, but over images in CIFAR's order, not
+    in that of fastai's folders, so that other images are drawn.
 
     Source: fastai/fastai fastai/data_block.py at 0d37271f (`random_split_by_pct`, `split_by_idx`).
 
