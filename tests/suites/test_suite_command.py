@@ -116,7 +116,7 @@ def test_a_filter_that_leaves_nothing_is_refused(command: CommandLine) -> None:
         done = command.suite("tensorcore", *arguments)
         assert (done.code, done.out) == (2, "")
         assert done.error_lines == [
-            "castwise: The suite 'tensorcore' has no such cell; leave out some of what narrows it down."
+            "castwise: The suite 'tensorcore' has no run that these filters leave; leave out one of them."
         ]
         assert done.engine.measured == []
 

@@ -1,4 +1,4 @@
-"""What the sources of the suites published, by GPU: machines whose figures anyone can set beside a new one."""
+"""What the sources of the suites published, by GPU: machines to compare a new one with."""
 
 import re
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ PREFIX = "published:"
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One published figure, and the question that it answers.
+    """One published figure.
 
     Attributes:
         suite: The suite it is in.
         published: The figure.
-        spec: The run that the suite plans for it; None where it plans none.
-        baseline: The source's float32 run beside it; None for float32 itself, and where there is none.
+        spec: The run that the suite plans for it, if any.
+        baseline: The source's float32 run to compare it with; None for float32 itself, and if there is none.
     """
 
     suite: Suite
@@ -35,7 +35,7 @@ class PublishedMachine:
     """A GPU of some sources.
 
     Attributes:
-        gpu: Its name, as the sources have it.
+        gpu: Its name in the sources.
         figures: Its figures, in the order of the suites.
         notes: What the sources say of it without a figure, a line each.
     """
@@ -54,28 +54,28 @@ def find_published(name: str) -> PublishedMachine:
     """Return the GPU that a name stands for: "T4", "2080Ti" and "GTX 1080 Ti" are enough.
 
     Raises:
-        UsageError: No source has figures of it; the message says so where one names it and has plots only.
+        UsageError: No source has figures of it; the message says if one names it and has plots only.
     """
     suites = [find_suite(each) for each in SUITE_NAMES]
     gpus = list(dict.fromkeys(figure.gpu for suite in suites for figure in suite.published))
     wanted = _letters(name)
     found = [gpu for gpu in gpus if wanted and _letters(gpu).endswith(wanted)]
     is_model = any(letter.isdigit() for letter in wanted)  # "GTX" alone names no GPU
-    mute = [suite for suite in suites if is_model and not suite.published and wanted in _letters(suite.machine)]
+    plots_only = [suite for suite in suites if is_model and not suite.published and wanted in _letters(suite.machine)]
     lines = tuple(
-        f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in mute
+        f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in plots_only
     )
     if len(found) == 1:
         figures = [figure for suite in suites for figure in _figures(suite) if figure.published.gpu == found[0]]
         return PublishedMachine(found[0], tuple(figures), lines)
-    if not found and mute:
-        names = " and ".join(suite.name for suite in mute)
+    if not found and plots_only:
+        names = " and ".join(suite.name for suite in plots_only)
         raise UsageError(f"Of '{name}' no figure is published in numbers: the source of {names} has plots only.")
     raise unknown_name("published GPU", name, gpus, f"Known: {', '.join(gpus)}.")
 
 
 def baseline_of(suite: Suite, figure: Published) -> Published | None:
-    """Return the source's float32 run for a figure: at its batch, or else at the largest below that ended well."""
+    """Return the source's float32 run for a figure: at its batch, else at the largest below that ended well."""
     if figure.precision == BASELINE:
         return None
     candidates = [
@@ -91,13 +91,11 @@ def baseline_of(suite: Suite, figure: Published) -> Published | None:
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch of a precision that a source found room for, beside float32's on the same GPU.
+    """The largest batch of a precision in a source, and float32's on the same GPU.
 
     Attributes:
-        suite: The suite.
-        gpu: The GPU.
         batch_size: The largest that trained.
-        failing: The smallest that did not, None where the source names none.
+        failing: The smallest that did not, None if the source names none.
         baseline: Float32's largest.
     """
 
@@ -133,7 +131,7 @@ def _largest(figures: Sequence[Published]) -> int | None:
 
 
 def is_figure_of(figure: Published, spec: TrialSpec) -> bool:
-    """Return whether a figure is of the cell that a spec asks for."""
+    """Return whether a figure is of the configuration that a spec asks for."""
     return (
         not spec.techniques  # the source's is the plain loop
         and figure.workload == spec.workload

@@ -38,46 +38,28 @@ def is_chosen(choice: SuiteFilter, workload: str, precision: str, world_size: in
     )
 
 
-class _Product(FrozenModel):
-    """What cells and searches have in common.
-
-    Attributes:
-        workloads: Workload names.
-        recipe: A name of the suite's recipes.
-        precisions: Precision names.
-        loss_scales: For the precisions that scale their loss; empty takes each precision's own.
-        data_set: `synthetic`, or a real data set.
-    """
+class _Grid(FrozenModel):
+    """What grids of runs and searches have in common."""
 
     workloads: tuple[str, ...] = Field(min_length=1)
-    recipe: str
+    recipe: str  # a name of the suite's recipes
     precisions: tuple[str, ...] = Field(min_length=1)
-    loss_scales: tuple[str, ...] = ()
+    loss_scales: tuple[str, ...] = ()  # for precisions that scale their loss; empty takes each precision's own
     data_set: str = SYNTHETIC
 
 
-class Cells(_Product):
-    """A product of axes, all with one recipe.
-
-    Attributes:
-        batch_sizes: Samples per GPU and step, as the source gives them for one GPU.
-        world_sizes: Numbers of GPUs.
-        parallelisms: How more than one GPU share a step.
-    """
+class RunGrid(_Grid):
+    """A product of axes, all with one recipe; batch sizes are samples per GPU and step."""
 
     batch_sizes: tuple[int, ...] = Field(min_length=1)
     world_sizes: tuple[int, ...] = (1,)
-    parallelisms: tuple[Parallelism, ...] = ("ddp",)
+    parallelisms: tuple[Parallelism, ...] = ("ddp",)  # on more than one GPU
 
 
-class Limit(_Product):
-    """A search for the largest batch that trains and the first that does not, on a GPU; its epoch is cut short.
+class Limit(_Grid):
+    """A search on one GPU for the largest batch that trains and the first that does not; its epoch is cut short."""
 
-    Attributes:
-        multiple: Batch sizes tried are multiples of this.
-    """
-
-    multiple: int = Field(ge=1)
+    multiple: int = Field(ge=1)  # batch sizes tried are multiples of this
 
 
 class Published(FrozenModel):
@@ -85,15 +67,11 @@ class Published(FrozenModel):
 
     Attributes:
         gpu: The GPU as the source names it.
-        workload: Which cell it is of, with the four that follow.
-        precision: The precision's name here.
         batch_size: Samples per step on one GPU.
-        loss_scale: The loss scale, where the source varies it.
-        world_size: Number of GPUs.
-        outcome: How it ended.
-        seconds: Wall time of the run, where the source gives it.
-        memory_bytes: Memory, where the source gives it.
-        memory: What that memory is: tensors' peak, the allocator's, or the driver's figure.
+        loss_scale: None if the source does not vary it.
+        outcome: How the run ended.
+        seconds: Wall time of the run.
+        memory: What `memory_bytes` is: tensors' peak, the allocator's, or the driver's figure.
         accuracy: Validation accuracy, 0 to 1.
         epoch_accuracy: The same per epoch.
     """
@@ -136,15 +114,15 @@ class Suite(FrozenModel):
         source: Repository, commit and date, or the document.
         machine: What the source ran on.
         oddities: What is odd in the source and kept here, a sentence each.
-        contradictions: Where the source contradicts itself, a sentence each.
-        gpus: The driver's names of the GPUs that the source names otherwise, for their datasheets.
+        contradictions: Contradictions within the source, a sentence each.
+        gpus: The driver's names of the GPUs that the source names otherwise.
         recipes: The training runs, by name.
         quick: What the quick form changes in each recipe, by the recipe's name.
-        cells: The plan.
-        limits: The searches for the largest batch, after the cells.
+        cells: The planned runs.
+        limits: The searches for the largest batch, after the runs.
         published: The source's figures.
         fills_memory: Whether the source took the largest batches that its GPU's memory allowed.
-        tuned: The fastest loop known for a workload, by its name: what `tuned` means there, where a cell can have it.
+        tuned: The techniques that `tuned` stands for, by workload.
     """
 
     name: str
@@ -156,36 +134,36 @@ class Suite(FrozenModel):
     gpus: dict[str, str] = Field(default_factory=dict)
     recipes: dict[str, Recipe]
     quick: dict[str, dict[str, int | bool]] = Field(default_factory=dict)
-    cells: tuple[Cells, ...] = Field(min_length=1)
+    cells: tuple[RunGrid, ...] = Field(min_length=1)
     limits: tuple[Limit, ...] = ()
     published: tuple[Published, ...] = ()
     fills_memory: bool = False
     tuned: dict[str, str] = Field(default_factory=dict)
 
-    @property
-    def products(self) -> tuple[_Product, ...]:
-        """Return cells and searches alike."""
-        return (*self.cells, *self.limits)
-
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        for each in self.products:
+        for each in (*self.cells, *self.limits):
             if each.recipe not in self.recipes:
-                raise ValueError(f"cells name the recipe '{each.recipe}', which is not among [recipes]")
+                raise ValueError(f"[[cells]] names the recipe '{each.recipe}', which is not among [recipes]")
         unknown = set(self.quick) - set(self.recipes)
         if unknown:
-            raise ValueError(f"[quick.{unknown.pop()}] is about no recipe")
+            raise ValueError(f"[quick.{unknown.pop()}] names no recipe")
         return self
 
 
 def find_suite(name: str) -> Suite:
-    """Return a suite by its name, or from a TOML file where the name is a path.
+    """Return a suite by its name, or from a TOML file if the name is a path.
 
     Raises:
         UsageError: There is no such suite, or the file is no suite: the message names the key.
     """
     if name.endswith(".toml") or "/" in name:
-        return _read_file(Path(name))
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise UsageError(f"The suite '{Path(name)}' cannot be read: {reason}.") from None
+        return parse_suite(text, str(Path(name)))
     if name not in SUITE_NAMES:
         raise unknown_name(
             "suite", name, SUITE_NAMES, "`castwise list suites` shows them; one of your own is named by its TOML file."
@@ -222,7 +200,7 @@ def parse_suite(text: str, origin: str) -> Suite:
 
 
 def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[TrialSpec]:
-    """Return the trials of a suite's cells, in the order of its file.
+    """Return the trials of a suite's runs, in the order of its file.
 
     Args:
         suite: The suite.
@@ -230,38 +208,32 @@ def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) ->
         choice: What of it is run; None takes all of it as published.
 
     Raises:
-        UsageError: None of its cells is chosen, or a technique is unknown.
+        UsageError: None of its runs is chosen, or a technique is unknown.
     """
     choice = choice or SuiteFilter()
     recipes = {name: _recipe(suite, name, choice) for name in suite.recipes}
     loops = [parse_techniques(text) for text in choice.techniques or (NONE,)]
     chosen = [
-        (cells, values)
-        for cells in suite.cells
-        for values in _cells(cells)
+        (grid, values)
+        for grid in suite.cells
+        for values in _runs_of(grid)
         if is_chosen(choice, values["workload"], values["precision"], values["world_size"])
     ]
     most_gpus = max((values["world_size"] for _, values in chosen), default=1)
     specs: dict[str, TrialSpec] = {}
-    for cells, values in chosen:
-        recipe = recipes[cells.recipe]
-        if choice.validate and cells.data_set != SYNTHETIC and not recipe.validate_each_epoch:
+    for grid, values in chosen:
+        recipe = recipes[grid.recipe]
+        if choice.validate and grid.data_set != SYNTHETIC and not recipe.validate_each_epoch:
             recipe = recipe.model_copy(update={"validate_at_end": True})
         for seed, techniques in itertools.product(range(choice.seeds), loops):
-            spec = _training_spec(values, cells, recipe, device, choice)
-            tuned = _tuned_loop(suite, spec.workload)
+            spec = _training_spec({**values, "seed": seed}, grid.data_set, recipe, device, choice)
+            tuned = parse_techniques(suite.tuned[spec.workload]) if spec.workload in suite.tuned else SETS[TUNED]
             names = normalize_for_world_size(techniques, spec.world_size, most_gpus)
-            spec = resolve(names, spec.model_copy(update={"seed": seed}), {**SETS, TUNED: tuned})
+            spec = resolve(names, spec, {**SETS, TUNED: tuned})
             specs.setdefault(spec.key, spec)
     if not specs:
-        raise UsageError(f"The suite '{suite.name}' has no such cell; leave out some of what narrows it down.")
+        raise UsageError(f"The suite '{suite.name}' has no run that these filters leave; leave out one of them.")
     return list(specs.values())
-
-
-def _tuned_loop(suite: Suite, workload: str) -> tuple[str, ...]:
-    """Return what `tuned` stands for: the suite's own loop, else what most models gain from."""
-    own = suite.tuned.get(workload)
-    return SETS[TUNED] if own is None else parse_techniques(own)
 
 
 def is_search(spec: TrialSpec) -> bool:
@@ -282,21 +254,23 @@ def limit_specs(suite: Suite, *, device: str, choice: SuiteFilter | None = None)
     for limit in suite.limits:
         recipe = _recipe(suite, limit.recipe, choice)
         short = recipe.model_copy(update={"stop_after": 1, "max_steps": LIMIT_STEPS, "skip_batches": 0})
-        cells = Cells(**limit.model_dump(exclude={"multiple"}), batch_sizes=(limit.multiple,))
-        for values in _cells(cells):
+        grid = RunGrid(**limit.model_dump(exclude={"multiple"}), batch_sizes=(limit.multiple,))
+        for values in _runs_of(grid):
             if is_chosen(choice, values["workload"], values["precision"]):
-                searches.append((_training_spec(values, cells, short, device, choice), limit.multiple))
+                searches.append((_training_spec(values, grid.data_set, short, device, choice), limit.multiple))
     return searches
 
 
-def _training_spec(values: dict[str, Any], cells: Cells, recipe: Recipe, device: str, choice: SuiteFilter) -> TrialSpec:
-    stands_in = choice.synthetic and cells.data_set != SYNTHETIC
-    data_set = synthetic_like(cells.data_set) if stands_in else cells.data_set
+def _training_spec(
+    values: dict[str, Any], data_set: str, recipe: Recipe, device: str, choice: SuiteFilter
+) -> TrialSpec:
+    if choice.synthetic and data_set != SYNTHETIC:
+        data_set = synthetic_like(data_set)
     return TrialSpec(device=device, data_set=data_set, kind="training", recipe=recipe, **values)
 
 
 def _recipe(suite: Suite, name: str, choice: SuiteFilter) -> Recipe:
-    """Return a recipe as it is to be run; what the user says wins over the quick form."""
+    """Return a recipe as it is to be run; options of the user override the quick form."""
     published = suite.recipes[name]
     changes: dict[str, int | bool] = dict(suite.quick.get(name, {})) if choice.quick else {}
     if choice.max_steps is not None:
@@ -308,13 +282,12 @@ def _recipe(suite: Suite, name: str, choice: SuiteFilter) -> Recipe:
     return Recipe.model_validate({**published.model_dump(), **changes})
 
 
-def _cells(cells: Cells) -> Iterator[dict[str, Any]]:
-    for workload, world_size in itertools.product(cells.workloads, cells.world_sizes):
-        # One GPU is shared by no one: the ways to share give one trial there.
-        parallelisms = cells.parallelisms if world_size > 1 else ("none",)
-        for parallelism, batch_size, name in itertools.product(parallelisms, cells.batch_sizes, cells.precisions):
+def _runs_of(grid: RunGrid) -> Iterator[dict[str, Any]]:
+    for workload, world_size in itertools.product(grid.workloads, grid.world_sizes):
+        parallelisms = grid.parallelisms if world_size > 1 else ("none",)
+        for parallelism, batch_size, name in itertools.product(parallelisms, grid.batch_sizes, grid.precisions):
             precision = find_precision(name)
-            scales = cells.loss_scales if precision.loss_scale != "none" else ()
+            scales = grid.loss_scales if precision.loss_scale != "none" else ()
             for scale in scales or (precision.loss_scale,):
                 yield {
                     "workload": find_workload(workload).name,
@@ -327,25 +300,16 @@ def _cells(cells: Cells) -> Iterator[dict[str, Any]]:
 
 
 def _check_names(suite: Suite) -> None:
-    run = {find_workload(workload).name for cells in suite.cells for workload in cells.workloads}
+    workloads = {find_workload(workload).name for grid in suite.cells for workload in grid.workloads}
     for workload, techniques in suite.tuned.items():
-        if workload not in run:
-            raise UsageError(f"[tuned] names '{workload}', which no cell runs.")
+        if workload not in workloads:
+            raise UsageError(f"[tuned] names '{workload}', which none of [[cells]] runs.")
         if not set(parse_techniques(techniques)).isdisjoint(SETS):
-            raise UsageError(f"[tuned] {workload} = '{techniques}': name techniques, no sets of them.")
-    for each in suite.products:
+            raise UsageError(f"[tuned] {workload} = '{techniques}': name techniques, not sets of them.")
+    for each in (*suite.cells, *suite.limits):
         for workload in each.workloads:
             check_data_set(find_workload(workload), each.data_set)
         for precision in each.precisions:
             find_precision(precision)
         for scale in each.loss_scales:
             parse_loss_scale(scale)
-
-
-def _read_file(path: Path) -> Suite:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise UsageError(f"The suite '{path}' cannot be read: {reason}.") from None
-    return parse_suite(text, str(path))
