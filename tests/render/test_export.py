@@ -15,8 +15,7 @@ from fake_records import every_kind, poisoned, steady
 
 from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
-from castwise.report.export.files import to_csv, to_json, to_parquet
-from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS
+from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS, to_csv, to_json, to_parquet
 from castwise.report.export.tables import LEVELS, flat_table
 from castwise.report.export.tracker_runs import TrackedRun, tracked_runs
 
@@ -127,7 +126,7 @@ def test_tensorboard_reads_them(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from castwise.report.export.tensorboard import write_tensorboard
+    from castwise.report.export.trackers import write_tensorboard
 
     assert write_tensorboard(runs(), tmp_path) == len(COLLECTION.trials)
     folders = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}
@@ -144,11 +143,11 @@ def test_mlflow_reads_them(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 
-    from castwise.report.export.mlflow import DATABASE, write_mlflow
+    from castwise.report.export.trackers import MLFLOW_DATABASE, write_mlflow
 
     some = [run for run in runs() if run.group in ("dpn92", "wrn-28-10 on cifar10: training")]
     assert write_mlflow(some, tmp_path / "out") == len(some) == 5
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'out' / DATABASE}")
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'out' / MLFLOW_DATABASE}")
     experiment = client.get_experiment_by_name("wrn-28-10 on cifar10: training")
     found = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert set(found) == {"fp32", "fp16-mixed", "bf16-mixed"}
@@ -163,7 +162,7 @@ def test_weights_and_biases_reads_them_and_nothing_is_sent(tmp_path: Path, monke
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
-    from castwise.report.export.wandb import write_wandb
+    from castwise.report.export.trackers import write_wandb
 
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
@@ -201,7 +200,7 @@ def _entries(content: bytes) -> Iterator[bytes]:
 
 def test_hostile_names_stay_in_the_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from castwise.report.export.tensorboard import write_tensorboard
+    from castwise.report.export.trackers import write_tensorboard
 
     strange = fake_trial(fake_spec().model_copy(update={"workload": "../../etc/passwd", "precision": ".."}))
     write_tensorboard(runs(collect([strange, poisoned(steady())])), tmp_path / "out")

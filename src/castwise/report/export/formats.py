@@ -1,25 +1,58 @@
-"""All formats of an export: one row each."""
+"""All formats of an export: a row each, and how flat tables become CSV, JSON and Parquet."""
 
+import io
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from castwise.errors import unknown_name
-from castwise.report.export import files, mlflow, tensorboard, wandb
+from castwise.errors import UsageError, unknown_name
+from castwise.render.table import csv_grid, plain
 from castwise.report.export.tables import FlatTable
 from castwise.report.export.tracker_runs import TrackedRun
+from castwise.report.export.trackers import write_mlflow, write_tensorboard, write_wandb
+
+
+def to_csv(table: FlatTable) -> bytes:
+    """Return a header line and a line a row; None is empty, and NaN is "nan"."""
+    return csv_grid(table.fields, table.rows).encode()
+
+
+def to_json(table: FlatTable) -> bytes:
+    """Return a list of objects, one a row; JSON has no NaN, so a string says what a figure was."""
+    rows = [plain(table.fields, row) for row in table.rows]
+    return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+def to_parquet(table: FlatTable) -> bytes:
+    """Return a Parquet file whose types are the fields', even if a column holds nothing.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError("Parquet needs pyarrow: pip install 'castwise[parquet]'.") from None
+    types = {
+        "text": pyarrow.string(),
+        "integer": pyarrow.int64(),
+        "number": pyarrow.float64(),
+        "truth": pyarrow.bool_(),
+    }
+    arrays = {
+        field.name: pyarrow.array([field.value(row) for row in table.rows], type=types[field.kind])
+        for field in table.fields
+    }
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(arrays), out)
+    return out.getvalue()
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format that is one file.
-
-    Attributes:
-        name: What users call it.
-        suffix: What its files end in.
-        encode: Returns a table in it.
-        is_text: Whether a terminal can show it.
-    """
+    """A format that is one file; `is_text` says whether a terminal can show it."""
 
     name: str
     suffix: str
@@ -29,13 +62,7 @@ class FileFormat:
 
 @dataclass(frozen=True)
 class TrackerFormat:
-    """A format of an experiment tracker, which is a folder.
-
-    Attributes:
-        name: What users call it.
-        write: Writes runs into a folder and returns how many.
-        then: What to do with the folder.
-    """
+    """A format of an experiment tracker: `write` fills a folder and returns the number of runs, `then` opens it."""
 
     name: str
     write: Callable[[Iterable[TrackedRun], Path], int]
@@ -43,15 +70,14 @@ class TrackerFormat:
 
 
 FILE_FORMATS: tuple[FileFormat, ...] = (
-    FileFormat("csv", ".csv", files.to_csv),
-    FileFormat("json", ".json", files.to_json),
-    FileFormat("parquet", ".parquet", files.to_parquet, is_text=False),
+    FileFormat("csv", ".csv", to_csv),
+    FileFormat("json", ".json", to_json),
+    FileFormat("parquet", ".parquet", to_parquet, is_text=False),
 )
-
 TRACKER_FORMATS: tuple[TrackerFormat, ...] = (
-    TrackerFormat("tensorboard", tensorboard.write_tensorboard, "tensorboard --logdir {folder}"),
-    TrackerFormat("mlflow", mlflow.write_mlflow, "mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db"),
-    TrackerFormat("wandb", wandb.write_wandb, "wandb sync {folder}/wandb/offline-run-*"),
+    TrackerFormat("tensorboard", write_tensorboard, "tensorboard --logdir {folder}"),
+    TrackerFormat("mlflow", write_mlflow, "mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db"),
+    TrackerFormat("wandb", write_wandb, "wandb sync {folder}/wandb/offline-run-*"),
 )
 
 
@@ -69,5 +95,5 @@ def find_format(name: str) -> FileFormat | TrackerFormat:
 
 
 def format_of(path: Path) -> FileFormat | None:
-    """Return the format that a file's suffix stands for; None where it stands for none."""
+    """Return the format that a file's suffix stands for, if any."""
     return next((row for row in FILE_FORMATS if row.suffix == path.suffix.lower()), None)

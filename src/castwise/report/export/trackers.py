@@ -1,0 +1,150 @@
+"""Runs as experiment trackers read them: TensorBoard's event files, MLflow's database, Weights & Biases' offline runs.
+
+Each tracker's own package writes its files; nothing is sent anywhere.
+"""
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from castwise.errors import UsageError
+from castwise.report.export.tracker_runs import TrackedRun, finite
+
+MLFLOW_DATABASE = "mlflow.db"
+# Limits of the trackers.
+_MOST_METRICS = 1000  # that MLflow takes at once
+_LONGEST_TAG = 5000
+_LONGEST_PARAMETER = 500
+_LONGEST_FOLDER = 100
+_LONGEST_NAME = 120
+_LONGEST_GROUP = 64
+
+
+def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
+    """Write runs into a folder that `tensorboard --logdir` reads, a folder a run; return how many.
+
+    Raises:
+        UsageError: tensorboard is not installed.
+    """
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise UsageError("TensorBoard's files need tensorboard: pip install 'castwise[tensorboard]'.") from None
+
+    count = 0
+    for run in runs:
+        count += 1
+        writer = EventFileWriter(str(folder / _safe_name(run.group) / f"{_safe_name(run.name)}-{run.tags['key']}"))
+        parameters = {**run.parameters, "device_name": run.tags["device_name"]}
+        writer.add_event(Event(wall_time=run.started, summary=hparams_pb(parameters, trial_id=run.tags["key"])))
+        for name, value in run.figures.items():
+            summary = Summary(value=[Summary.Value(tag=f"figures/{name}", simple_value=value)])
+            writer.add_event(Event(wall_time=run.started, step=0, summary=summary))
+        for name, points in run.series.items():
+            for point in points:
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=point.value)])
+                writer.add_event(Event(wall_time=run.started + point.seconds, step=point.step, summary=summary))
+        writer.close()
+    return count
+
+
+def _safe_name(name: str) -> str:
+    """Return a name that is safe as a folder's; TensorBoard shows it."""
+    return re.sub(r"[^A-Za-z0-9._ ,:=+-]+", "_", name).strip(" .")[:_LONGEST_FOLDER] or "run"
+
+
+def write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
+    """Write runs into `mlflow.db` in a folder, an experiment a group; return how many. No server is asked.
+
+    Raises:
+        UsageError: mlflow is not installed.
+    """
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param, RunTag
+    except ImportError:
+        raise UsageError("MLflow's database needs mlflow: pip install 'castwise[mlflow]'.") from None
+
+    for name in ("alembic", "mlflow"):  # they log each table that they make
+        logging.getLogger(name).setLevel(logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(tracking_uri=f"sqlite:///{(folder / MLFLOW_DATABASE).absolute()}")
+    artifacts = (folder / "artifacts").absolute().as_uri()
+    experiments: dict[str, str] = {}
+    count = 0
+    for run in runs:
+        count += 1
+        if run.group not in experiments:
+            experiments[run.group] = client.create_experiment(run.group, artifact_location=artifacts)
+        began = round(1000 * run.started)
+        made = client.create_run(experiments[run.group], start_time=began, run_name=run.name).info.run_id
+        metrics = [Metric(name, value, began, 0) for name, value in run.figures.items()]
+        metrics += [
+            Metric(name, point.value, round(1000 * (run.started + point.seconds)), point.step)
+            for name, points in run.series.items()
+            for point in finite(points)
+        ]
+        client.log_batch(
+            made,
+            params=[Param(name, str(value)[:_LONGEST_PARAMETER]) for name, value in run.parameters.items()],
+            tags=[RunTag(name, value[:_LONGEST_TAG]) for name, value in run.tags.items()],
+        )
+        for begin in range(0, len(metrics), _MOST_METRICS):
+            client.log_batch(made, metrics=metrics[begin : begin + _MOST_METRICS])
+        client.set_terminated(
+            made,
+            status="FINISHED" if run.tags["status"] == "ok" else "FAILED",
+            end_time=max([began, *(metric.timestamp for metric in metrics)]),
+        )
+    return count
+
+
+def write_wandb(runs: Iterable[TrackedRun], folder: Path) -> int:
+    """Write offline runs into `wandb/` in a folder; return how many. `wandb sync` uploads them if the user wants that.
+
+    Raises:
+        UsageError: wandb is not installed.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise UsageError("Runs of Weights & Biases need wandb: pip install 'castwise[wandb]'.") from None
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        silent=True,
+        # The machine that exports is not the machine that measured.
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+    )
+    count = 0
+    for run in runs:
+        count += 1
+        made = wandb.init(
+            mode="offline",
+            project="castwise",
+            dir=str(folder),
+            name=run.name[:_LONGEST_NAME],
+            group=run.group[:_LONGEST_GROUP],
+            config={**run.parameters, **run.tags},
+            settings=settings,
+            reinit="finish_previous",
+        )
+        steps: dict[int, dict[str, float]] = {}
+        for name, points in run.series.items():
+            for point in finite(points):
+                steps.setdefault(point.step, {"seconds": point.seconds})[name] = point.value
+        for step in sorted(steps):
+            made.log(steps[step], step=step)
+        made.summary.update(run.figures)
+        made.finish(exit_code=0 if run.tags["status"] == "ok" else 1)
+    wandb.teardown()  # waits until all is on disk, which `finish` does not
+    return count
