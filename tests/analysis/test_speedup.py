@@ -4,15 +4,22 @@ import json
 import math
 
 import pytest
-from fake_engine import fake_environment, fake_spec, fake_trial
+from fake_engine import fake_environment, fake_run, fake_spec, fake_training, fake_trial
 
 from castwise.analysis.advice import recommend
 from castwise.analysis.result_table import Row, compare
-from castwise.analysis.speedup import rate_estimate, session_speedup_estimate, speedup_estimate, step_estimate
+from castwise.analysis.speedup import (
+    comparison_key,
+    rate_estimate,
+    session_speedup_estimate,
+    speedup_estimate,
+    step_estimate,
+)
 from castwise.analysis.statistics import LEVEL
 from castwise.records.schema import Status, Trial
 from castwise.render.notes import remarks
 from castwise.render.run_report import to_json
+from castwise.spec.trial import MeasurementProtocol
 
 
 def sat(precision: str, sitting: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:
@@ -181,3 +188,45 @@ def test_json_has_values_with_their_intervals() -> None:
 def test_nothing_timed_gives_nothing() -> None:
     assert step_estimate([sat("fp32", None, status="oom")]) is None
     assert speedup_estimate([], rounds((0.3, 0.1))) is None
+
+
+def test_trials_that_differ_in_the_named_fields_alone_share_all_else() -> None:
+    first = fake_trial(fake_spec(batch_size=8))
+    other = fake_trial(fake_spec(batch_size=32, techniques=("channels-last",)))
+    assert comparison_key(first, "batch_size", "techniques") == comparison_key(other, "batch_size", "techniques")
+    assert comparison_key(first, "batch_size") != comparison_key(other, "batch_size")
+
+
+def test_rounds_share_all() -> None:
+    first, second = (fake_trial(fake_spec(repeat=number)) for number in (0, 1))
+    assert comparison_key(first) == comparison_key(second)
+
+
+def test_two_machines_never_share_all() -> None:
+    here, there = (fake_trial(environment=fake_environment(driver=driver)) for driver in ("1", "2"))
+    assert comparison_key(here) != comparison_key(there)
+
+
+def test_a_part_of_a_field_may_differ() -> None:
+    short, long = (fake_run(fake_training(recipe={"stop_after": epochs})) for epochs in (1, 2))
+    assert comparison_key(short) != comparison_key(long)
+    assert comparison_key(short, recipe={"stop_after": True}) == comparison_key(long, recipe={"stop_after": True})
+    assert comparison_key(fake_trial(), recipe={"stop_after": True}) == comparison_key(fake_trial()), "it has no recipe"
+
+
+def test_the_time_limit_sets_nothing_apart() -> None:
+    short, long = (
+        fake_trial(fake_spec(protocol=MeasurementProtocol(timeout_seconds=seconds))) for seconds in (5.0, 900.0)
+    )
+    assert comparison_key(short) == comparison_key(long)
+    (_, faster) = compare([short, fake_trial(fake_spec("tf32", protocol=long.spec.protocol), step_seconds=(0.05,))])
+    assert faster.speedup is not None
+
+
+def test_a_time_limit_is_no_reason_why_two_cannot_be_compared() -> None:
+    short, long = (MeasurementProtocol(timeout_seconds=seconds) for seconds in (5.0, 900.0))
+    plain = fake_trial(fake_spec(protocol=short))
+    (_, other) = compare([plain, fake_trial(fake_spec("tf32", protocol=long, batch_size=64))])
+    assert other.verdict is not None
+    assert "batch size" in other.verdict.reason
+    assert "protocol" not in other.verdict.reason

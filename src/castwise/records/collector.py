@@ -1,4 +1,4 @@
-"""Python's garbage collector, where it has nothing to find."""
+"""Switch Python's garbage collector off while records are read."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Keep Python from looking for cycles, which records have none of: it would look at all of them, ever again.
+    """Switch the garbage collector off: records contain no cycles, and it would search all of them again and again.
 
     Reading 10,000 trials takes a third of the time without it (benchmarks/store_scaling.py).
     """

@@ -1,7 +1,7 @@
-"""What was measured, raw: the answer to a trial's question, as it lies on disk.
+"""The record of a trial: its spec, its raw samples and its circumstances, one JSON file each.
 
-Raw samples only; a statistic one comes to regret can be recomputed from old files. The history of the
-format stands beside its version.
+Records hold raw samples only, so that any statistic can be recomputed from old files. The history of the format is next
+to its version.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from castwise.spec.types import Unit
 # began after an idle gap. A renamed field keeps its first name in JSON (`renamed`).
 SCHEMA_VERSION = 1
 
-# A loss may be NaN; a time that is none, or memory below nothing, is a damaged file.
+# A loss may be NaN; a time that is not a number, or negative memory, means a damaged file.
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Bytes = Annotated[int, Field(ge=0)]
 
@@ -54,7 +54,7 @@ class Environment(FrozenModel):
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
         torchvision: torchvision's version, or None where it is not installed.
-        fp32_precision: What float32 products compute in here before a trial sets it, by torch's switches.
+        fp32_precision: What float32 products compute in before a trial sets it, by torch's switches.
     """
 
     castwise: str
@@ -104,7 +104,7 @@ class Environment(FrozenModel):
 
     @property
     def fingerprint(self) -> str:
-        """Return 8 hexadecimal digits; equal where figures may be set side by side without a word."""
+        """Return 8 hexadecimal digits, equal for machines and software whose figures can be compared as they are."""
         parts = (
             self.castwise,
             self.torch,
@@ -119,28 +119,28 @@ class Environment(FrozenModel):
 
 
 class Facts(FrozenModel):
-    """What a trial really ran, found out in its process before the first timed step.
+    """What a trial actually ran, found out in its process before the first timed step.
 
     Attributes:
         num_parameters: Trainable and other weights of the model.
         units_per_sample: Units of throughput in one sample (35 tokens in a column of the language model; else 1).
-        unit: What throughput counts, where it is not what the workload's name says: of a user's own model.
+        unit: What throughput counts, for a user's own model; None for the workload's own unit.
         param_dtypes: Number of weights by dtype, after the precision was applied.
         optimizer: The optimizer's class and its arguments.
         clip_grad_norm: The norm that gradients are clipped to, or None.
         accumulate: Batches whose gradients are added up for one optimizer step.
         fp32_precision: What float32 matmul, convolution and RNN compute in, as torch reports it.
-        notes: What the user's own code changed or did until the first timed step, a sentence each.
-        data_note: What the data was, in words, where it is not what the spec's name says by itself.
+        notes: What the user's own code changed or did before the first timed step, a sentence each.
+        data_note: What the data was, in words, if the spec's name does not say it.
         data_bytes: Memory of the batches that lie on the device all the time; part of every peak.
         ready_seconds: From the request for a process until torch is imported and the device is open.
         set_up_seconds: Building model, data and optimizer.
-        first_step_seconds: The first step: libraries are loaded, algorithms searched, code compiled. 0 in records
-            from before it was told apart from the warm-up.
+        first_step_seconds: The first step: libraries are loaded, algorithms searched, code compiled. 0 in older
+            records, where it is part of the warm-up.
         warm_up_seconds: From the second step until the step time had settled.
-        warm_up_steps: Steps until then, the first one counted.
-        capture_seconds: Of the warm-up, capturing the step as a CUDA graph; None where it is none.
-        settled: Whether warm-up ended because the step time had settled (else: because its time was up).
+        warm_up_steps: Steps until then, the first one included.
+        capture_seconds: Of the warm-up, capturing the step as a CUDA graph; None without one.
+        settled: Whether warm-up ended because the step time had settled, and not because its time was up.
         averaged_by: How ranks take the mean of their gradients with `coalesced-reduce`: by the backend's collectives,
             or by a kernel in memory that all their GPUs see; None without it, and in runs of epochs.
     """
@@ -172,7 +172,7 @@ class Block(FrozenModel):
     Attributes:
         seconds: Time of the block, by CUDA events on a GPU, by the host's clock on a CPU.
         num_steps: Steps in it.
-        lead_in_steps: Steps that ran right before it, which are not timed; 0 in older records.
+        lead_in_steps: Untimed steps right before it; 0 in older records.
         loss: The loss of its last step.
         loss_scale: The loss scale after its last step; None without scaling.
         skipped_steps: Steps of the block, and of those before it, that loss scaling skipped.
@@ -197,13 +197,13 @@ class Epoch(FrozenModel):
     Attributes:
         seconds: Training part, waiting for data included; by the host's clock, synchronised at its end.
         data_seconds: Of that, the time the host waited for the next batch.
-        placing_seconds: Of that, the time the host took to bring batches to the device; where the copy is not
-            asynchronous it waits there for the steps in flight. None in older records, whose `data_seconds` hold it.
+        placing_seconds: Of that, the time the host took to bring batches to the device; a copy that is not asynchronous
+            waits for the steps in flight. None in older records, whose `data_seconds` include it.
         first_step_seconds: Of `seconds`, the run's first step, synchronised at its end: libraries are loaded and
             algorithms are searched in it. None in later epochs.
         validation_seconds: The pass over the validation data; 0 without one.
         num_steps: Optimizer steps.
-        num_samples: Samples this process trained on; ranks share the data out among them.
+        num_samples: Samples this process trained on; each rank has its share.
         counted_seconds: The part of `seconds` that throughput counts (without the recipe's skipped batches).
         counted_samples: The samples trained on in that time.
         losses: The training loss at some steps, as (step of the epoch, loss), the last step always.
@@ -213,7 +213,7 @@ class Epoch(FrozenModel):
         loss_scale: The loss scale at the epoch's end; None without scaling.
         skipped_steps: Steps that loss scaling skipped.
         shortened: Whether the recipe's `max_steps` cut the epoch short.
-        diverged: Why the run was given up in or after this epoch; None where it was not.
+        diverged: Why the run was stopped in or after this epoch; None if it was not.
     """
 
     seconds: _Seconds
@@ -236,11 +236,11 @@ class Epoch(FrozenModel):
 
 
 class Resumed(FrozenModel):
-    """Where a training trial stands after its set-up.
+    """How far a training trial is after its set-up.
 
     Attributes:
         facts: What it runs.
-        epochs: The epochs that an earlier process of the same trial did.
+        epochs: The epochs done by an earlier process of the same trial.
     """
 
     facts: Facts
@@ -248,25 +248,24 @@ class Resumed(FrozenModel):
 
 
 class MemoryParts(FrozenModel):
-    """What held memory at the peak of one training step after the timed ones, taken apart operation by operation.
+    """What held memory at the peak of one training step after the timed ones, profiled operation by operation.
 
-    A tensor counts once, by its storage; what is saved for backward and lies in a weight or a batch is a weight or a
-    batch.
+    A tensor counts once, by its storage; a weight or batch that is saved for backward counts as a weight or a batch.
 
     Attributes:
         weights_bytes: The model's parameters and buffers.
         masters_bytes: Float32 masters of lower-precision weights.
         gradients_bytes: Gradients of parameters and masters, as many as there were at that moment.
         optimizer_bytes: The optimizer's state: momentum, Adam's moments.
-        batches_bytes: Batches that lie on the device all the time.
+        batches_bytes: Batches that stay on the device.
         saved_bytes: Activations saved for backward.
         weight_casts_bytes: Lower-precision copies of weights that autocast makes and keeps for backward.
         temporaries_bytes: All other tensors alive at that moment: outputs in flight, gradients of activations.
-        workspace_bytes: What the allocator had given out besides: workspaces within operations, those that cuBLAS
-            keeps, rounding. None on a CPU, where nobody knows.
+        workspace_bytes: What else the allocator had given out: workspaces within operations, those that cuBLAS keeps,
+            rounding. None on a CPU, where it is not known.
         outside_bytes: In use on the device outside the allocator: the CUDA context, libraries, other processes. None
             on a CPU.
-        missing: Why the step was not taken apart; all else is 0 then.
+        missing: Why the step was not profiled; all else is 0 then.
     """
 
     weights_bytes: _Bytes = 0
@@ -302,18 +301,18 @@ class MemoryParts(FrozenModel):
 
 
 class RankSamples(FrozenModel):
-    """Everything one process measured; memory is that of its fullest device, where DataParallel gives it several.
+    """Everything one process measured; of several devices (DataParallel), memory is that of the fullest.
 
     Attributes:
         blocks: The timed blocks of a steady trial, in order.
         epochs: The epochs of a training trial, in order.
         peak_allocated_bytes: Most memory held by tensors at once during the timed blocks.
         peak_reserved_bytes: Most memory the caching allocator held; None on a CPU.
-        driver_used_bytes: Memory in use on the device at the end by the driver's word, as nvidia-smi shows it: the
+        driver_used_bytes: Memory in use on the device at the end as the driver and nvidia-smi report it: the
             allocator's, the CUDA context's and other processes'. None on a CPU.
         warm_up_peak_allocated_bytes: The same as `peak_allocated_bytes`, for set-up and warm-up.
-        notes: What the user's own code was seen to do while steps were timed, a sentence each.
-        memory_parts: What held the memory at a step's peak; None where the protocol does not ask for it.
+        notes: What the user's own code did while steps were timed, a sentence each.
+        memory_parts: What held the memory at a step's peak; None if the protocol does not ask for it.
     """
 
     blocks: tuple[Block, ...] = ()
@@ -327,11 +326,11 @@ class RankSamples(FrozenModel):
 
 
 class Shortfall(FrozenModel):
-    """How far memory fell short where a trial ran out of it.
+    """How far memory fell short when a trial ran out of it.
 
     Attributes:
-        needed_bytes: What was held, and what was asked for on top: so much is needed at the least.
-        free_bytes: What there was for the trial: its limit, or what other processes left of the device.
+        needed_bytes: What was held plus what was asked for: at least so much is needed.
+        free_bytes: What the trial could have: its limit, or what other processes left of the device.
     """
 
     needed_bytes: _Bytes
@@ -339,9 +338,9 @@ class Shortfall(FrozenModel):
 
 
 class GpuFacts(FrozenModel):
-    """What the driver says of a GPU that does not change while a trial runs; None where `missing` says why.
+    """What the driver reports of a GPU that does not change while a trial runs; None if `missing` says why.
 
-    Of several GPUs a limit is the lowest of any, a mode is on where it is on all, and memory errors are their sum.
+    Of several GPUs a limit is the lowest of any, a mode is on if it is on for all, and memory errors are their sum.
 
     Attributes:
         max_sm_clock_hertz: The highest clock of the streaming multiprocessors.
@@ -365,25 +364,25 @@ class GpuFacts(FrozenModel):
 
 
 class TelemetrySummary(FrozenModel):
-    """What GPU and host were doing while one block or epoch was timed, as its parent process saw it.
+    """What GPU and host did while one block or epoch was timed, as the parent process saw it.
 
-    Clocks and power are those of the samples taken while it ran; of the ones just before and just after where it
-    was too short for others. Of several GPUs it is of all: clocks, PCIe and samples are those of the GPU with the
-    lowest, the temperature is that of the hottest, and the rest is of them together. Power and energy are there only
-    where they are known of each. Readings of older records have one GPU, the first of several.
+    Clocks and power are from the samples taken while it ran, or from those just before and just after if it was too
+    short. Of several GPUs, clocks, PCIe and samples are those of the GPU with the lowest, the temperature is that of
+    the hottest, and the rest is of all together. Power and energy are there only if they are known for each. Older
+    records have one GPU, the first of several.
 
     Attributes:
         seconds: From the sample just before to the one just after, by the host's clock.
-        num_gpus: GPUs that it covers: those that could be read; 0 where none could, and on a CPU.
+        num_gpus: GPUs that it covers: those that could be read; 0 if none could, and on a CPU.
         num_samples: Samples of the GPU; 0 on a CPU.
         sm_clock_hertz: Mean clock of the streaming multiprocessors.
         min_sm_clock_hertz: Their lowest clock.
         memory_clock_hertz: Mean clock of the memory.
         power_watts: Mean power of the board.
         max_temperature_celsius: The core's highest temperature.
-        throttle_reasons: All that held the clock down in any sample, by nvidia-smi's names.
+        throttle_reasons: All reasons that held the clock down in any sample, by nvidia-smi's names.
         foreign_processes: The most processes at once that computed on the GPU and are not this program's.
-        energy_joules: What the driver's energy counter went up by; None also where it stood still.
+        energy_joules: By how much the driver's energy counter rose; None also if it did not.
         pcie_generation: The highest generation that the PCIe link ran at.
         pcie_width: The most PCIe lanes in use.
         ecc_errors: Memory errors that ECC could not correct, from the driver's loading to the end.
@@ -392,8 +391,8 @@ class TelemetrySummary(FrozenModel):
         cpu_load: Runnable tasks over usable CPUs, averaged over a minute.
         missing: Why a field is None, or of a part of the time or of the GPUs only, by its name; "gpu" stands for all
             of the GPU's.
-        affected_gpus: Where only some of several GPUs were throttled, had others' processes or memory errors: which, by
-            torch's names, by the throttle reason or by the field's name.
+        affected_gpus: If only some of several GPUs were throttled, had others' processes or memory errors: their names
+            in torch, by the throttle reason or by the field's name.
     """
 
     seconds: float
@@ -423,21 +422,20 @@ class TelemetrySummary(FrozenModel):
 
 
 class EnergyMeasurement(FrozenModel):
-    """What the driver's energy counter said while steps ran on and on, after the timed blocks.
+    """The driver's energy counter over sustained steps, after the timed blocks.
 
-    The counter ticks ten times a second (H200): over a timed block it says next to nothing. Here the time is taken from
-    tick to tick, so that the mean power is that of running steps and nothing else. GPUs' counters tick apart: of
-    several GPUs it is the sum of their powers, each from its own first tick to its last, over the shortest of these
-    times.
+    The counter ticks ten times a second (H200), too seldom for a timed block. Here the time is taken from tick to tick,
+    so that the mean power is that of running steps alone. Each GPU's counter ticks on its own: of several GPUs it is
+    the sum of their powers, each from its own first tick to its last, over the shortest of these times.
 
     Attributes:
         num_gpus: GPUs whose energy it is; 1 in older records, the first of several.
-        joules: What the counter went up by from its first tick to its last.
+        joules: By how much the counter rose from its first tick to its last.
         seconds: The time between the two, by the host's clock.
-        num_ticks: Ticks, the first not counted; the fewest of any GPU's.
-        step_seconds: Seconds a step of the stretch; 0 where that is not known.
-        late_seconds: How late the first and the last tick were seen at the most, of any GPU.
-        missing: Why joules are 0; empty where they are not.
+        num_ticks: Ticks without the first; the fewest of any GPU's.
+        step_seconds: Seconds a step of the sustained steps; 0 if not known.
+        late_seconds: How late the first and the last tick can have been seen, of any GPU.
+        missing: Why joules are 0; empty if they are not.
     """
 
     num_gpus: int = 1
@@ -445,28 +443,28 @@ class EnergyMeasurement(FrozenModel):
     seconds: float = 0.0
     num_ticks: int = 0
     step_seconds: float = 0.0
-    late_seconds: float = 0.02  # of records from before it was noted: the counter was read every 20 ms
+    late_seconds: float = 0.02  # of older records: the counter was read every 20 ms
     missing: str = ""
 
 
 class Trial(FrozenModel):
-    """One answer: what became of a spec, on which machine, with all raw samples.
+    """The result of a spec on a machine, with all raw samples.
 
     Attributes:
-        spec: The question.
+        spec: What was measured.
         status: How it ended; everything but `ok` has a message.
         message: What happened, in a line.
-        facts: What really ran; None where set-up did not get that far.
-        ranks: The samples of each process; empty where nothing was timed.
+        facts: What actually ran; None if set-up did not get that far.
+        ranks: The samples of each process; empty if nothing was timed.
         environment: The machine and software.
         started_at: UTC, ISO 8601.
-        duration_seconds: The whole trial, set-up included; where trials took turns, the others' turns, too.
-        session_id: What trials share whose processes took turns; None for one that ran by itself.
-        log: The end of what the process printed, where it failed.
+        duration_seconds: The whole trial, set-up included; in an interleaved session with the others' blocks, too.
+        session_id: Shared by trials whose processes were interleaved; None for one that ran by itself.
+        log: The end of what the process printed, if it failed.
         readings: One for each timed block or epoch, in order; empty in records without telemetry.
-        energy_measurement: Its energy; None where it was not measured by a stretch of steps of its own.
+        energy_measurement: Its energy; None if it was not measured over sustained steps.
         gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
-        shortfall: By how much memory fell short; None where it did not, or nobody knows.
+        shortfall: By how much memory fell short; None if it did not, or if it is not known.
         telemetry_note: Which readings are "not available: why"; empty where all are.
         schema_version: The version of this format.
     """

@@ -1,7 +1,7 @@
 """Trials on disk: one JSON file each, written whole or not at all, never deleted.
 
-`RESULTS/<device>-<fingerprint>/<workload>-<precision>-b<batch>-<key>.json`: a folder a machine, so that going on
-with a job never takes another machine's figures for its own.
+`RESULTS/<device>-<fingerprint>/<workload>-<precision>-b<batch>-<key>.json`: each machine has a folder, so that a
+resumed job never uses another machine's figures.
 """
 
 import itertools
@@ -27,7 +27,7 @@ _NAME_LENGTH = 80
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that is no record of ours, and why."""
+    """A file that is not a castwise record, and why."""
 
     path: Path
     reason: str
@@ -72,11 +72,11 @@ class Store:
             ) from None
 
     def checkpoint(self, spec: TrialSpec, environment: Environment) -> Path:
-        """Return the file from which a training trial goes on on this machine, whether or not it is there."""
+        """Return the file from which a training trial resumes on this machine, whether or not it exists."""
         return self.machine_folder(environment) / "checkpoints" / f"{spec.key}.pt"
 
     def load(self, environment: Environment) -> tuple[dict[str, Trial], list[Problem]]:
-        """Return one machine's newest trial for each spec key, and the files that are no records."""
+        """Return one machine's newest trial for each spec key, and the files that are not records."""
         trials, problems = load_folder(self.machine_folder(environment))
         own = (trial for trial in trials if trial.environment.fingerprint == environment.fingerprint)
         return {trial.spec.key: trial for trial in own}, problems
@@ -145,7 +145,7 @@ def _check_version(content: bytes) -> None:
 
 
 def try_to_write(folder: Path) -> None:
-    """Write a file into a folder, made for it where it does not exist, and leave nothing behind."""
+    """Write a file into a folder, create the folder if needed, and leave nothing behind."""
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -201,7 +201,7 @@ def name_of(environment: Environment) -> str:
 
 
 def stem_of(spec: TrialSpec) -> str:
-    """Return the name of a trial's files, without what tells them apart."""
+    """Return the name of a trial's files, without the number that makes it unique."""
     spread = f"-x{spec.world_size}" if spec.world_size > 1 else ""
     return f"{_named(f'{spec.workload}-{spec.precision}-b{spec.batch_size}{spread}')}-{spec.key}"
 
@@ -211,22 +211,16 @@ def _named(text: str) -> str:
 
 
 def slug(text: str, kept: str = "") -> str:
-    """Return small letters and digits of ASCII with a hyphen for each stretch of anything else; none at the ends.
+    """Return lower-case ASCII letters and digits, with one hyphen for anything else between them.
 
     Args:
         text: The text.
-        kept: Further characters that stay, inside brackets of a regular expression; no point does at the ends.
+        kept: Further characters that stay, as in a regular expression's brackets; points at the ends do not.
     """
     return re.sub(rf"[^a-z0-9{kept}]+", "-", text.lower()).strip("-.")
 
 
 def free_name(name: str, taken: Container[str], before_number: str = " #") -> str:
-    """Return a name, with a number from 2 on where it is taken: `resnet50 #2`.
-
-    Args:
-        name: The name.
-        taken: Those that others have.
-        before_number: What stands between the name and its number.
-    """
+    """Return a name, with a number from 2 on if it is taken: `resnet50 #2`."""
     numbered = (f"{name}{before_number}{number}" for number in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in taken)

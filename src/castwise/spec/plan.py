@@ -26,7 +26,7 @@ class Plan(FrozenModel):
 
 
 def build_plan(
-    axes: ParameterGrid,
+    grid: ParameterGrid,
     *,
     device: str,
     data_set: str = SYNTHETIC,
@@ -34,19 +34,19 @@ def build_plan(
     seed: int = 0,
     own: Mapping[str, UserWorkload] = MappingProxyType({}),
 ) -> Plan:
-    """Return the product of the axes as a plan, each cell once.
+    """Return the product of a grid's parameters as a plan, each configuration once.
 
-    A loss scale applies to the precisions that scale their loss by default; the others stay as they are, so
-    that `--loss-scale dynamic,128` beside fp32 does not measure fp32 twice. Where every precision was named and
-    none scales its loss, the scale is taken at its word: `fp16-true` with a scale of 128 is a fair question.
+    A loss scale applies to the precisions that scale their loss by default, so that `--loss-scale dynamic,128` with
+    fp32 does not measure fp32 twice. If none of the precisions does, it applies to all: `fp16-true` with a scale of 128
+    can be measured.
 
     Args:
-        axes: What is crossed with what.
+        grid: The parameters.
         device: "cpu" or "cuda:N".
         data_set: `synthetic` or the name of a real data set that every workload named accepts.
         protocol: How long to measure; None takes the device type's default.
         seed: Seeds weights, data and dropout.
-        own: What is known of the user's own models among the workloads, by their names as the axes have them.
+        own: What is known of the user's own models among the workloads, by their names in the grid.
 
     Raises:
         UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
@@ -54,18 +54,18 @@ def build_plan(
     """
     is_cpu = device.startswith("cpu")
     protocol = protocol or (CPU_PROTOCOL if is_cpu else CUDA_PROTOCOL)
-    precisions = [find_precision(name) for name in axes.precisions or [row.name for row in PRECISIONS]]
-    loss_scales = [parse_loss_scale(text) for text in axes.loss_scales or ()]
+    precisions = [find_precision(name) for name in grid.precisions or [row.name for row in PRECISIONS]]
+    loss_scales = [parse_loss_scale(text) for text in grid.loss_scales or ()]
     all_unscaled = all(row.loss_scale == "none" for row in precisions)
-    spreads = _spreads(axes)
-    most_gpus = max(size for size, _ in spreads)  # a loop on several is set beside the same one on one
-    loops = [_steady_techniques(text) for text in axes.techniques or (NONE,)]
+    spreads = _spreads(grid)
+    most_gpus = max(size for size, _ in spreads)  # techniques on one GPU are compared with those on several
+    loops = [_steady_techniques(text) for text in grid.techniques or (NONE,)]
     specs: dict[str, TrialSpec] = {}
-    for name in axes.workloads or ():
+    for name in grid.workloads or ():
         workload, known = find_workload(name), own.get(name)
         check_data_set(workload, data_set)
         own_size = known.batch_size if known is not None else None
-        batch_sizes = axes.batch_sizes or (own_size or (workload.cpu_batch_size if is_cpu else workload.batch_size),)
+        batch_sizes = grid.batch_sizes or (own_size or (workload.cpu_batch_size if is_cpu else workload.batch_size),)
         for batch_size, spread, techniques, precision in itertools.product(batch_sizes, spreads, loops, precisions):
             _check_batch_size(batch_size)
             takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
@@ -88,11 +88,11 @@ def build_plan(
     return Plan(specs=tuple(specs.values()))
 
 
-def _spreads(axes: ParameterGrid) -> list[tuple[int, Parallelism]]:
-    """Return the numbers of GPUs, each with its ways to share a step; one GPU is shared by no one."""
-    ways: list[Parallelism] = [_parallelism(name) for name in axes.parallelisms or ("ddp",)]
+def _spreads(grid: ParameterGrid) -> list[tuple[int, Parallelism]]:
+    """Return the numbers of GPUs, each with its ways to share a step; `none` for one GPU."""
+    ways: list[Parallelism] = [_parallelism(name) for name in grid.parallelisms or ("ddp",)]
     spreads: list[tuple[int, Parallelism]] = []
-    for world_size in axes.world_sizes or (1,):
+    for world_size in grid.world_sizes or (1,):
         if world_size < 1:
             raise UsageError(f"A trial runs on one GPU at least; {world_size} GPUs are impossible.")
         spreads += [(world_size, way) for way in ways] if world_size > 1 else [(1, "none")]

@@ -1,4 +1,4 @@
-"""How a whole training run goes: data through which loader, for how long, with which schedule, judged how."""
+"""A whole training run: its loader, length, optimizer, schedule and validation."""
 
 from typing import Annotated, Literal, Self
 
@@ -18,10 +18,10 @@ class Loader(FrozenModel):
         pin_memory: Whether batches are put into page-locked memory.
         drop_last: Whether an incomplete last batch is left out.
         shuffle: Whether samples are drawn in a new order each epoch.
-        resident: Whether the batches lie on the device from the start instead, without a loader.
-        persistent: Whether the processes are kept from epoch to epoch.
-        prefetch_batches: Batches that each process makes ahead; None takes torch's own number.
-        non_blocking: Whether the host goes on while a batch is copied to the device.
+        resident: Whether the data lies on the device from the start, without a loader.
+        persistent: Whether the processes live on from epoch to epoch.
+        prefetch_batches: Batches that each process makes in advance; None takes torch's default.
+        non_blocking: Whether a batch is copied to the device asynchronously.
     """
 
     num_workers: int = Field(default=2, ge=0)
@@ -39,8 +39,8 @@ class Schedule(FrozenModel):
 
     Attributes:
         kind: `constant`; `step` (times `gamma` after each epoch); `triangular` (warm-up to the full rate, linear
-            back); `one_cycle` (fastai's, momentum moving against the rate); `plateau` (divided where the
-            validation loss does not improve).
+            back); `one_cycle` (fastai's, momentum falls while the rate rises); `plateau` (divided if the validation
+            loss does not improve).
         arguments: The kind's numbers, by name.
     """
 
@@ -63,26 +63,26 @@ class Recipe(FrozenModel):
         transform: What is done to a sample on the CPU: a name of `worker/data/transforms.py`.
         loader: How batches reach the loop.
         optimizer: The optimizer; None takes the workload's own.
-        group_rates: The learning rate of each of the workload's layer groups, the highest where the schedule moves
+        group_rates: The learning rate of each of the workload's layer groups, the highest if the schedule changes
             it; empty gives every weight the optimizer's.
         schedule: How the learning rate changes.
-        first_cycle_epochs: First epochs that have a one-cycle schedule of their own, behind which the optimizer's
-            state is forgotten and the schedule of the others begins; they count among `epochs`.
+        first_cycle_epochs: First epochs that have a one-cycle schedule of their own, after which the optimizer's
+            state is reset and the schedule of the others begins; they count among `epochs`.
         first_cycle_rates: The highest rates of that first cycle, as in `group_rates`; empty takes those.
         samples_per_epoch: Length of an epoch of synthetic data; real data has its own.
-        pooled_split: Whether training and test data are pooled and split anew, 80 to 20, as fastai's
+        pooled_split: Whether training and test data are pooled and split again, 80 to 20, as fastai's
             `valid_pct=0.2` did.
         validate_each_epoch: Whether every epoch ends with a pass over the validation data.
-        validate_at_end: Whether the run is followed by such a pass where its epochs have none. Its time and memory
-            are no part of the run's, energy by the driver's counter is: it tells how accurate the model is.
+        validate_at_end: Whether the run is followed by such a pass if its epochs have none, for the accuracy. Its time
+            and memory do not count for the run; energy by the driver's counter does.
         validation_batch_size: Samples per step of a pass.
         validation_workers: DataLoader processes of a pass.
-        read_loss_every_step: Whether the host reads the loss after every step, a synchronisation.
+        read_loss_every_step: Whether the host reads the loss after every step, which synchronises.
         skip_batches: First batches of an epoch that its throughput does not count.
         skip_epochs: First epochs that the mean throughput does not count.
-        cudnn_benchmark: Whether cuDNN tries its algorithms and takes the fastest for each shape.
-        stop_after: Epochs after which the run is cut short; its schedule stays that of the whole run. None runs all.
-        max_steps: Steps after which an epoch is cut short; its schedule stays that of whole epochs. None runs all.
+        cudnn_benchmark: Whether cuDNN times its algorithms and takes the fastest for each shape.
+        stop_after: Epochs after which the run is cut short; its schedule is still that of the whole run. None runs all.
+        max_steps: Steps after which an epoch is cut short; its schedule is still that of whole epochs. None runs all.
     """
 
     epochs: int = Field(ge=1)
@@ -124,7 +124,7 @@ class Recipe(FrozenModel):
     @model_validator(mode="after")
     def _first_cycle_fits(self) -> Self:
         if self.first_cycle_epochs and self.schedule.kind != "one_cycle":
-            raise ValueError(f"a first cycle comes before a schedule of kind one_cycle, not '{self.schedule.kind}'")
+            raise ValueError(f"a first cycle needs a schedule of kind one_cycle, not '{self.schedule.kind}'")
         wanted, given = max(1, len(self.group_rates)), len(self.first_cycle_rates)
         if given not in (0, wanted):
             raise ValueError(f"first_cycle_rates has {given} rates where the run has {wanted}")

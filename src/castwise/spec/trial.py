@@ -18,10 +18,10 @@ class MeasurementProtocol(FrozenModel):
     """How long and how often to measure.
 
     Attributes:
-        warm_up_steps: Steps before the first that may be timed, at the least, until earlier processes of a cell have
-            shown how many it takes.
+        warm_up_steps: The fewest steps before the first timed one, if no earlier process of the configuration has shown
+            how many are needed.
         warm_up_seconds: When warm-up, which begins after the first step, ends even if the step time has not settled.
-        block_seconds: The length aimed at for one timed block; a block is one step at the least.
+        block_seconds: The intended length of one timed block; a block has at least one step.
         lead_in_seconds: The least time of the untimed steps right before a block, in whole launches; there are none if
             a launch takes longer than a second. 0, as in older records: none.
         num_blocks: Timed blocks in a trial.
@@ -29,7 +29,7 @@ class MeasurementProtocol(FrozenModel):
         min_blocks: The fewest blocks a trial may end with.
         timeout_seconds: How long one phase (set-up with the first step, warm-up, one block) may take
             before the trial is `timeout`.
-        memory_parts: Whether one more step, after the timed ones, is taken apart to tell what holds the memory.
+        memory_parts: Whether one more step, after the timed ones, is profiled for what holds the memory.
     """
 
     warm_up_steps: int = Field(default=5, ge=1)
@@ -49,15 +49,15 @@ class MeasurementProtocol(FrozenModel):
         return self
 
 
-# A CPU's steps take long and spread widely: fewer, longer blocks, and an end well inside two minutes for four trials.
+# A CPU's steps take long and spread widely: fewer, longer blocks, and four trials end within two minutes.
 CPU_PROTOCOL = MeasurementProtocol(
     warm_up_steps=2, warm_up_seconds=3.0, block_seconds=0.5, num_blocks=12, max_seconds=12.0
 )
-# Blocks on a GPU begin in the midst of steps: behind a pause its clock is another, and the first launch takes its time.
-# Two looks of the telemetry's take 10 ms, at times 17. Source: benchmarks/records/pauses.
-_CUDA_LEAD_SECONDS = 0.03
-CUDA_PROTOCOL = MeasurementProtocol(lead_in_seconds=_CUDA_LEAD_SECONDS)
-# Where somebody waits for it: four trials of less than a second.
+# Blocks on a GPU begin in the midst of steps: after an idle gap its clock differs, and the first launch takes longer.
+# Two readings of the telemetry take 10 ms, at times 17. Source: benchmarks/records/pauses.
+_CUDA_LEAD_IN_SECONDS = 0.03
+CUDA_PROTOCOL = MeasurementProtocol(lead_in_seconds=_CUDA_LEAD_IN_SECONDS)
+# For a quick look: four trials of less than a second.
 CPU_SHORT = MeasurementProtocol(warm_up_steps=2, warm_up_seconds=0.2, block_seconds=0.05, num_blocks=8, max_seconds=0.5)
 # In rounds a process is one of several, and ends as soon as its step time is known.
 CPU_ROUND = MeasurementProtocol(
@@ -66,13 +66,13 @@ CPU_ROUND = MeasurementProtocol(
 CUDA_ROUND = MeasurementProtocol(
     warm_up_steps=4,
     block_seconds=0.1,
-    lead_in_seconds=_CUDA_LEAD_SECONDS,
+    lead_in_seconds=_CUDA_LEAD_IN_SECONDS,
     num_blocks=12,
     min_blocks=4,
     max_seconds=20.0,
 )
-# A batch that fits is tried by a few steps, most of them near the device's limit, where one may take seconds. The
-# optimizer's state is there from the first step's end on: from the second, memory is that of any later one.
+# For the search for the largest batch: a few steps, since near the device's limit one may take seconds. The optimizer's
+# state exists after the first step, so the second one uses as much memory as any later one.
 FIT = MeasurementProtocol(
     warm_up_steps=3,
     warm_up_seconds=0.05,
@@ -85,27 +85,27 @@ FIT = MeasurementProtocol(
 
 
 class TrialSpec(FrozenModel):
-    """One question: this workload, in this precision, with these techniques, on this device.
+    """What one trial measures: this workload, in this precision, with these techniques, on this device.
 
     Attributes:
         workload: A name of the workload registry, `torchvision:NAME` / `timm:NAME`, or that of the user's own model.
         precision: A name of the precision registry (aliases are resolved before a spec is made).
         loss_scale: `none`, `dynamic`, `dynamic-apex` or a number.
         batch_size: Samples per GPU and optimizer step.
-        device: "cpu" or "cuda:N"; the first one, where there are several.
+        device: "cpu" or "cuda:N"; the first one of several.
         data_set: `synthetic`, or the name of a real data set.
         techniques: Names of the technique registry, in its order; empty is the plain loop.
         world_size: Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
         parallelism: How the GPUs share a step.
         kind: What is measured.
-        recipe: How the training run of a `training` trial goes; None for the other kinds.
+        recipe: The training run of a `training` trial; None for the other kinds.
         weights: The file of pretrained weights to start from; None starts from random ones.
-        user_model: Where the user's own model comes from; None for the workloads castwise has.
+        user_model: Where the user's own model comes from; None for built-in workloads.
         memory_limit_bytes: The most memory that the trial may take: its caching allocator on a GPU, the growth of its
-            process on a CPU. None for no other limit than the device's.
+            process on a CPU. None if only the device limits it.
         protocol: How long and how often.
         seed: Seeds weights, data and dropout.
-        repeat: Tells apart trials that ask the same question again.
+        repeat: The number of the process among those of the same configuration.
     """
 
     workload: str
@@ -136,7 +136,7 @@ class TrialSpec(FrozenModel):
 
     @property
     def redacted(self) -> Self:
-        """Return the spec as records have it: the user's own model without its folder."""
+        """Return the spec as it is recorded: the user's own model without its folder."""
         if self.user_model is None or self.user_model.redacted is self.user_model:
             return self
         return self.model_copy(update={"user_model": self.user_model.redacted})
@@ -150,15 +150,15 @@ class TrialSpec(FrozenModel):
 
     @cached_property
     def key(self) -> str:
-        """Return 12 hexadecimal digits that stand for every field but the time limit.
+        """Return 12 hexadecimal digits that identify every field but the time limit.
 
-        Fields at their defaults do not enter, so that a field added later leaves old records their keys.
+        Fields at their defaults do not enter, so that a field added later does not change the keys of old records.
         """
         return _digest(self.without_timeout.model_dump_json(exclude_defaults=True))
 
     @cached_property
     def configuration(self) -> str:
-        """Return 12 hexadecimal digits that stand for every field but the repeat and the time limit."""
+        """Return 12 hexadecimal digits that identify every field but the repeat and the time limit."""
         return _digest(self.without_timeout.model_dump_json(exclude_defaults=True, exclude={"repeat"}))
 
     @cached_property
@@ -184,15 +184,15 @@ class TrialSpec(FrozenModel):
 
     @property
     def may_hold_device_alone(self) -> bool:
-        """Return whether its process may have neighbours wait while it times kernels.
+        """Return whether its process may make others wait while it times kernels.
 
-        Peers on several devices would wait for each other's neighbours, and those for them.
+        Processes on several devices could wait for each other forever.
         """
         return self.world_size == 1
 
     @property
     def label(self) -> str:
-        """Return the spec in a few words, for progress and messages; no two trials of a plan share theirs."""
+        """Return the spec in a few words, for progress and messages; unique within a plan."""
         row = known_precision(self.precision)
         scale = "" if row is not None and self.loss_scale == row.loss_scale else f" loss scale {self.loss_scale}"
         spread = f" on {self.spread}" if self.spread else ""
@@ -203,7 +203,7 @@ class TrialSpec(FrozenModel):
 
     @property
     def spread(self) -> str:
-        """Return what the spec is spread over, in words: "4 GPUs (ddp)"; empty on one GPU."""
+        """Return how many GPUs share a step, in words: "4 GPUs (ddp)"; empty on one GPU."""
         unit = "CPU processes" if self.device_type == "cpu" else "GPUs"
         return f"{self.world_size} {unit} ({self.parallelism})" if self.world_size > 1 else ""
 

@@ -1,7 +1,7 @@
-"""How a model of the user's own is named, where it comes from, and what is known of it before it is measured.
+"""How a user's own model is named, where it comes from, and what is known of it before it is measured.
 
-`FILE.py:FUNCTION`, `module.path:FUNCTION` and `transformers:CONFIG` are what users write; `pickle:FILE` is what
-`castwise.compare` writes. The user's code runs in the trial's process alone: here there are only names and files.
+Users write `FILE.py:FUNCTION`, `module.path:FUNCTION` or `transformers:CONFIG`; `castwise.compare` writes
+`pickle:FILE`. The user's code runs only in the trial's process: here are only names and files.
 """
 
 import hashlib
@@ -21,22 +21,22 @@ DEFAULT_FUNCTION = "build"
 
 _PICKLE = "pickle:"
 _TRANSFORMERS = "transformers:"
-# Shown in the place of a pickle's file, whose name means nothing to anybody.
+# Shown instead of a pickle's file name.
 _OBJECT = "own:"
 
 
 class UserModel(FrozenModel):
-    """Where a model of the user's own comes from; part of the question that a trial answers.
+    """Where a user's own model comes from; part of a trial's spec.
 
     Attributes:
         kind: A function of a file or of a module, a pickle of `castwise.compare`, or a configuration of transformers.
         path: The file, absolute; of a module the folder it is looked for in first; of a configuration that is a
             model type of transformers ("bert") empty. In a record no folder: the file's name, of a module empty.
-        folder_digest: In a record twelve hexadecimal digits that stand for the folder: two files of one name and
-            content may read different files next to them. Empty for a pickle, which has all in it.
+        folder_digest: In a record twelve hexadecimal digits that identify the folder: two files of one name and
+            content may read different files next to them. Empty for a pickle, which contains everything.
         name: The function; of a module with the module before it; of a configuration its model type or file's name.
-        digest: Stands for the content of all files of the user's that were read, so that an edited file is measured
-            anew; empty before the trial's process has told.
+        digest: Identifies the content of all files of the user's that were read, so that an edited file is measured
+            again; empty until the trial's process has reported it.
     """
 
     kind: OwnKind
@@ -47,7 +47,7 @@ class UserModel(FrozenModel):
 
     @property
     def redacted(self) -> Self:
-        """Return it as records have it: they are shared, and what a user's folders are called is nobody's business."""
+        """Return it as it is recorded: records are shared, so the names of a user's folders are left out."""
         path = Path(self.path)
         if not path.is_absolute():
             return self
@@ -57,11 +57,11 @@ class UserModel(FrozenModel):
 
 
 class UserWorkload(FrozenModel):
-    """What a look at the user's own model tells before anything is planned.
+    """What is known of the user's own model before anything is planned.
 
     Attributes:
         model: Where it comes from, with its digest.
-        batch_size: Samples per optimizer step unless the user says otherwise; None where the model does not tell.
+        batch_size: Samples per optimizer step unless the user names another; None if the model does not say.
         accumulate: Batches of one optimizer step: batch sizes are multiples of it.
     """
 
@@ -86,7 +86,7 @@ class _Reference:
 
     @property
     def shown(self) -> str:
-        """Return the workload's name in records and reports: no folders, which are nobody's business."""
+        """Return the workload's name in records and reports, without folders."""
         if self.kind == "file":
             return f"{Path(self.where).name}:{self.name}"
         if self.kind == "module":
@@ -103,7 +103,7 @@ def is_user_model(name: str) -> bool:
 
 
 def shown_name(reference: str) -> str:
-    """Return the name under which records and reports have a user's own model; of such a name the same."""
+    """Return the name of a user's own model in records and reports; such a name itself is returned unchanged."""
     written = reference.strip()
     return written if written.startswith(_OBJECT) else _parse(written).shown
 

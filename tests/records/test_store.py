@@ -1,4 +1,5 @@
 import errno
+import gc
 import json
 import os
 import stat
@@ -11,8 +12,9 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.errors import StoreError
+from castwise.records.collector import gc_disabled
 from castwise.records.schema import SCHEMA_VERSION, Trial
-from castwise.records.store import Store, load_folder
+from castwise.records.store import KEPT, Store, free_name, load_folder, slug
 
 RECORD = fake_trial().model_dump_json()
 NO_JSON = "not a castwise record: no JSON, or cut off"
@@ -271,3 +273,58 @@ def test_records_are_json_that_other_programs_read(store: Store) -> None:
     assert document["schema_version"] == SCHEMA_VERSION
     assert document["ranks"][0]["blocks"][0]["loss"] == "NaN"
     assert path.read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "with_points"),
+    [
+        ("NVIDIA H200", "nvidia-h200", "nvidia-h200"),
+        ("wrn-28-10 on cifar10: training", "wrn-28-10-on-cifar10-training", "wrn-28-10-on-cifar10-training"),
+        ("timm:vit_tiny.v2", "timm-vit-tiny-v2", "timm-vit_tiny.v2"),
+        (".. /Größe/ ..", "gr-e", "gr-e"),
+        ("→", "", ""),
+    ],
+)
+def test_files_are_named_by_what_every_file_system_takes(text: str, name: str, with_points: str) -> None:
+    assert slug(text) == name
+    assert slug(text, KEPT) == with_points
+
+
+@pytest.mark.parametrize(
+    ("taken", "name"),
+    [
+        ((), "resnet50"),
+        (("lstm-lm",), "resnet50"),
+        (("resnet50",), "resnet50 #2"),
+        (("resnet50", "resnet50 #2", "resnet50 #4"), "resnet50 #3"),
+    ],
+)
+def test_a_name_that_is_taken_gets_the_first_free_number(taken: tuple[str, ...], name: str) -> None:
+    assert free_name("resnet50", taken) == name
+
+
+def test_numbers_are_set_apart_as_files_names_have_them() -> None:
+    assert free_name("resnet50", {"resnet50"}, "-") == "resnet50-2"
+
+
+def test_the_collector_rests_and_works_again() -> None:
+    assert gc.isenabled()
+
+    def fail() -> None:
+        with gc_disabled():
+            assert not gc.isenabled()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert gc.isenabled()
+
+
+def test_one_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with gc_disabled():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -13,7 +13,7 @@ ONE_CYCLE = Schedule(kind="one_cycle")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"first_cycle_epochs": 1}, "before a schedule of kind one_cycle, not 'constant'"),
+        ({"first_cycle_epochs": 1}, "needs a schedule of kind one_cycle, not 'constant'"),
         ({"schedule": ONE_CYCLE, "first_cycle_epochs": -1}, "greater than or equal to 0"),
         ({"schedule": ONE_CYCLE, "first_cycle_epochs": 1, "first_cycle_rates": (0.1, 0.2)}, "2 rates where .* has 1"),
         ({"schedule": ONE_CYCLE, "group_rates": (0.1, 0.2), "first_cycle_rates": (0.1,)}, "1 rates where .* has 2"),

@@ -108,8 +108,8 @@ def test_a_gpus_records_are_not_its_hosts_cpus() -> None:
 
 def test_hardware_is_what_decides_about_precisions() -> None:
     gpu, cpu = fake_environment((7, 5)).hardware, fake_environment(None, cpu_features=("avx512_bf16",)).hardware
-    assert (gpu.name, gpu.capability, gpu.is_cpu) == ("Fake GPU", (7, 5), False)
-    assert (cpu.name, cpu.capability, cpu.is_cpu) == ("Fake CPU (2 cores)", None, True)
+    assert (gpu.name, gpu.capability) == ("Fake GPU", (7, 5))
+    assert (cpu.name, cpu.capability) == ("Fake CPU (2 cores)", None)
     assert cpu.cpu_features == ("avx512_bf16",)
 
 
