@@ -20,8 +20,7 @@ from castwise.cli.records import (
 )
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
-from castwise.spec.options import DEFAULT_RESULTS, Option, parse_path
-from castwise.spec.quantities import parse_share
+from castwise.spec.options import DEFAULT_RESULTS, SHARE, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
@@ -61,23 +60,17 @@ class CompareOptions(ChartOptions, SelectionOptions):
         ),
     ] = None
     output: Annotated[
-        Path | None,
-        Option("The file to write: .html, .md or .json.", flags=("--output", "-o"), parse=parse_path, metavar="FILE"),
+        Path | None, Option("The file to write: .html, .md or .json.", flags=("--output", "-o"), metavar="FILE")
     ] = None
     format: Annotated[Literal["table", "markdown", "json"], Option("How the result is printed on stdout.")] = "table"
     title: Annotated[str, Option("The page's title.")] = "castwise comparison"
     fail_on: Annotated[
-        Literal["slower"] | None,
-        Option("Exit with 1 if something is proven slower than on the first machine."),
+        Literal["slower"] | None, Option("Exit with 1 if something is proven slower than on the first machine.")
     ] = None
-    margin: Annotated[
-        float,
-        Option("How far from 1 a ratio still is the same: 1%, 0.05.", parse=parse_share, metavar="SHARE", default="1%"),
-    ] = 0.01
-    results: Annotated[
-        Path,
-        Option("The folder that machines are looked for in.", parse=parse_path, metavar="DIR"),
-    ] = DEFAULT_RESULTS
+    margin: Annotated[float, Option("How far from 1 a ratio still is the same: 1%, 0.05.", **SHARE, default="1%")] = (
+        0.01
+    )
+    results: Annotated[Path, Option("The folder that machines are looked for in.", metavar="DIR")] = DEFAULT_RESULTS
 
 
 @dataclass(frozen=True)

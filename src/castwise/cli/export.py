@@ -6,16 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from castwise.cli.output import format_size, pluralize, say
-from castwise.cli.records import (
-    Found,
-    RecordsOptions,
-    atomic_write,
-    find,
-    say_problems,
-)
+from castwise.cli.records import Found, RecordsOptions, atomic_write, find, say_problems
 from castwise.errors import StoreError, UsageError
 from castwise.records.collector import gc_disabled
-from castwise.spec.options import Option, parse_path
+from castwise.spec.options import Option
 
 EXAMPLES = """\
 Examples:
@@ -35,13 +29,7 @@ class ExportOptions(RecordsOptions):
     """What `castwise export` writes, and of which records."""
 
     output: Annotated[
-        Path | None,
-        Option(
-            "The file to write, or the folder for a tracker.",
-            flags=("--output", "-o"),
-            parse=parse_path,
-            metavar="PATH",
-        ),
+        Path | None, Option("The file to write, or the folder for a tracker.", flags=("--output", "-o"), metavar="PATH")
     ] = None
     format: Annotated[
         str | None, Option("csv, json, parquet, tensorboard, mlflow or wandb. Without it: by the file's name.")

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -71,11 +70,9 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def _type_on_command_line(option: Option) -> Any:
     """Return what Typer shall check and show: a text for what castwise reads itself."""
-    # The type of one value: without None, and of a tuple that of its parts.
-    kind: Any = next((each for each in get_args(option.type) if each is not NoneType), option.type)
-    if get_origin(option.type) is Literal or get_origin(kind) is Literal:
-        names = get_args(option.type if get_origin(option.type) is Literal else kind)
-        return Enum("Choice", {name.upper(): name for name in names}, type=str)
+    kind: Any = option.type
+    if get_origin(kind) is Literal:
+        return Enum("Choice", {name.upper(): name for name in get_args(kind)}, type=str)
     if get_origin(kind) is tuple:
         kind = get_args(kind)[0]
     if option.parse is not None and kind is not Path:

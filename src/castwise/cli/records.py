@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.output import pluralize, say
 from castwise.errors import StoreError, UsageError, unknown_name
-from castwise.spec.options import DEFAULT_RESULTS, Option, parse_path
-from castwise.spec.quantities import parse_list
+from castwise.spec.options import DEFAULT_RESULTS, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
@@ -29,13 +28,11 @@ class SelectionOptions:
 
     workloads: Annotated[
         tuple[str, ...] | None,
-        Option("Only these workloads, comma-separated.", keyword="workload", parse=parse_list, completion="workloads"),
+        Option("Only these workloads, comma-separated.", keyword="workload", completion="workloads"),
     ] = None
     precisions: Annotated[
         tuple[str, ...] | None,
-        Option(
-            "Only these precisions, comma-separated.", keyword="precision", parse=parse_list, completion="precisions"
-        ),
+        Option("Only these precisions, comma-separated.", keyword="precision", completion="precisions"),
     ] = None
 
 
@@ -43,14 +40,9 @@ class SelectionOptions:
 class ChartOptions:
     """Charts as pictures."""
 
-    charts: Annotated[
-        Path | None, Option("Write each chart as a picture into this folder.", parse=parse_path, metavar="DIR")
-    ] = None
+    charts: Annotated[Path | None, Option("Write each chart as a picture into this folder.", metavar="DIR")] = None
     chart_formats: Annotated[
-        tuple[str, ...],
-        Option(
-            "Formats of the pictures, comma-separated.", keyword="chart_format", parse=parse_list, default="png,svg"
-        ),
+        tuple[str, ...], Option("Formats of the pictures, comma-separated.", keyword="chart_format", default="png,svg")
     ] = ("png", "svg")
 
 
@@ -63,7 +55,7 @@ class RecordsOptions(SelectionOptions):
         Option("Results folders, or single records.", metavar="DIR", is_argument=True, takes_many=True),
     ] = None
     # What every command that measures has, and here nobody needs.
-    results: Annotated[Path | None, Option(parse=parse_path, hidden=True)] = None
+    results: Annotated[Path | None, Option(hidden=True)] = None
 
     def folders(self, command: str) -> Sequence[Path]:
         """Return where the records are, for a command of this name.

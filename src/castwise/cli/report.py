@@ -18,7 +18,7 @@ from castwise.cli.records import (
 )
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
-from castwise.spec.options import Option, parse_path
+from castwise.spec.options import Option
 
 EXAMPLES = """\
 Examples:
@@ -42,8 +42,7 @@ class ReportOptions(ChartOptions, RecordsOptions):
     """What `castwise report` writes, and of which records."""
 
     output: Annotated[
-        Path | None,
-        Option("The file to write: .html or .md.", flags=("--output", "-o"), parse=parse_path, metavar="FILE"),
+        Path | None, Option("The file to write: .html or .md.", flags=("--output", "-o"), metavar="FILE")
     ] = None
     title: Annotated[str, Option("The report's title.")] = "castwise report"
     format: Annotated[

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.options import PrintOptions
-from castwise.spec.options import Option, parse_path
+from castwise.spec.options import Option
 from castwise.tune.options import TuneOptions
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class TunePrintOptions(PrintOptions):
         Option(
             "Write the fastest loop, the one within --memory if that is given, as a script in plain PyTorch, without "
             "castwise.",
-            parse=parse_path,
             metavar="FILE",
         ),
     ] = None

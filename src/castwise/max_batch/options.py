@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from castwise.spec.options import WORKLOAD_NAMES, Option, StepOptions, Techniques, parse_workload
-from castwise.spec.quantities import parse_count, parse_list, parse_memory, parse_share
+from castwise.spec.options import COUNT, MEMORY, SHARE, WORKLOAD_NAMES, Option, StepOptions, Techniques, parse_workload
 
 
 @dataclass(frozen=True)
@@ -19,31 +18,21 @@ class MaxBatchOptions(StepOptions):
         Option(
             "Precisions, comma-separated. Without it: all that the device has.",
             keyword="precision",
-            parse=parse_list,
             completion="precisions",
         ),
     ] = None
     techniques: Techniques = None
     exact: Annotated[bool, Option("To the sample; else to a multiple of 8.")] = False
-    margin: Annotated[
-        float | None,
-        Option("The share of the memory that is to stay free: 5%.", parse=parse_share, metavar="SHARE"),
-    ] = None
+    margin: Annotated[float | None, Option("The share of the memory that is to stay free: 5%.", **SHARE)] = None
     memory_bytes: Annotated[
         float | None,
         Option(
             "The most that a trial may take: 8GiB. Without it: all that the GPU has; a CPU needs it.",
             keyword="memory",
-            parse=parse_memory,
-            metavar="SIZE",
+            **MEMORY,
         ),
     ] = None
     steps: Annotated[
-        int | None,
-        Option(
-            "Steps that a batch must train to fit, at the least. Without it: 5.",
-            parse=parse_count,
-            metavar="N",
-        ),
+        int | None, Option("Steps that a batch must train to fit, at the least. Without it: 5.", **COUNT)
     ] = None
     curve: Annotated[bool, Option("Measure batches below the largest, for the curve and its knee.")] = True

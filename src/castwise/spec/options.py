@@ -8,10 +8,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from castwise.errors import UsageError
-from castwise.spec.quantities import parse_count, parse_duration, parse_list, parse_numbers, parse_share
+from castwise.spec.quantities import parse_count, parse_duration, parse_list, parse_memory, parse_numbers, parse_share
 
 _Options = TypeVar("_Options")
 
@@ -26,7 +27,7 @@ class Option:
         help: What it means.
         keyword: Its name in Python, and with dashes on the command line; that of the field by default.
         flags: Its names on the command line, if they are not "--" and the keyword.
-        parse: Reads what a user gave, after the option's name for messages; None takes it as it is.
+        parse: Reads what a user gave, after the option's name for messages; None goes by the type.
         metavar: What the help shows as its value, or as the argument.
         completion: From which names the shell completes it.
         environment: The environment variable that gives it, too.
@@ -35,7 +36,7 @@ class Option:
         default: What the command line takes without it, if not what Python takes.
         hidden: Whether the help leaves it out.
         name: The field's name; filled in by `options_of`, as what follows.
-        type: The field's type.
+        type: The field's type, but for None.
         field_default: The field's default.
         is_required: Whether it has none.
     """
@@ -77,11 +78,20 @@ def options_of(options: type) -> Iterator[Option]:
             option,
             keyword=keyword,
             flags=option.flags or (f"--{keyword.replace('_', '-')}",),
+            parse=option.parse or _PARSERS.get(without_none(kind)),
             name=name,
-            type=kind,
+            type=without_none(kind),
             field_default=None if default is MISSING else default,
             is_required=default is MISSING,
         )
+
+
+def without_none(kind: Any) -> Any:
+    """Return a type without the None that it may be instead."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    (rest,) = (each for each in get_args(kind) if each is not NoneType)
+    return rest
 
 
 def parse_options(options: type[_Options], given: Mapping[str, Any], *, on_command_line: bool = False) -> _Options:
@@ -99,9 +109,19 @@ def parse_options(options: type[_Options], given: Mapping[str, Any], *, on_comma
     return options(**values)
 
 
-def parse_path(_: str, value: Any) -> Path:
-    """Return a path as such."""
-    return Path(value)
+# How values of these types are read.
+_PARSERS: dict[Any, Callable[[str, Any], Any]] = {
+    Path: lambda _, given: Path(given),
+    tuple[Path, ...]: lambda _, given: tuple(map(Path, given)),
+    tuple[str, ...]: parse_list,
+    tuple[int, ...]: parse_numbers,
+}
+
+# How values of other kinds are read, and what the help calls them.
+DURATION: dict[str, Any] = {"parse": parse_duration, "metavar": "TIME"}
+SHARE: dict[str, Any] = {"parse": parse_share, "metavar": "SHARE"}
+MEMORY: dict[str, Any] = {"parse": parse_memory, "metavar": "SIZE"}
+COUNT: dict[str, Any] = {"parse": parse_count, "metavar": "N"}
 
 
 def parse_workload(option: str, value: Any) -> str:
@@ -125,8 +145,7 @@ TECHNIQUES_HELP = (
     "is short for {}. Without it: the plain loop."
 )
 Techniques = Annotated[
-    tuple[str, ...] | None,
-    Option(TECHNIQUES_HELP.format("those that most models gain from"), parse=parse_list, completion="techniques"),
+    tuple[str, ...] | None, Option(TECHNIQUES_HELP.format("those that most models gain from"), completion="techniques")
 ]
 
 
@@ -140,7 +159,6 @@ class ParameterGrid:
             f"Workloads {WORKLOAD_NAMES}; several apart by spaces or commas. Without one: a short job that suits "
             "this machine.",
             keyword="workload",
-            parse=parse_list,
             completion="workloads",
             is_argument=True,
             takes_many=True,
@@ -151,36 +169,26 @@ class ParameterGrid:
         Option(
             "Precisions, comma-separated; O0 to O3 are understood. Without it: all that the device has.",
             keyword="precision",
-            parse=parse_list,
             completion="precisions",
         ),
     ] = None
     batch_sizes: Annotated[
-        tuple[int, ...] | None,
-        Option("Samples per step, comma-separated.", keyword="batch_size", parse=parse_numbers),
+        tuple[int, ...] | None, Option("Samples per step, comma-separated.", keyword="batch_size")
     ] = None
     loss_scales: Annotated[
         tuple[str, ...] | None,
         Option(
-            "none, dynamic, dynamic-apex or numbers, comma-separated; for precisions that scale.",
-            keyword="loss_scale",
-            parse=parse_list,
+            "none, dynamic, dynamic-apex or numbers, comma-separated; for precisions that scale.", keyword="loss_scale"
         ),
     ] = None
     world_sizes: Annotated[
         tuple[int, ...] | None,
-        Option(
-            "Numbers of GPUs, comma-separated; each trains on --batch-size samples. Without it: 1.",
-            keyword="gpus",
-            parse=parse_numbers,
-        ),
+        Option("Numbers of GPUs, comma-separated; each trains on --batch-size samples. Without it: 1.", keyword="gpus"),
     ] = None
     parallelisms: Annotated[
         tuple[str, ...] | None,
         Option(
-            "How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp.",
-            keyword="parallelism",
-            parse=parse_list,
+            "How GPUs share a step: ddp (a process each) or dp (DataParallel). Without it: ddp.", keyword="parallelism"
         ),
     ] = None
     techniques: Techniques = None
@@ -192,32 +200,19 @@ class SharedOptions:
 
     device: Annotated[str | None, Option("cpu, cuda or cuda:N. Without it: the first GPU, else cpu.")] = None
     data_dir: Annotated[
-        Path | None,
-        Option(
-            "The folder real data lies in.",
-            keyword="data",
-            parse=parse_path,
-            metavar="DIR",
-            environment="CASTWISE_DATA",
-        ),
+        Path | None, Option("The folder real data lies in.", keyword="data", metavar="DIR", environment="CASTWISE_DATA")
     ] = None
     results: Annotated[
         Path | None,
         Option(
             "The folder for records; a job goes on where it was cut off, a run after its last epoch.",
-            parse=parse_path,
             metavar="DIR",
             default=DEFAULT_RESULTS,
         ),
     ] = None
     timeout_seconds: Annotated[
         float | None,
-        Option(
-            "How long one phase of a trial may take before it is given up.",
-            flags=("--timeout",),
-            parse=parse_duration,
-            metavar="TIME",
-        ),
+        Option("How long one phase of a trial may take before it is given up.", flags=("--timeout",), **DURATION),
     ] = None
     retry: Annotated[bool, Option("Measure crashed and timed-out trials again.")] = False
     again: Annotated[bool, Option("Measure everything again, whatever is recorded.")] = False
@@ -237,32 +232,16 @@ class DurationOptions:
 
     seconds: Annotated[float | None, Option("Seconds to time each trial for, at the most.", metavar="S")] = None
     within: Annotated[
-        float | None,
-        Option(
-            "Measure in rounds until every speed-up is known within this share.", parse=parse_share, metavar="SHARE"
-        ),
+        float | None, Option("Measure in rounds until every speed-up is known within this share.", **SHARE)
     ] = None
     budget_seconds: Annotated[
-        float | None,
-        Option(
-            "Measure in rounds for this wall time: 60s, 5min.", keyword="budget", parse=parse_duration, metavar="TIME"
-        ),
+        float | None, Option("Measure in rounds for this wall time: 60s, 5min.", keyword="budget", **DURATION)
     ] = None
-    rounds: Annotated[
-        int | None,
-        Option(
-            "Rounds at the most, each with fresh processes that take turns.",
-            parse=parse_count,
-            metavar="N",
-        ),
-    ] = None
+    rounds: Annotated[int | None, Option("Rounds at the most, each with fresh processes that take turns.", **COUNT)] = (
+        None
+    )
     margin: Annotated[
-        float | None,
-        Option(
-            "In rounds: how far from 1 a speed-up still is the same; 1% without it.",
-            parse=parse_share,
-            metavar="SHARE",
-        ),
+        float | None, Option("In rounds: how far from 1 a speed-up still is the same; 1% without it.", **SHARE)
     ] = None
 
 
@@ -282,54 +261,25 @@ class SuiteFilter:
     """What of a suite is run, and how long; None takes all."""
 
     quick: Annotated[bool, Option("A few steps of each run: minutes instead of hours.")] = False
-    epochs: Annotated[
-        int | None,
-        Option(
-            "Epochs a run at the most; its schedule stays the source's.",
-            parse=parse_count,
-            metavar="N",
-        ),
-    ] = None
-    max_steps: Annotated[
-        int | None,
-        Option(
-            "Steps an epoch at the most.",
-            parse=parse_count,
-            metavar="N",
-        ),
-    ] = None
-    seeds: Annotated[
-        int,
-        Option(
-            "Runs of each configuration, with seeds 0, 1, …",
-            parse=parse_count,
-            metavar="N",
-        ),
-    ] = 1
+    epochs: Annotated[int | None, Option("Epochs a run at the most; its schedule stays the source's.", **COUNT)] = None
+    max_steps: Annotated[int | None, Option("Steps an epoch at the most.", **COUNT)] = None
+    seeds: Annotated[int, Option("Runs of each configuration, with seeds 0, 1, …", **COUNT)] = 1
     workloads: Annotated[
         tuple[str, ...] | None,
-        Option("Only these workloads, comma-separated.", keyword="workload", parse=parse_list, completion="workloads"),
+        Option("Only these workloads, comma-separated.", keyword="workload", completion="workloads"),
     ] = None
     precisions: Annotated[
         tuple[str, ...] | None,
-        Option(
-            "Only these precisions, comma-separated.", keyword="precision", parse=parse_list, completion="precisions"
-        ),
+        Option("Only these precisions, comma-separated.", keyword="precision", completion="precisions"),
     ] = None
     world_sizes: Annotated[
-        tuple[int, ...] | None,
-        Option("Only these numbers of GPUs, comma-separated.", keyword="gpus", parse=parse_numbers),
+        tuple[int, ...] | None, Option("Only these numbers of GPUs, comma-separated.", keyword="gpus")
     ] = None
     synthetic: Annotated[bool, Option("Random samples stand in for real data: time comparable, accuracy not.")] = False
     techniques: Annotated[
         tuple[str, ...] | None,
-        Option(
-            TECHNIQUES_HELP.format("the fastest loop known, which the suite's file names"),
-            parse=parse_list,
-            completion="techniques",
-        ),
+        Option(TECHNIQUES_HELP.format("the fastest loop known, which the suite's file names"), completion="techniques"),
     ] = None
     validate: Annotated[
-        bool,
-        Option("Validate once behind a run whose source does not, outside its time: how accurate the model is."),
+        bool, Option("Validate once behind a run whose source does not, outside its time: how accurate the model is.")
     ] = False

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from castwise.spec.options import Option, SharedOptions, SuiteFilter, parse_path
-from castwise.spec.quantities import parse_duration, parse_list
+from castwise.spec.options import DURATION, Option, SharedOptions, SuiteFilter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,26 +12,19 @@ class TrainingOptions(SharedOptions):
     """What every command that trains for epochs takes."""
 
     weights: Annotated[
-        Path | None,
-        Option("Pretrained weights: a file, or a folder of torchvision's files.", parse=parse_path, metavar="PATH"),
+        Path | None, Option("Pretrained weights: a file, or a folder of torchvision's files.", metavar="PATH")
     ] = None
     keep_weights: Annotated[
         Path | None,
         Option(
             "Keep the weights of what is trained now here, a state_dict a run, under its record's folder and name; "
             "what is on record already has none.",
-            parse=parse_path,
             metavar="DIR",
         ),
     ] = None
     timeout_seconds: Annotated[
         float | None,
-        Option(
-            "Wall time without a sign of life: then a run is given up.",
-            flags=("--timeout",),
-            parse=parse_duration,
-            metavar="TIME",
-        ),
+        Option("Wall time without a sign of life: then a run is given up.", flags=("--timeout",), **DURATION),
     ] = None
 
 
@@ -45,7 +37,6 @@ class SuiteOptions(SuiteFilter, TrainingOptions):
         Option(
             "Suites (`castwise list suites`), or TOML files of your own; several apart by spaces or commas.",
             keyword="suite",
-            parse=parse_list,
             completion="suites",
             is_argument=True,
             takes_many=True,

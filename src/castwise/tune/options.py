@@ -3,8 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
-from castwise.spec.options import WORKLOAD_NAMES, Option, StepOptions, parse_workload
-from castwise.spec.quantities import parse_count, parse_duration, parse_list, parse_memory
+from castwise.spec.options import COUNT, DURATION, MEMORY, WORKLOAD_NAMES, Option, StepOptions, parse_workload
 from castwise.spec.types import Numerics
 
 
@@ -22,7 +21,6 @@ class TuneOptions(StepOptions):
             "Precisions to try, comma-separated; the first is the plain loop's. Without it: fp32 and all that keep "
             "float32 weights.",
             keyword="precision",
-            parse=parse_list,
             completion="precisions",
         ),
     ] = None
@@ -34,21 +32,13 @@ class TuneOptions(StepOptions):
             keyword="allow",
         ),
     ] = "draws"
-    batch_size: Annotated[
-        int | None,
-        Option(
-            "Samples per step.",
-            parse=parse_count,
-            metavar="N",
-        ),
-    ] = None
+    batch_size: Annotated[int | None, Option("Samples per step.", **COUNT)] = None
     memory_bytes: Annotated[
         float | None,
         Option(
             "Find the fastest loop within this memory too, on a smaller batch where need be: 8GiB.",
             keyword="memory",
-            parse=parse_memory,
-            metavar="SIZE",
+            **MEMORY,
         ),
     ] = None
     budget_seconds: Annotated[
@@ -57,8 +47,7 @@ class TuneOptions(StepOptions):
             "Wall time after which nothing further is tried: 5min. Without it: 9min, or 160s where a GPU's step takes "
             "less than 10 ms.",
             keyword="budget",
-            parse=parse_duration,
-            metavar="TIME",
+            **DURATION,
         ),
     ] = None
     data_set: Annotated[
@@ -76,7 +65,6 @@ class TuneOptions(StepOptions):
             "How long one phase of a trial, a compilation for one, may take. Without it: half of --budget, 3min at "
             "the least.",
             flags=("--timeout",),
-            parse=parse_duration,
-            metavar="TIME",
+            **DURATION,
         ),
     ] = None

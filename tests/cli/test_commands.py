@@ -23,7 +23,7 @@ from castwise.registry.precisions import PRECISIONS
 from castwise.telemetry.gpu import GpuUnreadableError
 
 ALL = [row.name for row in PRECISIONS]
-FAKE_CLI = Path(__file__).with_name("fake_cli.py")
+FAKE_CLI = Path(__file__).parent.parent / "fake_cli.py"
 GOES_ON = "Interrupted. What was measured is in '{}'; the same command goes on from there."
 
 

@@ -241,7 +241,7 @@ def test_what_reads_records_needs_no_more_than_the_extra_report(tmp_path: Path, 
     stored(tmp_path / "h200", [steady("fp32"), steady("bf16-mixed")])
     stored(tmp_path / "a100", [other_machine(steady("fp32")), other_machine(steady("bf16-mixed"))])
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("fake_cli.py"), *arguments],
+        [sys.executable, Path(__file__).parent.parent / "fake_cli.py", *arguments],
         cwd=tmp_path,
         env=os.environ | {"CASTWISE_FAKE_MISSING": MORE_THAN_REPORT, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,

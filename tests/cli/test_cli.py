@@ -20,7 +20,7 @@ from castwise.registry.techniques import SETS, TECHNIQUES
 from castwise.registry.workloads import WORKLOADS
 
 ALL = [row.name for row in PRECISIONS]
-FAKE_CLI = Path(__file__).with_name("fake_cli.py")
+FAKE_CLI = Path(__file__).parent.parent / "fake_cli.py"
 
 
 def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

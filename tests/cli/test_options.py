@@ -1,0 +1,84 @@
+"""The options classes, of which the command line and the Python API are made."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import castwise
+from castwise.api import RunKeywords
+from castwise.cli.compare import CompareOptions
+from castwise.cli.export import ExportOptions
+from castwise.cli.options import PrintOptions
+from castwise.cli.report import ReportOptions
+from castwise.cli.run import RunPrintOptions
+from castwise.cli.tune import TunePrintOptions
+from castwise.errors import UsageError
+from castwise.max_batch.options import MaxBatchOptions
+from castwise.spec.options import DEFAULT_RESULTS, RunOptions, options_of, parse_options
+from castwise.suites.options import SuiteOptions
+from castwise.tune.options import TuneOptions
+
+MEASURING = (RunOptions, TuneOptions, MaxBatchOptions, SuiteOptions)
+PRINTING = (PrintOptions, RunPrintOptions, TunePrintOptions)
+
+
+@pytest.mark.parametrize("options", [*MEASURING, *PRINTING, ReportOptions, CompareOptions, ExportOptions])
+def test_every_option_has_its_help_and_a_name_of_its_own(options: type) -> None:
+    found = list(options_of(options))
+    assert all(each.help or each.hidden for each in found)
+    for names in ([each.keyword for each in found], [flag for each in found for flag in each.flags]):
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("options", MEASURING)
+def test_every_field_is_an_option(options: type) -> None:
+    assert {each.name for each in options_of(options)} == set(options.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def test_the_keywords_of_the_functions_are_the_options_of_run() -> None:
+    keywords = {option.keyword for option in options_of(RunOptions)} - {"workload"}
+    assert set(RunKeywords.__annotations__) == keywords
+    for function in (castwise.run, castwise.compare):
+        assert keywords <= set(inspect.signature(function).parameters)
+        assert all(f"        {keyword}: " in str(function.__doc__) for keyword in keywords)
+
+
+def test_an_unknown_keyword_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="batchsize"):
+        castwise.run("resnet50", batchsize=8)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("keyword", "given", "meant"),
+    [
+        ("workload", ["resnet18", "resnet50,dpn92"], ("resnet18", "resnet50", "dpn92")),
+        ("precision", "fp32, tf32", ("fp32", "tf32")),
+        ("batch_size", [4, "8,16"], (4, 8, 16)),
+        ("batch_size", 4, (4,)),
+        ("loss_scale", 0.5, ("0.5",)),
+        ("loss_scale", ["dynamic", 128], ("dynamic", "128")),
+        ("timeout_seconds", "2min", 120.0),
+        ("timeout_seconds", 5, 5.0),
+        ("within", "1%", 0.01),
+        ("within", 0.01, 0.01),
+        ("rounds", "3", 3),
+        ("results", "here", Path("here")),
+        ("data", Path("there"), Path("there")),
+    ],
+)
+def test_texts_and_values_are_understood(keyword: str, given: Any, meant: Any) -> None:
+    field = next(option.name for option in options_of(RunOptions) if option.keyword == keyword)
+    assert getattr(parse_options(RunOptions, {keyword: given}), field) == meant
+
+
+def test_what_is_not_given_is_the_default() -> None:
+    assert parse_options(RunOptions, {"precision": None}) == RunOptions()
+    assert next(option.default for option in options_of(RunOptions) if option.name == "results") == DEFAULT_RESULTS
+
+
+@pytest.mark.parametrize(("on_command_line", "name"), [(True, "--timeout"), (False, "timeout_seconds")])
+def test_an_error_names_the_option_as_the_user_wrote_it(on_command_line: bool, name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name} takes a duration"):
+        parse_options(RunOptions, {"timeout_seconds": "soon"}, on_command_line=on_command_line)
