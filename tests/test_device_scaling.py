@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, AdamW, Optimizer
 
 from castwise.spec.loss_scale import DYNAMIC_SCALES, DynamicScale
-from castwise.worker.device_loss_scaling import DeviceScaling
-from castwise.worker.loss_scaling import DynamicScaling
+from castwise.worker.loss_scaling import DeviceScaling, DynamicScaling
 
 CPU = torch.device("cpu")
 INF, NAN = float("inf"), float("nan")

@@ -14,8 +14,7 @@ from castwise.registry.step_config import PLAIN
 from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, step_config_of
 from castwise.spec.recipe import Loader, Recipe
-from castwise.worker.device_loss_scaling import DeviceScaling
-from castwise.worker.loss_scaling import DynamicScaling
+from castwise.worker.loss_scaling import DeviceScaling, DynamicScaling
 from castwise.worker.techniques.first_conv import MatmulConv, use_matmul_stem, use_space_to_depth
 
 # What a loss may differ by after 20 steps, relative, in roundings of the format: a loss is a mean of many numbers, and

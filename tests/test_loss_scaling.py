@@ -91,12 +91,12 @@ def test_a_static_scale_must_be_positive_and_finite(text: str) -> None:
 
 def test_names_make_their_scalings() -> None:
     optimizer = momentum_sgd(make_weight())
-    assert type(make_loss_scaling("none", "cpu", optimizer)) is NoScaling
-    static = make_loss_scaling("1024", "cpu", optimizer)
+    assert type(make_loss_scaling("none", torch.device("cpu"), optimizer)) is NoScaling
+    static = make_loss_scaling("1024", torch.device("cpu"), optimizer)
     assert type(static) is StaticScaling
     assert static.read_scale() == 1024.0
     for row in DYNAMIC_SCALES:
-        scaling = make_loss_scaling(row.name, "cpu", optimizer)
+        scaling = make_loss_scaling(row.name, torch.device("cpu"), optimizer)
         assert type(scaling) is DynamicScaling
         assert scaling.read_scale() == 2.0**16
 
@@ -105,7 +105,7 @@ def test_names_make_their_scalings() -> None:
 def test_every_precision_s_own_loss_scale_can_be_made(row: Precision) -> None:
     name = row.loss_scale
     assert parse_loss_scale(name) == name
-    make_loss_scaling(name, "cpu", momentum_sgd(make_weight()))
+    make_loss_scaling(name, torch.device("cpu"), momentum_sgd(make_weight()))
 
 
 # Whatever the scaling
@@ -117,7 +117,7 @@ def test_steps_are_taken_with_the_unscaled_gradients(name: str, dtype: torch.dty
     """Momentum too is of the unscaled ones: 0.25 · (1, 1.5) times the learning rate of 0.5."""
     weight = make_weight(dtype)
     optimizer = momentum_sgd(weight)
-    scaling = make_loss_scaling(name, "cpu", optimizer)
+    scaling = make_loss_scaling(name, torch.device("cpu"), optimizer)
     for _ in range(2):
         train(scaling, optimizer, weight)
     assert weight.tolist() == [1 - 0.5 * 0.25 * 2.5, 1 - 0.5 * 0.5 * 2.5]
@@ -131,7 +131,7 @@ def test_steps_are_taken_with_the_unscaled_gradients(name: str, dtype: torch.dty
 def test_clipping_is_of_the_unscaled_gradients(name: str, dtype: torch.dtype) -> None:
     weight = make_weight(dtype)
     optimizer = SGD([weight], lr=1.0)
-    scaling = make_loss_scaling(name, "cpu", optimizer)
+    scaling = make_loss_scaling(name, torch.device("cpu"), optimizer)
     train(scaling, optimizer, weight, gradient=(0.375, 0.5), clip_grad_norm=0.0625)  # the norm is 0.625
     assert weight.grad is not None
     assert weight.grad.float().tolist() == pytest.approx([0.0375, 0.05], rel=torch.finfo(dtype).eps + 1e-4)
@@ -143,7 +143,7 @@ def test_clipping_is_of_the_unscaled_gradients(name: str, dtype: torch.dtype) ->
 def test_a_weight_without_a_gradient_is_left_alone(name: str) -> None:
     used, unused = make_weight(), make_weight()
     optimizer = SGD([used, unused], lr=0.5, momentum=0.5, weight_decay=0.5)
-    scaling = make_loss_scaling(name, "cpu", optimizer)
+    scaling = make_loss_scaling(name, torch.device("cpu"), optimizer)
     train(scaling, optimizer, used, clip_grad_norm=10.0)
     assert unused.tolist() == [1.0, 1.0]
     assert used.tolist() == [1 - 0.5 * 0.75, 1 - 0.5 * 1.0]
@@ -153,7 +153,7 @@ def test_a_weight_without_a_gradient_is_left_alone(name: str) -> None:
 def test_every_parameter_group_is_unscaled(name: str) -> None:
     first, second = make_weight(), make_weight()
     optimizer = SGD([{"params": [first], "lr": 1.0}, {"params": [second], "lr": 0.5}])
-    scaling = make_loss_scaling(name, "cpu", optimizer)
+    scaling = make_loss_scaling(name, torch.device("cpu"), optimizer)
     scaling.backward(((first + second) * 0.25).sum())
     scaling.step(optimizer, None)
     assert first.tolist() == [0.75, 0.75]
@@ -304,7 +304,7 @@ def test_apex_s_dynamic_scale_is_bounded_and_torch_s_is_not(
     monkeypatch.setattr(loss_scaling, "DYNAMIC_SCALES", quick)
     weight = make_weight()
     optimizer = momentum_sgd(weight)
-    scaling = make_loss_scaling(name, "cpu", optimizer)
+    scaling = make_loss_scaling(name, torch.device("cpu"), optimizer)
     for _ in range(4):
         train(scaling, optimizer, weight)
     assert scaling.read_scale() == largest

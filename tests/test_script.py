@@ -14,7 +14,7 @@ from castwise.registry.technique_constraints import why_unsupported
 from castwise.registry.techniques import TECHNIQUES
 from castwise.registry.workloads import WORKLOADS, find_workload
 from castwise.render.emit.script import script_of
-from castwise.render.emit.source import definitions, plain_definitions
+from castwise.render.emit.source import copy_definitions
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
 
@@ -103,20 +103,27 @@ def test_what_has_no_script_is_refused(spec: TrialSpec, words: str) -> None:
         script_of(spec)
 
 
-def test_definitions_come_with_their_comments_and_decorators() -> None:
-    text = definitions("spec/loss_scale.py", ["DynamicScale"])
-    assert text.startswith("@dataclass(frozen=True)\nclass DynamicScale:")
-    assert definitions("worker/techniques/cuda_graph.py", ["_WARM_UP_STEPS"]).startswith(
-        "# Steps on the capture's stream"
-    )
-    with pytest.raises(KeyError, match="nothing_such"):
-        definitions("spec/loss_scale.py", ["nothing_such"])
+def test_definitions_come_with_what_they_use() -> None:
+    imports, text = copy_definitions(["castwise.worker.techniques.cuda_graph:StepGraph"])
+    assert "# Steps on the capture's stream" in text
+    assert "@dataclass(frozen=True)\nclass _Captured:" in text
+    assert text.index("def tree_signature") < text.index("class StepGraph")
+    assert "TechniqueError = RuntimeError" in text
+    assert "import torch" in imports
+    assert not any("castwise" in line for line in imports)
 
 
-def test_what_uses_castwise_is_no_plain_definition() -> None:
-    text = plain_definitions("worker/models/mnist_cnn.py")
-    assert "class MnistCnn" in text
-    assert "def build" not in text
+def test_statements_about_a_definition_and_imports_within_it_are_followed() -> None:
+    _, text = copy_definitions(["castwise.worker.kernels.max_pool.module:use_max_pool_kernel"])
+    assert "max_pool.register_autograd(" in text
+    assert text.index("def max_pool(") < text.index("max_pool.register_autograd(")
+    assert "castwise.worker" not in text
+
+
+@pytest.mark.parametrize("root", ["castwise.spec.loss_scale:nothing_such", "castwise.worker.no_module:x"])
+def test_what_does_not_exist_cannot_be_copied(root: str) -> None:
+    with pytest.raises((KeyError, FileNotFoundError)):
+        copy_definitions([root])
 
 
 # Training runs

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
 from castwise.spec.loss_scale import DYNAMIC_SCALES
-from castwise.worker.device_loss_scaling import DeviceScaling
-from castwise.worker.loss_scaling import NoScaling, StaticScaling
+from castwise.worker.loss_scaling import DeviceScaling, NoScaling, StaticScaling
 from castwise.worker.precision import convert_weights, make_weights
 from castwise.worker.techniques import compiled_update
 from castwise.worker.techniques.compiled_update import CompiledUpdate

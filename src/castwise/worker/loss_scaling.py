@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
+from castwise.errors import TechniqueError
 from castwise.spec.loss_scale import DYNAMIC_SCALES, DynamicScale
 
 
@@ -135,19 +136,157 @@ class _HalfGradScaler(torch.amp.GradScaler):
         return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16=True)
 
 
-def make_loss_scaling(name: str, device_type: str, optimizer: Optimizer) -> NoScaling:
+class DeviceScaling(NoScaling):
+    """What torch's GradScaler does, with scale, overflow flag and count of skipped steps on the device throughout.
+
+    GradScaler reads the flag on the host unless the optimizer is fused, and counts nothing; a CUDA graph cannot wait
+    for a host. A fused optimizer takes the flag into its kernel. Around any other, weights and state are copied before
+    the step and put back where the flag is set.
+
+    Source: torch.amp.GradScaler; pytorch/pytorch torch/amp/grad_scaler.py (`_check_inf_per_device`, `update`).
+    """
+
+    may_skip = True
+
+    def __init__(self, row: DynamicScale, device: torch.device, optimizer: Optimizer) -> None:
+        """Begin with the row's first scale, and give the optimizer its state where its first step would.
+
+        Args:
+            row: How the scale moves.
+            device: Where the optimizer's tensors lie.
+            optimizer: The optimizer whose steps may be skipped.
+        """
+        self._row = row
+        self._scale = torch.full((), row.init, device=device)
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
+        self._overflowed = torch.zeros((), device=device)
+        self._skipped = torch.zeros((), device=device, dtype=torch.float64)
+        self._is_fused = bool(optimizer.defaults.get("fused"))
+        if self._is_fused:
+            optimizer.found_inf = self._overflowed  # type: ignore[attr-defined]
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+        _fill_momentum(optimizer)
+
+    @property
+    def skipped_steps(self) -> int:  # type: ignore[override]
+        """Return the steps skipped so far. Reads from the device: not for timed steps."""
+        return int(self._skipped)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward on the scaled loss."""
+        (loss * self._scale).backward()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
+        """Unscale and clip; step unless a gradient overflowed; update the scale."""
+        self._unscale(optimizer)
+        if clip_grad_norm is not None:
+            clip(optimizer, clip_grad_norm)
+        if self._is_fused:
+            optimizer.step()
+        else:
+            self._guarded_step(optimizer)
+        self.settle(self._overflowed)
+
+    def inverse(self) -> Tensor:
+        """Return the scale's inverse, a float32 scalar; the reciprocal is taken in float64, as GradScaler takes it."""
+        return self._scale.double().reciprocal().float()
+
+    def settle(self, overflowed: Tensor | None) -> None:
+        """Count the step and move the scale."""
+        assert overflowed is not None, "dynamic scaling looks at every step"
+        self._skipped += overflowed
+        row = self._row
+        torch._amp_update_scale_(self._scale, self._good_steps, overflowed, row.factor, 1.0 / row.factor, row.window)
+        if row.maximum is not None:
+            self._scale.clamp_(max=row.maximum)
+
+    def _unscale(self, optimizer: Optimizer) -> None:
+        self._overflowed.zero_()
+        inverse = self.inverse()
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in stepped_by(optimizer):
+            if tensor.grad is not None:
+                by_dtype.setdefault(tensor.grad.dtype, []).append(tensor.grad)
+        for gradients in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._overflowed, inverse)
+
+    def _guarded_step(self, optimizer: Optimizer) -> None:
+        """Step, and put back what the step changed where the flag is set."""
+        touched = [tensor for tensor in stepped_by(optimizer) if tensor.grad is not None]
+        before = [(tensor, tensor.clone()) for tensor in (*touched, *_state_of(optimizer, touched))]
+        had_state = {id(tensor) for tensor, _ in before}
+        optimizer.step()
+        is_skipped = self._overflowed > 0
+        for tensor, old in before:
+            torch.where(is_skipped.to(tensor.device), old, tensor, out=tensor)
+        for tensor in _state_of(optimizer, touched):
+            if id(tensor) not in had_state:  # made in this step, from zeros
+                tensor.masked_fill_(is_skipped.to(tensor.device), 0)
+
+    def read_scale(self) -> float | None:
+        """Return the present scale."""
+        return float(self._scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return scale, good steps since it last moved, and skipped steps."""
+        return {"scale": self._scale, "good_steps": self._good_steps, "skipped": self._skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the tensors stay the same, since kernels may hold on to them."""
+        self._scale.copy_(state["scale"])
+        self._good_steps.copy_(state["good_steps"])
+        self._skipped.copy_(state["skipped"])
+
+
+def _state_of(optimizer: Optimizer, tensors: list[Tensor]) -> list[Tensor]:
+    states = (optimizer.state.get(tensor, {}) for tensor in tensors)
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
+@torch.no_grad()
+def _fill_momentum(optimizer: Optimizer) -> None:
+    """Give SGD its momentum before the first step, as zeros.
+
+    Torch makes it of the first gradient, and where that overflowed the fused kernel leaves memory that nobody wrote.
+    From zeros the first step is the same, since dampening is 0. A state that came with the optimizer stays.
+
+    Raises:
+        TechniqueError: Dampening is not 0.
+    """
+    if not isinstance(optimizer, SGD):
+        return
+    for group in optimizer.param_groups:
+        if group["momentum"]:
+            if group["dampening"]:
+                raise TechniqueError(
+                    "Loss scaling on the device makes SGD's momentum of zeros, which dampening weakens."
+                )
+            for tensor in group["params"]:
+                if optimizer.state[tensor].get("momentum_buffer") is None:
+                    optimizer.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+
+
+def make_loss_scaling(
+    name: str, device: torch.device, optimizer: Optimizer, *, decides_on_device: bool = False
+) -> NoScaling:
     """Return the scaling for a canonical loss scale name.
 
     Args:
         name: `none`, the name of a dynamic scale, or a number.
-        device_type: "cuda" or "cpu".
+        device: Where the optimizer's tensors lie.
         optimizer: The optimizer whose steps are counted.
+        decides_on_device: Whether dynamic scaling decides on the device whether a step is skipped.
     """
     if name == "none":
         return NoScaling()
     for row in DYNAMIC_SCALES:
         if row.name == name:
-            return DynamicScaling(row, device_type, optimizer)
+            return (
+                DeviceScaling(row, device, optimizer)
+                if decides_on_device
+                else DynamicScaling(row, device.type, optimizer)
+            )
     return StaticScaling(float(name))
 
 

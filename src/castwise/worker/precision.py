@@ -108,19 +108,21 @@ def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractCon
 
 
 def convert_weights(model: nn.Module, row: Precision) -> None:
-    """Cast the model's weights in place, batch norm apart, and make its forward cast inputs and outputs.
+    """Cast the model's weights in place to what the precision holds them in."""
+    if row.param_dtype != "float32":
+        cast_weights(model, torch_dtype(row.param_dtype), torch_dtype(row.batch_norm_dtype))
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.dtype) -> None:
+    """Cast a model's weights in place, and make its forward cast inputs and outputs.
 
     Inputs are cast to the weights' dtype and outputs to float32, so the loss is taken in float32.
     Source: NVIDIA/apex apex/amp/_initialize.py at 47e3367f (patched forward; convert_network).
     """
-    if row.param_dtype == "float32":
-        return
-    dtype = torch_dtype(row.param_dtype)
     model.to(dtype)
-    if row.batch_norm_dtype != row.param_dtype:
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.to(torch_dtype(row.batch_norm_dtype))
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.to(batch_norm_dtype)
     model.register_forward_pre_hook(
         lambda _, args, kwargs: (cast_floating(args, dtype), cast_floating(kwargs, dtype)), with_kwargs=True
     )

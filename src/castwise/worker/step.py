@@ -14,13 +14,12 @@ from castwise.records.schema import Facts
 from castwise.registry.precisions import Precision
 from castwise.registry.step_config import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
-from castwise.spec.loss_scale import DYNAMIC_SCALES, is_dynamic
-from castwise.worker.device_loss_scaling import DeviceScaling
+from castwise.spec.loss_scale import is_dynamic
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
 from castwise.worker.loss_scaling import NoScaling, make_loss_scaling
-from castwise.worker.lr_scheduling import AfterStep, DeviceLearningRates
+from castwise.worker.lr_schedules import AfterStep, DeviceLearningRates
 from castwise.worker.models.task import Batch, Task, UserLoop
 from castwise.worker.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
 from castwise.worker.techniques.batch_layout import Prepare
@@ -68,7 +67,7 @@ class TrainingStep:
             set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
         else:
             self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
-        self.scaling = scaling_of(loop, loss_scale, device, self.optimizer)
+        self.scaling = make_loss_scaling(loss_scale, device, self.optimizer, decides_on_device=loop.scales_on_device)
         # Masters keep their gradients' memory; all else does what a loop written by hand does.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
         self._autocast = autocast_maker(precision, device.type)
@@ -252,14 +251,6 @@ def _after_step_of(
         check_reads_rates(optimizer, loop)
         step_scheduler = DeviceLearningRates(optimizer, device, step_scheduler)
     return AfterStep(scaling, step_scheduler)
-
-
-def scaling_of(loop: StepConfig, name: str, device: torch.device, optimizer: Optimizer) -> NoScaling:
-    """Return the scaling for a canonical loss scale name: torch's own, or one that decides on the device."""
-    row = next((row for row in DYNAMIC_SCALES if row.name == name), None)
-    if row is not None and loop.scales_on_device:
-        return DeviceScaling(row, device, optimizer)
-    return make_loss_scaling(name, device.type, optimizer)
 
 
 def layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:

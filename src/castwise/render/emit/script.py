@@ -1,4 +1,4 @@
-"""The script of one loop: model, synthetic data, precision, techniques and a timer, in plain PyTorch.
+"""The script of one loop: model, data, precision, techniques and a timer, in plain PyTorch.
 
 What is more than a few lines (masters, loss scaling on the device, a step's graph, the models) is castwise's own code
 word for word; the rest is written as one would by hand. Nothing in it imports castwise.
@@ -7,36 +7,43 @@ word for word; the rest is written as one would by hand. Nothing in it imports c
 from pathlib import Path
 
 from castwise.errors import UsageError
-from castwise.registry.precisions import Precision, find_precision
-from castwise.registry.techniques import join, step_config_of
-from castwise.registry.workloads import Workload, find_workload
-from castwise.render.emit.imports import imports_of
-from castwise.render.emit.model_changes import channels_of, model_lines
-from castwise.render.emit.source import definitions
-from castwise.render.emit.training import check_training, images_of, run_of, schedule_of
-from castwise.render.emit.user_model import (
-    batches_of_own,
-    check_own,
-    definitions_of_own,
-    model_of_own,
-    optimizer_of_own,
-    step_of_own,
-    train_of_own,
-)
-from castwise.render.emit.workloads import OF_TUPLES, compute_loss_of, data_of, model_of
+from castwise.registry.precisions import find_precision
+from castwise.registry.techniques import join, rows_of, step_config_of
+from castwise.registry.workloads import find_workload
+from castwise.render.emit import training, user_model, workloads
+from castwise.render.emit.builder import ScriptBuilder
 from castwise.spec.loss_scale import DYNAMIC_SCALES, is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import SYNTHETIC
-from castwise.spec.user_model import UserModel, locate
+from castwise.spec.user_model import locate
 
-_UPDATE = ["_SMALL", "_FUNCTIONS", "States", "CompiledUpdate", "_norms", "_update", "_step", "_lists"]
-_GRAPH = ["_WARM_UP_STEPS", "_MORE_WARM_UP_STEPS", "_MOST_SHAPES", "CudaCaptures", "_Captured", "_by_part", "StepGraph"]
+# The fields of `StepConfig` that this package writes into a script. A technique with another one is refused.
+_WRITTEN_SETTINGS = {
+    "resident_data",
+    "channels_last",
+    "cudnn_search",
+    "optimizer_arguments",
+    "scales_on_device",
+    "reads_loss",
+    "model_changes",
+    "num_channels",
+    "loss_chunks",
+    "compile_mode",
+    "compiled_update",
+    "cuda_graph",
+    "steps_per_launch",
+}
 
 # Optimizers of torch that can count their steps on the device, of those that workloads use.
 _CAPTURABLE = ("Adadelta", "Adam", "AdamW")
 
+_WORKER = "castwise.worker"
+
 _TIMER = """\
+import argparse
+import statistics
+import time
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, help="steps to time; without it about three seconds of them")
 parser.add_argument("--warm-up", type=int, default=50, help="steps before them")
@@ -78,7 +85,7 @@ def check_script(workload: str, data_set: str, recipe: Recipe | None = None, fil
     Args:
         workload: Its name.
         data_set: Its data.
-        recipe: The training run, where whole epochs are timed.
+        recipe: The training run, if whole epochs are timed.
         file: The script.
 
     Raises:
@@ -86,11 +93,11 @@ def check_script(workload: str, data_set: str, recipe: Recipe | None = None, fil
     """
     row = find_workload(workload)
     if row.family == "own":
-        check_own(locate(workload), file)
+        user_model.check_user_model(locate(workload), file)
     else:
-        model_of(row)
+        workloads.check_workload(row)
     if recipe is not None:
-        check_training(data_set, recipe)
+        training.check_training(data_set, recipe)
     elif data_set != SYNTHETIC:
         raise UsageError("A script of steps draws random data; --emit goes with the data set synthetic alone.")
 
@@ -103,301 +110,241 @@ def script_of(spec: TrialSpec, measured: str = "") -> str:
         measured: What was measured of it, in a line.
 
     Raises:
-        UsageError: There is no plain script for the workload, its data or its spread.
+        UsageError: There is no plain script for the workload, its data, its techniques or several devices.
     """
-    row, precision = find_workload(spec.workload), find_precision(spec.precision)
     if spec.world_size > 1 or (spec.kind == "steady" and spec.data_set != SYNTHETIC):
         raise UsageError("A script can be emitted of steps on synthetic data and one device; this loop is another.")
-    recipe = spec.recipe
-    parts = (
-        _of_workload(spec, row, precision)
-        if spec.user_model is None
-        else _of_own(spec, spec.user_model, row, precision)
-    )
-    body = "\n\n\n".join(filter(None, parts))
-    loop = f"{row.name}, {spec.precision}, {join(spec.techniques) if spec.techniques else 'plain loop'}"
-    lines = [f'"""{loop}: batch {spec.batch_size}.', "", *([measured, ""] if measured else [])]
-    if spec.user_model is not None:
-        lines.append("Model, batches, loss and optimizer are those of your own function, which this file calls.")
-    elif recipe is None:
-        lines.append("The data is random; put your own loader in the place of `batches`.")
-    lines += ['"""', ""]
-    return "\n".join([*lines, *imports_of(body), "", body, ""])
+    for row in rows_of(spec.techniques):
+        unknown = sorted(set(row.settings) - _WRITTEN_SETTINGS)
+        if unknown:
+            raise UsageError(
+                f"No script can be emitted with {row.name}: the emitter has no lines for its setting '{unknown[0]}'. "
+                "Leave the technique out, or leave --emit out."
+            )
+    return _Writer(spec).write(measured)
 
 
-def _of_workload(spec: TrialSpec, row: Workload, precision: Precision) -> list[str]:
-    recipe = spec.recipe
-    return [
-        _settings(spec, row),
-        _numeric_lines(spec, precision),
-        model_of(row),
-        compute_loss_of(row),
-        _scaling_definitions(spec),
-        _master_definitions(spec, precision),
-        _update_definitions(spec),
-        _graph_definitions(spec),
-        model_lines(spec, precision),
-        _optimizer_lines(spec, row, precision),
-        *(_on_random_data(spec, row, precision) if recipe is None else _training(spec, row, precision, recipe)),
-    ]
+class _Writer:
+    """Writes the script of one loop, section by section, from top to bottom."""
 
+    def __init__(self, spec: TrialSpec) -> None:
+        self.spec, self.config = spec, step_config_of(spec.techniques)
+        self.row, self.precision = find_workload(spec.workload), find_precision(spec.precision)
+        self.user_model = spec.user_model
+        self.script = ScriptBuilder()
+        # Weights and a scaling that do nothing are left out if nothing needs them.
+        self.has_weights = self.precision.master_weights or self.config.compiled_update or self.user_model is not None
+        self.has_scaling = spec.loss_scale != "none" or self.config.compiled_update or self.user_model is not None
 
-def _of_own(spec: TrialSpec, own: UserModel, row: Workload, precision: Precision) -> list[str]:
-    masters, updates = precision.master_weights, _compiles_update(spec)
-    kernels = _optimizer_kernels(spec)
-    wanted = {} if kernels is None else {name: name == kernels for name in ("fused", "foreach")}
-    if scales_on_device(spec) and spec.device_type == "cuda":
-        wanted["capturable"] = True
-    at_once = launches_of(spec)
-    on_device = at_once == 1 or (updates and not at_once)
-    train = train_of_own(autocast=precision.autocast_dtype, masters=masters, update=updates)
-    step = step_of_own(_launch(spec, "None"), rates_on_device=on_device)
-    if at_once > 1:  # which goes with no scheduler
-        step = [_launch_line(spec, "None")]
-    return [
-        _settings(spec, row),
-        _scaling_definitions(spec),
-        _master_definitions(spec, precision),
-        definitions_of_own(rates_on_device=on_device),
-        model_of_own(own),
-        _numeric_lines(spec, precision),  # behind the user's code, which may have set it otherwise
-        _update_definitions(spec),
-        _graph_definitions(spec),
-        model_lines(spec, precision),
-        "\n".join([*optimizer_of_own(wanted, masters=masters), *_scaling_lines(spec, "contract.clip_grad_norm")]),
-        "\n".join([*_compile_lines(spec), *train, *step]),
-        batches_of_own(row.resident_batches, channels_last="channels-last" in spec.techniques),
-        _timer(spec),
-    ]
+    def write(self, measured: str) -> str:
+        self.write_settings()
+        if self.user_model is not None:
+            user_model.write_call(self.script, self.user_model)
+        self.write_numeric_state()  # after the user's code, which may have set it otherwise
+        if self.user_model is None:
+            workloads.write_model(self.script, self.row)
+            workloads.write_loss(self.script, self.row)
+        self.write_model_changes()
+        self.write_optimizer()
+        if self.spec.recipe is None:
+            self.write_step()
+            self.write_batches()
+            self.write_timer()
+        else:
+            training.write_images(self.script, self.spec, self.spec.recipe, self.config)
+            self.write_preparation()
+            training.write_schedule(self.script, self.spec.recipe, self.config)
+            self.write_step()
+            training.write_epochs(self.script, self.spec.recipe, self.config, self.precision.autocast_dtype)
+        return self.script.text(self.docstring(measured))
 
+    def docstring(self, measured: str) -> str:
+        techniques = join(self.spec.techniques) if self.spec.techniques else "plain loop"
+        lines = [f"{self.row.name}, {self.spec.precision}, {techniques}: batch {self.spec.batch_size}.", ""]
+        if measured:
+            lines += [measured, ""]
+        if self.user_model is not None:
+            lines.append("Model, batches, loss and optimizer are those of your own function, which this file calls.")
+        elif self.spec.recipe is None:
+            lines.append("The data is random; put your own loader in the place of `batches`.")
+        return "\n".join([*lines, ""])
 
-def _on_random_data(spec: TrialSpec, row: Workload, precision: Precision) -> list[str]:
-    return [_step_lines(spec, row, precision), data_of(row), _batch_lines(spec, row), _timer(spec)]
+    def write_settings(self) -> None:
+        self.script.add(f"DEVICE = torch.device({self.spec.device!r})", f"BATCH_SIZE = {self.spec.batch_size}")
+        if self.user_model is None:
+            self.script.add(f"UNIT = {self.row.unit!r}")
+        self.script.add(f"SEED = {self.spec.seed}")
+        if self.spec.device_type == "cuda":
+            self.script.add("torch.cuda.set_device(DEVICE)  # kernels of Triton run on the current one")
+        self.script.add("torch.manual_seed(SEED)")
+        self.script.end_section()
 
-
-def _training(spec: TrialSpec, row: Workload, precision: Precision, recipe: Recipe) -> list[str]:
-    reading = step_config_of(spec.techniques).reads_loss
-    dtype = precision.autocast_dtype
-    return [
-        images_of(spec, recipe),
-        _prepared_lines(spec),
-        schedule_of(recipe, rates_on_device=launches_of(spec) > 0 or _compiles_update(spec)),
-        _step_lines(spec, row, precision),
-        run_of(
-            recipe,
-            reads_loss=recipe.read_loss_every_step and reading,
-            autocast="nullcontext()" if dtype is None else f"torch.autocast(DEVICE.type, dtype=torch.{dtype})",
-            at_once=launches_of(spec),
-        ),
-    ]
-
-
-def _prepared_lines(spec: TrialSpec) -> str:
-    lines = ["def prepared(batch):", "    images, labels = batch"]
-    channels = channels_of(spec)
-    if channels is not None:
-        lines.append(f"    images = nn.functional.pad(images, (0, 0, 0, 0, 0, {channels} - images.shape[1]))")
-    if "channels-last" in spec.techniques:
-        lines.append("    images = images.contiguous(memory_format=torch.channels_last)")
-    return "\n".join([*lines, "    return images, labels"])
-
-
-def _settings(spec: TrialSpec, row: Workload) -> str:
-    lines = [f"DEVICE = torch.device({spec.device!r})"]
-    lines.append(
-        f"BATCH_SIZE, UNIT = {spec.batch_size}, {row.unit!r}"
-        if spec.user_model is None
-        else f"BATCH_SIZE = {spec.batch_size}"
-    )
-    lines.append(f"SEED = {spec.seed}")
-    if spec.device_type == "cuda":
-        lines.append("torch.cuda.set_device(DEVICE)  # kernels of Triton run on the current one")
-    return "\n".join([*lines, "torch.manual_seed(SEED)"])
-
-
-def _numeric_lines(spec: TrialSpec, precision: Precision) -> str:
-    older = "high" if precision.float32_matmul == "tf32" else "highest"
-    lines = [
-        f"# What float32 products are computed in: {precision.float32_matmul}.",
-        f"torch.set_float32_matmul_precision({older!r})  # first: it writes others; torch 2.11's max-autotune asks it",
-    ]
-    for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
-        lines.append(f"torch.backends.{path}fp32_precision = {precision.float32_matmul!r}")
-    searches = "cudnn-search" in spec.techniques or (spec.recipe is not None and spec.recipe.cudnn_benchmark)
-    if spec.user_model is None or searches:  # the user's own setting is kept
-        lines.append(f"torch.backends.cudnn.benchmark = {searches}")
-    return "\n".join(lines)
-
-
-def _timer(spec: TrialSpec) -> str:
-    at_once = max(1, launches_of(spec))
-    flush = "step.flush()\n    " if at_once > 1 else ""
-    return _TIMER.replace("{flush}", flush).replace("{at_once}", str(at_once))
-
-
-def scales_on_device(spec: TrialSpec) -> bool:
-    """Return whether a loop decides on the device whether loss scaling skips a step."""
-    return step_config_of(spec.techniques).scales_on_device
-
-
-def launches_of(spec: TrialSpec) -> int:
-    """Return how many steps are one launch of a graph, 0 where none is."""
-    return next((steps for name, steps in (("cuda-graph", 1), ("cuda-graph-8", 8)) if name in spec.techniques), 0)
-
-
-def _scaling_definitions(spec: TrialSpec) -> str:
-    names = ["NoScaling", "stepped_by", "clip"]
-    if spec.loss_scale == "none":
-        return definitions("worker/loss_scaling.py", names) if _scales_always(spec) else ""
-    if not is_dynamic(spec.loss_scale):
-        return definitions("worker/loss_scaling.py", [*names, "StaticScaling"])
-    row = definitions("spec/loss_scale.py", ["DynamicScale"])
-    if scales_on_device(spec):
-        kinds = definitions("worker/device_loss_scaling.py", ["DeviceScaling", "_state_of", "_fill_momentum"])
-        return "\n\n\n".join([row, definitions("worker/loss_scaling.py", names), kinds])
-    return "\n\n\n".join([row, definitions("worker/loss_scaling.py", [*names, "DynamicScaling", "_HalfGradScaler"])])
-
-
-def _scales_always(spec: TrialSpec) -> bool:
-    """Return whether a loop goes by weights and a scaling even where they do nothing."""
-    return _compiles_update(spec) or spec.user_model is not None
-
-
-def _compiles_update(spec: TrialSpec) -> bool:
-    return "compiled-update" in spec.techniques
-
-
-def _optimizer_kernels(spec: TrialSpec) -> str | None:
-    """Return the setting of an optimizer that its techniques switch on; None where they leave it."""
-    if "fused-optimizer" in spec.techniques:
-        return "fused"
-    return "foreach" if _compiles_update(spec) or "foreach-optimizer" in spec.techniques else None
-
-
-def _master_definitions(spec: TrialSpec, precision: Precision) -> str:
-    if precision.master_weights:
-        return definitions("worker/precision.py", ["Weights", "MasterWeights"])
-    return definitions("worker/precision.py", ["Weights"]) if _scales_always(spec) else ""
-
-
-def _update_definitions(spec: TrialSpec) -> str:
-    if not _compiles_update(spec):
-        return ""
-    return definitions("worker/techniques/compiled_update.py", _UPDATE)
-
-
-def _graph_definitions(spec: TrialSpec) -> str:
-    if not launches_of(spec):
-        return ""
-    return "\n\n\n".join(
-        [
-            *([OF_TUPLES] if spec.user_model is None else []),
-            definitions("worker/models/task.py", ["RecurrentState"]),
-            definitions("worker/techniques/cuda_graph.py", _GRAPH),
-        ]
-    )
-
-
-def _optimizer_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
-    asked = spec.recipe.optimizer if spec.recipe is not None else None
-    name, given = (
-        (row.optimizer.name, row.optimizer.arguments) if asked is None else (asked.name, asked.arguments.items())
-    )
-    arguments = [f"{argument}={value!r}" for argument, value in given]
-    kernels = _optimizer_kernels(spec)
-    if kernels is not None:
-        arguments.append(f"{kernels}=True")
-    if scales_on_device(spec) and spec.device_type == "cuda" and name in _CAPTURABLE:
-        arguments.append("capturable=True")
-    lines = ["weights = MasterWeights(model)"] if precision.master_weights else []
-    if _compiles_update(spec) and not precision.master_weights:
-        lines.append("weights = Weights(model)")
-    stepped = "weights.stepped" if precision.master_weights else "[p for p in model.parameters() if p.requires_grad]"
-    lines.append(f"optimizer = torch.optim.{name}({stepped}, {', '.join(arguments)})")
-    lines += _scaling_lines(spec, repr(row.clip_grad_norm))
-    return "\n".join(lines)
-
-
-def _scaling_lines(spec: TrialSpec, clip: str) -> list[str]:
-    lines: list[str] = []
-    if is_dynamic(spec.loss_scale):
-        found = next(each for each in DYNAMIC_SCALES if each.name == spec.loss_scale)
-        lines.append(f"scale = {found!r}")
-        kind = "DeviceScaling(scale, DEVICE, optimizer)"
-        lines.append(f"scaling = {kind if scales_on_device(spec) else 'DynamicScaling(scale, DEVICE.type, optimizer)'}")
-    elif spec.loss_scale != "none":
-        lines.append(f"scaling = StaticScaling({float(spec.loss_scale)!r})")
-    elif _scales_always(spec):
-        lines.append("scaling = NoScaling()")
-    if _compiles_update(spec):
-        lines.append(f"update = CompiledUpdate(optimizer, weights, scaling, {clip})")
-    return lines
-
-
-def _step_lines(spec: TrialSpec, row: Workload, precision: Precision) -> str:
-    lines = _compile_lines(spec)
-    zero = "weights.zero_grad()" if precision.master_weights else "optimizer.zero_grad()"
-    lines += ["def train(batch):", *(["    batch = prepared(data.make(batch))"] if spec.recipe else []), f"    {zero}"]
-    if precision.autocast_dtype is None:
-        lines.append("    loss = compute_loss(model, batch)")
-    else:
-        lines.append(f"    with torch.autocast(DEVICE.type, dtype=torch.{precision.autocast_dtype}):")
-        lines.append("        loss = compute_loss(model, batch)")
-    scaled = spec.loss_scale != "none"
-    lines.append("    scaling.backward(loss)" if scaled else "    loss.backward()")
-    lines += ["    update()"] if _compiles_update(spec) else _update_lines(row, precision, scaled=scaled)
-    lines += ["    return loss", "", ""]
-    carried = "carried" if row.family == "rnn_lm" else "None"
-    return "\n".join([*lines, _launch_line(spec, carried)])
-
-
-def _compile_lines(spec: TrialSpec) -> list[str]:
-    mode = {"compile": "default", "compile-max-autotune": "max-autotune-no-cudagraphs"}
-    chosen = next((mode[name] for name in spec.techniques if name in mode), None)
-    if chosen is None:
-        return []
-    if spec.user_model is not None:  # whose batches may be of different shapes
-        names = ["Shapes", "CompiledLoss", "shapes_of"]
-        text = definitions("worker/techniques/compile.py", names)
-        return [text, "", "", f"compute_loss = CompiledLoss(compute_loss, {chosen!r})", "", ""]
-    return [f"compute_loss = torch.compile(compute_loss, mode={chosen!r}, dynamic=False)", "", ""]
-
-
-def _launch_line(spec: TrialSpec, carried: str) -> str:
-    return f"step = {_launch(spec, carried)}"
-
-
-def _launch(spec: TrialSpec, carried: str) -> str:
-    """Return what takes a step, as an expression."""
-    at_once = launches_of(spec)
-    several = f", {at_once}" if at_once > 1 else ""
-    return f"StepGraph(train, DEVICE, {carried}{several})" if at_once else "train"
-
-
-def _update_lines(row: Workload, precision: Precision, *, scaled: bool) -> list[str]:
-    lines = ["    weights.collect_gradients()"] if precision.master_weights else []
-    clip = row.clip_grad_norm
-    if scaled:
-        lines.append(f"    scaling.step(optimizer, {clip!r})")
-    else:
-        if clip is not None:
-            stepped = "[p for group in optimizer.param_groups for p in group['params']]"
-            lines.append(f"    torch.nn.utils.clip_grad_norm_({stepped}, {clip!r})")
-        lines.append("    optimizer.step()")
-    if precision.master_weights:
-        lines.append("    weights.publish()")
-    return lines
-
-
-def _batch_lines(spec: TrialSpec, row: Workload) -> str:
-    lines = [
-        f"batches = make_batches({row.resident_batches}, BATCH_SIZE, DEVICE, torch.Generator(DEVICE).manual_seed(SEED))"
-    ]
-    channels = channels_of(spec)
-    if channels is not None:
-        lines.append(
-            f"batches = [(nn.functional.pad(x, (0, 0, 0, 0, 0, {channels} - x.shape[1])), y) for x, y in batches]"
+    def write_numeric_state(self) -> None:
+        products = self.precision.float32_matmul
+        older = "high" if products == "tf32" else "highest"
+        self.script.add(
+            f"# What float32 products are computed in: {products}.",
+            f"torch.set_float32_matmul_precision({older!r})"
+            "  # first: it writes others; torch 2.11's max-autotune asks it",
         )
-    if "channels-last" in spec.techniques:
-        lines.append("batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches]")
-    return "\n".join(lines)
+        for path in ("", "cuda.matmul.", "cudnn.conv.", "cudnn.rnn."):
+            self.script.add(f"torch.backends.{path}fp32_precision = {products!r}")
+        recipe = self.spec.recipe
+        searches = self.config.cudnn_search or (recipe is not None and recipe.cudnn_benchmark)
+        if self.user_model is None or searches:  # the user's own setting is kept
+            self.script.add(f"torch.backends.cudnn.benchmark = {searches}")
+        self.script.end_section()
+
+    def write_model_changes(self) -> None:
+        """Write what is done to the model: by techniques, on its way to the device, and by the precision."""
+        for change in self.config.model_changes:
+            self.script.copy(change.function)
+            arguments = "".join(f", {argument!r}" for argument in change.arguments)
+            self.script.add(f"{change.function.partition(':')[2]}(model{arguments})")
+        if self.config.loss_chunks > 1:
+            self.script.add(f"carried.chunk({self.config.loss_chunks})")
+        self.script.add("model.to(DEVICE)")
+        if self.precision.param_dtype != "float32":
+            self.script.copy(f"{_WORKER}.precision:cast_weights")
+            dtypes = f"torch.{self.precision.param_dtype}, torch.{self.precision.batch_norm_dtype}"
+            self.script.add(f"cast_weights(model, {dtypes})")
+        if self.config.channels_last:
+            self.script.add("model.to(memory_format=torch.channels_last)")
+        self.script.add("model.train()")
+        self.script.end_section()
+
+    def write_optimizer(self) -> None:
+        counts_on_device = self.config.scales_on_device and self.spec.device_type == "cuda"
+        if self.has_weights:
+            kind = "MasterWeights" if self.precision.master_weights else "Weights"
+            self.script.copy(f"{_WORKER}.precision:{kind}")
+            self.script.add(f"weights = {kind}(model)")
+        if self.user_model is not None:
+            user_model.write_optimizer(self.script, self.config, capturable=counts_on_device)
+        else:
+            asked = self.spec.recipe.optimizer if self.spec.recipe is not None else None
+            name = self.row.optimizer.name if asked is None else asked.name
+            given = self.row.optimizer.arguments if asked is None else asked.arguments.items()
+            arguments: dict[str, object] = {**dict(given), **dict(self.config.optimizer_arguments)}
+            if counts_on_device and name in _CAPTURABLE:
+                arguments["capturable"] = True
+            stepped = "weights.stepped" if self.has_weights else "[p for p in model.parameters() if p.requires_grad]"
+            written = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+            self.script.add(f"optimizer = torch.optim.{name}({stepped}, {written})")
+        self.write_scaling()
+        if self.config.compiled_update:
+            self.script.copy(f"{_WORKER}.techniques.compiled_update:CompiledUpdate")
+            self.script.add(f"update = CompiledUpdate(optimizer, weights, scaling, {self.clip})")
+        self.script.end_section()
+
+    def write_scaling(self) -> None:
+        name = self.spec.loss_scale
+        if not self.has_scaling:
+            return
+        if name == "none":
+            kind, arguments = "NoScaling", ""
+        elif not is_dynamic(name):
+            kind, arguments = "StaticScaling", repr(float(name))
+        else:
+            row = next(row for row in DYNAMIC_SCALES if row.name == name)
+            self.script.copy("castwise.spec.loss_scale:DynamicScale")
+            on_device = self.config.scales_on_device
+            kind = "DeviceScaling" if on_device else "DynamicScaling"
+            arguments = f"{row!r}, {'DEVICE' if on_device else 'DEVICE.type'}, optimizer"
+        self.script.copy(f"{_WORKER}.loss_scaling:{kind}")
+        self.script.add(f"scaling = {kind}({arguments})")
+
+    @property
+    def clip(self) -> str:
+        return repr(self.row.clip_grad_norm) if self.user_model is None else "contract.clip_grad_norm"
+
+    def write_step(self) -> None:
+        """Write `train(batch)`, which computes a step, and `step(batch)`, which launches it."""
+        self.write_compilation()
+        body = ["batch = prepared(data.make(batch))"] if self.spec.recipe is not None else []
+        body.append("weights.zero_grad()" if self.precision.master_weights else "optimizer.zero_grad()")
+        body += self.forward_and_backward()
+        if self.config.compiled_update:
+            body.append("update()")
+        else:
+            body += self.plain_update()
+        body.append("return loss" if self.user_model is None else "return total")
+        self.script.add_section("def train(batch):", *(f"    {line}" for line in body))
+        launch = "train"
+        if self.config.cuda_graph:
+            self.script.copy(f"{_WORKER}.techniques.cuda_graph:StepGraph")
+            carried = "carried" if self.row.family == "rnn_lm" else "None"
+            launch = f"StepGraph(train, DEVICE, {carried}, {self.config.steps_per_launch})"
+        if self.user_model is not None:
+            user_model.write_step(self.script, launch, self.config)
+        else:
+            self.script.add_section(f"step = {launch}")
+
+    def write_compilation(self) -> None:
+        mode = self.config.compile_mode
+        if mode is None:
+            return
+        if self.user_model is None:
+            self.script.add_section(f"compute_loss = torch.compile(compute_loss, mode={mode!r}, dynamic=False)")
+        else:  # their batches may be of different shapes
+            self.script.copy(f"{_WORKER}.techniques.compile:CompiledLoss")
+            self.script.add_section(f"compute_loss = CompiledLoss(compute_loss, {mode!r})")
+
+    def forward_and_backward(self) -> list[str]:
+        part = "batch" if self.user_model is None else "part"
+        forward = [f"loss = compute_loss(model, {part})"]
+        if self.user_model is not None:
+            forward += ["if contract.accumulate > 1:", "    loss = loss / contract.accumulate"]
+        if self.precision.autocast_dtype is not None:
+            context = f"with torch.autocast(DEVICE.type, dtype=torch.{self.precision.autocast_dtype}):"
+            forward = [context, *(f"    {line}" for line in forward)]
+        backward = "scaling.backward(loss)" if self.has_scaling else "loss.backward()"
+        if self.user_model is None:
+            return [*forward, backward]
+        added = "total = loss.detach() if total is None else total + loss.detach()"
+        return [
+            "total = None",
+            "for part in batch if contract.accumulate > 1 else (batch,):",
+            *(f"    {line}" for line in (*forward, backward, added)),
+        ]
+
+    def plain_update(self) -> list[str]:
+        if self.has_scaling:
+            step = [f"scaling.step(optimizer, {self.clip})"]
+        elif self.row.clip_grad_norm is None:
+            step = ["optimizer.step()"]
+        else:
+            stepped = "[p for group in optimizer.param_groups for p in group['params']]"
+            step = [f"torch.nn.utils.clip_grad_norm_({stepped}, {self.clip})", "optimizer.step()"]
+        return ["weights.collect_gradients()", *step, "weights.publish()"] if self.has_weights else step
+
+    def write_preparation(self) -> None:
+        """Write `prepared(batch)`, which brings a batch of images into the layout of the loop."""
+        lines = ["def prepared(batch):", "    images, labels = batch"]
+        if self.config.num_channels is not None:
+            missing = f"{self.config.num_channels} - images.shape[1]"
+            lines.append(f"    images = torch.nn.functional.pad(images, (0, 0, 0, 0, 0, {missing}))")
+        if self.config.channels_last:
+            lines.append("    images = images.contiguous(memory_format=torch.channels_last)")
+        self.script.add_section(*lines, "    return images, labels")
+
+    def write_batches(self) -> None:
+        """Write `batches`, which the timer goes through."""
+        count = self.row.resident_batches
+        if self.user_model is not None:
+            user_model.write_batches(self.script, count, self.config)
+            return
+        workloads.write_data(self.script, self.row)
+        is_prepared = self.config.num_channels is not None or self.config.channels_last
+        if is_prepared:
+            self.write_preparation()
+        generator = "torch.Generator(DEVICE).manual_seed(SEED)"
+        self.script.add(f"batches = make_batches({count}, BATCH_SIZE, DEVICE, {generator})")
+        if is_prepared:
+            self.script.add("batches = [prepared(batch) for batch in batches]")
+        self.script.end_section()
+
+    def write_timer(self) -> None:
+        at_once = self.config.steps_per_launch
+        flush = "step.flush()\n    " if at_once > 1 else ""
+        self.script.add_section(_TIMER.replace("{flush}", flush).replace("{at_once}", str(at_once)))

@@ -1,88 +1,199 @@
-"""Definitions taken from castwise's own source, as they stand there: what was measured is what is emitted."""
+"""Definitions copied from castwise's own source with all that they use: what was measured is what is emitted.
+
+A definition is asked for by its dotted name, `castwise.worker.precision:MasterWeights`, and read from its file. That is
+not imported: it may import torch.
+"""
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+
+_PACKAGE = "castwise"
+# What castwise's errors are in a script.
+_ERRORS_MODULE = "castwise.errors"
+_ERRORS = {"TechniqueError": "RuntimeError", "UsageError": "ValueError"}
 
 
-def definitions(module: str, names: Sequence[str]) -> str:
-    """Return these classes, functions and constants of a module, in its order, decorators and comments included.
+@dataclass
+class _Definition:
+    """A class, function or constant of a module, with the statements about it (`f.register_autograd(...)`).
+
+    Attributes:
+        text: Its source, without imports of castwise's modules.
+        line: Where it begins.
+        uses: The names that it reads.
+        foreign: What it imports from castwise itself, by name: its module and its name there.
+    """
+
+    text: str
+    line: int
+    uses: set[str]
+    foreign: dict[str, tuple[str, str]]
+
+
+@dataclass
+class _Module:
+    """A module's definitions, and where the other names in it come from.
+
+    Attributes:
+        definitions: By name.
+        foreign: Names of castwise's that it imports: their module and their name there.
+        imports: Names of other packages that it imports: the import statement of each.
+    """
+
+    definitions: dict[str, _Definition] = field(default_factory=dict)
+    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
+    imports: dict[str, str] = field(default_factory=dict)
+
+
+def copy_definitions(roots: Iterable[str]) -> tuple[list[str], str]:
+    """Return the imports and the text of some definitions and of everything that they use, in an order that runs.
 
     Args:
-        module: A file below the package: `worker/techniques/cuda_graph.py`.
-        names: What is wanted.
+        roots: `package.module:name`.
 
     Raises:
-        KeyError: The module does not define one of them.
+        KeyError: A module does not define such a name.
+        ValueError: Two modules define the same name in different ways.
     """
-    found = _nodes(module)
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise KeyError(f"{module} does not define {', '.join(missing)}")
-    return _join(text for name, text in found.items() if name in names)
+    copy = _Copy()
+    for root in roots:
+        module, _, name = root.partition(":")
+        copy.take(module, name)
+    return sorted(copy.imports), copy.text()
 
 
-def all_definitions(module: str) -> str:
-    """Return everything a module defines.
+class _Copy:
+    """Definitions that are copied, with all that they use."""
 
-    Args:
-        module: As in `definitions`.
-    """
-    return _join(_nodes(module).values())
+    def __init__(self) -> None:
+        self.imports: set[str] = set()
+        self._errors: set[str] = set()
+        self._taken: dict[str, set[str]] = {}  # by module, in the order in which modules have to stand
 
+    def take(self, module: str, name: str) -> None:
+        """Take a definition, and what it uses."""
+        if module == _ERRORS_MODULE:
+            self._errors.add(name)
+            return
+        parsed = _parse(module)
+        if name not in parsed.definitions:
+            raise KeyError(f"{module} does not define {name}")
+        if name in self._taken.get(module, ()):
+            return
+        self._place(module)
+        self._taken[module].add(name)
+        definition = parsed.definitions[name]
+        foreign = parsed.foreign | definition.foreign
+        for used in sorted(definition.uses):
+            if used in parsed.definitions:
+                self.take(module, used)
+            elif used in foreign:
+                self.take(*foreign[used])
+            elif used in parsed.imports:
+                self.imports.add(parsed.imports[used])
 
-def plain_definitions(module: str) -> str:
-    """Return everything a module defines that uses nothing of castwise's, nor anything that does."""
-    found, foreign = dict(_nodes(module)), _imported_from_castwise(module)
-    while True:
-        refused = {name for name, text in found.items() if foreign & _names_in(text)}
-        if not refused:
-            return _join(found.values())
-        foreign |= refused
-        found = {name: text for name, text in found.items() if name not in refused}
+    def _place(self, module: str) -> None:
+        """Give a module its place, after all modules that it imports."""
+        if module in self._taken:
+            return
+        for other, _ in _parse(module).foreign.values():
+            if other != _ERRORS_MODULE:
+                self._place(other)
+        self._taken[module] = set()
 
-
-def _join(texts: Iterable[str]) -> str:
-    return "\n\n\n".join(texts)
+    def text(self) -> str:
+        """Return the text of everything that was taken."""
+        texts = ["\n".join(f"{name} = {_ERRORS[name]}" for name in sorted(self._errors))] if self._errors else []
+        defined: dict[str, str] = {}
+        for module, names in self._taken.items():
+            definitions = _parse(module).definitions
+            for name in sorted(names, key=lambda name: definitions[name].line):
+                text = definitions[name].text
+                if defined.setdefault(name, text) != text:
+                    raise ValueError(f"{name} of {module} is another one than that of a module before it")
+                if text not in texts:
+                    texts.append(text)
+        return "\n\n\n".join(texts)
 
 
 @lru_cache
-def _text(module: str) -> str:
-    return resources.files("castwise").joinpath(*module.split("/")).read_text(encoding="utf-8")
-
-
-@lru_cache
-def _nodes(module: str) -> dict[str, str]:
-    lines = _text(module).splitlines()
-    found: dict[str, str] = {}
-    for node in ast.parse(_text(module)).body:
-        name = _name_of(node)
-        if name is None or name.startswith("__"):
+def _parse(module: str) -> _Module:
+    source = _file_of(module).read_text(encoding="utf-8")
+    lines = source.splitlines()
+    parsed = _Module()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            foreign, imports = _imported(node)
+            parsed.foreign |= foreign
+            parsed.imports |= imports
             continue
-        decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(each.lineno for each in decorators)]) - 1
-        while first and lines[first - 1].startswith("#"):
-            first -= 1
-        found[name] = "\n".join(lines[first : node.end_lineno])
-    return found
+        names = _bound(node)
+        if names:
+            parsed.definitions |= dict.fromkeys(names, _read(node, lines))
+        elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            # A statement about a definition comes with it: `f.register_autograd(g)` with `f`.
+            about = ast.unparse(node).partition(".")[0]
+            statement = f"{about} at line {node.lineno}"
+            parsed.definitions[statement] = _read(node, lines)
+            parsed.definitions[about].uses.add(statement)
+    return parsed
 
 
-def _name_of(node: ast.stmt) -> str | None:
+def _file_of(module: str) -> Path:
+    """Return a module's file; no package is imported to find a module in it, as that may import torch."""
+    package, *inner = module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise KeyError(f"there is no module {module}")
+    if not inner:
+        return Path(spec.origin)
+    path = Path(spec.origin).parent.joinpath(*inner)
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Return what a statement imports from castwise, and from other packages."""
+    foreign: dict[str, tuple[str, str]] = {}
+    imports: dict[str, str] = {}
+    for alias in node.names:
+        name = alias.asname or alias.name.partition(".")[0]
+        written = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
+        if isinstance(node, ast.Import):
+            imports[name] = f"import {written}"
+        elif str(node.module).startswith(_PACKAGE):
+            foreign[name] = (str(node.module), alias.name)
+        else:
+            imports[name] = f"from {node.module} import {written}"
+    return foreign, imports
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """Return the names that a statement defines."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
-        return node.name
-    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-    return target.id if isinstance(target, ast.Name) else None
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [n.id for target in targets if target is not None for n in ast.walk(target) if isinstance(n, ast.Name)]
 
 
-def _imported_from_castwise(module: str) -> set[str]:
-    return {
-        alias.asname or alias.name
-        for node in ast.parse(_text(module)).body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("castwise")
-        for alias in node.names
-    }
-
-
-def _names_in(text: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+def _read(node: ast.stmt, lines: list[str]) -> _Definition:
+    """Return a statement with its decorators and the comments above it, without imports of castwise's modules."""
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    while first > 1 and lines[first - 2].startswith("#"):
+        first -= 1
+    foreign: dict[str, tuple[str, str]] = {}
+    dropped: set[int] = set()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.ImportFrom) and str(inner.module).startswith(_PACKAGE):
+            foreign |= _imported(inner)[0]
+            assert inner.end_lineno is not None
+            dropped |= {*range(inner.lineno, inner.end_lineno + 1)}
+            if not lines[inner.end_lineno].strip():
+                dropped.add(inner.end_lineno + 1)
+    assert node.end_lineno is not None
+    kept = [lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in dropped]
+    uses = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return _Definition("\n".join(kept), first, uses, foreign)

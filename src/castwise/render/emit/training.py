@@ -1,8 +1,9 @@
-"""The script of a training run whose data lies on the device: what is read, how an epoch goes, what is printed."""
+"""The parts of a script that belong to a training run: data on the device, a schedule, epochs and what is printed."""
 
 from castwise.errors import UsageError
 from castwise.registry.datasets import imitated_data_set
-from castwise.render.emit.source import definitions
+from castwise.registry.step_config import StepConfig
+from castwise.render.emit.builder import ScriptBuilder
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 
@@ -14,7 +15,16 @@ _SETS = {
 }
 _SCHEDULES = ("constant", "step", "triangular")
 
+_ARGUMENTS = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", default="data", help="where {name} lies, or is downloaded to")
+parser.add_argument("--epochs", type=int, default={epochs})
+parser.add_argument("--steps", type=int, default=None, help="steps of an epoch; all of them without it")
+arguments = parser.parse_args()"""
+
 _READ = """\
+import torchvision
 def read(train):
     data_set = torchvision.datasets.{name}(arguments.data, train=train, download=True)
     images = torch.as_tensor(data_set.data)
@@ -27,28 +37,25 @@ def read(train):
     images = torch.randint(0, 256, (count, *{shape}), dtype=torch.uint8)
     return images, torch.randint({classes}, (count,))"""
 
-_ARGUMENTS = """\
-parser = argparse.ArgumentParser()
-parser.add_argument("--data", default="data", help="where {name} lies, or is downloaded to")
-parser.add_argument("--epochs", type=int, default={epochs})
-parser.add_argument("--steps", type=int, default=None, help="steps of an epoch; all of them without it")
-arguments = parser.parse_args()"""
-
-# What `DeviceImages` asks of ranks, where there is one.
-_PEERS = """\
-class Peers:
-    rank, world_size = 0, 1"""
+_DATA = """\
+order = Epochs(BATCH_SIZE, {shuffle}, {drop_last}, SEED)
+data = DeviceImages(read(True), {transform!r}, AUGMENTATIONS[{transform!r}], order, DEVICE)
+tested_order = Epochs({validation_batch_size}, shuffle=False)
+tested = DeviceImages(read(False), {transform!r}, Augmentation(), tested_order, DEVICE)"""
 
 _RUN = """\
+import statistics
+import time
 def synchronize():
-    {flush}if DEVICE.type == "cuda":
+    {flush}
+    if DEVICE.type == "cuda":
         torch.cuda.synchronize(DEVICE)
 
 
 def accuracy():
     right = 0
     model.eval()
-    with torch.no_grad(), {autocast}:
+    with torch.no_grad(), torch.autocast(DEVICE.type, dtype={autocast_dtype}, enabled={autocast_enabled}):
         for parts in tested.start(0):
             images, labels = prepared(tested.make(parts))
             right += int((model(images).argmax(1) == labels).sum())
@@ -64,7 +71,8 @@ for epoch in range(arguments.epochs):
         if index == arguments.steps:
             break
         loss = step(parts)
-        {read}count += len(parts[0])
+        {read}
+        count += len(parts[0])
         {after_step}
     synchronize()
     rates.append(count / (time.perf_counter() - started))
@@ -80,87 +88,69 @@ def check_training(data_set: str, recipe: Recipe) -> None:
     Raises:
         UsageError: None can.
     """
-    if _name_of(data_set) not in _SETS:
+    if _real_name(data_set) not in _SETS:
         raise UsageError(f"A script trains on {', '.join(_SETS)}; --emit does not go with the data set {data_set}.")
     if recipe.schedule.kind not in _SCHEDULES:
         raise UsageError(f"A script has no schedule '{recipe.schedule.kind}'; leave --emit out.")
 
 
-def images_of(spec: TrialSpec, recipe: Recipe) -> str:
-    """Return the lines that bring a data set to the device: `data` for training, `tested` for validation.
+def write_images(script: ScriptBuilder, spec: TrialSpec, recipe: Recipe, config: StepConfig) -> None:
+    """Write the lines that bring a data set to the device: `data` for training, `tested` for validation.
 
     Raises:
-        UsageError: The loop reads its data through a loader, which a script has not.
+        UsageError: The loop reads its data through a loader, which a script does not have.
     """
     check_training(spec.data_set, recipe)
-    if "resident-data" not in spec.techniques:
+    if not config.resident_data:
         raise UsageError("A script has its data on the device; this loop reads it through a loader.")
-    name = _name_of(spec.data_set)
+    name = _real_name(spec.data_set)
     title, shape, classes = _SETS[name]
     read = _READ if imitated_data_set(spec.data_set) is None else _DRAW
-    transform = recipe.transform or name
-    names = ["Images", "_ALONE", "Augmentation", "_NONE", "_CIFAR", "AUGMENTATIONS", "Epochs"]
-    made = f"DeviceImages(read(True), {transform!r}, AUGMENTATIONS[{transform!r}], order, DEVICE)"
-    order = f"Epochs(BATCH_SIZE, {recipe.loader.shuffle}, {recipe.loader.drop_last}, SEED)"
-    return "\n\n\n".join(
-        [
-            _ARGUMENTS.format(name=title, epochs=recipe.num_epochs),
-            "Batch = tuple[Tensor, ...]\nChannels = tuple[float, ...]",
-            _PEERS,
-            definitions("worker/data/transforms.py", ["STATISTICS"]),
-            definitions("worker/data/seeding.py", ["_RUNS", "_RANKS", "_SEEDS", "seed_of"]),
-            definitions("worker/data/gpu_augmentation.py", [*names, "DeviceImages"]),
-            read.format(name=title, shape=shape, classes=classes),
-            f"order = {order}\ndata = {made}\n"
-            f"tested = DeviceImages(read(False), {transform!r}, Augmentation(), "
-            f"Epochs({recipe.validation_batch_size}, shuffle=False), DEVICE)",
-        ]
+    data = _DATA.format(
+        shuffle=recipe.loader.shuffle,
+        drop_last=recipe.loader.drop_last,
+        transform=recipe.transform or name,
+        validation_batch_size=recipe.validation_batch_size,
     )
+    module = "castwise.worker.data.gpu_augmentation"
+    script.copy(*(f"{module}:{name}" for name in ("DeviceImages", "Epochs", "Augmentation", "AUGMENTATIONS")))
+    script.add_section(_ARGUMENTS.format(name=title, epochs=recipe.num_epochs))
+    script.add_section(read.format(name=title, shape=shape, classes=classes))
+    script.add_section(data)
 
 
-def schedule_of(recipe: Recipe, *, rates_on_device: bool) -> str:
-    """Return the lines that make `scheduler`, empty where the rate is constant.
-
-    Args:
-        recipe: The run.
-        rates_on_device: Whether the rate has to be a tensor.
-    """
+def write_schedule(script: ScriptBuilder, recipe: Recipe, config: StepConfig) -> None:
+    """Write the lines that make `scheduler`, if the rate is not constant."""
     schedule = recipe.schedule
     if schedule.kind == "constant":
-        return ""
-    lines: list[str] = []
-    if rates_on_device:
-        lines += [definitions("worker/techniques/optimizer_options.py", ["keep_rates_on_device"]), "", ""]
-        lines.append("keep_rates_on_device(optimizer, DEVICE)")
+        return
+    if config.reads_rates_on_device:
+        script.copy("castwise.worker.techniques.optimizer_options:keep_rates_on_device")
+        script.add("keep_rates_on_device(optimizer, DEVICE)")
     arguments = ", ".join(f"{name}={value!r}" for name, value in schedule.arguments.items())
     if schedule.kind == "step":
-        lines.append(f"scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, {arguments})")
+        script.add(f"scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, {arguments})")
     else:
-        lines += ["", "", definitions("worker/lr_schedules.py", ["triangular"]), "", ""]
-        total = f"{recipe.epochs} * data.num_batches"
-        lines.append(f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, triangular({total}, {arguments}))")
-    return "\n".join(lines).strip("\n")
+        script.copy("castwise.worker.lr_schedules:triangular")
+        multiplier = f"triangular({recipe.epochs} * data.num_batches, {arguments})"
+        script.add(f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {multiplier})")
+    script.end_section()
 
 
-def run_of(recipe: Recipe, *, reads_loss: bool, autocast: str, at_once: int) -> str:
-    """Return the lines that train, epoch by epoch, and print losses, accuracy and speed.
-
-    Args:
-        recipe: The run.
-        reads_loss: Whether the loss is read after every step.
-        autocast: What the model runs under.
-        at_once: Steps that are one launch.
-    """
+def write_epochs(script: ScriptBuilder, recipe: Recipe, config: StepConfig, autocast_dtype: str | None) -> None:
+    """Write the lines that train, epoch by epoch, and print losses, accuracy and speed."""
     kind = recipe.schedule.kind
+    reads_loss = recipe.read_loss_every_step and config.reads_loss
     text = _RUN.format(
-        flush="step.flush()\n    " if at_once > 1 else "",
-        read="loss.item()  # as the source does\n        " if reads_loss else "",
+        flush="step.flush()" if config.steps_per_launch > 1 else "",
+        read="loss.item()  # as the source does" if reads_loss else "",
         after_step="scheduler.step()" if kind == "triangular" else "",
         after_epoch="scheduler.step()" if kind == "step" else "",
-        autocast=autocast,
+        autocast_dtype="None" if autocast_dtype is None else f"torch.{autocast_dtype}",
+        autocast_enabled=autocast_dtype is not None,
     )
-    return "\n".join(line for line in text.split("\n") if line.strip() or not line)
+    script.add_section("\n".join(line for line in text.split("\n") if line.strip() or not line))
 
 
-def _name_of(data_set: str) -> str:
+def _real_name(data_set: str) -> str:
     return imitated_data_set(data_set) or data_set

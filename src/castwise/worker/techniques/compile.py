@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from castwise.errors import TechniqueError
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors
 
-ComputeLoss = Callable[[nn.Module, Batch], Tensor]
+ComputeLoss = Callable[[nn.Module, Any], Tensor]
 Shapes = tuple[torch.Size, ...]
 
 # The names by which Inductor and Triton look for a compiler where $CXX or $CC is not set.
