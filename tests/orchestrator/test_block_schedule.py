@@ -1,4 +1,4 @@
-"""How many turns a process takes, and how long."""
+"""How many blocks a process takes, and how long each is."""
 
 import random
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from castwise.spec.trial import MeasurementProtocol
 PROTOCOL = MeasurementProtocol(num_blocks=12, min_blocks=4)
 
 
-def run(turns: BlockSchedule, step_seconds: Callable[[], float]) -> list[int]:
-    """Take turns until there are no more; return how long each was."""
+def run(schedule: BlockSchedule, step_seconds: Callable[[], float]) -> list[int]:
+    """Take schedule until there are no more; return how long each was."""
     lengths = []
-    while turns.goes_on:
-        length = turns.length
-        turns.add(sum(step_seconds() for _ in range(length)), length, length)
+    while schedule.goes_on:
+        length = schedule.length
+        schedule.add(sum(step_seconds() for _ in range(length)), length, length)
         lengths.append(length)
     return lengths
 
@@ -24,29 +24,29 @@ def noisy(noise: float) -> Callable[[], float]:
     return lambda: 0.1 * (1 + noise * rng.gauss(0, 1))
 
 
-def test_a_quiet_process_takes_the_fewest_turns() -> None:
-    turns = BlockSchedule(PROTOCOL)
-    assert run(turns, noisy(0.0005)) == [1, 1, 1, 1]
-    assert turns.is_quiet
+def test_quiet_process_takes_min_blocks() -> None:
+    schedule = BlockSchedule(PROTOCOL)
+    assert run(schedule, noisy(0.0005)) == [1, 1, 1, 1]
+    assert schedule.is_quiet
 
 
-def test_one_that_is_not_known_by_all_its_blocks_takes_the_rest_in_long_turns() -> None:
-    turns = BlockSchedule(PROTOCOL)
-    assert run(turns, noisy(0.02)) == [1, 1, 1, 1, 3, 3, 2]
-    assert not turns.is_quiet
+def test_noisy_process_takes_long_blocks() -> None:
+    schedule = BlockSchedule(PROTOCOL)
+    assert run(schedule, noisy(0.02)) == [1, 1, 1, 1, 3, 3, 2]
+    assert not schedule.is_quiet
 
 
-def test_one_in_between_takes_short_turns_until_it_is_known() -> None:
+def test_usual_blocks_until_known() -> None:
     lengths = run(BlockSchedule(PROTOCOL), noisy(0.004))
     assert 4 < len(lengths) < 12
     assert set(lengths) == {1}
 
 
-def test_what_earlier_processes_showed_is_believed_from_the_first_turn() -> None:
+def test_prior_stats_count_from_the_first_block() -> None:
     assert run(BlockSchedule(PROTOCOL, PriorStats(noise=0.02, step_seconds=0.1)), noisy(0.0)) == [3, 3, 3, 3]
 
 
-def test_however_quiet_earlier_processes_were_its_own_noise_counts() -> None:
+def test_own_noise_counts() -> None:
     """Of one that flips between two speeds three blocks are alike in a quarter of all cases."""
     quiet = PriorStats(noise=0.0001, step_seconds=0.1)
     for fewest in (1, 3, 4):
@@ -55,17 +55,17 @@ def test_however_quiet_earlier_processes_were_its_own_noise_counts() -> None:
     assert sum(run(BlockSchedule(PROTOCOL, quiet), noisy(0.02))) == 12
 
 
-def test_time_ends_it_but_not_before_the_fewest_turns() -> None:
+def test_max_seconds_and_min_blocks() -> None:
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4, max_seconds=0.1)
     assert len(run(BlockSchedule(protocol), noisy(0.02))) == 4
 
 
-def test_few_blocks_still_make_four_turns() -> None:
+def test_few_blocks() -> None:
     protocol = MeasurementProtocol(num_blocks=6, min_blocks=3)
     assert run(BlockSchedule(protocol, PriorStats(noise=0.05, step_seconds=0.1)), noisy(0.05)) == [1, 1, 2, 2]
 
 
-def test_of_a_cell_whose_processes_differ_each_takes_fewer_blocks() -> None:
+def test_large_between_process_std_needs_fewer_blocks() -> None:
     """Of processes that are 2 % apart one need not be known to a seventh of a per cent."""
     noise, step_seconds = 0.01, 0.1
     alike = PriorStats(noise, step_seconds, apart=0.001)

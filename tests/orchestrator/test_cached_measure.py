@@ -35,7 +35,7 @@ def on_record(folder: Path, engine: FakeEngine, status: str = "ok") -> Trial:
     return trial
 
 
-def test_what_is_on_record_is_not_measured(tmp_path: Path) -> None:
+def test_recorded_trial_is_not_measured(tmp_path: Path) -> None:
     engine = FakeEngine()
     kept = on_record(tmp_path, engine)
     ask = CachedMeasure(runner(engine, tmp_path), ResumePolicy())
@@ -46,7 +46,7 @@ def test_what_is_on_record_is_not_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "going"), [("ok", ResumePolicy(again=True)), ("crashed", ResumePolicy(retry=True))])
-def test_what_is_to_be_measured_again_is(tmp_path: Path, status: str, going: ResumePolicy) -> None:
+def test_again_and_retry(tmp_path: Path, status: str, going: ResumePolicy) -> None:
     engine = FakeEngine()
     on_record(tmp_path, engine, status)
     assert CachedMeasure(runner(engine, tmp_path), ResumePolicy())(SMALL).status == status
@@ -55,7 +55,7 @@ def test_what_is_to_be_measured_again_is(tmp_path: Path, status: str, going: Res
     assert len(engine.measured) == 1
 
 
-def test_trials_are_counted_and_nobody_says_of_how_many() -> None:
+def test_progress_without_a_total() -> None:
     listener = Counting()
     ask = CachedMeasure(runner(FakeEngine(), None, listener), ResumePolicy())
     ask(SMALL)

@@ -1,4 +1,4 @@
-"""Sittings: what the threads and clocks of their residents do."""
+"""Interleaved sessions: set-up order, blocks, failures, processes."""
 
 import signal
 import threading
@@ -30,7 +30,7 @@ class Engine(FakeEngine):
         return self.sessions[-1]
 
 
-def sit_down(engine: FakeEngine, setup_order: SetupOrder = "together") -> InterleavedResult:
+def run_pair(engine: FakeEngine, setup_order: SetupOrder = "together") -> InterleavedResult:
     specs = [fake_spec("fp32"), fake_spec("bf16-mixed")]
     return run_interleaved(
         TrialRunner(engine, None, engine.environment, NullListener()), specs, setup_order=setup_order
@@ -47,7 +47,7 @@ class Slow(FakeSession):
         raise TrialFailedError("crashed", "the process was ended by SIGKILL (fake)")
 
 
-def test_an_interrupt_does_not_wait_for_those_that_are_set_up_together() -> None:
+def test_interrupt_during_parallel_set_up() -> None:
     engine = Engine()
     engine.session = Slow
     main = threading.main_thread().ident
@@ -55,7 +55,7 @@ def test_an_interrupt_does_not_wait_for_those_that_are_set_up_together() -> None
     threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        sit_down(engine)
+        run_pair(engine)
     assert time.monotonic() - started < LONG_SECONDS / 2
     assert engine.num_open == 0
 
@@ -76,10 +76,10 @@ class Timed(FakeSession):
         return super().warm_up(step_seconds)
 
 
-def test_set_up_one_by_one_a_cell_is_not_charged_for_the_one_before() -> None:
+def test_sequential_set_up_is_timed_apart() -> None:
     engine = Engine()
     engine.session = Timed
-    trials = sit_down(engine, "one by one").trials
+    trials = run_pair(engine, "one by one").trials
     assert all(trial.facts is not None and trial.facts.ready_seconds < 0.25 for trial in trials)
 
 
@@ -94,11 +94,11 @@ class Uneven(FakeSession):
         return block.model_copy(update={"seconds": seconds, "num_steps": 1})
 
 
-def num_blocks(sat: InterleavedResult) -> list[int]:
-    return [len(trial.ranks[0].blocks) for trial in sat.trials]
+def num_blocks(session: InterleavedResult) -> list[int]:
+    return [len(trial.ranks[0].blocks) for trial in session.trials]
 
 
-def sit_unevenly(*, restless_baseline: bool = False) -> InterleavedResult:
+def run_unevenly(*, restless_baseline: bool = False) -> InterleavedResult:
     engine = Engine(exclusive=False)
     engine.session = Uneven
     engine.restless_baseline = restless_baseline  # type: ignore[attr-defined]
@@ -115,26 +115,26 @@ class Leisurely(FakeSession):
         return super().finish(weights)
 
 
-def test_a_trial_that_fails_took_no_longer_than_until_then() -> None:
+def test_duration_of_a_failed_trial() -> None:
     engine = Engine(faults={"bf16-mixed": Fault("crash")})
     engine.session = Leisurely
-    whole, failed = sit_down(engine).trials
+    whole, failed = run_pair(engine).trials
     assert (whole.status, failed.status) == ("ok", "crashed")
     assert failed.duration_seconds < whole.duration_seconds - 0.2
 
 
-def test_who_has_settled_takes_no_further_turns_but_the_baseline_does() -> None:
-    baseline, settled, restless = num_blocks(sit_unevenly())
+def test_settled_configuration_stops_before_the_baseline() -> None:
+    baseline, settled, restless = num_blocks(run_unevenly())
     assert settled == 4
     assert baseline == restless > 8
 
 
-def test_all_take_turns_until_the_baseline_has_settled() -> None:
-    assert num_blocks(sit_unevenly(restless_baseline=True)) == [20, 20, 20]
+def test_all_continue_until_the_baseline_has_settled() -> None:
+    assert num_blocks(run_unevenly(restless_baseline=True)) == [20, 20, 20]
 
 
 @pytest.mark.parametrize(("setup_order", "order"), [("first alone", [0, 1, 1]), ("one by one", [0, 1, 2])])
-def test_how_cells_move_in(setup_order: SetupOrder, order: list[int]) -> None:
+def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
     """Those that are set up at once are all being set up before any of them is ready."""
     engine, ready = Engine(exclusive=False), list[int]()
 
@@ -151,7 +151,7 @@ def test_how_cells_move_in(setup_order: SetupOrder, order: list[int]) -> None:
     assert engine.seen == order  # type: ignore[attr-defined]
 
 
-def test_a_first_cell_that_does_not_fit_beside_the_others_moves_in_before_them() -> None:
+def test_first_that_does_not_fit_is_set_up_alone() -> None:
     """As many as fit get in, and which they are is chance: all begin anew, and the first is sure to."""
     engine = Engine(exclusive=False)
 
@@ -169,15 +169,15 @@ def test_a_first_cell_that_does_not_fit_beside_the_others_moves_in_before_them()
     engine.session = Greedy
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
     runner = TrialRunner(engine, None, engine.environment, NullListener())
-    sat = run_interleaved(runner, specs)
+    session = run_interleaved(runner, specs)
     runner.closer.wait()
     assert len(engine.sessions) == 6
     assert engine.num_open == 0
-    assert sat.trials[0].spec.precision == "fp32"
-    assert len(sat.postponed) == 1
+    assert session.trials[0].spec.precision == "fp32"
+    assert len(session.postponed) == 1
 
 
-def test_processes_end_while_the_next_ones_start_and_before_those_are_set_up() -> None:
+def test_processes_of_one_session_end_while_the_next_starts() -> None:
     engine, seen = Engine(exclusive=False), list[tuple[str, int]]()
 
     class Slowly(FakeSession):
@@ -202,7 +202,7 @@ def test_processes_end_while_the_next_ones_start_and_before_those_are_set_up() -
     assert engine.num_open == 0
 
 
-def test_what_earlier_processes_showed_shortens_warm_up_and_the_baselines_turns() -> None:
+def test_prior_stats_shorten_warm_up_and_blocks() -> None:
     engine, told = Engine(exclusive=False), dict[str, float | None]()
 
     class Told(FakeSession):
@@ -230,7 +230,7 @@ def train(engine: FakeEngine, num_turns: int = 4) -> InterleavedResult:
     return run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs)
 
 
-def test_epochs_of_training_runs_are_turns_and_the_first_is_not_counted() -> None:
+def test_training_epochs_are_interleaved_without_skipped_ones() -> None:
     trials = train(FakeEngine(exclusive=False)).trials
     assert {trial.status for trial in trials} == {"ok"}
     assert len({trial.session_id for trial in trials}) == 1
@@ -242,40 +242,40 @@ def test_epochs_of_training_runs_are_turns_and_the_first_is_not_counted() -> Non
         assert len(trial.readings) == len(epochs)
 
 
-def test_a_training_run_that_diverges_leaves_the_sitting() -> None:
+def test_diverged_training_run_stops() -> None:
     first, second = train(FakeEngine(exclusive=False, faults={"bf16-mixed": Fault("nan")})).trials
     assert first.status == "ok"
     assert second.status == "diverged"
     assert len(second.ranks[0].epochs) == 1
 
 
-def sit_led(engine: NotingEngine) -> InterleavedResult:
+def run_with_lead_in(engine: NotingEngine) -> InterleavedResult:
     protocol = MeasurementProtocol(num_blocks=4, min_blocks=4, lead_in_seconds=0.02)
     return run_interleaved(
         engine.runner(), [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "fp16-true")]
     )
 
 
-def test_steps_lead_to_each_block_and_its_looks_see_no_neighbour() -> None:
+def test_lead_in_before_each_block_of_a_session() -> None:
     engine = NotingEngine()
-    sat = sit_led(engine)
-    assert [trial.status for trial in sat.trials] == ["ok"] * 3
+    session = run_with_lead_in(engine)
+    assert [trial.status for trial in session.trials] == ["ok"] * 3
     order = engine.order[: 4 * 12]
     turns = [order[at : at + 4] for at in range(0, len(order), 4)]
     assert all(turn == [f"lead {name}", "look", f"block {name}", "look"] for turn in turns for name in [turn[0][5:]])
-    assert all(block.lead_in_steps == 1 for trial in sat.trials for block in trial.ranks[0].blocks)
+    assert all(block.lead_in_steps == 1 for trial in session.trials for block in trial.ranks[0].blocks)
 
 
-def test_a_neighbour_that_fails_costs_the_next_block_no_lead() -> None:
+def test_lead_in_after_another_configuration_failed() -> None:
     engine = NotingEngine(tf32=Fault("crash", "run_block", block=1))
-    sat = sit_led(engine)
-    assert [trial.status for trial in sat.trials] == ["ok", "crashed", "ok"]
-    assert [len(trial.ranks[0].blocks) for trial in sat.trials] == [4, 1, 4]
+    session = run_with_lead_in(engine)
+    assert [trial.status for trial in session.trials] == ["ok", "crashed", "ok"]
+    assert [len(trial.ranks[0].blocks) for trial in session.trials] == [4, 1, 4]
 
 
-def test_a_lead_that_fails_is_its_own_cell_s_failure() -> None:
+def test_failed_lead_in_of_a_session() -> None:
     engine = NotingEngine(tf32=Fault("oom", "lead_in"))
-    sat = sit_led(engine)
-    assert [trial.spec.precision for trial in sat.trials] == ["fp32", "fp16-true"]
-    assert [trial.status for trial in sat.trials] == ["ok", "ok"]
-    assert [spec.precision for spec in sat.postponed] == ["tf32"]
+    session = run_with_lead_in(engine)
+    assert [trial.spec.precision for trial in session.trials] == ["fp32", "fp16-true"]
+    assert [trial.status for trial in session.trials] == ["ok", "ok"]
+    assert [spec.precision for spec in session.postponed] == ["tf32"]

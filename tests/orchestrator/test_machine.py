@@ -7,12 +7,12 @@ import pytest
 from fake_engine import FakeEngine, Fault, fake_environment
 
 from castwise.errors import DataError, EngineError, MissingDataError, UsageError
-from castwise.orchestrator import machine as bench_module
+from castwise.orchestrator import machine as machine_module
 from castwise.orchestrator.machine import check_device_name, choose_device, detect_machine, find_commit, provide
 from castwise.registry.datasets import MNIST
 
 
-def test_a_device_that_is_not_there_is_the_users_error() -> None:
+def test_missing_device_is_a_usage_error() -> None:
     engine = FakeEngine()
     with pytest.raises(UsageError, match=r"The device 'cuda:9' cannot be opened: there is no cuda:9 \(fake\)\. `castw"):
         choose_device(engine, "cuda:9")
@@ -20,7 +20,7 @@ def test_a_device_that_is_not_there_is_the_users_error() -> None:
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_a_machine_that_cannot_be_looked_at_is_not_the_users_error(device: str | None) -> None:
+def test_failing_probe_is_an_engine_error(device: str | None) -> None:
     engine = FakeEngine(faults={"#1": Fault("crash", "open")})
     with pytest.raises(EngineError, match="could not open a device"):
         choose_device(engine, device)
@@ -31,9 +31,7 @@ def test_a_machine_that_cannot_be_looked_at_is_not_the_users_error(device: str |
     ("asked", "capability", "device"),
     [(None, (9, 0), "cuda:0"), ("cuda", (9, 0), "cuda:0"), ("cuda:1", (9, 0), "cuda:1"), (None, None, "cpu")],
 )
-def test_a_bench_has_the_device_asked_for(
-    asked: str | None, capability: tuple[int, int] | None, device: str, tmp_path: Path
-) -> None:
+def test_machine_device(asked: str | None, capability: tuple[int, int] | None, device: str, tmp_path: Path) -> None:
     engine = FakeEngine(environment=fake_environment(capability), devices=("cuda", "cuda:1"))
     bench = detect_machine(asked, tmp_path, lambda data_dir, commit: engine)
     assert (bench.device, bench.data_dir, bench.environment) == (device, tmp_path, engine.environment)
@@ -41,26 +39,26 @@ def test_a_bench_has_the_device_asked_for(
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", "cuda:1000"])
-def test_a_device_name_that_can_be_none(name: str) -> None:
+def test_impossible_device_name(name: str) -> None:
     with pytest.raises(UsageError, match="Write cpu, cuda or cuda:N"):
         check_device_name(name)
 
 
-def test_data_that_is_there_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_present_data_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
-    monkeypatch.setattr(bench_module, "verify", lambda data_set, data_dir: None)
+    monkeypatch.setattr(machine_module, "verify", lambda data_set, data_dir: None)
     provide(engine, MNIST, tmp_path)
     assert engine.sessions == []
 
 
-def test_data_that_cannot_be_had_is_missing_and_leaves_no_process(tmp_path: Path) -> None:
+def test_failed_download(tmp_path: Path) -> None:
     engine = FakeEngine()
     with pytest.raises(MissingDataError, match=r"Downloading it failed too: URLError: no network \(fake\)"):
         provide(engine, MNIST, tmp_path)
     assert engine.num_open == 0
 
 
-def test_what_a_download_brings_is_verified(tmp_path: Path) -> None:
+def test_download_is_verified(tmp_path: Path) -> None:
     def download(name: str, folder: Path) -> None:
         for file in MNIST.files:
             (folder / file.name).write_bytes(b"a login page")
@@ -70,7 +68,7 @@ def test_what_a_download_brings_is_verified(tmp_path: Path) -> None:
 
 
 def test_a_changed_checkout_has_a_plus_behind_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(machine_module.COMMIT_VARIABLE, raising=False)
     here = tmp_path / "src" / "castwise" / "sweep" / "bench.py"
     here.parent.mkdir(parents=True)
     here.write_text("")
@@ -78,7 +76,7 @@ def test_a_changed_checkout_has_a_plus_behind_its_commit(monkeypatch: pytest.Mon
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
-    monkeypatch.setattr(bench_module, "__file__", str(here))
+    monkeypatch.setattr(machine_module, "__file__", str(here))
     commit = find_commit()
     assert commit is not None
     assert len(commit) == 12
@@ -87,17 +85,17 @@ def test_a_changed_checkout_has_a_plus_behind_its_commit(monkeypatch: pytest.Mon
 
 
 def test_the_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(bench_module.COMMIT_VARIABLE, "abc")
+    monkeypatch.setenv(machine_module.COMMIT_VARIABLE, "abc")
     assert find_commit() == "abc"
 
 
 def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(machine_module.COMMIT_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_commit() is None
 
 
 def test_outside_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(bench_module.COMMIT_VARIABLE, raising=False)
-    monkeypatch.setattr(bench_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "bench.py"))
+    monkeypatch.delenv(machine_module.COMMIT_VARIABLE, raising=False)
+    monkeypatch.setattr(machine_module, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "bench.py"))
     assert find_commit() is None

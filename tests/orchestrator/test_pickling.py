@@ -58,7 +58,7 @@ def test_the_same_objects_are_the_same_file(tmp_path: Path) -> None:
         (lambda lock: {"model": nn.Linear(1, 1), "batch": {"x": [torch.ones(1), lock]}}, r"batch\.x\[1\] \(lock\)"),
     ],
 )
-def test_what_cannot_travel_is_named(parts: Any, where: str, tmp_path: Path) -> None:
+def test_unpicklable_part_is_named(parts: Any, where: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"^{where} cannot travel to the process that measures: ") as refusal:
         pickle_user_objects(parts(threading.Lock()), tmp_path)
     assert "\n" not in str(refusal.value)
@@ -76,7 +76,7 @@ def test_without_cloudpickle_it_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         pickle_user_objects({"model": nn.Linear(1, 1)}, tmp_path)
 
 
-def test_what_a_model_is_called() -> None:
+def test_model_name() -> None:
     def make_net() -> None: ...
 
     assert name_of(nn.Linear(1, 1)) == "Linear"

@@ -244,7 +244,7 @@ def test_progress_restarts_the_time_limit(start: Start) -> None:
     assert session.run_epoch() == faulty_worker.EPOCH, "it takes longer than the limit in all"
 
 
-def test_a_trial_that_stops_giving_signs_of_life_is_a_timeout(start: Start) -> None:
+def test_timeout_without_progress(start: Start) -> None:
     told: list[float] = []
     session = in_epoch(start(partial(faulty_worker.tell, [progress(0.5)] * 2, 0.0, True)))
     session.timeout_seconds = 1.0
@@ -290,7 +290,7 @@ def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest
     assert session.processes[0].exit_code == -signal.SIGKILL
 
 
-def test_a_mistake_of_the_user_s_is_told_from_a_failure(start: Start) -> None:
+def test_refusal(start: Start) -> None:
     assert failure_of(start(partial(faulty_worker.report, "unsupported", "No.", refused=True))).refused
     assert not failure_of(start(partial(faulty_worker.report, "unsupported", "No."))).refused
 
@@ -338,7 +338,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
         assert session.processes[0].exit_code is not None
 
 
-def test_a_process_that_is_seen_off_ends_by_itself(start: Start, logs: Path) -> None:
+def test_background_closer(start: Start, logs: Path) -> None:
     session = start()
     drive(session)
     BackgroundCloser().close([session])
@@ -468,7 +468,7 @@ prepare(RunOptions(**grid, device="cpu", seconds=3600.0), Speaking()).run()
 """
 
 
-def test_a_real_sweep_without_a_guard_and_its_sudden_end(program: Program) -> None:
+def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
     process = program.start_script(UNGUARDED, stdin=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -571,7 +571,7 @@ def test_a_log_names_files_from_their_package_on(start: Start) -> None:
 
 
 @pytest.mark.parametrize("last", ["", "hang", "die"])
-def test_what_the_users_code_has_started_ends_with_its_trial(last: str, logs: Path, tmp_path: Path) -> None:
+def test_processes_started_by_the_users_code_end(last: str, logs: Path, tmp_path: Path) -> None:
     note = tmp_path / "helper"
     target = partial(faulty_worker.leave_a_helper, str(note), last)
     session = ForkserverEngine(target=target).start(1.0 if last == "hang" else PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""Rounds of sittings on the fake engine: who takes turns with whom, when it ends, what becomes of the unlucky."""
+"""Rounds of session_ids on the fake engine: who takes turns with whom, when it ends, what becomes of the unlucky."""
 
 import itertools
 import random
@@ -103,7 +103,7 @@ def speedup_of(compared: ComparedTrials, precision: str) -> Estimate | None:
     return speedup_estimate(of(compared, "fp32"), of(compared, precision))
 
 
-def test_residents_take_turns_and_every_round_has_fresh_processes() -> None:
+def test_rounds_have_fresh_processes_and_random_order() -> None:
     made = engine()
     compared = compare(made)
     assert compared.ending == "narrow"
@@ -143,7 +143,7 @@ class WatchedSession(NoisySession):
     ("techniques", "alone"),
     [(("cudnn-search",), False), (("compile",), False), (("compile-max-autotune",), True), (("channels-last",), False)],
 )
-def test_what_times_kernels_as_it_compiles_is_set_up_while_no_other_is(
+def test_set_up_alone_if_kernels_are_timed_while_compiling(
     techniques: tuple[str, ...], alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WatchedSession, "most_at_once", 0)
@@ -153,14 +153,12 @@ def test_what_times_kernels_as_it_compiles_is_set_up_while_no_other_is(
 
 
 @pytest.mark.parametrize(("techniques", "untold"), [(("cudnn-search",), True), (("channels-last",), False)])
-def test_what_times_kernels_on_several_devices_is_set_up_while_no_other_is(
-    techniques: tuple[str, ...], untold: bool
-) -> None:
+def test_set_up_alone_if_kernels_are_timed_on_several_devices(techniques: tuple[str, ...], untold: bool) -> None:
     spec = fake_spec(techniques=techniques, world_size=2, parallelism="ddp")
     assert _times_kernels_without_lock(spec) is untold
 
 
-def test_any_cell_may_be_the_baseline() -> None:
+def test_any_configuration_may_be_the_baseline() -> None:
     made, specs = engine(), cells("bf16-mixed", "fp16-mixed")
     specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))
     made.gain = lambda spec: 1.5 if spec.techniques else 1.0
@@ -176,14 +174,16 @@ def test_any_cell_may_be_the_baseline() -> None:
     assert made.measured[0].configuration == specs[0].configuration, "it moves in first"
 
 
-def test_those_of_one_sitting_know_each_other() -> None:
+def test_session_id() -> None:
     compared = compare(engine())
-    sittings = [{trial.session_id for trial in compared.trials if trial.spec.repeat == number} for number in range(3)]
-    assert all(len(sitting) == 1 and None not in sitting for sitting in sittings)
-    assert len(set().union(*sittings)) == 3
+    session_ids = [
+        {trial.session_id for trial in compared.trials if trial.spec.repeat == number} for number in range(3)
+    ]
+    assert all(len(session_id) == 1 and None not in session_id for session_id in session_ids)
+    assert len(set().union(*session_ids)) == 3
 
 
-def test_drift_leaves_the_ratio() -> None:
+def test_drift_does_not_change_the_ratio() -> None:
     compared = compare(engine(drift=0.01), max_rounds=3)
     ratio = speedup_of(compared, "bf16-mixed")
     assert ratio is not None
@@ -204,7 +204,7 @@ def test_rounds_end_when_they_are_spent() -> None:
     assert len(of(compared, "fp32")) == 5
 
 
-def test_a_cell_whose_ratio_is_narrow_leaves_the_others_the_time() -> None:
+def test_configuration_with_a_narrow_ratio_stops() -> None:
     class Uneven(Noisy):
         pass
 
@@ -236,7 +236,7 @@ def test_a_budget_ends_it_between_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 1 <= len(of(compared, "fp32")) < 5
 
 
-def test_what_does_not_fit_beside_the_others_sits_with_the_baseline() -> None:
+def test_lack_of_memory_splits_the_session() -> None:
     made = engine(memory=14.0)  # fp32 takes 8, the others 5 each
     compared = compare(made)
     assert [len(of(compared, name)) for name in NAMES][1:] == [3, 3]
@@ -244,10 +244,10 @@ def test_what_does_not_fit_beside_the_others_sits_with_the_baseline() -> None:
     for name in NAMES[1:]:
         ratio = speedup_of(compared, name)
         assert ratio is not None
-        assert ratio.n == 3, "each has sat with float32"
+        assert ratio.n == 3, "each has session with float32"
 
 
-def test_what_does_not_fit_beside_the_baseline_is_measured_alone() -> None:
+def test_lack_of_memory_next_to_the_baseline() -> None:
     compared = compare(engine(memory=9.0))
     assert {trial.status for trial in compared.trials} == {"ok"}
     ratio = speedup_of(compared, "bf16-mixed")
@@ -262,7 +262,7 @@ def test_only_what_does_not_fit_alone_is_out_of_memory() -> None:
     assert speedup_of(compared, "bf16-mixed") is None
 
 
-def test_a_crash_ends_a_cell_and_nothing_else() -> None:
+def test_crash_ends_one_configuration() -> None:
     made = engine()
     made.faults = {"bf16-mixed": Fault("crash")}
     compared = compare(made)
@@ -271,7 +271,7 @@ def test_a_crash_ends_a_cell_and_nothing_else() -> None:
     assert made.num_open == 0
 
 
-def test_where_all_fail_it_ends() -> None:
+def test_all_failed() -> None:
     made = engine()
     made.faults = {name: Fault("unsupported") for name in NAMES}
     compared = compare(made)
@@ -293,7 +293,7 @@ def test_an_interrupt_leaves_no_process_and_keeps_whole_rounds(tmp_path: Path) -
     assert [len(of(compared, name)) for name in NAMES] == [3, 3, 3]
 
 
-def test_later_rounds_know_what_earlier_ones_showed() -> None:
+def test_prior_stats_of_earlier_rounds() -> None:
     trials = compare(engine(process_noise=0.001)).trials
     own = [trial for trial in trials if trial.spec.precision == "fp32"]
     found = prior_stats_of(own)
@@ -304,13 +304,13 @@ def test_later_rounds_know_what_earlier_ones_showed() -> None:
     assert prior_stats_of(few) is prior_stats_of([]) is None
 
 
-def test_a_lone_cell_is_a_comparison_too() -> None:
+def test_single_configuration() -> None:
     compared = compare(engine(), cells("bf16-mixed"))
     assert [trial.session_id for trial in compared.trials] == [None] * 3
     assert compared.ending == "narrow"
 
 
-def test_a_cell_asked_for_later_has_as_many_rounds_as_the_others() -> None:
+def test_configuration_added_later_gets_all_rounds() -> None:
     known = compare(engine(), cells("fp32", "bf16-mixed"), max_rounds=3).trials
     made = engine()
     compared = compare(made, recorded=known, max_rounds=3)
@@ -322,7 +322,7 @@ def test_a_cell_asked_for_later_has_as_many_rounds_as_the_others() -> None:
     assert ratio.n == 3
 
 
-def test_a_baseline_that_sits_in_every_group_does_not_end_the_rounds_early() -> None:
+def test_extra_baseline_rounds_do_not_count() -> None:
     compared = compare(engine(memory=14.0, process_noise=0.1), max_rounds=4)
     assert compared.ending == "rounds"
     assert [len(of(compared, name)) for name in NAMES[1:]] == [4, 4]
@@ -330,7 +330,7 @@ def test_a_baseline_that_sits_in_every_group_does_not_end_the_rounds_early() -> 
     assert len({trial.spec.key for trial in compared.trials}) == len(compared.trials)
 
 
-def test_without_a_baseline_that_goes_on_no_round_is_spent_on_its_ratios() -> None:
+def test_no_rounds_without_a_baseline() -> None:
     made = engine(process_noise=0.1)
     made.faults = {"#4": Fault("crash")}
     compared = compare(made)
@@ -338,7 +338,7 @@ def test_without_a_baseline_that_goes_on_no_round_is_spent_on_its_ratios() -> No
     assert [len(of(compared, name)) for name in NAMES[1:]] == [3, 3]
 
 
-def test_a_baseline_that_failed_does_not_sit_again_in_the_rounds_next_group() -> None:
+def test_failed_baseline_is_not_measured_again() -> None:
     made = engine(memory=14.0)
     known = compare(engine(memory=14.0), max_rounds=1, min_rounds=1).trials
     made.faults = {"fp32": Fault("crash")}
@@ -346,7 +346,7 @@ def test_a_baseline_that_failed_does_not_sit_again_in_the_rounds_next_group() ->
     assert [trial.status for trial in of(compared, "fp32")].count("crashed") == 1
 
 
-def test_what_is_measured_again_takes_the_number_that_is_free() -> None:
+def test_free_repeat_numbers_are_used() -> None:
     known = [trial for trial in compare(engine()).trials if (trial.spec.precision, trial.spec.repeat) != ("fp32", 1)]
     compared = compare(engine(), recorded=known)
     assert sorted(trial.spec.repeat for trial in of(compared, "fp32")) == [0, 1, 2]
@@ -363,7 +363,7 @@ def test_what_is_measured_again_takes_the_number_that_is_free() -> None:
         ),
     ],
 )
-def test_why_the_rounds_ended_is_said(noise: float, rule: dict[str, object], words: str) -> None:
+def test_remark_on_the_ending(noise: float, rule: dict[str, object], words: str) -> None:
     class Notes(NullListener):
         lines: list[str] = []  # noqa: RUF012
 

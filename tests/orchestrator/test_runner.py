@@ -58,7 +58,7 @@ def runner(engine: FakeEngine, store: Store | None = None, listener: Listener | 
     return TrialRunner(engine, store, engine.environment, listener or NullListener())
 
 
-def test_each_spec_is_measured_in_a_process_of_its_own_and_in_order() -> None:
+def test_specs_are_measured_in_order_in_own_processes() -> None:
     engine = FakeEngine()
     trials = runner(engine).run(SPECS)
     assert [trial.spec for trial in trials] == list(SPECS)
@@ -68,7 +68,7 @@ def test_each_spec_is_measured_in_a_process_of_its_own_and_in_order() -> None:
     assert engine.num_open == 0
 
 
-def test_a_trial_holds_all_that_was_measured() -> None:
+def test_trial_contents() -> None:
     engine = FakeEngine()
     (trial,) = runner(engine).run([fake_spec("fp16-mixed")])
     assert trial.environment == engine.environment
@@ -82,7 +82,7 @@ def test_a_trial_holds_all_that_was_measured() -> None:
 
 
 @each_end
-def test_every_end_is_a_record_and_the_sweep_goes_on(fault: Fault, status: str, word: str, tmp_path: Path) -> None:
+def test_every_outcome_is_a_record_and_the_run_goes_on(fault: Fault, status: str, word: str, tmp_path: Path) -> None:
     engine, store = FakeEngine(faults={"bf16-mixed": fault}), Store(tmp_path)
     trials = runner(engine, store).run(SPECS)
     ends = {trial.spec.precision: trial for trial in trials}
@@ -97,7 +97,7 @@ def test_every_end_is_a_record_and_the_sweep_goes_on(fault: Fault, status: str, 
 
 
 @each_end
-def test_a_failed_trial_keeps_its_log_and_its_machine(fault: Fault, status: str, word: str) -> None:
+def test_failed_trial_keeps_log_and_environment(fault: Fault, status: str, word: str) -> None:
     engine = FakeEngine(faults={"fp32": fault})
     (trial,) = runner(engine).run([fake_spec()])
     assert trial.environment == engine.environment
@@ -109,7 +109,7 @@ def test_a_failed_trial_keeps_its_log_and_its_machine(fault: Fault, status: str,
     assert len(blocks) == (fault.block if fault.strikes_in == "run_block" and status != "diverged" else len(blocks))
 
 
-def test_faults_can_follow_each_other() -> None:
+def test_several_failures() -> None:
     faults = {"fp32": Fault("crash"), "tf32": Fault("timeout"), "bf16-mixed": Fault("oom"), "fp16-true": Fault("nan")}
     engine = FakeEngine(faults=faults)
     statuses = {trial.spec.precision: trial.status for trial in runner(engine).run(SPECS)}
@@ -125,13 +125,13 @@ def test_faults_can_follow_each_other() -> None:
     }
 
 
-def test_a_fault_of_one_spec_leaves_the_precisions_other_cells_alone() -> None:
+def test_failure_of_one_batch_size() -> None:
     small, large = fake_spec(batch_size=1), fake_spec(batch_size=4096)
     trials = runner(FakeEngine(faults={large.key: Fault("oom")})).run([small, large])
     assert [trial.status for trial in trials] == ["ok", "oom"]
 
 
-def test_a_process_that_dies_before_it_has_its_spec_is_a_record_too(tmp_path: Path) -> None:
+def test_process_that_dies_on_open_is_a_record(tmp_path: Path) -> None:
     engine = FakeEngine(faults={"#4": Fault("crash", "open")})
     statuses = [trial.status for trial in runner(engine, Store(tmp_path)).run(SPECS)]
     assert statuses == ["ok", "ok", "ok", "crashed", "ok", "ok", "ok", "ok"]
@@ -140,7 +140,7 @@ def test_a_process_that_dies_before_it_has_its_spec_is_a_record_too(tmp_path: Pa
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("number", [1, 4, 7])
-def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(phase: str, number: int, tmp_path: Path) -> None:
+def test_interrupt_keeps_records_and_leaves_no_process(phase: str, number: int, tmp_path: Path) -> None:
     engine, store = FakeEngine(faults={f"#{number}": Fault("interrupt", phase)}), Store(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         runner(engine, store).run(SPECS)
@@ -151,7 +151,7 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(phase: str, 
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_a_record_is_stored_before_the_next_trial_starts(tmp_path: Path) -> None:
+def test_record_is_saved_before_the_next_trial(tmp_path: Path) -> None:
     engine, store, seen = FakeEngine(), Store(tmp_path), list[int]()
     start = engine.start
 
@@ -170,7 +170,7 @@ def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_that_fails_ends_the_sweep_with_no_process_left(tmp_path: Path) -> None:
+def test_failing_store_leaves_no_process(tmp_path: Path) -> None:
     engine, store = FakeEngine(), Store(tmp_path)
     store.machine_folder(engine.environment).write_text("in the way")
     with pytest.raises(StoreError):
@@ -179,7 +179,7 @@ def test_a_store_that_fails_ends_the_sweep_with_no_process_left(tmp_path: Path) 
     assert engine.num_open == 0
 
 
-def test_an_engine_that_starts_nothing_ends_the_sweep() -> None:
+def test_failing_engine_ends_the_run() -> None:
     engine = FakeEngine()
 
     def refuse(timeout_seconds: float, num_processes: int) -> object:
@@ -190,7 +190,7 @@ def test_an_engine_that_starts_nothing_ends_the_sweep() -> None:
         runner(engine).run(SPECS)
 
 
-def test_the_listener_is_told_of_every_trial_and_phase_in_order() -> None:
+def test_listener_receives_phases_in_order() -> None:
     diary = Diary()
     runner(FakeEngine(faults={"tf32": Fault("oom")}), listener=diary).run([fake_spec(), fake_spec("tf32")])
     names = [name for name, _ in diary.entries]
@@ -201,7 +201,7 @@ def test_the_listener_is_told_of_every_trial_and_phase_in_order() -> None:
     assert [value for name, value in diary.entries if name == "ended"] == ["ok", "oom"]
 
 
-def test_progress_never_goes_back_nor_beyond_the_end() -> None:
+def test_progress_is_monotonic() -> None:
     diary = Diary()
     runner(FakeEngine(), listener=diary).run([fake_spec()])
     done = [value for name, value in diary.entries if name not in ("started", "ended")]
@@ -220,9 +220,7 @@ def test_progress_never_goes_back_nor_beyond_the_end() -> None:
         (MeasurementProtocol(num_blocks=1, min_blocks=1), 1),
     ],
 )
-def test_timing_ends_by_blocks_or_by_time_but_not_under_the_fewest(
-    protocol: MeasurementProtocol, num_blocks: int
-) -> None:
+def test_number_of_blocks(protocol: MeasurementProtocol, num_blocks: int) -> None:
     spec = fake_spec(protocol=protocol)
     assert step_seconds(spec) == pytest.approx(0.0266)
     (trial,) = runner(FakeEngine()).run([spec])
@@ -237,19 +235,19 @@ def judged(*losses: float, loss_scale: str = "dynamic", scale: float | None = No
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_last_loss_that_is_no_number_is_a_divergence(loss: float) -> None:
+def test_non_finite_last_loss_diverged(loss: float) -> None:
     trial = judged(1.0, loss)
     assert trial.status == "diverged"
     assert trial.message == f"the loss was {loss} 20 steps after warm-up; times were taken on such numbers"
 
 
-def test_a_loss_that_recovered_is_none() -> None:
+def test_loss_that_recovered_is_ok() -> None:
     trial = judged(math.nan, 1.0)
     assert (trial.status, trial.message) == ("ok", "")
 
 
 @pytest.mark.parametrize(("name", "told"), [("dynamic", True), ("dynamic-apex", True), ("128", False)])
-def test_a_divergence_under_dynamic_scaling_names_the_scale(name: str, told: bool) -> None:
+def test_divergence_names_the_dynamic_scale(name: str, told: bool) -> None:
     assert ("loss scale 0.5" in judged(math.nan, loss_scale=name, scale=0.5).message) == told
 
 
@@ -261,7 +259,7 @@ def test_each_rank_is_a_process_and_has_its_samples(parallelism: str, num_proces
     assert engine.sessions[0].num_processes == len(trial.ranks) == num_processes
 
 
-def test_gpus_that_are_not_there_are_shown_but_neither_measured_nor_stored(tmp_path: Path) -> None:
+def test_missing_gpus_are_unsupported_and_not_saved(tmp_path: Path) -> None:
     engine, store, diary = FakeEngine(environment=fake_environment(num_gpus=2)), Store(tmp_path), Diary()
     specs = [fake_spec(world_size=count, parallelism="ddp") for count in (2, 4)]
     trials = runner(engine, store, diary).run(specs)
@@ -282,12 +280,12 @@ def test_gpus_that_are_not_there_are_shown_but_neither_measured_nor_stored(tmp_p
         ("cpu", 64, None),
     ],
 )
-def test_which_gpus_are_lacking(device: str, world_size: int, lack: str | None) -> None:
+def test_unsupported_reason_of_missing_gpus(device: str, world_size: int, lack: str | None) -> None:
     spec = fake_spec(device=device, world_size=world_size, parallelism="ddp" if world_size > 1 else "none")
     assert unsupported_reason(spec, fake_environment(num_gpus=2)) == lack
 
 
-def test_a_session_insists_on_its_order() -> None:
+def test_fake_session_checks_the_order_of_calls() -> None:
     # The fake is only worth something if it would notice a runner that skips a phase.
     session = FakeEngine().start(1.0)
     with pytest.raises(AssertionError, match="warm_up after nothing"):
@@ -297,7 +295,7 @@ def test_a_session_insists_on_its_order() -> None:
         session.open("auto")
 
 
-def test_two_processes_never_measure_at_once() -> None:
+def test_fake_engine_is_exclusive() -> None:
     engine = FakeEngine()
     engine.start(1.0)
     with pytest.raises(AssertionError, match="share the machine"):
@@ -310,7 +308,7 @@ def test_a_failure_carries_what_the_record_needs() -> None:
     assert str(failure) == "no memory"
 
 
-def test_what_the_trials_own_process_finds_counts() -> None:
+def test_environment_of_the_trials_process_counts() -> None:
     found, before = fake_environment(num_threads=7), fake_environment()
     (trial,) = TrialRunner(FakeEngine(environment=found), None, before, NullListener()).run([fake_spec()])
     assert trial.environment == found
@@ -328,7 +326,7 @@ def test_a_training_trial_runs_its_epochs(tmp_path: Path) -> None:
     assert engine.sessions[0].checkpoint == store.machine_folder(engine.environment) / "checkpoints" / f"{key}.pt"
 
 
-def test_a_training_trial_goes_on_from_its_last_epoch() -> None:
+def test_training_trial_resumes() -> None:
     engine = FakeEngine(faults={"#1": Fault("interrupt", "run_epoch", block=2)})
     with pytest.raises(KeyboardInterrupt):
         runner(engine).run([training_spec()])
@@ -337,13 +335,13 @@ def test_a_training_trial_goes_on_from_its_last_epoch() -> None:
     assert engine.sessions[1].calls.count("run_epoch") == 1
 
 
-def test_a_run_that_diverges_ends_there() -> None:
+def test_diverged_training_ends() -> None:
     (trial,) = runner(FakeEngine(faults={"fp32": Fault("nan", "run_epoch", block=1)})).run([training_spec()])
     assert (trial.status, trial.message) == ("diverged", "the loss was nan (fake)")
     assert len(trial.ranks[0].epochs) == 2
 
 
-def test_a_run_that_crashes_keeps_its_epochs() -> None:
+def test_crashed_training_keeps_its_epochs() -> None:
     (trial,) = runner(FakeEngine(faults={"fp32": Fault("crash", "run_epoch", block=1)})).run([training_spec()])
     assert (trial.status, len(trial.ranks[0].epochs)) == ("crashed", 1)
 
@@ -355,23 +353,23 @@ def test_a_recipe_belongs_to_a_training_trial() -> None:
         TrialSpec(**(dict(fake_spec()) | {"recipe": Recipe(epochs=1)}))
 
 
-def test_an_optimizer_that_never_ran_is_no_result() -> None:
+def test_only_skipped_steps_diverged() -> None:
     blocks = tuple(Block(seconds=1, num_steps=10, loss=1.0, loss_scale=1e-30, skipped_steps=10) for _ in range(3))
     trial = status_of(fake_trial(step_seconds=()).model_copy(update={"ranks": (RankSamples(blocks=blocks),)}))
     assert trial.status == "diverged"
     assert trial.message == "loss scaling skipped every one of 30 steps after warm-up: the optimizer never ran"
 
 
-def run_led(engine: NotingEngine, **changes: float) -> Trial:
+def run_with_lead_in(engine: NotingEngine, **changes: float) -> Trial:
     (trial,) = engine.runner().run(
         [fake_spec(protocol=MeasurementProtocol(lead_in_seconds=0.02, **{"num_blocks": 3, **changes}))]
     )
     return trial
 
 
-def test_steps_lead_to_each_block_of_a_trial_alone_while_the_gpu_is_looked_at() -> None:
+def test_lead_in_of_a_lone_trial() -> None:
     engine = NotingEngine()
-    trial = run_led(engine)
+    trial = run_with_lead_in(engine)
     blocks = trial.ranks[0].blocks
     assert [block.lead_in_steps for block in blocks] == [1, 1, 1]
     order = [each.split()[0] for each in engine.order]
@@ -381,14 +379,14 @@ def test_steps_lead_to_each_block_of_a_trial_alone_while_the_gpu_is_looked_at() 
     assert final_loss(trial) == (blocks[-1].loss, trial.facts.warm_up_steps + sum(b.num_steps + 1 for b in blocks))
 
 
-def test_nothing_leads_to_a_block_that_never_comes() -> None:
+def test_no_lead_in_after_the_last_block() -> None:
     engine = NotingEngine()
-    trial = run_led(engine, num_blocks=20, min_blocks=2, max_seconds=0.01)
+    trial = run_with_lead_in(engine, num_blocks=20, min_blocks=2, max_seconds=0.01)
     assert len(trial.ranks[0].blocks) == 2
     assert engine.order.count("lead fp32") == 2
 
 
-def test_a_lead_that_fails_leaves_each_block_its_reading() -> None:
-    trial = run_led(NotingEngine(fp32=Fault("crash", "lead_in", block=2)))
+def test_failed_lead_in_keeps_readings() -> None:
+    trial = run_with_lead_in(NotingEngine(fp32=Fault("crash", "lead_in", block=2)))
     assert (trial.status, trial.message.split(":")[0]) == ("crashed", "RuntimeError")
     assert len(trial.ranks[0].blocks) == len(trial.readings) == 2

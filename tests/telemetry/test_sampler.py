@@ -118,7 +118,7 @@ def test_a_cpu_has_a_reading_of_the_host_and_no_thread() -> None:
     assert watch.reading.seconds >= 0
 
 
-def test_the_library_is_opened_once_a_job_and_let_go_of() -> None:
+def test_library_is_opened_once_and_closed() -> None:
     opened: list[FakeMonitor] = []
 
     def open_one(uuid: str) -> FakeMonitor:
@@ -155,7 +155,7 @@ def _raising(index: int) -> Sample:
     raise RuntimeError("a bug in the library")
 
 
-def test_a_library_that_raises_does_not_end_the_sweep() -> None:
+def test_raising_library_does_not_end_the_run() -> None:
     trial = run(watching(FakeMonitor(_raising)))
     assert (trial.status, len(trial.readings)) == ("ok", 4)
     assert trial.telemetry_note == "not available: gpu (a bug in the library)"
@@ -170,7 +170,7 @@ def test_a_library_that_raises_when_asked_for_facts_is_given_up() -> None:
     assert trial.telemetry_note == "not available: gpu (no facts)"
 
 
-def test_a_driver_that_hangs_does_not_hang_the_sweep() -> None:
+def test_hanging_driver_does_not_hang_the_run() -> None:
     let_go = threading.Event()
 
     def hang(index: int) -> Sample:
@@ -242,7 +242,7 @@ def test_who_was_there_before_is_seen_before_the_first_process_starts() -> None:
     assert {reading.foreign_processes for reading in trial.readings} == {1}
 
 
-def test_what_samples_is_never_the_thread_that_runs_the_sweep() -> None:
+def test_sampling_threads() -> None:
     monitor = FakeMonitor()
     run(watching(monitor))
     assert threading.main_thread() not in monitor.readers
@@ -274,7 +274,7 @@ class Stretching(FakeSession):
         return block
 
 
-def test_energy_is_metered_over_a_stretch_of_steps_after_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_of_sustained_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeMonitor(sample=lambda index: fake_sample(energy_joules=1000.0 + 50.0 * index))
     monkeypatch.setattr(Stretching, "monitor", monitor, raising=False)
     monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
@@ -288,7 +288,7 @@ def test_energy_is_metered_over_a_stretch_of_steps_after_the_blocks(monkeypatch:
 
 
 @pytest.mark.parametrize(("number", "metered"), [(1, {"fp32", "tf32"}), (2, {"tf32"})])
-def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
+def test_energy_is_measured_once_a_configuration(
     number: int, metered: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor = FakeMonitor(sample=lambda index: fake_sample(energy_joules=1000.0 + 50.0 * index))
@@ -297,13 +297,13 @@ def test_the_first_process_of_a_cell_is_metered_whatever_the_round(
     specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
     engine = FakeEngine(environment=ON_GPU, exclusive=False)
     runner = runner_with(watching(monitor, period_seconds=0.001), engine)
-    sat = run_interleaved(runner, specs, number=number, earlier={specs[0].configuration: PriorStats(0.001, 0.1)})
+    session = run_interleaved(runner, specs, number=number, earlier={specs[0].configuration: PriorStats(0.001, 0.1)})
     runner.closer.wait()
-    assert {trial.spec.precision for trial in sat.trials if trial.energy_measurement is not None} == metered
+    assert {trial.spec.precision for trial in session.trials if trial.energy_measurement is not None} == metered
 
 
 @pytest.mark.parametrize("environment", [fake_environment(None), ON_GPU])
-def test_without_a_counter_no_stretch_is_run(environment: Environment) -> None:
+def test_no_sustained_steps_without_a_counter(environment: Environment) -> None:
     monitor = FakeMonitor(sample=lambda _: fake_sample(energy_joules=None))
     engine = FakeEngine(environment=environment)
     (trial,) = runner_with(watching(monitor), engine).run([fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
@@ -441,7 +441,7 @@ def test_gpus_whose_uuids_are_not_known_are_said_to_be_missing() -> None:
     assert [reading.missing["gpu"] for reading in trial.readings] == ["cuda:1: the GPU's UUID is not known"] * 3
 
 
-def test_a_thread_a_gpu_samples_and_each_has_a_sample_before_and_after() -> None:
+def test_one_sampling_thread_a_gpu() -> None:
     first, second = FakeMonitor(), FakeMonitor()
     with watching_two(first, second).watch(TWO_GPUS) as watch:
         assert len(samplers()) == 2

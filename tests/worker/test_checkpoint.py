@@ -64,21 +64,21 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_a_warning(
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04half", b"\x80\x04N."])
-def test_a_damaged_checkpoint_is_not_gone_on_from(content: bytes, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_used(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     path.write_bytes(content)
     with pytest.warns(UserWarning, match="is not used"):
         assert checkpoints.load(path, CPU, "q") is None
 
 
-def test_nor_is_another_run_s(tmp_path: Path) -> None:
+def test_checkpoint_of_another_run_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     checkpoints.save(path, {"question": "another", "epoch": 1})
     with pytest.warns(UserWarning, match="it is of a run with other settings"):
         assert checkpoints.load(path, CPU, "q") is None
 
 
-def test_a_run_with_a_damaged_checkpoint_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_a_damaged_checkpoint_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.pt"
     path.write_bytes(b"no checkpoint")
     with pytest.warns(UserWarning, match="is not used"):
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_made_is_no_reason_to_lose_the_run(unwritable: P
         assert not checkpoints.save(unwritable / "run.pt", {"epoch": 1})
 
 
-def test_random_numbers_go_on_where_they_were() -> None:
+def test_random_state_is_restored() -> None:
     torch.manual_seed(7)
     state = checkpoints.random_state(CPU)
     assert state["cuda"] is None

@@ -37,7 +37,7 @@ class Neighbour:
 @pytest.mark.parametrize(
     ("theirs", "ours", "waits"), [(True, True, True), (True, False, True), (False, True, True), (False, False, False)]
 )
-def test_who_times_kernels_is_alone(theirs: bool, ours: bool, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exclusive_lock(theirs: bool, ours: bool, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_MAX_WAIT_SECONDS", 0.2)
     neighbour = Neighbour(theirs)
     with device_lock(alone=ours, compiles=False) as turn:
@@ -48,7 +48,7 @@ def test_who_times_kernels_is_alone(theirs: bool, ours: bool, waits: bool, monke
         assert turn.waited_seconds < 30.0, "it was to be had"
 
 
-def test_one_that_dies_holds_nothing() -> None:
+def test_lock_of_a_dead_process_is_free() -> None:
     neighbour = Neighbour(alone=True)
     neighbour.process.kill()
     neighbour.process.join()
@@ -56,7 +56,7 @@ def test_one_that_dies_holds_nothing() -> None:
         assert turn.waited_seconds < 30.0
 
 
-def test_it_is_let_go_of_while_torch_compiles() -> None:
+def test_lock_is_released_while_compiling() -> None:
     free: list[bool] = []
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> object:
@@ -81,7 +81,7 @@ def is_free() -> bool:
         other.close()
 
 
-def test_without_a_file_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "_FILE", None)
     began = time.perf_counter()
     with device_lock(alone=True, compiles=False), device_lock(alone=True, compiles=False):

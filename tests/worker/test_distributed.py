@@ -129,7 +129,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 # Two ranks
 
 
-def test_rank_0_s_word_holds_and_every_rank_is_heard(ranks: list[dict[str, Any]]) -> None:
+def test_broadcast_and_gather_objects(ranks: list[dict[str, Any]]) -> None:
     assert [rank["agreed"] for rank in ranks] == ["rank 0's"] * 2
     assert [rank["gathered"] for rank in ranks] == [[0, 1]] * 2
 

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_only_the_time_in_next_is_waited(clock: Clock) -> None:
+def test_timed_iterator(clock: Clock) -> None:
     def batches() -> Iterator[tuple[torch.Tensor, ...]]:
         for _ in range(3):
             clock.now += 2.0
@@ -52,7 +52,7 @@ def test_a_loader_that_fails_is_timed_too(clock: Clock) -> None:
     assert waiting.seconds == 3.0
 
 
-def test_signs_of_life_come_about_once_a_second(clock: Clock) -> None:
+def test_progress_about_once_a_second(clock: Clock) -> None:
     told: list[float] = []
     signs = Heartbeat(told.append, 10)
     for step in range(1, 11):
@@ -100,12 +100,12 @@ def test_losses_are_kept_evenly_and_the_last_always(every: bool) -> None:
         ([1.0] * 100 + [math.nan] * 20, True),
     ],
 )
-def test_a_run_is_hopeless_after_many_losses_that_are_no_number(losses: list[float], hopeless: bool) -> None:
+def test_diverged_after_many_non_finite_losses(losses: list[float], hopeless: bool) -> None:
     assert seen(losses, every=True).has_diverged == hopeless
     assert not seen(losses, every=False).has_diverged, "nobody has read them"
 
 
-def test_why_a_pass_was_in_vain() -> None:
+def test_why_diverged() -> None:
     assert why_diverged(((0, 1.0), (9, 2.0)), 10) is None
     assert why_diverged(((0, math.nan), (9, 2.0)), 10) is None, "it recovered"
     words = "the loss was nan at step 10 of the epoch (seen first at step 6)"

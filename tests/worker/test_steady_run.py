@@ -330,7 +330,7 @@ def losses_of(spec: TrialSpec) -> list[float]:
     return losses
 
 
-def test_a_cell_on_the_real_clock() -> None:
+def test_steady_run_on_the_real_clock() -> None:
     before = read_fp32_precision()
     cell = SteadyRun(spec_of(), None)
     assert {read_fp32_precision()[path] for path in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")} == {"ieee"}
@@ -488,7 +488,7 @@ def test_each_device_has_its_stopwatch(device: str, kind: type) -> None:
     assert type(stopwatch_of(torch.device(device))) is kind
 
 
-def test_a_stretch_is_as_long_as_asked_and_not_among_the_samples(script: Script) -> None:
+def test_sustained_steps(script: Script) -> None:
     cell = script.make_cell(spec_of(protocol=MeasurementProtocol(block_seconds=0.2)), itertools.repeat(0.05))
     cell.warm_up()
     cell.run_block()

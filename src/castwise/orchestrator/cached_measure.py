@@ -1,4 +1,4 @@
-"""A search's trials: asked for one at a time, of which nobody knows how many there will be."""
+"""The trials of a search, one at a time: their number is not known beforehand."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from castwise.spec.trial import TrialSpec
 
 
 class CachedMeasure:
-    """Returns the trial of a spec: as it is on record, else measured.
+    """Returns the trial of a spec: its record if there is one, else measured.
 
     Args:
         runner: Measures; its listener is told of each trial without a number of all.

@@ -38,7 +38,7 @@ from castwise.spec.trial import (
 from castwise.spec.types import SYNTHETIC
 from castwise.spec.user_model import UserWorkload, locate
 
-# What a bare `castwise run` measures: short, and worth telling, on the machine it stands on.
+# What `castwise run` measures without a workload: short, and interesting on the machine.
 _BARE_CPU = ("mnist-cnn", ("fp32", "bf16-mixed", "fp16-mixed", "bf16-true"))
 _BARE_CUDA = ("resnet50", None)
 
@@ -49,7 +49,7 @@ _PROTOCOLS = {
     (True, False): CPU_PROTOCOL,
     (True, True): CPU_ROUND,
 }
-# A CPU's steps take long, and its figures spread too widely for any number of rounds to help; unless that is named.
+# A CPU's steps take long, and vary too much for any number of rounds to help. It holds unless the user gives a number.
 _CPU_BUDGET_SECONDS = 75.0
 
 _SEED_LIMIT = 2**63  # of torch.manual_seed
@@ -60,14 +60,14 @@ class Job:
     """A request made concrete on this machine.
 
     Attributes:
-        plan: Every cell of the job.
-        missing: The cells that no record answers yet; with a rule, another round may be due for the others.
-        recorded: The trials that stand already, by spec key, further rounds' among them.
-        problems: Files in the machine's results folder that are no records.
+        plan: Every configuration of the job.
+        missing: Those without a usable record; with a rule, the others may need another round.
+        recorded: The trials that need not be measured again, by spec key, those of further rounds included.
+        problems: Files in the machine's results folder that are not records.
         notes: What the user should know before it starts, a sentence each.
         runner: Measures what is missing.
-        rule: When a comparison's rounds end; None measures each cell once, by itself.
-        own: What a look at the user's own models told, by their names in the request.
+        rule: When a comparison's rounds end; None measures each configuration once, alone.
+        own: What is known of the user's models, by their names in the request.
     """
 
     plan: Plan
@@ -80,32 +80,31 @@ class Job:
     own: Mapping[str, UserWorkload] = field(default_factory=dict)
 
     def run(self) -> list[Trial]:
-        """Measure what is missing and return all trials, cell by cell in the plan's order."""
+        """Measure what is missing and return all trials, by configuration in the plan's order."""
         if self.rule is not None:
             return self._run_rounds(self.rule)
         fresh = {trial.spec.key: trial for trial in self.runner.run(self.missing)}
         return [fresh.get(spec.key) or self.recorded[spec.key] for spec in self.plan.specs]
 
     def _run_rounds(self, rule: StopRule) -> list[Trial]:
-        lacking = [spec for spec in self.plan.specs if unsupported_reason(spec, self.runner.environment)]
-        by_cell: dict[str, list[Trial]] = {}
+        unsupported = [spec for spec in self.plan.specs if unsupported_reason(spec, self.runner.environment)]
+        by_configuration: dict[str, list[Trial]] = {}
         comparisons: dict[str, list[TrialSpec]] = {}
         for spec in self.plan.specs:
-            if spec not in lacking:
+            if spec not in unsupported:
                 comparisons.setdefault(spec.comparison, []).append(spec)
-        for number, cells in enumerate(comparisons.values()):
-            own = {spec.configuration for spec in cells}
-            known = sorted(
-                (t for t in self.recorded.values() if t.spec.configuration in own), key=lambda t: t.started_at
-            )
+        for number, specs in enumerate(comparisons.values()):
+            configurations = {spec.configuration for spec in specs}
+            recorded = [trial for trial in self.recorded.values() if trial.spec.configuration in configurations]
+            recorded.sort(key=lambda trial: trial.started_at)
             share = rule.share_of_budget(len(comparisons) - number)
-            compared = Rounds(self.runner, cells, share, known).run()
+            compared = Rounds(self.runner, specs, share, recorded).run()
             rule = rule.after(compared.seconds)
             for trial in compared.trials:
-                by_cell.setdefault(trial.spec.configuration, []).append(trial)
-        for trial in self.runner.run(lacking):
-            by_cell.setdefault(trial.spec.configuration, []).append(trial)
-        return [trial for spec in self.plan.specs for trial in by_cell.get(spec.configuration, [])]
+                by_configuration.setdefault(trial.spec.configuration, []).append(trial)
+        for trial in self.runner.run(unsupported):
+            by_configuration.setdefault(trial.spec.configuration, []).append(trial)
+        return [trial for spec in self.plan.specs for trial in by_configuration.get(spec.configuration, [])]
 
 
 def prepare(
@@ -120,7 +119,7 @@ def prepare(
 
     Args:
         options: What the user asked for.
-        listener: Is told of progress.
+        listener: Receives progress.
         make_engine: Makes the engine from the data folder and castwise's commit; real processes by default.
         rule: When the comparison's rounds end; None takes what the options say.
         short: Somebody waits at a prompt: on a CPU, whose steps take long, a second a trial and few precisions.
@@ -162,13 +161,13 @@ def prepare(
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """How a job goes on from what is recorded.
+    """Which records a job uses, and what its own hold.
 
     Attributes:
         retry: Measure crashed and timed-out trials again.
         again: Measure everything again.
         notes: What the user should know before it starts.
-        rule: When a comparison's rounds end; None measures each cell once, by itself.
+        rule: When a comparison's rounds end; None measures each configuration once, alone.
         weights: The folder in which trained models' weights are kept; None keeps none.
     """
 
@@ -180,7 +179,7 @@ class ResumePolicy:
 
     @property
     def note(self) -> str | None:
-        """Return the notes in a line; None where there are none."""
+        """Return the notes in a line; None without any."""
         return " ".join(self.notes) or None
 
 
@@ -191,7 +190,7 @@ def build_job(
     policy: ResumePolicy,
     listener: Listener | None = None,
 ) -> Job:
-    """Return the job that measures those specs that no record answers yet."""
+    """Return the job that measures the specs without a usable record."""
     environment = machine.environment
     known, problems = store.load(environment) if store is not None else ({}, [])
     recorded = load_cached(specs, known, policy)
@@ -279,13 +278,13 @@ def _mnist_or_synthetic(engine: Engine, data_dir: Path) -> tuple[str, str | None
         provide(engine, MNIST, data_dir)
         return MNIST.name, None
     except MissingDataError:
-        place = str(data_dir).replace(str(Path.home()), "~", 1)  # it stands in records, which are shared
+        place = str(data_dir).replace(str(Path.home()), "~", 1)  # it is in records, which are shared
         why = f"MNIST is not in '{place}' and could not be downloaded; --data DIR names its folder"
     return SYNTHETIC, f"Synthetic images stand in for MNIST's: {why}."
 
 
 def _supported(specs: Sequence[TrialSpec], environment: Environment, *, explicit: bool) -> tuple[TrialSpec, ...]:
-    """Return the specs the device can run; refuse the job where the user named a precision it cannot."""
+    """Return the specs that the device can run; refuse the job if the user named a precision that it cannot."""
     kept: list[TrialSpec] = []
     for spec in specs:
         reason = why_unsupported(find_precision(spec.precision), environment.hardware)

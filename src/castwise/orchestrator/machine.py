@@ -70,8 +70,8 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
 
     Args:
         engine: Starts the process.
-        device: "cpu", "cuda", "cuda:N"; None takes the first GPU, or the CPU where there is none.
-        zoo_models: Workloads of zoos, whose models only the process can look up.
+        device: "cpu", "cuda", "cuda:N"; None takes the first GPU, or the CPU if there is none.
+        zoo_models: Workloads of model zoos, which only the process can look up.
 
     Raises:
         UsageError: There is no such device, or a zoo has no such model.
@@ -95,7 +95,7 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
 
 
 def inspect_user_model(machine: Machine, references: Sequence[str]) -> dict[str, UserWorkload]:
-    """Return what is known of the user's own models, by reference; each one's code runs in a process of its own.
+    """Return what is known of the user's models, by reference; the code of each runs in a process of its own.
 
     Raises:
         UsageError: There is no such file or function, it raises, or what it returns cannot be trained.
@@ -115,10 +115,10 @@ def _inspect(machine: Machine, model: UserModel) -> UserWorkload:
 
 
 def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:
-    """Make sure that a data set lies in a folder: verify it, or download it first where it is missing.
+    """Make sure that a data set is in a folder: verify it, or download it first if it is missing.
 
     Raises:
-        DataError: It is damaged, or missing and not to be downloaded.
+        DataError: It is damaged, or missing and cannot be downloaded.
     """
     try:
         verify(data_set, data_dir)
@@ -134,7 +134,7 @@ def provide(engine: Engine, data_set: DataSet, data_dir: Path) -> None:
 
 
 def find_commit() -> str | None:
-    """Return castwise's commit: CASTWISE_COMMIT, else git's word on the checkout this file lies in, else None."""
+    """Return castwise's commit: CASTWISE_COMMIT, else that of the checkout that this file is in, else None."""
     named = os.environ.get(COMMIT_VARIABLE)
     if named:
         return named

@@ -168,7 +168,7 @@ class TrialProcess:
 
 
 def _without_folders(text: str) -> str:
-    """Return a log whose tracebacks name modules' files from their package on: records are shared, homes are not."""
+    """Return a log whose tracebacks name files from their package on: records are shared, home folders are not."""
     for folder in sorted(filter(os.path.isabs, sys.path), key=len, reverse=True):
         text = text.replace(folder.rstrip("/") + "/", "")
     return text
@@ -199,9 +199,9 @@ def _start(process: Any) -> None:
 
 
 def _start_server() -> None:
-    """Start the forkserver, if need be, deaf to Ctrl-C: a user does not want a traceback of its imports.
+    """Start the forkserver if needed, with Ctrl-C blocked, which would print a traceback of its imports.
 
-    Without its parent it ends, at the latest after its imports. multiprocessing makes it ignore SIGINT only then.
+    Without its parent it ends, at the latest after its imports; only then multiprocessing makes it ignore SIGINT.
     """
     resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so it goes first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""Which records answer what is asked today."""
+"""Which records can be used in place of a new measurement."""
 
 from castwise.orchestrator.trial import FAILED
 from castwise.records.schema import Trial
@@ -6,9 +6,9 @@ from castwise.spec.trial import TrialSpec
 
 
 def matches_configuration(trial: Trial, spec: TrialSpec) -> bool:
-    """Return whether a trial is of this cell, whichever its round and its time limit.
+    """Return whether a trial is of this configuration, whatever its repeat and its time limit.
 
-    Defaults are not in a key: a record made under other defaults has the key, and answers another question.
+    Defaults are not in a key: a record made with other defaults has the same key, and is of another configuration.
     """
     own = trial.spec
     if (own.precision, own.techniques) != (spec.precision, spec.techniques):  # a climb asks this thousands of times
@@ -21,8 +21,8 @@ def is_reusable(trial: Trial, timeout_seconds: float, *, retry: bool = False) ->
 
     Args:
         trial: The record.
-        timeout_seconds: The time limit of today: what ran into a shorter one has not failed yet.
-        retry: Whether what failed is to be measured again.
+        timeout_seconds: The present time limit: a trial that exceeded a shorter one may not exceed this one.
+        retry: Whether failed trials are measured again.
     """
     if trial.status == "timeout" and trial.spec.protocol.timeout_seconds < timeout_seconds:
         return False

@@ -1,4 +1,4 @@
-"""What AMD's management library says of a GPU: the same as NVML's, where `amdsmi` is installed (castwise[amd]).
+"""What AMD's management library reports of a GPU, the same as NVML's, if `amdsmi` is installed (castwise[amd]).
 
 Throttle reasons are not read: amdsmi's violation counters block for a tenth of a second.
 
@@ -15,18 +15,18 @@ from castwise.telemetry.gpu import GpuUnreadableError, Sample
 _Getter = Callable[[Any, Any], Any]
 
 
-class _NotToldError(Exception):
+class _NotAvailableError(Exception):
     """The library answered "N/A"."""
 
 
 class AmdMonitor:
-    """Reads one AMD GPU; every field by itself.
+    """Reads one AMD GPU, every field by itself.
 
     Args:
-        uuid: The GPU's UUID. torch and amdsmi do not always agree on it, so an only GPU is taken whatever it says.
+        uuid: The GPU's UUID. torch and amdsmi do not always agree on it, so a lone GPU is taken in any case.
 
     Raises:
-        GpuUnreadableError: amdsmi is not there, or it cannot be told which of several GPUs is meant.
+        GpuUnreadableError: amdsmi is missing, or does not know which of several GPUs is meant.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -51,7 +51,7 @@ class AmdMonitor:
         return GpuFacts.model_validate({**values, "missing": missing})
 
     def read(self) -> Sample:
-        """Return what the driver says now."""
+        """Return what the driver reports now."""
         values, missing = self._ask(_FIELDS)
         missing["throttle_reasons"] = "not read on AMD GPUs"
         return Sample(**values, missing=missing)
@@ -62,7 +62,7 @@ class AmdMonitor:
         return Sample(**values, missing=missing)
 
     def close(self) -> None:
-        """Let go of the library. May be called again."""
+        """Close the library. May be called again."""
         if self._is_open:
             self._is_open = False
             with suppress(self._smi.AmdSmiException):
@@ -85,7 +85,7 @@ class AmdMonitor:
         for name, getter in fields.items():
             try:
                 values[name] = getter(self._smi, self._handle)
-            except (self._smi.AmdSmiException, _NotToldError) as error:
+            except (self._smi.AmdSmiException, _NotAvailableError) as error:
                 missing[name] = str(error)
             except (AttributeError, KeyError) as error:
                 missing[name] = f"this amdsmi does not have {error}"
@@ -94,7 +94,7 @@ class AmdMonitor:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _NotToldError(str(value))  # "N/A"
+        raise _NotAvailableError(str(value))  # "N/A"
     return float(value)
 
 
@@ -105,9 +105,9 @@ def _clock(smi: Any, handle: Any, kind: str, key: str) -> float:
 
 def _power(smi: Any, handle: Any) -> float:
     info = smi.amdsmi_get_power_info(handle)
-    # MI300 tells the present power, MI200 an average; the other is "N/A". In watts.
-    told = [info.get(key) for key in ("current_socket_power", "average_socket_power")]
-    return _number(next((value for value in told if isinstance(value, int | float)), "N/A"))
+    # MI300 reports the present power, MI200 an average; the other is "N/A". In watts.
+    values = [info.get(key) for key in ("current_socket_power", "average_socket_power")]
+    return _number(next((value for value in values if isinstance(value, int | float)), "N/A"))
 
 
 def _energy(smi: Any, handle: Any) -> float:

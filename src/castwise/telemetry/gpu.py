@@ -1,4 +1,4 @@
-"""What a GPU's management library tells of it, whichever vendor's it is."""
+"""What a GPU's management library reports, whichever vendor's it is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ class GpuUnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """What the driver says at one moment; None where it does not tell, and then `missing` says why.
+    """What the driver reports at one moment; a field is None if it is not known, and `missing` says why.
 
     Attributes:
         sm_clock_hertz: The clock of the streaming multiprocessors (AMD: of the graphics engine).
         memory_clock_hertz: The memory's clock.
         power_watts: The board's power: on GPUs since Ampere, but the A100 and A30, the mean of the last second; on
-            those and older ones that of the moment. Source: nvml.h, nvmlDeviceGetPowerUsage.
+            those and older ones the power at that moment. Source: nvml.h, nvmlDeviceGetPowerUsage.
         temperature_celsius: The core's temperature.
-        throttle_reasons: What holds the clock down, by nvidia-smi's names (clocks_event_reasons); empty for nothing.
+        throttle_reasons: What limits the clock, by nvidia-smi's names (clocks_event_reasons); empty for nothing.
         energy_joules: All energy since the driver was loaded.
-        pcie_generation: The PCIe link's present generation; an idle link saves power at a low one.
+        pcie_generation: The PCIe link's present generation; an idle link uses a low one to save power.
         pcie_width: The PCIe link's present number of lanes.
         ecc_errors: Memory errors that ECC could not correct, since the driver was loaded.
-        processes: The ids of the processes that compute on the GPU.
+        processes: The ids of the processes that use the GPU.
         missing: Why a field is None, by its name.
     """
 
@@ -44,16 +44,16 @@ class Sample:
 
 
 class Monitor(Protocol):
-    """One GPU's management library, opened. No method raises because a field is not to be had."""
+    """One GPU's management library, opened. No method raises because a field is not available."""
 
     def facts(self) -> GpuFacts:
         """Return what does not change while a trial runs."""
 
     def read(self) -> Sample:
-        """Return what the driver says now."""
+        """Return what the driver reports now."""
 
     def read_energy(self) -> Sample:
-        """Return what the driver says now of energy, and of nothing else: it takes a fraction of the time."""
+        """Return the energy counter alone, which takes a fraction of the time."""
 
     def close(self) -> None:
-        """Let go of the library. May be called again."""
+        """Close the library. May be called again."""

@@ -1,24 +1,24 @@
-"""What the kernel says of the machine's CPUs, and whose child a process is; every answer may be missing."""
+"""What the kernel reports of the machine's CPUs and of processes' parents; every answer may be missing."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-# A container's own figure first: its share of CPUs may run out while the machine has idle ones.
+# A container's own figure first: it may use up its share of CPUs while the machine has idle ones.
 _PRESSURE_FILES = ("/sys/fs/cgroup/cpu.pressure", "/proc/pressure/cpu")
-_MOST_ANCESTORS = 64
+_MAX_ANCESTORS = 64
 
 
 @dataclass(frozen=True)
 class HostSample:
-    """The CPUs' counters at one moment; None where the kernel has none.
+    """The CPUs' counters at one moment; None if the kernel has none.
 
     Attributes:
         pressure_seconds: Time in which a runnable task waited for a CPU, since boot. Source: Linux,
             Documentation/accounting/psi.rst: "some", total in µs.
         steal_ticks: CPU time that the hypervisor gave to others. Source: proc_stat(5).
-        total_ticks: All CPU time, guests' left out: it is part of the user's.
+        total_ticks: All CPU time without guests', which is part of the user's.
         load: Runnable tasks, averaged over a minute, over the CPUs that this process may use.
     """
 
@@ -40,14 +40,14 @@ def read_host() -> HostSample:
 
 
 def pressure(before: HostSample, after: HostSample, seconds: float) -> float | None:
-    """Return the share of the time in which a runnable task waited for a CPU; None where it is not counted."""
+    """Return the share of the time in which a runnable task waited for a CPU; None if it is not counted."""
     if before.pressure_seconds is None or after.pressure_seconds is None or seconds <= 0:
         return None
     return min(1.0, max(0.0, after.pressure_seconds - before.pressure_seconds) / seconds)
 
 
 def steal(before: HostSample, after: HostSample) -> float | None:
-    """Return the share of the CPUs' time that the hypervisor gave to others; None where it is not counted."""
+    """Return the share of the CPUs' time that the hypervisor gave to others; None if it is not counted."""
     if before.steal_ticks is None or after.steal_ticks is None:
         return None
     passed = (after.total_ticks or 0) - (before.total_ticks or 0)
@@ -56,7 +56,7 @@ def steal(before: HostSample, after: HostSample) -> float | None:
 
 def is_descendant(pid: int, ancestor: int) -> bool:
     """Return whether a process is another one, or a child of it, or a child's child, and so on."""
-    for _ in range(_MOST_ANCESTORS):
+    for _ in range(_MAX_ANCESTORS):
         if pid == ancestor:
             return True
         parent = _parent(pid)

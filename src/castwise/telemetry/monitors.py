@@ -1,4 +1,4 @@
-"""Whose management library knows a GPU."""
+"""The management library that knows a GPU."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says of a GPU; every answer may be missing and says why."""
+"""What NVIDIA's management library reports of a GPU; every field may be missing, with the reason."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,8 +21,8 @@ class GpuProcess:
 
     Attributes:
         pid: Its process id.
-        name: Its program, or "?" where it may not be read.
-        memory_bytes: The GPU memory it holds; None where the driver hides it.
+        name: Its program, or "?" if it may not be read.
+        memory_bytes: The GPU memory it holds; None if the driver hides it.
     """
 
     pid: int
@@ -40,10 +40,10 @@ def driver_version() -> str | None:
 
 
 def compute_processes(uuid: str) -> tuple[GpuProcess, ...]:
-    """Return the processes that compute on the GPU with this UUID ("GPU-...").
+    """Return the processes that use the GPU with this UUID ("GPU-...").
 
     Raises:
-        NvmlUnavailableError: NVML is not there or does not tell.
+        NvmlUnavailableError: NVML is missing, or does not know.
     """
     with _opened() as nvml:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -83,7 +83,7 @@ def _process_name(pid: int) -> str:
 
 
 class GpuMonitor:
-    """Reads one NVIDIA GPU; every field by itself, so that one the driver hides does not take others with it.
+    """Reads one NVIDIA GPU, every field by itself: one that the driver hides does not hide others.
 
     PCIe throughput is left out: its counters block for 20 ms (nvml.h, nvmlDeviceGetPcieThroughput).
 
@@ -91,7 +91,7 @@ class GpuMonitor:
         uuid: The GPU's UUID as NVML knows it ("GPU-...").
 
     Raises:
-        NvmlUnavailableError: NVML is not there, or knows no such GPU.
+        NvmlUnavailableError: NVML is missing, or knows no such GPU.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -112,7 +112,7 @@ class GpuMonitor:
         return GpuFacts.model_validate({**values, "missing": missing})
 
     def read(self) -> Sample:
-        """Return what the driver says now; a GPU that is lost gives a sample of reasons."""
+        """Return what the driver reports now; for a lost GPU, a sample of reasons."""
         return self._sample(_FIELDS)
 
     def read_energy(self) -> Sample:
@@ -124,7 +124,7 @@ class GpuMonitor:
         return Sample(**values, missing=missing)
 
     def close(self) -> None:
-        """Let go of NVML. May be called again."""
+        """Close NVML. May be called again."""
         if self._is_open:
             self._is_open = False
             with suppress(self._nvml.NVMLError):
@@ -149,7 +149,7 @@ class GpuMonitor:
 
 
 def _is_final(nvml: Any, error: Exception) -> bool:
-    """Return whether asking again is no use; a lost GPU and an unknown error may pass."""
+    """Return whether the field will stay missing; a lost GPU and an unknown error may pass."""
     final = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_FUNCTION_NOT_FOUND")
     return getattr(error, "value", None) in {getattr(nvml, name, name) for name in final}
 

@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that started them."""
+"""Processes that end with the one that started them."""
 
 import ctypes
 import os
@@ -10,8 +10,8 @@ _PR_SET_PDEATHSIG = 1  # Source: Linux, include/uapi/linux/prctl.h
 def kill_when_parent_dies(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent is gone, whatever ended that.
 
-    A killed parent cannot end its children itself. The kernel counts as the parent the thread that forked, so
-    that has to be one that lasts: the main thread. Where the system has no such service, nothing happens.
+    A killed parent cannot end its children itself. To the kernel the parent is the thread that forked, so it must be
+    one that lasts: the main thread. On systems without this service nothing happens.
 
     Args:
         parent_pid: The parent as it was at the fork; if it has died since, this process ends at once.

@@ -8,7 +8,7 @@ from fake_engine import FAKE_CPU, FakeEngine, Fault, fake_environment
 
 import castwise
 from castwise.errors import DataError, StoreError, UsageError
-from castwise.orchestrator import machine as bench_module
+from castwise.orchestrator import machine as machine_module
 from castwise.orchestrator.job import Job, _rule, prepare
 from castwise.orchestrator.rounds import StopRule
 from castwise.orchestrator.trial import NullListener
@@ -28,7 +28,7 @@ Prepare = Callable[..., Job]
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
     """Return a function that prepares a job in this test's folders, on a fake engine."""
-    monkeypatch.setenv(bench_module.COMMIT_VARIABLE, "0123456789ab")
+    monkeypatch.setenv(machine_module.COMMIT_VARIABLE, "0123456789ab")
     monkeypatch.setenv(datasets.DATA_VARIABLE, str(tmp_path / "no-data"))
 
     def make(engine: FakeEngine | None = None, **request: Any) -> Job:
@@ -57,7 +57,7 @@ def test_a_job_measures_its_plan_and_returns_it_in_order(job: Prepare, tmp_path:
     assert len(load_folder(tmp_path / "results")[0]) == 4
 
 
-def test_a_job_over_gpus_measures_again_what_the_machine_lacked(job: Prepare, tmp_path: Path) -> None:
+def test_unsupported_gpus_are_asked_for_again(job: Prepare, tmp_path: Path) -> None:
     axes = {"precisions": ("fp32",), "world_sizes": (1, 2)}
     trials = job(**axes).run()
     assert [(trial.spec.world_size, trial.status) for trial in trials] == [(1, "ok"), (2, "unsupported")]
@@ -322,7 +322,7 @@ def test_a_bare_job_on_a_cpu_takes_mnist_or_says_that_it_does_not(job: Prepare, 
 
 
 def test_a_bare_job_takes_mnist_where_it_is(job: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "verify", lambda data_set, data_dir: None)
+    monkeypatch.setattr(machine_module, "verify", lambda data_set, data_dir: None)
     made = job(FakeEngine(environment=fake_environment(None)), workloads=None)
     assert {spec.data_set for spec in made.plan.specs} == {"mnist"}
     assert made.notes == ()
@@ -379,7 +379,7 @@ def test_without_a_results_folder_nothing_is_kept_or_taken(job: Prepare, tmp_pat
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
     """Return the engine that `castwise.run` gets."""
     made = FakeEngine()
-    monkeypatch.setattr(bench_module, "ForkserverEngine", lambda data_dir, commit: made)
+    monkeypatch.setattr(machine_module, "ForkserverEngine", lambda data_dir, commit: made)
     monkeypatch.chdir(tmp_path)
     return made
 

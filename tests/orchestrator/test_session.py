@@ -19,7 +19,7 @@ class Held(FakeSession):
         super().close()
 
 
-def test_nobody_waits_for_them_until_all_are_waited_for() -> None:
+def test_background_closer_waits_only_when_asked() -> None:
     closer, sessions = BackgroundCloser(), [Held(FakeEngine()) for _ in range(2)]
     closer.close(sessions)
     assert not any(session.closed for session in sessions)

@@ -23,7 +23,7 @@ def led(*losses: float, skipped: int = 0) -> Trial:
     return trial.model_copy(update={"ranks": (trial.ranks[0].model_copy(update={"blocks": blocks}),)})
 
 
-def test_they_are_trained_and_not_timed() -> None:
+def test_lead_in_steps_are_trained_and_not_timed() -> None:
     trial = led(3.0, 2.0)
     assert trial.facts is not None
     assert step_seconds(trial) == 0.1
@@ -31,13 +31,13 @@ def test_they_are_trained_and_not_timed() -> None:
     assert num_steps(trial) == trial.facts.warm_up_steps + 30
 
 
-def test_a_series_has_them_on_both_axes() -> None:
+def test_series_counts_lead_in_steps() -> None:
     (run,) = tracked_runs(collect([led(3.0, 2.0)]), lambda _: "")
     points = run.series["loss"]
     assert [(point.step, point.seconds) for point in points] == [(15, 1.5), (30, 3.0)]
 
 
-def test_they_count_in_what_is_said_of_a_divergence() -> None:
+def test_divergence_counts_lead_in_steps() -> None:
     assert "30 steps after warm-up" in status_of(led(3.0, math.nan)).message
     assert "every one of 30 steps" in status_of(led(3.0, 2.0, skipped=15)).message
     assert status_of(led(3.0, 2.0, skipped=14)).status == "ok"
@@ -54,7 +54,7 @@ class Growing:
         return self.bytes
 
 
-def test_what_is_kept_of_each_step_is_told_by_all_steps() -> None:
+def test_memory_growth_counts_lead_in_steps() -> None:
     notes = []
     for lead_in_steps, steps in ((5, 10), (0, 15)):
         watch = SideEffectWatch(Growing())  # type: ignore[arg-type]
