@@ -6,18 +6,9 @@ from pathlib import Path
 
 from stored import NOT_MEASURED, load, where_of
 
-from castwise.max_batch.columns import (
-    baseline_of,
-    breakdown_name,
-    breakdowns_of,
-    loop_name,
-    part_titles,
-    ratio_of,
-    shown_summary,
-)
-from castwise.max_batch.render import headline
+from castwise.max_batch.render import conclusions, headline, remarks
 from castwise.max_batch.result import MaxBatch, max_batches_of
-from castwise.max_batch.sentences import conclusions, remarks
+from castwise.max_batch.tables import baseline_of, breakdowns_of, loop_name, part_titles, ratio_of, summary_table
 from castwise.registry.precisions import PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.render.table import markdown_grid, markdown_text
@@ -63,10 +54,12 @@ def in_a_sentence(name: str, measured: Measured) -> str:
         return NOT_MEASURED
     fits = measured[name][0]
     trial = fits[0].trials[0]
-    batches = [f"{fit.largest.spec.batch_size:,} in {loop_name(fit)}" for fit in fits if fit.largest is not None]
+    batches = [f"{fit.largest.spec.batch_size:,} in {loop_name(fit.spec)}" for fit in fits if fit.largest is not None]
     errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
-    foretold = f"; foretold from two small batches within {format_percent(max(errors))}" if errors else ""
-    return f"`{_command(fits)}` ({where_of(trial)}): the largest batch that trains is {', '.join(batches)}{foretold}.\n"
+    predicted = f"; predicted from two small batches within {format_percent(max(errors))}" if errors else ""
+    return (
+        f"`{_command(fits)}` ({where_of(trial)}): the largest batch that trains is {', '.join(batches)}{predicted}.\n"
+    )
 
 
 def _command(fits: Sequence[MaxBatch]) -> str:
@@ -85,11 +78,12 @@ def _summary(fits: Sequence[MaxBatch]) -> str:
     took = format_duration(sum(trial.duration_seconds for trial in trials))  # they ran one by one
     head = f"{markdown_text(headline(fits))}: {len(trials)} trials, {took}"
     said = [f"- {markdown_text(line)}" for line in remarks(fits)]
-    columns = shown_summary(fits)
+    found = summary_table(fits)
+    columns = found.columns
     if is_shared(fits):  # the batches and the memory are right, and nothing that a clock says
         columns = [column for column in columns if column.name not in _TIMED]
         head = f"{markdown_text(headline(fits))}: {len(trials)} trials"
-    table = [head, "", *markdown_grid(columns, fits)]
+    table = [head, "", *markdown_grid(columns, found.rows)]
     return "\n".join([*table, *([""] if said else []), *said]) + "\n"
 
 
@@ -101,7 +95,7 @@ def account(fits: Sequence[MaxBatch]) -> str:
     accounts = breakdowns_of(fits)
     if not accounts:
         return NOT_MEASURED
-    names = " | ".join(breakdown_name(each) for each in accounts)
+    names = " | ".join(loop_name(each.trial.spec) for each in accounts)
     batches = sorted({each.trial.spec.batch_size for each in accounts})
     lines = [
         f"| batch {' and '.join(f'{batch:,}' for batch in batches)} | {names} |",

@@ -26,7 +26,7 @@ LIMIT = 4 * GIB
 def fit(workload: str, *precisions: str, **request: object) -> dict[str, MaxBatch]:
     asked = MaxBatchOptions(workload, precisions=precisions, device="cuda:0", **request)  # type: ignore[arg-type]
     found = prepare_max_batch(asked).run()
-    return {each.spec.precision: each for each in found.fits}
+    return {each.spec.precision: each for each in found.max_batches}
 
 
 def measured(spec: TrialSpec) -> Trial:

@@ -27,8 +27,8 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
     from castwise.cli.measuring import FAILED, announce_notes, live_progress, looking, measuring, say_logs
     from castwise.cli.output import emit
     from castwise.max_batch import render
+    from castwise.max_batch.render import raise_if_nothing_fits
     from castwise.max_batch.search import prepare_max_batch
-    from castwise.max_batch.sentences import raise_if_nothing_fits
 
     progress = live_progress()
     with measuring(options, output):
@@ -39,17 +39,17 @@ def max_batch(options: MaxBatchOptions, output: PrintOptions) -> int:
             found = search.run()
     if output.verbose:
         say_logs([trial for trial in found.trials if trial.status != "oom"])
-    raise_if_nothing_fits(found.fits)
+    raise_if_nothing_fits(found.max_batches)
     emit(
         output.format,
         table=lambda console: render.print_result(found, console),
-        markdown=lambda: render.markdown_max_batches(found.fits),
+        markdown=lambda: render.markdown_max_batches(found.max_batches),
         csv=lambda: render.csv_result(found),
         json=lambda: render.json_result(found),
     )
     # That float16 without masters diverges, or that a batch does not fit, is what a search is there to find out.
     failed = any(trial.status in ("crashed", "timeout") for trial in found.trials)
-    return FAILED if failed or not any(each.largest for each in found.fits) else 0
+    return FAILED if failed or not any(each.largest for each in found.max_batches) else 0
 
 
 def fit(options: MaxBatchOptions, output: PrintOptions) -> int:

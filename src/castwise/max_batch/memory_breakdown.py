@@ -1,4 +1,4 @@
-"""Where the memory of a trial goes, part by part, and why another precision takes less than one hopes."""
+"""Where the memory of a trial goes, part by part, and why a lower precision does not halve it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +8,23 @@ from castwise.max_batch.result import held_bytes, parts_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import known_precision
 
-# A part that explains less than this of the distance from half is left out of the sentence. Source: chosen here.
-_WORTH_A_WORD = 0.1
+# A part that explains less than this share of the distance from half is not named. Source: chosen here.
+_WORTH_NAMING = 0.1
 # A ratio this near to a half is a half. Source: chosen here.
 _NEAR = 0.02
-# How far the step taken apart may lie from the timed ones. Source: the project's goal.
+# How far the parts' sum may be from the measured peak. Source: the project's goal.
 TOLERANCE = 0.05
-# The parts that the allocator and the driver hold beside what the step's peak is made of.
+TENSOR_PARTS = (
+    ("weights_bytes", "weights"),
+    ("masters_bytes", "float32 masters"),
+    ("gradients_bytes", "gradients"),
+    ("optimizer_bytes", "optimizer state"),
+    ("batches_bytes", "batches on the device"),
+    ("saved_bytes", "activations saved for backward"),
+    ("weight_casts_bytes", "autocast's weight copies"),
+    ("temporaries_bytes", "other tensors"),
+)
+# Parts that the allocator and the driver hold on top of the step's peak.
 BEYOND_THE_PEAK = ("slack_bytes", "outside_bytes")
 
 
@@ -25,7 +35,7 @@ class Part:
     Attributes:
         name: Its name in CSV and JSON.
         title: Its name for people.
-        num_bytes: What it holds; None where nobody knows.
+        num_bytes: What it holds; None if it is not known.
     """
 
     name: str
@@ -40,11 +50,10 @@ class MemoryBreakdown:
     Attributes:
         trial: The trial.
         parts: Its parts, disjoint: they sum to `total_bytes`.
-        total_bytes: On a GPU what the driver saw in use, as far as this process can tell: what the allocator held and
-            what lay outside it. On a CPU what the process grew by, or what its tensors held, whichever is more.
-        peak_bytes: The peak that was measured while steps were timed: on a GPU of what tensors held, on a CPU of the
-            process's growth.
-        seen_bytes: The same of the step that was taken apart.
+        total_bytes: On a GPU what the allocator held and what was used outside it. On a CPU the growth of the process,
+            or what its tensors held, whichever is more.
+        peak_bytes: The peak while steps were timed: on a GPU of what tensors held, on a CPU of the process's growth.
+        seen_bytes: The same in the step whose memory was broken down.
     """
 
     trial: Trial
@@ -55,20 +64,20 @@ class MemoryBreakdown:
 
     @property
     def error(self) -> float:
-        """Return by what share the parts' sum is beside the peak that was measured."""
+        """Return by what share the parts' sum differs from the measured peak."""
         return self.seen_bytes / self.peak_bytes - 1
 
     def bytes_of(self, name: str) -> int:
-        """Return what a part holds, 0 where nobody knows."""
+        """Return what a part holds, 0 if it is not known."""
         return next((part.num_bytes or 0 for part in self.parts if part.name == name), 0)
 
 
 def breakdown_of(trial: Trial) -> MemoryBreakdown | None:
-    """Return where a trial's memory goes; None where its step was not taken apart."""
+    """Return where a trial's memory goes; None if that was not measured."""
     parts, peak = parts_of(trial), held_bytes(trial)
     if parts is None or not peak:
         return None
-    tensors = [Part(name, title, getattr(parts, name)) for name, title in _TENSORS]
+    tensors = [Part(name, title, getattr(parts, name)) for name, title in TENSOR_PARTS]
     if trial.spec.device_type == "cpu":
         rest = max(0, peak - parts.tensors_bytes)
         found = (*tensors, Part("process_bytes", "process besides tensors", rest))
@@ -85,52 +94,33 @@ def breakdown_of(trial: Trial) -> MemoryBreakdown | None:
     return MemoryBreakdown(trial, found, sum(part.num_bytes or 0 for part in found), allocated, parts.peak_bytes)
 
 
-_TENSORS = (
-    ("weights_bytes", "weights"),
-    ("masters_bytes", "float32 masters"),
-    ("gradients_bytes", "gradients"),
-    ("optimizer_bytes", "optimizer state"),
-    ("batches_bytes", "batches on the device"),
-    ("saved_bytes", "activations saved for backward"),
-    ("weight_casts_bytes", "autocast's weight copies"),
-    ("temporaries_bytes", "other tensors"),
-)
-
-
 def why_not_halved(base: MemoryBreakdown, other: MemoryBreakdown, form: Callable[[float], str]) -> str:
-    """Return in a sentence what another precision's memory is of float32's, and what keeps it from half of it.
+    """Return in a sentence how a precision's memory compares with float32's, and what keeps it from half of it.
 
-    Every part is set beside half of what it holds in float32; those that lie above make up the distance.
+    Each part is compared with half of what it holds in float32; those that hold more make up the distance.
 
     Args:
-        base: Of float32.
-        other: Of the same loop and batch in another precision.
-        form: Writes bytes.
+        base: Float32's.
+        other: That of the same loop and batch in another precision.
+        form: Formats bytes.
     """
     precision, batch = other.trial.spec.precision, other.trial.spec.batch_size
     whole, ratio = base.seen_bytes, other.seen_bytes / base.seen_bytes
     head = f"{precision} at batch {batch} holds {form(other.seen_bytes)}, {ratio:.2f} times fp32's {form(whole)}"
     excess = other.seen_bytes - whole / 2
     if excess <= _NEAR * whole:
-        return head + _saved(base, other, form)
-    above = sorted(((_excess(base, other, part), part) for part in other.parts), key=lambda pair: -pair[0])
-    named = [part for over, part in above if over >= _WORTH_A_WORD * excess]
+        part = max(other.parts, key=lambda part: base.bytes_of(part.name) - other.bytes_of(part.name))
+        return f"{head}. Most is saved in {part.title}: {_change(base, part, form)}."
+
+    def above_half(part: Part) -> float:
+        is_beyond = part.name in BEYOND_THE_PEAK
+        return 0.0 if is_beyond else other.bytes_of(part.name) - base.bytes_of(part.name) / 2
+
+    named = [part for part in other.parts if above_half(part) >= _WORTH_NAMING * excess]
+    named.sort(key=above_half, reverse=True)
     reasons = [f"{part.title}: {_change(base, part, form)}{_reason(other.trial, part.name)}" for part in named]
     more = "more than fp32" if ratio > 1 else "more than half"
     return f"{head}. What makes it {more}: {'; '.join(reasons)}."
-
-
-def _excess(base: MemoryBreakdown, other: MemoryBreakdown, part: Part) -> float:
-    if part.name in BEYOND_THE_PEAK:
-        return 0.0
-    return other.bytes_of(part.name) - base.bytes_of(part.name) / 2
-
-
-def _saved(base: MemoryBreakdown, other: MemoryBreakdown, form: Callable[[float], str]) -> str:
-    """Return the part that shrank most."""
-    most = max(base.parts, key=lambda part: base.bytes_of(part.name) - other.bytes_of(part.name))
-    part = next(each for each in other.parts if each.name == most.name)
-    return f". Most is saved in {most.title}: {_change(base, part, form)}."
 
 
 def _change(base: MemoryBreakdown, part: Part, form: Callable[[float], str]) -> str:

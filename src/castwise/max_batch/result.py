@@ -1,7 +1,6 @@
-"""The largest batch that fits, by trials alone: what was foretold from small ones, what was verified, and the knee.
+"""The largest batch that fits, by trials alone: the prediction from small ones, what was verified, and the knee.
 
-Everything here is read off records: a search that is going on, one that ended, and one that lies in a folder are the
-same to it.
+Everything here is read from records, whether the search is still running or ended long ago.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from castwise.spec.trial import TrialSpec
 
 # The first batch tried, and how much larger each further one of the small ones is.
 START, GROWTH = 8, 4
-# Small batches end at this share of the batch that they foretell. cuDNN takes other algorithms, with other workspaces,
+# Small batches end at this share of the batch that they predict. cuDNN takes other algorithms, with other workspaces,
 # for larger batches: ResNet-50 in fp32 on an H200 takes 88 MiB a sample from 32 to 128 and 83 MiB from 128 on.
 _SMALL = 0.4
 # Of what the allocator may hold, the share that tensors come to at the largest batch; fragmentation takes the rest.
@@ -27,18 +26,18 @@ USABLE = 0.99
 KNEE = 0.02
 
 
-def trained(trial: Trial) -> bool:
-    """Return whether a trial's steps ran to their end: a loss that is no number takes as much memory as another."""
+def has_trained(trial: Trial) -> bool:
+    """Return whether a trial's steps ran to their end; a NaN loss does not matter, since memory use is the same."""
     return trial.status in ("ok", "diverged")
 
 
-def fails(trial: Trial, fitting: int) -> bool:
-    """Return whether a trial says that its batch is too large, where a smaller one is known to train.
+def is_too_large(trial: Trial, trained_batch: int) -> bool:
+    """Return whether a trial tells that its batch is too large, if a smaller one is known to train.
 
-    That is an out-of-memory; and a crash too, since libraries have errors of their own for memory that is not there,
-    and limits of their own on sizes.
+    Out of memory does, and so does a crash: libraries have errors of their own for lack of memory, and limits of their
+    own on sizes.
     """
-    return trial.status == "oom" or (trial.status == "crashed" and 0 < fitting < trial.spec.batch_size)
+    return trial.status == "oom" or (trial.status == "crashed" and 0 < trained_batch < trial.spec.batch_size)
 
 
 def is_max_batch_trial(trial: Trial) -> bool:
@@ -49,8 +48,8 @@ def is_max_batch_trial(trial: Trial) -> bool:
 def held_bytes(trial: Trial) -> int | None:
     """Return what a trial held, as far as a limit is concerned.
 
-    On a GPU it is the tensors' peak in the timed steps: what the allocator keeps beyond it gives way when memory ends.
-    On a CPU it is the growth of the process, from its start.
+    On a GPU it is the tensors' peak in the timed steps: the allocator gives back what it keeps beyond that when memory
+    runs out. On a CPU it is the growth of the process from its start.
     """
     peak = steady_metrics.peak_allocated_bytes(trial)
     if trial.spec.device_type == "cuda" or not trial.ranks:
@@ -59,7 +58,7 @@ def held_bytes(trial: Trial) -> int | None:
 
 
 def outside_bytes(trial: Trial) -> int:
-    """Return what lay on the device outside the trial's allocator, 0 where nobody knows."""
+    """Return what lay on the device outside the trial's allocator, 0 if it is not known."""
     found = [rank.memory_parts.outside_bytes for rank in trial.ranks if rank.memory_parts is not None]
     found += [
         rank.driver_used_bytes - rank.peak_reserved_bytes
@@ -70,7 +69,7 @@ def outside_bytes(trial: Trial) -> int:
 
 
 def available_bytes(trial: Trial) -> int | None:
-    """Return what a trial's allocator, or its process on a CPU, could have held; None where nobody knows."""
+    """Return what a trial's allocator, or its process on a CPU, could have held; None if it is not known."""
     limit, whole = trial.spec.memory_limit_bytes, trial.environment.gpu_memory_bytes
     if trial.spec.device_type == "cpu" or whole is None:
         return limit
@@ -80,12 +79,12 @@ def available_bytes(trial: Trial) -> int | None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What two small batches foretell.
+    """What two small batches predict.
 
     Attributes:
-        fixed_bytes: What is held whatever the batch.
-        sample_bytes: What a sample takes on top.
-        usable_bytes: What tensors can hold in all.
+        fixed_bytes: Memory that does not depend on the batch.
+        sample_bytes: Memory of each sample on top.
+        usable_bytes: Memory that tensors can hold in all.
         from_batches: The two batch sizes.
     """
 
@@ -96,20 +95,22 @@ class Prediction:
 
     @property
     def batch_size(self) -> int | None:
-        """Return the largest batch foretold, 0 where none fits; None where a sample takes nothing."""
+        """Return the predicted largest batch, 0 if none fits; None if a sample takes no memory."""
         if self.sample_bytes <= 0:
             return None
         return max(0, int((self.usable_bytes - self.fixed_bytes) / self.sample_bytes))
 
 
 def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | None:
-    """Return what the two largest of some trials foretell, None where fewer than two have trained.
+    """Return what the two largest of some trials predict; None if fewer than two have trained.
 
     Args:
         trials: Trials of small batches that differ in their batch size alone.
         usable: On a GPU, the share of what the allocator may hold that tensors can come to.
     """
-    known = sorted((t for t in trials if trained(t) and held_bytes(t)), key=lambda trial: trial.spec.batch_size)[-2:]
+    known = sorted((t for t in trials if has_trained(t) and held_bytes(t)), key=lambda trial: trial.spec.batch_size)[
+        -2:
+    ]
     if len(known) < 2:
         return None
     small, large = (trial.spec.batch_size for trial in known)
@@ -126,8 +127,8 @@ def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | Non
 def _line_bytes(trial: Trial, others: Sequence[Trial]) -> float:
     """Return what one of several trials held, but with the smallest of their workspaces.
 
-    Of algorithms cuDNN takes what needs much workspace while there is plenty (0.8 GiB of the 3.5 that 128 images took
-    in a ResNet-18), and at the limit what needs little.
+    cuDNN chooses algorithms with much workspace while there is plenty of memory (0.8 GiB of the 3.5 that 128 images
+    took in a ResNet-18), and algorithms with little at the limit.
     """
     held, parts = held_bytes(trial) or 0, parts_of(trial)
     spaces = [own.workspace_bytes or 0 for each in others if (own := parts_of(each)) is not None]
@@ -137,7 +138,7 @@ def _line_bytes(trial: Trial, others: Sequence[Trial]) -> float:
 
 
 def next_small(trials: Sequence[Trial], first: int) -> int | None:
-    """Return the next small batch to try, None where there are enough of them, or one did not train.
+    """Return the next small batch to try; None if there are enough of them, or one did not train.
 
     Args:
         trials: The small ones tried so far, in order.
@@ -145,7 +146,7 @@ def next_small(trials: Sequence[Trial], first: int) -> int | None:
     """
     if not trials:
         return first
-    if not trained(trials[-1]):
+    if not has_trained(trials[-1]):
         return None
     following = trials[-1].spec.batch_size * GROWTH
     found = predict(trials)
@@ -183,7 +184,7 @@ class MaxBatch:
     @cached_property
     def trained(self) -> list[Trial]:
         """Return the trials whose steps ran."""
-        return [trial for trial in self.trials if trained(trial)]
+        return [trial for trial in self.trials if has_trained(trial)]
 
     @property
     def largest(self) -> Trial | None:
@@ -194,30 +195,30 @@ class MaxBatch:
     def failing(self) -> Trial | None:
         """Return the smallest batch above it that did not train."""
         above = self.largest.spec.batch_size if self.largest else 0
-        return next((t for t in self.trials if fails(t, above) and t.spec.batch_size > above), None)
+        return next((t for t in self.trials if is_too_large(t, above) and t.spec.batch_size > above), None)
 
     @property
     def problem(self) -> Trial | None:
         """Return a trial that ended in neither steps nor an out-of-memory, the largest batch's first; None for none."""
-        return next((t for t in reversed(self.trials) if not trained(t) and t.status != "oom"), None)
+        return next((t for t in reversed(self.trials) if not has_trained(t) and t.status != "oom"), None)
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """Return what its small batches foretold."""
+        """Return what its small batches predict."""
         return predict(small_ones(self.trials))
 
     @property
     def prediction_error(self) -> float | None:
         """Return by what share the prediction missed what was verified; None without either.
 
-        Of the batches between the largest that trained and the first that did not nothing is known: one of them is
-        no miss.
+        Nothing is known of the batches between the largest that trained and the first that did not, so that a
+        prediction of one of them is no miss.
         """
-        foretold = self.prediction.batch_size if self.prediction is not None else None
-        if foretold is None or self.largest is None or self.failing is None:
+        predicted = self.prediction.batch_size if self.prediction is not None else None
+        if predicted is None or self.largest is None or self.failing is None:
             return None
         least, most = self.largest.spec.batch_size, self.failing.spec.batch_size - 1
-        return foretold / min(max(foretold, least), most) - 1
+        return predicted / min(max(predicted, least), most) - 1
 
     @property
     def usable(self) -> float | None:
@@ -249,19 +250,19 @@ class MaxBatchResult:
     """What came of `castwise max-batch`.
 
     Attributes:
-        fits: A search for each loop.
+        max_batches: What was found for each loop.
         seconds: Wall time.
         num_recorded: How many of the trials were on record before, and are not in the wall time.
     """
 
-    fits: tuple[MaxBatch, ...]
+    max_batches: tuple[MaxBatch, ...]
     seconds: float
     num_recorded: int = 0
 
     @property
     def trials(self) -> tuple[Trial, ...]:
         """Return all trials."""
-        return tuple(trial for fit in self.fits for trial in fit.trials)
+        return tuple(trial for found in self.max_batches for trial in found.trials)
 
 
 def max_batches_of(trials: Iterable[Trial]) -> list[MaxBatch]:
@@ -274,6 +275,6 @@ def max_batches_of(trials: Iterable[Trial]) -> list[MaxBatch]:
 
 
 def parts_of(trial: Trial) -> MemoryParts | None:
-    """Return what held a trial's memory; None where nobody looked, or nobody could see."""
+    """Return what held a trial's memory; None if that was not measured."""
     parts = trial.ranks[0].memory_parts if trial.ranks else None
     return None if parts is None or parts.missing else parts

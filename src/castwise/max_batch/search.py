@@ -52,18 +52,18 @@ class MaxBatchJob:
         """Search for each loop's largest batch, and fill in its curve."""
         began = time.perf_counter()
         measure = CachedMeasure(self.job.runner, self._policy)
-        fits: list[MaxBatch] = []
+        found: list[MaxBatch] = []
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
-            usable = next((share for fit in reversed(fits) if (share := fit.usable) is not None), USABLE)
-            fits.append(self._fit(template, measure, usable))
+            usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
+            found.append(self._search(template, measure, usable))
         recorded = {id(trial) for trial in measure.known.values()}
-        num_recorded = sum(id(trial) in recorded for fit in fits for trial in fit.trials)
-        return MaxBatchResult(tuple(fits), time.perf_counter() - began, num_recorded)
+        num_recorded = sum(id(trial) in recorded for each in found for trial in each.trials)
+        return MaxBatchResult(tuple(found), time.perf_counter() - began, num_recorded)
 
-    def _fit(self, template: TrialSpec, measure: CachedMeasure, usable: float) -> MaxBatch:
+    def _search(self, template: TrialSpec, measure: CachedMeasure, usable: float) -> MaxBatch:
         trials = find_limit(measure, template, self.grid, usable)
-        # What an earlier search of the same loop tried belongs to it, too.
+        # What an earlier search of the same loop measured belongs to it, too.
         earlier = [] if self._policy.again else [t for t in measure.known.values() if _is_of(t, template)]
         tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
         while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
@@ -71,17 +71,17 @@ class MaxBatchJob:
             tried[trial.spec.key] = trial
         return max_batches_of(tried.values())[0]
 
-    def _next_of_curve(self, fit: MaxBatch) -> int | None:
-        """Return a batch below the largest that the curve lacks: the small ones' series, and the knee's lower side."""
-        if fit.largest is None or fit.failing is None:
+    def _next_of_curve(self, found: MaxBatch) -> int | None:
+        """Return a batch below the largest that the curve lacks: one of the small ones, or one below the knee."""
+        if found.largest is None or found.failing is None:
             return None
-        tried = [trial.spec.batch_size for trial in fit.trials]
+        tried = [trial.spec.batch_size for trial in found.trials]
         size = self.grid.aligned(START)
-        while 2 * size <= fit.largest.spec.batch_size:  # nearer ones only where the knee may lie there
+        while 2 * size <= found.largest.spec.batch_size:  # nearer ones only where the knee may lie there
             if size not in tried:
                 return size
             size *= GROWTH
-        knee = fit.knee
+        knee = found.knee
         if knee is None or steady_metrics.throughput(knee) is None:
             return None
         at = knee.spec.batch_size

@@ -108,6 +108,19 @@ def _rate_text(name: str) -> Callable[[FlatRow], str]:
     return lambda row: f"{format_rate(row[name])} {row['unit']}/s"
 
 
+def _count_text(name: str) -> Callable[[FlatRow], str]:
+    return lambda row: f"{row[name]:,}"
+
+
+def _predicted_batch_text(row: FlatRow) -> str:
+    error = row.get("prediction_error")
+    return f"{row['predicted_batch']:,}" + ("" if error is None else f" ({100 * error:+z.1f} %)")
+
+
+def _peak_text(row: FlatRow) -> str:
+    return f"{format_bytes(row['peak_bytes'])} ({100 * row['parts_error']:+z.1f} %)"
+
+
 def _allocated_text(row: FlatRow) -> str:
     ratio = row.get("memory_ratio")
     return format_bytes(row["peak_allocated_bytes"]) + ("" if ratio is None else f" ({format_ratio(ratio)})")
@@ -195,6 +208,33 @@ FIELDS: tuple[Field, ...] = (
     Field("joules_per_unit_high", unit="number"),
     Field("energy_source", "energy by"),
     Field("power_watts", "power", "number", lambda row: f"{row['power_watts']:.0f} W"),
+    # The largest batch that trains.
+    Field("largest_batch", "largest batch", "count", _count_text("largest_batch")),
+    Field("failing_batch", "first that fails", "count", _count_text("failing_batch")),
+    Field("batch_ratio", "over fp32", "ratio"),
+    Field("predicted_batch", "predicted", "count", _predicted_batch_text),
+    Field("fixed_bytes", "fixed", "bytes"),
+    Field("sample_bytes", "per sample", "bytes"),
+    Field("knee_batch", "knee", "count", _count_text("knee_batch")),
+    Field("knee_throughput", "at the knee", "rate", _rate_text("knee_throughput")),
+    Field("num_steps", "steps", "count"),
+    Field("num_trials", "trials", "count"),
+    # Where memory goes.
+    Field("weights_bytes", "weights", "bytes"),
+    Field("masters_bytes", "float32 masters", "bytes"),
+    Field("gradients_bytes", "gradients", "bytes"),
+    Field("optimizer_bytes", "optimizer state", "bytes"),
+    Field("batches_bytes", "batches on the device", "bytes"),
+    Field("saved_bytes", "activations saved for backward", "bytes"),
+    Field("weight_casts_bytes", "autocast's weight copies", "bytes"),
+    Field("temporaries_bytes", "other tensors", "bytes"),
+    Field("workspace_bytes", "workspaces", "bytes"),
+    Field("process_bytes", "process besides tensors", "bytes"),
+    Field("slack_bytes", "allocator's slack", "bytes"),
+    Field("outside_bytes", "CUDA context and others", "bytes"),
+    Field("seen_bytes", "held at the peak", "bytes"),
+    Field("parts_error", "measured peak", "share", _peak_text),
+    Field("total_bytes", "in all", "bytes"),
     # A suite's published figures, and what was measured of the same configuration.
     Field("published_seconds", "published time", "seconds", otherwise="published_outcome"),
     Field("measured", "measured run", wraps=True),

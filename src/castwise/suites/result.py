@@ -7,7 +7,7 @@ from functools import cached_property
 from castwise.analysis.steady_metrics import peak_reserved_bytes
 from castwise.analysis.training_metrics import Run, epochs_of, is_whole, loader_of, runs
 from castwise.analysis.warnings import NOISE
-from castwise.max_batch.result import trained
+from castwise.max_batch.result import has_trained
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.suites import Suite
@@ -95,7 +95,7 @@ def lacks_gpus(trial: Trial) -> bool:
 
 def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
     spec = search[0].spec
-    largest = max((t for t in search if trained(t)), key=lambda t: t.spec.batch_size, default=None)
+    largest = max((t for t in search if has_trained(t)), key=lambda t: t.spec.batch_size, default=None)
     failing = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
     figures = [
         f for f in suite.published if (f.workload, f.precision, f.world_size) == (spec.workload, spec.precision, 1)

@@ -1,17 +1,14 @@
 """Memory: what holds it at the peak, what a step's peak is made of, and the largest batch that fits into it."""
 
-from castwise.max_batch.columns import (
-    batch_text,
-    breakdown_columns,
-    breakdown_name,
+from castwise.max_batch.tables import (
+    breakdown_table,
     breakdowns_of,
+    curve_row,
     loop_name,
     part_titles,
-    rate_text,
-    shown_summary,
+    summary_table,
 )
-from castwise.render.fields import Field, FlatRow, find_fields
-from castwise.render.table import DataTable
+from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.theme import look_of
 from castwise.render.units import format_bytes
 from castwise.report.charts.chart import Chart, GroupSubject
@@ -123,7 +120,7 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
     def hover_text(index: int, title: str) -> str:
         found = breakdowns[index]
         held = format_bytes(found.bytes_of(by_title[title]))
-        return hover([breakdown_name(found), f"{title}: {held}", subject.file_of(found.trial)])
+        return hover([loop_name(found.trial.spec), f"{title}: {held}", subject.file_of(found.trial)])
 
     values = {title: [each.bytes_of(name) / _GIB for each in breakdowns] for name, title in titles.items()}
     least = min(breakdowns, key=lambda each: each.seen_bytes)
@@ -132,10 +129,10 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
     return Chart(
         name="parts",
         title=f"Where the memory goes{batch}",
-        says=f"{breakdown_name(least)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
-        traces=stacked_bars([escape(breakdown_name(each)) for each in breakdowns], values, hover_text),
+        says=f"{loop_name(least.trial.spec)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
+        traces=stacked_bars([escape(loop_name(each.trial.spec)) for each in breakdowns], values, hover_text),
         layout=layout(420, barmode="stack", xaxis=names_axis(), yaxis=axis("GiB", rangemode="tozero")),
-        table=DataTable(breakdown_columns(breakdowns), breakdowns),
+        table=breakdown_table(breakdowns),
         note="Of one step after the timed ones, at the moment when it held most.",
     )
 
@@ -149,9 +146,9 @@ def max_batch(subject: GroupSubject) -> Chart | None:
     hovers = [
         hover(
             [
-                loop_name(each),
-                f"batch {batch_text(trial)}",
-                rate_text(trial),
+                loop_name(each.spec),
+                f"batch {trial.spec.batch_size:,}",
+                find_field("throughput_per_second").text(curve_row(trial)),
                 subject.file_of(trial),
                 subject.file_of(each.failing) if each.failing is not None else "",
             ]
@@ -159,23 +156,23 @@ def max_batch(subject: GroupSubject) -> Chart | None:
         for each, trial in found
     ]
     trace = bars(
-        [escape(loop_name(each)) for each, _ in found],
+        [escape(loop_name(each.spec)) for each, _ in found],
         [trial.spec.batch_size for _, trial in found],
         [look_of(each.spec.precision).colour for each, _ in found],
         hovers,
-        text=[batch_text(trial) for _, trial in found],
+        text=[f"{trial.spec.batch_size:,}" for _, trial in found],
         textposition="auto",
     )
     return Chart(
         name="largest",
         title="Largest batch that trains",
-        says=f"The largest batch that trained is {batch_text(largest)}, with {loop_name(best)}.",
+        says=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
         traces=[trace],
         layout=layout(
             showlegend=False,
             xaxis=names_axis(),
             yaxis=axis("largest batch that trains", rangemode="tozero"),
         ),
-        table=DataTable(shown_summary(subject.max_batches), subject.max_batches),
+        table=summary_table(subject.max_batches),
         note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
     )

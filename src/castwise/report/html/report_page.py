@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from castwise.max_batch import sentences
-from castwise.max_batch.columns import shown_summary
+from castwise.max_batch import render as max_batch_render
+from castwise.max_batch.tables import summary_table
 from castwise.registry.precisions import BASELINE
 from castwise.render import run_report, training_table
 from castwise.render.notes import remarks
@@ -70,8 +70,8 @@ def _section(
         lines = [f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed]
     elif group.is_max_batch:
         found = subject.max_batches
-        table = DataTable(shown_summary(found), found)
-        lines = [*sentences.conclusions(found), *sentences.remarks(found)]
+        table = summary_table(found)
+        lines = [*max_batch_render.conclusions(found), *max_batch_render.remarks(found)]
     else:
         table = run_report.data_table(group.rows)
         lines = remarks(group.rows)

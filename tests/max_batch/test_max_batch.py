@@ -9,7 +9,6 @@ from conftest import CommandLine
 from fake_engine import (
     CONTEXT_BYTES,
     FIXED_BYTES,
-    MEMORY,
     OTHER_SAMPLE_BYTES,
     SAMPLE_BYTES,
     FakeEngine,
@@ -17,13 +16,14 @@ from fake_engine import (
     fake_environment,
     fake_spec,
     fake_trial,
+    memory_of,
 )
 
-from castwise.max_batch.columns import breakdown_columns, breakdowns_of
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import START, MaxBatch, held_bytes, is_max_batch_trial, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
+from castwise.max_batch.tables import breakdown_table, breakdowns_of
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
 from castwise.spec.trial import FIT
@@ -36,12 +36,12 @@ def fit(made: FakeEngine | None = None, **request: object) -> dict[str, MaxBatch
     made = made or FakeEngine()
     found = prepare_max_batch(asked, make_engine=lambda *_: made).run()
     assert made.num_open == 0
-    return {",".join((each.spec.precision, *each.spec.techniques)): each for each in found.fits}
+    return {",".join((each.spec.precision, *each.spec.techniques)): each for each in found.max_batches}
 
 
 def true_limit(precision: str, room: int, usable: float = 0.94) -> int:
     """Return the largest batch of the fake device."""
-    return int((usable * room - FIXED_BYTES) / (OTHER_SAMPLE_BYTES * MEMORY[precision]))
+    return int((usable * room - FIXED_BYTES) / (OTHER_SAMPLE_BYTES * memory_of(precision)))
 
 
 def sizes(found: MaxBatch) -> tuple[int, int]:
@@ -198,19 +198,18 @@ def test_the_command_prints_what_was_foretold_and_verified(command: CommandLine)
     assert "Where the memory goes" in done.out
 
 
-def test_parts_of_memory_have_a_sum_for_the_peak_and_one_for_all() -> None:
-    accounts = breakdowns_of(list(fit().values()))
-    columns = breakdown_columns(accounts)
-    names = [column.name for column in columns]
-    seen, beyond = names.index("seen_bytes"), [names.index(name) for name in BEYOND_THE_PEAK if name in names]
-    assert beyond
-    assert min(beyond) > names.index("parts_error") > seen, "what the peak is not made of comes behind it"
-    for account in accounts:
-        plain = [int(column.value(account)) for column in columns if column.name.endswith("_bytes")]
-        held, total = columns[seen].value(account), columns[-1].value(account)
-        assert sum(plain[: seen - 1]) == held
-        assert held + sum(account.bytes_of(name) for name in BEYOND_THE_PEAK) == total
-        assert columns[seen + 1].value(account) == pytest.approx(held / account.peak_bytes - 1)
+def test_parts_of_memory_add_up_to_the_peak_and_to_all() -> None:
+    breakdowns = breakdowns_of(list(fit().values()))
+    table = breakdown_table(breakdowns)
+    names = [column.name for column in table.columns]
+    parts = names[1 : names.index("seen_bytes")]
+    assert set(BEYOND_THE_PEAK) <= set(names[names.index("parts_error") :]), (
+        "what the peak does not hold comes after it"
+    )
+    for found, row in zip(breakdowns, table.rows, strict=True):
+        assert sum(row[name] for name in parts) == row["seen_bytes"]
+        assert row["seen_bytes"] + sum(row[name] for name in BEYOND_THE_PEAK) == row["total_bytes"]
+        assert row["parts_error"] == pytest.approx(row["seen_bytes"] / found.peak_bytes - 1)
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "markdown"])
@@ -299,7 +298,7 @@ def test_a_prediction_between_what_trained_and_what_did_not_is_no_miss() -> None
         assert other.prediction_error == pytest.approx(miss, abs=0.01)
 
 
-RECORDS = Path(__file__).parent.parent / "benchmarks" / "records" / "fit"
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "fit"
 
 
 @pytest.mark.parametrize("folder", sorted(RECORDS.iterdir()), ids=lambda folder: folder.name)
