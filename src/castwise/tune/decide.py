@@ -218,10 +218,10 @@ class _Search:
         if len(path) > 1 and not self.measured.times_together(together) and self._fits(together, proofs=1):
             yield self._session(together, "changes together")
         best = better[0].on(current)
-        known = [spec for spec in path if self._improves(current, spec, limit)]
-        top = max(known, key=lambda spec: self._merit(current, spec, limit), default=best)
-        top_fits, top_merit = self._merit(current, top, limit)
-        best_fits, best_merit = self._merit(current, best, limit)
+        known = [spec for spec in path if self._improves(current, spec, limit, path)]
+        top = max(known, key=lambda spec: self._merit(current, spec, limit, path), default=best)
+        top_fits, top_merit = self._merit(current, top, limit, path)
+        best_fits, best_merit = self._merit(current, best, limit, path)
         if top not in path or (top_fits, top_merit * PROMISING) < (best_fits, best_merit):
             return [best]
         return path[: path.index(top) + 1]
@@ -250,7 +250,9 @@ class _Search:
             found.append(TriedChange(stage, total, current, reached[-1], ratio, "taken"))
         return found
 
-    def _improves(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> bool:
+    def _improves(
+        self, current: TrialSpec, spec: TrialSpec, limit: float | None, others: Sequence[TrialSpec] = ()
+    ) -> bool:
         """Return whether a change looked worth following up: it was faster, or it saves memory that is lacking."""
         if key_of(spec) == key_of(current) or not self.measured.is_ok(spec):
             return False
@@ -259,14 +261,16 @@ class _Search:
         held, before = self.measured.held_bytes(spec), self.measured.held_bytes(current)
         if limit is not None and before > limit:
             return held <= limit or held < _SAVES_MEMORY * before
-        ratio = self.measured.first_ratio(current, spec)
+        ratio = self.measured.first_ratio(current, spec, others)
         return ratio is not None and ratio.value > PROMISING and (limit is None or held <= limit)
 
-    def _merit(self, current: TrialSpec, spec: TrialSpec, limit: float | None) -> tuple[bool, float]:
+    def _merit(
+        self, current: TrialSpec, spec: TrialSpec, limit: float | None, others: Sequence[TrialSpec] = ()
+    ) -> tuple[bool, float]:
         """Return whether a configuration fits into the limit, and its speed; over its memory if it does not fit."""
         held = self.measured.held_bytes(spec)
         fits = limit is None or held <= limit
-        ratio = self.measured.first_ratio(current, spec)
+        ratio = self.measured.first_ratio(current, spec, others)
         speed = (self.measured.rate(spec) or 0.0) if ratio is None else ratio.value
         return fits, speed if fits else speed / held
 

@@ -104,21 +104,21 @@ class Measurements:
         """
         if not self.is_ok(spec):
             return None
-        sides: list[Sequence[Trial]] = [self.of(below), self.of(spec)]
-        shared = set.intersection(*({trial.session_id for trial in side} - {None} for side in sides))
-        if shared:
-            sides = [[trial for trial in side if trial.session_id in shared] for side in sides]
+        shared = self._shared_sessions([below, spec])
+        sides = (
+            [trial for trial in self.of(each) if not shared or trial.session_id in shared] for each in (below, spec)
+        )
         return _per_unit(speedup_estimate(*sides), below, spec)
 
-    def first_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
-        """Return the speed-up in the first session that measured both: it stays the same when more is measured."""
-        if not self.is_ok(spec):
-            return None
-        others = {trial.session_id: trial for trial in reversed(self.of(below)) if trial.session_id is not None}
-        first = next((trial for trial in self.of(spec) if trial.session_id in others), None)
-        if first is None or first.session_id is None:
-            return self.ratio(below, spec)
-        return _per_unit(speedup_estimate([others[first.session_id]], [first]), below, spec)
+    def first_ratio(self, below: TrialSpec, spec: TrialSpec, others: Sequence[TrialSpec] = ()) -> Estimate | None:
+        """Return the speed-up as it was known after the first session that measured both, with others if one did.
+
+        It stays the same when more is measured.
+        """
+        sessions = self._shared_sessions([below, spec, *others]) or self._shared_sessions([below, spec])
+        first = next((trial.session_id for trial in self.of(spec) if trial.session_id in sessions), None)
+        known = Measurements({key_of(each): _until(self.of(each), first) for each in (below, spec)})
+        return known.ratio(below, spec)
 
     def shown_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
         """Return the speed-up; of one process each with the interval over their blocks."""
@@ -157,8 +157,7 @@ class Measurements:
 
     def times_together(self, specs: Sequence[TrialSpec]) -> int:
         """Return how many sessions measured all of these configurations."""
-        shared = set.intersection(*({trial.session_id for trial in self.of(spec)} - {None} for spec in specs))
-        return max(len(shared), self.times_asked(specs))
+        return max(len(self._shared_sessions(specs)), self.times_asked(specs))
 
     def times_asked(self, specs: Sequence[TrialSpec]) -> int:
         """Return how many sessions of this run of the search were to measure all of these configurations."""
@@ -179,6 +178,9 @@ class Measurements:
             return "too large", "it holds more memory than --memory allows"
         return _verdict_of(ratio)
 
+    def _shared_sessions(self, specs: Sequence[TrialSpec]) -> set[str | None]:
+        return set.intersection(*({trial.session_id for trial in self.of(spec)} - {None} for spec in specs))
+
     def _block_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
         return _per_unit(session_speedup_estimate(self.of(below), self.of(spec)), below, spec)
 
@@ -198,6 +200,12 @@ def _verdict_of(ratio: Estimate | None) -> tuple[Outcome, str]:
 def loop_name(spec: TrialSpec) -> str:
     """Return a configuration as people read it: `bf16-mixed, channels-last+compile`."""
     return f"{spec.precision}, {'+'.join(spec.techniques) or 'plain loop'}"
+
+
+def _until(trials: Sequence[Trial], session_id: str | None) -> tuple[Trial, ...]:
+    """Return the trials up to that of a session; all if none is of it."""
+    ids = [trial.session_id for trial in trials]
+    return tuple(trials[: ids.index(session_id) + 1] if session_id is not None and session_id in ids else trials)
 
 
 def _per_unit(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
