@@ -3,16 +3,24 @@
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
 from castwise.analysis.statistics import Estimate
 from castwise.render.console import print_line
-from castwise.render.fields import Field, FlatRow
+from castwise.render.fields import (
+    Field,
+    FlatRow,
+    find_field,
+    find_fields,
+    interval_text,
+    interval_values,
+    worth_showing,
+)
 from castwise.render.intervals import ratio_text
-from castwise.render.table import Column, DataTable, markdown_grid, markdown_text, print_data_table
+from castwise.render.table import DataTable, markdown_grid, markdown_text, print_data_table
 from castwise.render.units import format_rate
 from castwise.report.machine_comparison import (
     ComparisonRow,
@@ -31,54 +39,56 @@ _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "i
 _DROP_FIRST = (("speedup_first", "speedup"), ("throughput_first", "throughput"), "loss_scale")
 
 
-@dataclass(frozen=True)
-class ResultLine:
-    """A line of the table: one configuration on one of the other machines, compared with the first."""
-
-    title: str
-    row: ComparisonRow
-    result: MachineResult
-
-    @property
-    def first(self) -> MachineResult:
-        """Return the result on the first machine."""
-        return self.row.results[0]
-
-
-def result_table(comparison: MachineComparison) -> DataTable[ResultLine]:
-    """Return the table of ratios and verdicts."""
-    lines = [
-        ResultLine(title, row, result)
+def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
+    """Return the table of ratios and verdicts: a row for each configuration on each of the other machines."""
+    first, second, *others = (machine.name for machine in comparison.machines)
+    there = "there" if others else second
+    lines: list[FlatRow] = [
+        {
+            "workload": title,
+            "precision": row.spec.precision,
+            "loss_scale": row.spec.loss_scale,
+            "batch_size": row.spec.batch_size,
+            "machine": result.machine.name,
+            "unit": row.unit,
+            "throughput_first": _rate_or_status(row.results[0]),
+            "throughput": _rate_or_status(result),
+            "ratio": result.ratio.value if result.ratio else None,
+            **interval_values("ratio", result.ratio),
+            "verdict": verdict_text(result),
+            "speedup_first": row.results[0].speedup.value if row.results[0].speedup else None,
+            **interval_values("speedup_first", row.results[0].speedup),
+            "speedup": result.speedup.value if result.speedup else None,
+            **interval_values("speedup", result.speedup),
+            "style": _style(result),
+        }
         for title, rows in comparison.groups.items()
         for row in rows
         for result in row.results[1:]
         if result.entry is not None
     ]
-    first, second, *others = (machine.name for machine in comparison.machines)
-    there = "there" if others else second
-    columns = [
-        Column("workload", "workload", lambda x: x.title, lambda x: x.title, left=True, wraps=True),
-        _words("precision", "precision", lambda x: x.row.spec.precision),
-        _words("loss_scale", "loss scale", lambda x: x.row.spec.loss_scale),
-        Column("batch_size", "batch", lambda x: x.row.spec.batch_size, lambda x: str(x.row.spec.batch_size)),
-        _words("machine", "machine", lambda x: x.result.machine.name),
-        _rate("throughput_first", first, lambda x: x.first),
-        _rate("throughput", there, lambda x: x.result),
-        _ratio("ratio", "ratio", lambda x: x.result.ratio),
-        _words("verdict", "verdict", lambda x: verdict_text(x.result)),
-        _ratio("speedup_first", f"speed-up on {first}", lambda x: x.first.speedup),
-        _ratio("speedup", "speed-up there" if others else f"speed-up on {second}", lambda x: x.result.speedup),
+    fields = [
+        Field("workload", "workload", wraps=True),
+        *find_fields(("precision", "loss_scale", "batch_size")),
+        *([Field("machine", "machine")] if others else []),
+        Field("throughput_first", first, "rate", _throughput_text("throughput_first")),
+        Field("throughput", there, "rate", _throughput_text("throughput")),
+        Field("ratio", "ratio", "ratio", interval_text("ratio")),
+        find_field("verdict"),
+        Field("speedup_first", f"speed-up on {first}", "ratio", interval_text("speedup_first")),
+        Field("speedup", f"speed-up {'there' if others else f'on {second}'}", "ratio", interval_text("speedup")),
     ]
+    return DataTable(worth_showing(fields, lines, ("precision", "batch_size", "ratio", "verdict")), lines)
 
-    def is_shown(column: Column[ResultLine]) -> bool:
-        texts = {column.text(line) for line in lines}
-        if column.name == "machine":
-            return bool(others)
-        if column.name == "loss_scale":
-            return not texts <= {"none", "dynamic"}
-        return texts != {"–"} or column.name in ("ratio", "verdict")
 
-    return DataTable([column for column in columns if is_shown(column)], lines)
+def _rate_or_status(result: MachineResult) -> float | str | None:
+    if result.throughput is not None:
+        return result.throughput.value
+    return None if result.entry is None or result.entry.status == "ok" else result.entry.status
+
+
+def _throughput_text(name: str) -> Callable[[FlatRow], str]:
+    return lambda row: row[name] if isinstance(row[name], str) else f"{format_rate(row[name])} {row['unit']}/s"
 
 
 def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
@@ -161,7 +171,9 @@ def print_comparison(comparison: MachineComparison, console: Console) -> None:
     table, traits = result_table(comparison), trait_table(comparison)
     if table.rows:
         console.print()
-        print_data_table(console, table, drop_first=_DROP_FIRST, style=_style, elsewhere="--format json has all")
+        print_data_table(
+            console, table, drop_first=_DROP_FIRST, style=lambda line: line["style"], elsewhere="--format json has all"
+        )
     for line in remark_lines(comparison):
         print_line(console, f"  {line}", "yellow")
     if traits.rows:
@@ -246,13 +258,6 @@ def verdict_text(result: MachineResult) -> str:
     return f"{_MARKS[result.verdict.kind]} {word}"
 
 
-def rate_text(result: MachineResult, unit: str) -> str:
-    """Return a throughput, or the status if there is none."""
-    if result.throughput is None:
-        return "–" if result.entry is None or result.entry.status == "ok" else result.entry.status
-    return f"{format_rate(result.throughput.value)} {unit}/s"
-
-
 def _lists(comparison: MachineComparison) -> Iterator[tuple[str, list[str]]]:
     if comparison.incomparable:
         yield "Not compared", [incomparable_line(each) for each in comparison.incomparable]
@@ -268,20 +273,6 @@ def _folded(title: str, content: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
 
 
-def _style(line: ResultLine) -> str | None:
-    kind = line.result.verdict.kind if line.result.verdict is not None else ""
-    return "red" if line.result.broke else {"faster": "green", "slower": "red", "incomparable": "dim"}.get(kind)
-
-
-def _words(name: str, title: str, text: Callable[[Any], str]) -> Column[Any]:
-    return Column(name, title, text, text, left=True)
-
-
-def _rate(name: str, title: str, get: Callable[[ResultLine], MachineResult]) -> Column[ResultLine]:
-    return Column(
-        name, title, lambda x: r.value if (r := get(x).throughput) else None, lambda x: rate_text(get(x), x.row.unit)
-    )
-
-
-def _ratio(name: str, title: str, get: Callable[[ResultLine], Estimate | None]) -> Column[ResultLine]:
-    return Column(name, title, lambda x: r.value if (r := get(x)) else None, lambda x: ratio_text(get(x)))
+def _style(result: MachineResult) -> str | None:
+    kind = result.verdict.kind if result.verdict is not None else ""
+    return "red" if result.broke else {"faster": "green", "slower": "red", "incomparable": "dim"}.get(kind)
