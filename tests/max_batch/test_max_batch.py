@@ -1,4 +1,4 @@
-"""`castwise max-batch` on the fake engine: what is searched, found, said, resumed and reported."""
+"""`castwise max-batch` on the fake engine: what is searched, found, resumed and reported."""
 
 import json
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_the_answer_is_what_trained_and_the_next_that_did_not(usable: float) -> 
         assert sizes(found) == (expected, expected + 8)
 
 
-def test_the_prediction_comes_from_two_small_batches_and_is_set_beside_what_was_verified() -> None:
+def test_the_prediction_comes_from_two_small_batches() -> None:
     found = fit()["fp32"]
     assert found.prediction is not None
     assert found.prediction.from_batches == (128, 512)
@@ -173,7 +173,7 @@ def test_other_trials_are_no_search() -> None:
     assert max_batches_of([fake_trial()]) == []
 
 
-def test_sources_that_filled_their_memory_are_set_beside() -> None:
+def test_published_largest_batches() -> None:
     (found,) = largest_batches("dpn92", "fp16-master")
     assert (found.gpu, found.baseline, found.batch_size, found.failing, found.ratio) == ("Titan RTX", 256, 512, 640, 2)
     ratios = [largest_batches(f"fastai-resnet{depth}", "fp16-master")[0].ratio for depth in (18, 34, 50, 101, 152)]
@@ -185,7 +185,7 @@ def command_of(command: CommandLine, *arguments: str, engine: FakeEngine | None 
     return command("max-batch", *arguments, "--results", command.results, engine=engine)
 
 
-def test_the_command_prints_what_was_foretold_and_verified(command: CommandLine) -> None:
+def test_the_command_prints_predicted_and_verified_batches(command: CommandLine) -> None:
     done = command_of(command, "dpn92", "--precision", "fp32,fp16-master")
     assert done.code == 0
     limit = int((0.94 * WHOLE - FIXED_BYTES) / SAMPLE_BYTES["dpn92"]) // 8 * 8
@@ -268,7 +268,7 @@ def test_a_crash_is_said_and_is_the_exit_code(command: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (("resnet50", "--device", "cpu"), "name a limit with --memory"),
         (("resnet50", "--memory", "1000GiB"), "is more than Fake GPU has (16.0 GiB)"),
@@ -279,10 +279,10 @@ def test_a_crash_is_said_and_is_the_exit_code(command: CommandLine) -> None:
         (("resnet5", "--memory", "1GiB"), "resnet5"),
     ],
 )
-def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_one_line(command: CommandLine, arguments: tuple[str, ...], words: str) -> None:
     done = command_of(command, *arguments)
     assert done.code == 2
-    assert said in done.err
+    assert words in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not done.engine.measured
 
@@ -291,8 +291,8 @@ def test_a_prediction_between_what_trained_and_what_did_not_is_no_miss() -> None
     found = fit(curve=False)["fp32"]
     assert found.prediction is not None
     least, most = sizes(found)
-    for foretold, miss in ((least, 0.0), (most - 1, 0.0), (2 * least, 2 * least / (most - 1) - 1), (least // 2, -0.5)):
-        room = found.prediction.fixed_bytes + (foretold + 0.5) * found.prediction.sample_bytes
+    for predicted, miss in ((least, 0.0), (most - 1, 0.0), (2 * least, 2 * least / (most - 1) - 1), (least // 2, -0.5)):
+        room = found.prediction.fixed_bytes + (predicted + 0.5) * found.prediction.sample_bytes
         other = MaxBatch(found.trials)
         other.__dict__["prediction"] = replace(found.prediction, usable_bytes=room)  # where it is kept once computed
         assert other.prediction_error == pytest.approx(miss, abs=0.01)
@@ -302,7 +302,7 @@ RECORDS = Path(__file__).parents[2] / "benchmarks" / "records" / "fit"
 
 
 @pytest.mark.parametrize("folder", sorted(RECORDS.iterdir()), ids=lambda folder: folder.name)
-def test_what_was_foretold_on_a_real_gpu_was_near(folder: Path) -> None:
+def test_predictions_on_a_real_gpu_were_near(folder: Path) -> None:
     """Models that concatenate lose memory to fragmentation, of which small batches do not tell."""
     trials, _ = load_folder(folder)
     for found in max_batches_of(trials):

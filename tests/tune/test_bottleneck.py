@@ -1,4 +1,4 @@
-"""What measurements prove of a loop's bounds, and that nothing else is said."""
+"""What measurements prove of a loop's bounds, and nothing else."""
 
 import math
 

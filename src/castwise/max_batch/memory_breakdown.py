@@ -143,7 +143,7 @@ def _reason(trial: Trial, name: str) -> str:
         "gradients_bytes": (
             ", of the float32 weights' dtype"
             if keeps_float32
-            else ", the masters' in float32 beside the weights'"
+            else ", in float32 for the masters and again for the weights"
             if has_masters
             else ""
         ),

@@ -150,7 +150,7 @@ def summary_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
 
 
 def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
-    """Return the curves: batches that are well apart, the knee, the largest that trained, the first that did not."""
+    """Return the curves: batches that are far apart, the knee, the largest that trained, the first that did not."""
     rows = [curve_row(trial) for found in max_batches for trial in _curve(found)]
     return DataTable(find_fields(name for name in CURVE if any(row[name] not in (None, "") for row in rows)), rows)
 

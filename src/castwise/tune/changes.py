@@ -60,7 +60,7 @@ class Change:
 
     @property
     def rank(self) -> int:
-        """Return when its turn is: the lowest first."""
+        """Return when it is tried: the lowest rank first."""
         if self.batch_size:
             return Rank.BATCH
         if self.precision:
@@ -87,33 +87,33 @@ class Change:
 
 
 def change_between(below: TrialSpec, spec: TrialSpec) -> Change:
-    """Return the move that makes one loop of another."""
+    """Return the change that makes one loop of another."""
     added = tuple(name for name in spec.techniques if name not in below.techniques)
     precision = None if spec.precision == below.precision else spec.precision
     return Change(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
 
 
-def is_within(move: Change, reached: Change) -> bool:
-    """Return whether a move is part of one that several were taken together in."""
-    return set(move.parts) <= set(reached.parts) and move.precision in (None, reached.precision)
+def is_within(change: Change, reached: Change) -> bool:
+    """Return whether a change is part of one that several were taken together in."""
+    return set(change.parts) <= set(reached.parts) and change.precision in (None, reached.precision)
 
 
-def cumulative_configs(current: TrialSpec, moves: Sequence[Change]) -> list[TrialSpec]:
-    """Return the loops on the way up by several moves, one change at a time.
+def cumulative_configs(current: TrialSpec, changes: Sequence[Change]) -> list[TrialSpec]:
+    """Return the loops on the way up by several changes, one change at a time.
 
     Args:
         current: The loop below.
-        moves: The moves, the best first; one that changes what an earlier one does is left out.
+        changes: The changes, the best first; one that changes what an earlier one does is left out.
     """
     changed: set[str] = set()
     loops: list[TrialSpec] = []
-    for move in moves:
-        own = set(move.parts)
+    for change in changes:
+        own = set(change.parts)
         named = changed - {PRECISION, _BATCH}
-        if own & changed or any(exclude_each_other(one, other) for one in move.techniques for other in named):
+        if own & changed or any(exclude_each_other(one, other) for one in change.techniques for other in named):
             continue
         changed |= own
-        for single in move.singles:
+        for single in change.singles:
             loops.append(single.on(loops[-1] if loops else current))
     return [loop for loop in loops if why_unsupported(loop) is None]
 

@@ -131,7 +131,7 @@ class Measurements:
         return ratio is not None and ratio.low > _BEYOND_PROCESSES
 
     def is_answered(self, below: TrialSpec, spec: TrialSpec) -> bool:
-        """Return whether further processes would not change what is said of two configurations."""
+        """Return whether the difference of two configurations needs no further processes."""
         ratio = self.ratio(below, spec)
         if ratio is None or not self.is_ok(below) or self.is_clear(below, spec):
             return True
@@ -165,7 +165,7 @@ class Measurements:
         return sum(keys <= session for session in self.sessions)
 
     def outcome(self, spec: TrialSpec, ratio: Estimate | None, limit_bytes: float | None) -> tuple[Outcome, str]:
-        """Return what is said of a configuration that was not accepted, by its speed-up over another, and why."""
+        """Return what came of a configuration that was not accepted, by its speed-up over another, and why."""
         failed = self.failure(spec)
         if failed is not None:
             if failed.status == "unsupported":
@@ -186,7 +186,7 @@ class Measurements:
 
 
 def _verdict_of(ratio: Estimate | None) -> tuple[Outcome, str]:
-    """Return what is said of a configuration by its speed-up alone, and why."""
+    """Return what came of a configuration by its speed-up alone, and why."""
     if ratio is None:
         return "unproven", "there is nothing that it could be compared with"
     if ratio.n == 1:

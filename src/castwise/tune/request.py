@@ -20,18 +20,18 @@ from castwise.tune.options import TuneOptions
 from castwise.tune.search import TuningSearch
 from castwise.tune.time_budget import phase_limit
 
-# A loop that is screened is looked at briefly: one that the host paces never settles, and what is in doubt sits again.
+# Screening is short: a step that waits for the host never settles, and what is in doubt is measured again.
 _SCREENED = {"warm_up_seconds": 1.0, "num_blocks": 8}
-# A training run's turns are epochs: fewer than blocks of steps, the first uncounted, none longer than these steps.
+# The blocks of a training run are epochs: fewer than blocks of steps, the first not counted, none longer than this.
 # Source: chosen here; 118 steps are an epoch of MNIST at batch 512.
-_MOST_TURNS, _FEWEST_TURNS = 8, 3
-_MOST_STEPS = 120
+_MAX_EPOCHS, _MIN_EPOCHS = 8, 3
+_MAX_STEPS = 120
 
 
 def prepare_tuning(
     request: TuneOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
 ) -> TuningSearch:
-    """Check a request against the machine, and return the climb that answers it.
+    """Check a request against the machine, and return the search that answers it.
 
     Raises:
         UsageError: The request cannot be carried out as it stands.
@@ -72,11 +72,11 @@ def _screened(spec: TrialSpec) -> TrialSpec:
 
 
 def published_run(workload: str, data_set: str | None) -> tuple[str, Recipe] | None:
-    """Return the data set and the recipe with which a suite trains a workload; None where none does.
+    """Return the data set and the recipe with which a suite trains a workload; None if none does.
 
     Args:
         workload: Its name.
-        data_set: The data set, or a stand-in for it; None takes the suite's.
+        data_set: The data set, or random samples in its shape; None takes the suite's.
     """
     name = find_workload(workload).name
     wanted = None if data_set is None else data_set.removeprefix(SYNTHETIC_PREFIX)
@@ -88,17 +88,17 @@ def published_run(workload: str, data_set: str | None) -> tuple[str, Recipe] | N
 
 
 def training_spec(steady: TrialSpec, data_set: str, recipe: Recipe) -> TrialSpec:
-    """Return the training run whose epochs are timed in the place of a cell's blocks of steps."""
-    epochs = 1 + _MOST_TURNS
+    """Return the training run whose epochs are timed instead of blocks of steps."""
+    epochs = 1 + _MAX_EPOCHS
     changes = {
         "epochs": max(epochs, recipe.epochs),
         "stop_after": epochs,
-        "max_steps": min(_MOST_STEPS, recipe.max_steps or _MOST_STEPS),
+        "max_steps": min(_MAX_STEPS, recipe.max_steps or _MAX_STEPS),
         "skip_epochs": 1,
         "skip_batches": 0,
         "validate_each_epoch": False,
     }
-    protocol = steady.protocol.model_copy(update={"num_blocks": _MOST_TURNS, "min_blocks": _FEWEST_TURNS})
+    protocol = steady.protocol.model_copy(update={"num_blocks": _MAX_EPOCHS, "min_blocks": _MIN_EPOCHS})
     return TrialSpec.model_validate(
         steady.model_dump()
         | {"kind": "training", "data_set": data_set, "protocol": protocol.model_dump()}
@@ -107,10 +107,10 @@ def training_spec(steady: TrialSpec, data_set: str, recipe: Recipe) -> TrialSpec
 
 
 def source_of(request: TuneOptions) -> tuple[str, Recipe] | None:
-    """Return how the suites train what is asked for; None where steps are timed.
+    """Return how the suites train what is asked for; None if steps are timed.
 
     Raises:
-        UsageError: None does, and nothing else can be meant.
+        UsageError: No suite does, although the request asks for it.
     """
     if not request.training and request.data_set in (None, SYNTHETIC):
         return None
