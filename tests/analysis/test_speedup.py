@@ -1,4 +1,4 @@
-"""Speed-ups from several processes: paired where they sat together, and rows and verdicts made of them."""
+"""Speed-ups from several processes: paired where they ran together, and rows and verdicts made of them."""
 
 import json
 import math
@@ -22,18 +22,18 @@ from castwise.render.run_report import to_json
 from castwise.spec.trial import MeasurementProtocol
 
 
-def sat(precision: str, sitting: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:
+def timed(precision: str, session: str | None, *seconds: float, repeat: int = 0, status: Status = "ok") -> Trial:
     trial = fake_trial(fake_spec(precision, repeat=repeat), step_seconds=seconds, status=status)
-    return trial.model_copy(update={"session_id": sitting})
+    return trial.model_copy(update={"session_id": session})
 
 
 def rounds(*pairs: tuple[float, float], drift: float = 1.0) -> list[Trial]:
-    """Return fp32 and bf16-mixed over rounds; the machine is slower by `drift` each turn."""
+    """Return fp32 and bf16-mixed over rounds; the machine is slower by `drift` with each block."""
     trials = []
     for repeat, (before, after) in enumerate(pairs):
-        turns = [drift**turn for turn in range(5)]
-        trials.append(sat("fp32", f"s{repeat}", *(before * turn for turn in turns), repeat=repeat))
-        trials.append(sat("bf16-mixed", f"s{repeat}", *(after * turn for turn in turns), repeat=repeat))
+        slowdowns = [drift**block for block in range(5)]
+        trials.append(timed("fp32", f"s{repeat}", *(before * slower for slower in slowdowns), repeat=repeat))
+        trials.append(timed("bf16-mixed", f"s{repeat}", *(after * slower for slower in slowdowns), repeat=repeat))
     return trials
 
 
@@ -51,21 +51,21 @@ def test_each_sitting_gives_one_ratio() -> None:
 
 
 def test_the_turns_of_one_sitting_have_an_interval_of_their_own() -> None:
-    before, after = sat("fp32", "s", 0.3, 0.31, 0.29, 0.3, 0.3), sat("bf16-mixed", "s", 0.1, 0.1, 0.1, 0.1, 0.1)
+    before, after = timed("fp32", "s", 0.3, 0.31, 0.29, 0.3, 0.3), timed("bf16-mixed", "s", 0.1, 0.1, 0.1, 0.1, 0.1)
     found = session_speedup_estimate([before], [after])
     assert found is not None
-    assert (found.value, found.n) == (pytest.approx(3, rel=0.01), 1), "one process each, however many turns"
+    assert (found.value, found.n) == (pytest.approx(3, rel=0.01), 1), "one process each, however many blocks"
     assert 2.8 < found.low < 2.99
     assert 3.01 < found.high < 3.2
-    assert session_speedup_estimate([before], [sat("bf16-mixed", "other", 0.1)]) is None
-    last = sat("bf16-mixed", "t", 0.15, 0.15, 0.15)
-    newest = session_speedup_estimate([before, sat("fp32", "t", 0.3, 0.3, 0.3)], [after, last])
+    assert session_speedup_estimate([before], [timed("bf16-mixed", "other", 0.1)]) is None
+    last = timed("bf16-mixed", "t", 0.15, 0.15, 0.15)
+    newest = session_speedup_estimate([before, timed("fp32", "t", 0.3, 0.3, 0.3)], [after, last])
     assert newest is not None
-    assert newest.value == pytest.approx(2), "of the last sitting they share"
+    assert newest.value == pytest.approx(2), "of the last session they share"
 
 
 def test_a_rate_is_the_units_of_a_step_over_its_seconds_and_its_fastest_end_is_the_step_s_shortest() -> None:
-    trials = [sat("fp32", f"s{number}", seconds) for number, seconds in enumerate((0.1, 0.125))]
+    trials = [timed("fp32", f"s{number}", seconds) for number, seconds in enumerate((0.1, 0.125))]
     step = step_estimate(trials)
     found = rate_estimate(trials, step)
     assert step is not None
@@ -103,8 +103,8 @@ def test_unpaired_interval_is_welch_s() -> None:
 
     before, after = [0.30, 0.32, 0.31, 0.33], [0.10, 0.11, 0.10]
     found = speedup_estimate(
-        [sat("fp32", None, second, repeat=n) for n, second in enumerate(before)],
-        [sat("bf16-mixed", None, second, repeat=n) for n, second in enumerate(after)],
+        [timed("fp32", None, second, repeat=n) for n, second in enumerate(before)],
+        [timed("bf16-mixed", None, second, repeat=n) for n, second in enumerate(after)],
     )
     logs = [[math.log(second) for second in side] for side in (before, after)]
     expected = ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
@@ -168,7 +168,7 @@ def test_nor_what_ran_on_another_machine(field: str, word: str) -> None:
 
 def test_a_process_that_failed_shows_in_its_row() -> None:
     trials = rounds((0.3, 0.1), (0.3, 0.1))
-    trials.append(sat("bf16-mixed", None, repeat=2, status="crashed"))
+    trials.append(timed("bf16-mixed", None, repeat=2, status="crashed"))
     row = compare(trials)[1]
     assert row.trial.status == "crashed"
     assert row.speedup == pytest.approx(3)
@@ -186,7 +186,7 @@ def test_json_has_values_with_their_intervals() -> None:
 
 
 def test_nothing_timed_gives_nothing() -> None:
-    assert step_estimate([sat("fp32", None, status="oom")]) is None
+    assert step_estimate([timed("fp32", None, status="oom")]) is None
     assert speedup_estimate([], rounds((0.3, 0.1))) is None
 
 

@@ -53,7 +53,7 @@ class Environment(FrozenModel):
         driver: The GPU driver's version.
         cuda: The CUDA version torch was built with.
         cudnn: cuDNN's version as torch prints it.
-        torchvision: torchvision's version, or None where it is not installed.
+        torchvision: torchvision's version, or None if it is not installed.
         fp32_precision: What float32 products compute in before a trial sets it, by torch's switches.
     """
 

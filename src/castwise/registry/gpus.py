@@ -1,11 +1,10 @@
 """The GPUs whose datasheet peaks are known: one row each, data only, without torch.
 
-A row is found by the exact name that the driver prints and by nothing else: "NVIDIA L4" is a prefix of
-"NVIDIA L40S", and taking one for the other is wrong threefold. A GPU without a row, and a figure that
-its vendor does not print, are None; whoever needs a bound then measures one and says so.
+A row is found only by the exact name that the driver prints: "NVIDIA L4" is a prefix of "NVIDIA L40S", whose peaks are
+three times as high. A GPU without a row, and a figure that its vendor does not print, are None.
 
-Every peak is dense. NVIDIA's datasheets from Ampere on print the rate with 2:4 structured sparsity, alone
-or beside the dense one; such a figure is halved here, where the source says "sparse figures halved".
+Every peak is dense. NVIDIA's datasheets from Ampere on print the rate with 2:4 structured sparsity, alone or next to
+the dense one; if `source` says "sparse figures halved", such a figure is halved here.
 
 A peak is what the datasheet's boost clock gives. GeForce cards run above that clock when cool and within
 their power limit, so a matrix product can exceed the peak: 173 for 165.2 TFLOP/s on an RTX 4090, 242 for
@@ -181,7 +180,7 @@ def find_gpu_model(name: str) -> GpuModel | None:
 
 
 def peak(device: GpuModel | None, dtype: str) -> float | None:
-    """Return a GPU's dense peak in FLOP/s, or None where it is unknown.
+    """Return a GPU's dense peak in FLOP/s, or None if it is unknown.
 
     Args:
         device: The GPU, or None for one without a row.

@@ -1,8 +1,7 @@
 """The workloads castwise knows by name: one row each, data only; `worker/models/` builds them.
 
 Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each. Any other
-image model comes in by `torchvision:NAME` or `timm:NAME`, and a model of the user's own by the names of
-`own_models.py`.
+image model is named `torchvision:NAME` or `timm:NAME`, and a user's own model as in `spec/user_model.py`.
 """
 
 from dataclasses import dataclass, replace
@@ -41,11 +40,11 @@ class Workload:
         cpu_batch_size: The same on a CPU, small enough for steps of about a second.
         input_shape: One sample's shape, channels first; empty for token sequences.
         optimizer: The source's optimizer; docs/workloads.md says where its learning rate is another.
-        resident_batches: Synthetic batches that lie on the device and are taken in turn.
+        resident_batches: Synthetic batches that lie on the device and are used one after the other.
         source: Where the workload comes from.
         summary: One line on model and input.
-        num_parameters: Weights, where the source states them; tested.
-        macs_per_sample: Multiply-accumulates of one forward pass; None where the source does not state them.
+        num_parameters: Weights, if the source states them; tested.
+        macs_per_sample: Multiply-accumulates of one forward pass; None if the source does not state them.
         clip_grad_norm: The norm that gradients are clipped to, or None.
         data_sets: Real data sets it can be run on.
         options: Arguments for the family's builder, as (name, value).
@@ -247,7 +246,7 @@ def find_workload(name: str) -> Workload:
     raise unknown_name("workload", name, (row.name for row in WORKLOADS), hint)
 
 
-@lru_cache(maxsize=1024)  # asked for every cell of a report, many times
+@lru_cache(maxsize=1024)  # a report asks for every configuration, many times
 def known_workload(name: str) -> Workload | None:
     """Return what `find_workload` does, and None for a name that no row has: a record may come from elsewhere."""
     wanted = name.strip()
@@ -272,10 +271,10 @@ def check_data_set(workload: Workload, data_set: str) -> None:
 
 
 def unit_of(name: str) -> Unit:
-    """Return what a workload's throughput counts; samples, where the workload is not known here."""
+    """Return what a workload's throughput counts; samples, if the workload is not known here."""
     try:
         row = known_workload(name)
-    except UsageError:  # what no reference can be may stand in a record from elsewhere
+    except UsageError:  # a record from elsewhere may name anything
         row = None
     return row.unit if row is not None else "samples"
 
@@ -293,7 +292,7 @@ def _own_model(name: str) -> Workload:
         name=name,
         family="own",
         unit="samples",
-        # Where the user's code does not say: samples of unknown size, so few of them.
+        # If the user's code does not say: few, since their size is unknown.
         batch_size=32,
         cpu_batch_size=8,
         input_shape=(),

@@ -116,11 +116,6 @@ class Recipe(FrozenModel):
         """Return whether the validation data is read at all."""
         return self.validate_each_epoch or self.validate_at_end
 
-    @property
-    def is_shortened(self) -> bool:
-        """Return whether the run was asked to end before its source's did."""
-        return self.num_epochs < self.epochs or self.max_steps is not None
-
     @model_validator(mode="after")
     def _first_cycle_fits(self) -> Self:
         if self.first_cycle_epochs and self.schedule.kind != "one_cycle":
