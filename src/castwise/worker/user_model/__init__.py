@@ -1,1 +1,1 @@
-"""The user's own model: loaded, checked and adapted to a `Task`."""
+"""The user's model: loaded, checked and adapted to a `Task`."""

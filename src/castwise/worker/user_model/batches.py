@@ -14,7 +14,7 @@ _MAX_SHAPES_SHOWN = 6
 
 
 class BatchMaker:
-    """Makes batches of any size from what a user gave for one.
+    """Makes batches of any size from the user's batch.
 
     Args:
         batch: An example batch, a function of the batch size, or a data loader, whose first batch is the example.
@@ -41,17 +41,17 @@ class BatchMaker:
 
     @property
     def batch_size(self) -> int | None:
-        """Return the samples per optimizer step that the example stands for; None where it does not tell."""
+        """Return the samples per optimizer step of the example batch; None if they are unknown."""
         if self._function is not None:
             return None
         size = _common_first_size(self._example)
         return None if size is None else size * self._accumulate
 
     def make(self, count: int, batch_size: int, device: torch.device, generator: torch.Generator) -> Sequence[Any]:
-        """Return batches on the device; of an example one, since all would be the same.
+        """Return batches on the device; of an example only one, since all would be equal.
 
         Raises:
-            UsageError: The size cannot be had.
+            UsageError: A batch of this size cannot be made.
         """
         if batch_size % self._accumulate:
             raise UsageError(
@@ -59,7 +59,7 @@ class BatchMaker:
                 f"Take a multiple of {self._accumulate}."
             )
         size = batch_size // self._accumulate
-        torch.manual_seed(generator.initial_seed())  # a function draws from torch's own generator
+        torch.manual_seed(generator.initial_seed())  # the user's function draws from torch's global generator
         steps = count if self._function is not None else 1
         made = [tuple(self._make_one(size, device) for _ in range(self._accumulate)) for _ in range(steps)]
         return made if self._accumulate > 1 else [parts[0] for parts in made]
@@ -96,12 +96,12 @@ class BatchMaker:
 
 
 def is_batch_function(batch: Any) -> bool:
-    """Return whether this makes batches, and is none itself: a tokenizer's output can be called, but holds tensors."""
+    """Return whether this is a function that makes batches; a tokenizer's output can be called, but holds tensors."""
     return callable(batch) and not isinstance(batch, Tensor) and not tree_tensors(batch)
 
 
 def first_of(batch: Any, source: str) -> Any:
-    """Return the first batch of a data loader; what is no loader as it is.
+    """Return the first batch of a data loader; anything else unchanged.
 
     Raises:
         UsageError: The loader is empty.
@@ -114,12 +114,12 @@ def first_of(batch: Any, source: str) -> Any:
 
 
 def is_loader(batch: Any) -> bool:
-    """Return whether this is a data loader, torch's or one like it."""
+    """Return whether this is a data loader, torch's or a similar one."""
     return isinstance(batch, Iterable) and hasattr(batch, "dataset")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on the device, floating-point ones in float32: precisions cast from there."""
+    """Return the batch with its tensors on the device, floating-point ones in float32, from which precisions cast."""
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, torch.float32 if tensor.is_floating_point() else None)
@@ -159,7 +159,7 @@ def _shapes(batch: Any) -> str:
 
 
 def _takes_one_argument(function: Callable[..., Any]) -> bool:
-    """Return whether a function can be called with one positional argument; True where that cannot be told."""
+    """Return whether a function can be called with one positional argument; True if that is unknown."""
     try:
         inspect.signature(function).bind(1)
     except TypeError:

@@ -21,17 +21,17 @@ class Contract:
 
     Attributes:
         model: The model; a LightningModule brings its own loss and optimizer.
-        batch: An example batch, or a function that returns one of as many samples as it is asked for. None takes
-            the model's own data loader or example, which a LightningModule may have.
-        loss: Takes the model's output and the batch's target; None takes a loss on the output alone.
-        training_step: Takes model and batch, and returns the loss; in the place of `loss`.
+        batch: An example batch, or a function that returns one of as many samples as it is asked for. None uses
+            a LightningModule's own data loader.
+        loss: Takes the model's output and the batch's target; None uses a loss of the output alone.
+        training_step: Takes model and batch, and returns the loss; instead of `loss`.
         optimizer: An optimizer of the model's parameters, or a function that returns one from them.
         scheduler: A scheduler of that optimizer, or a function that returns one from it.
         batch_size: Samples per optimizer step unless `--batch-size` says otherwise.
         accumulate: Batches whose gradients are added up for one optimizer step.
         clip_grad_norm: The norm that gradients are clipped to.
         unit: What throughput counts.
-        units_per_sample: How many of them are in a sample.
+        units_per_sample: Units in a sample.
     """
 
     model: nn.Module
@@ -51,14 +51,14 @@ NAMES = tuple(field.name for field in fields(Contract))
 
 
 def read_contract(returned: Any, source: str) -> Contract:
-    """Return what a user's function returned, as its parts.
+    """Return the parts of what a user's function returned.
 
     Args:
         returned: A module, a tuple of up to three, or a mapping.
         source: The user's function, for messages: "train_me.py:build".
 
     Raises:
-        UsageError: It is none of these, or a part of it is not what it has to be.
+        UsageError: It is none of these, or one of its parts is of the wrong type.
     """
     parts = _parts(returned, source)
     unknown = [str(name) for name in parts if name not in NAMES]
@@ -83,7 +83,7 @@ def call_without_arguments(function: Any, source: str) -> Any:
         raise UsageError(f"{source} is no function but {_a(function)}. It must be one without arguments.")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin without a signature: calling it tells
+    except (TypeError, ValueError):  # a builtin without a signature: try it
         return function()
     needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in _NEEDED]
     if needed:
@@ -138,7 +138,7 @@ def _check_parts(contract: Contract, source: str) -> None:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Return whether this is an optimizer already, and not what makes one."""
+    """Return whether this is an optimizer, not a function that makes one."""
     return isinstance(value, Optimizer)
 
 

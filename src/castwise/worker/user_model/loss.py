@@ -17,12 +17,12 @@ ComputeLoss = Callable[[nn.Module, Any], Tensor]
 
 
 def make_compute_loss(contract: Contract, source: str) -> ComputeLoss:
-    """Return the loss of a batch, as the contract has it.
+    """Return the loss function of a batch that the contract asks for.
 
     - `training_step`: that, of model and batch.
     - `loss`: of the output and the target. A tuple's last part is the target and the others are the model's arguments;
       of a dict, whose items are the model's arguments by name, the whole is the target; a tensor has none.
-    - neither: the whole batch goes into the model, and the loss is what `loss_of_output` makes of the output.
+    - neither: the whole batch goes into the model, and the loss is `loss_of_output`.
 
     Args:
         contract: The user's parts.
@@ -59,15 +59,15 @@ def _explaining(loss: Callable[..., Any], source: str) -> Callable[..., Any]:
 
 
 def loss_of_output(output: Any, source: str) -> Tensor:
-    """Return the loss that a model's output has or, where it has none, one that is bounded: its mean square.
+    """Return the loss that a model's output has, or else a bounded one: its mean square.
 
     Args:
         output: A scalar, which is the loss; something with a `loss`, as transformers' models have given labels; or a
-            nest of tensors, whose floating-point ones' mean squares are added up.
+            nest of tensors: the mean squares of the floating-point ones are added up.
         source: The user's function, for messages: "train_me.py:build".
 
     Raises:
-        UsageError: There is nothing to take a loss of.
+        UsageError: The output has no loss and no floating-point tensor.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is not None:

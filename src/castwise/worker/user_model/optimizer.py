@@ -44,7 +44,7 @@ def _optimizer(given: Any, weights: Weights, source: str) -> Optimizer:
 
 
 def adopt(optimizer: Optimizer, weights: Weights) -> Optimizer:
-    """Let an optimizer of a model's weights step what the precision has in their place, its state included.
+    """Let an optimizer of a model's weights step the precision's masters in their place, its state included.
 
     Source: NVIDIA/apex apex/amp/_process_optimizer.py at 47e3367f (masters take the weights' places in the groups).
     """
@@ -73,9 +73,9 @@ def _scheduler(given: Any, source: str, optimizer: Optimizer) -> Callable[[], No
 
 
 def step_of(scheduler: Any) -> Callable[[], None] | None:
-    """Return what steps a scheduler after an optimizer step; None of one that goes by validation.
+    """Return a function that steps a scheduler after an optimizer step; None for one that depends on validation.
 
-    Behind their last step some of torch's raise: there the rate stays.
+    Some of torch's schedulers raise after their last step: the rate stays then.
     """
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         return None
@@ -89,10 +89,10 @@ def step_of(scheduler: Any) -> Callable[[], None] | None:
 
 
 def check_optimizer(optimizer: Any, model: nn.Module, source: str) -> None:
-    """Make sure that an optimizer steps weights of the model.
+    """Check that an optimizer steps weights of the model.
 
     Raises:
-        UsageError: It steps others, of a copy of the model for example.
+        UsageError: It steps others, for example those of a copy of the model.
     """
     if not is_optimizer(optimizer):
         return

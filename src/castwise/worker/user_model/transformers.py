@@ -8,10 +8,10 @@ import torch
 from castwise.errors import UsageError, unknown_name
 from castwise.spec.user_model import UserModel
 
-# Tokens a sample where the model can take them. Source: chosen here; it is BERT's longest, and half of GPT-2's.
+# Tokens a sample, if the model can take as many. Source: chosen here; it is BERT's longest, and half of GPT-2's.
 _MOST_TOKENS = 512
 
-# What a configuration's model is trained on, in this order: a model may have several heads.
+# Heads by task, in order of preference: a model may have several.
 _TEXT_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
 _CLASS_HEADS = ("AutoModelForSequenceClassification",)
 _IMAGE_HEADS = ("AutoModelForImageClassification",)

@@ -177,7 +177,7 @@ def launch_norm_backward(  # noqa: PLR0913, PLR0917
         has_conv_bias: Whether a convolution's bias was added.
 
     Returns:
-        The gradients of the images; of the residual, without elements if that is `gradients` or nobody needs it; of the
+        The gradients of the images; of the residual, without elements if that is `gradients` or is not needed; of the
         weight; of the bias; of the convolution's bias, without elements if there was none.
     """
     tiles, channels = _reduction_tiles(images), images.shape[1]
