@@ -153,7 +153,7 @@ def run(workload: str | Sequence[str] | None = None, **options: Unpack[RunKeywor
         scale; in rounds one for each combination and round.
 
     Raises:
-        UsageError: The request cannot be carried out as it stands.
+        UsageError: The request cannot be carried out.
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """
@@ -198,7 +198,7 @@ def compare(  # noqa: PLR0913  what a model is made of
         **options: The options of `castwise run`.
 
     Raises:
-        UsageError: The request cannot be carried out as it stands, or an object cannot travel.
+        UsageError: The request cannot be carried out, or an object cannot travel.
         StoreError: The results folder cannot be written.
         EngineError: No measuring process could be started.
     """

@@ -3,15 +3,18 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from castwise._version import __version__
 from castwise.cli import compare, export, max_batch, report, run, suite, tune
-from castwise.cli.errors import PARSING_ERROR, parsing_line
 from castwise.cli.options import add_command
 from castwise.errors import CastwiseError
+
+# Click's error for what cannot be parsed. Typer has a Click of its own, older ones the package; of its errors they
+# export this subclass alone.
+_PARSING_ERROR: type[Any] = typer.BadParameter.__bases__[0]
 
 _EXAMPLES = """\
 Examples:
@@ -118,8 +121,18 @@ def main() -> NoReturn:
     except CastwiseError as error:
         print(f"castwise: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except PARSING_ERROR as error:
-        if line := parsing_line(error):
+    except _PARSING_ERROR as error:
+        if line := _parsing_line(error):
             print(f"castwise: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(code or 0)
+
+
+def _parsing_line(error: Any) -> str:
+    """Return what was wrong, and which help says more; empty if there was no command, and help was shown for it."""
+    message = " ".join(error.format_message().split())
+    if message and not message.endswith((".", "?")):
+        message += "."
+    if not message or error.ctx is None:
+        return message
+    return f"{message} `{error.ctx.command_path} --help` says what there is."

@@ -116,10 +116,10 @@ def compare(options: CompareOptions) -> int:
 
 
 def compare_folders(options: CompareOptions) -> Compared:
-    """Compare the machines that are named; a folder of several machines stands for all of them.
+    """Compare the machines that are named; a folder of several machines is all of them.
 
     Raises:
-        UsageError: A name stands for nothing, it is fewer than two machines, or nothing of them can be compared.
+        UsageError: A name is unknown, it is fewer than two machines, or nothing of them can be compared.
     """
     from castwise.registry.precisions import find_precision
     from castwise.registry.published import PREFIX, find_published
@@ -178,7 +178,7 @@ def write_comparison(compared: Compared, output: Path, title: str = CompareOptio
 
 
 def _folder(name: str, results: Path) -> Path:
-    """Return the path that a name stands for: itself, or the one machine's folder below the results."""
+    """Return the path that a name means: itself, or the one machine's folder below the results."""
     from castwise.records.store import KEPT, slug
 
     path = Path(name)

@@ -102,14 +102,17 @@ def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
     finally:
         monitor.close()
 
-    def told(name: str, text: str) -> str:
+    def unless_missing(name: str, text: str) -> str:
         return f"not available: {facts.missing[name]}" if name in facts.missing else text
 
     return [
-        ("power limit", told("power_limit_watts", f"{facts.power_limit_watts or 0:.0f} W")),
-        ("highest clock", told("max_sm_clock_hertz", f"{(facts.max_sm_clock_hertz or 0) / 1e6:.0f} MHz")),
-        ("persistence", told("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)")),
-        ("ECC", told("ecc_errors", _ecc_state(facts))),
+        ("power limit", unless_missing("power_limit_watts", f"{facts.power_limit_watts or 0:.0f} W")),
+        ("highest clock", unless_missing("max_sm_clock_hertz", f"{(facts.max_sm_clock_hertz or 0) / 1e6:.0f} MHz")),
+        (
+            "persistence",
+            unless_missing("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)"),
+        ),
+        ("ECC", unless_missing("ecc_errors", _ecc_state(facts))),
     ]
 
 

@@ -8,7 +8,7 @@ from castwise.spec.options import COUNT, MEMORY, SHARE, WORKLOAD_NAMES, Option, 
 
 @dataclass(frozen=True)
 class MaxBatchOptions(StepOptions):
-    """What `castwise max-batch` searches; None stands for "what suits the machine"."""
+    """What `castwise max-batch` searches; None is what suits the machine."""
 
     workload: Annotated[
         str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_workload, completion="workloads", is_argument=True)

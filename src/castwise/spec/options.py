@@ -151,7 +151,7 @@ Techniques = Annotated[
 
 @dataclass(frozen=True)
 class ParameterGrid:
-    """What is crossed with what; None stands for "what suits"."""
+    """What is crossed with what; None is what suits."""
 
     workloads: Annotated[
         tuple[str, ...] | None,
@@ -237,9 +237,9 @@ class DurationOptions:
     budget_seconds: Annotated[
         float | None, Option("Measure in rounds for this wall time: 60s, 5min.", keyword="budget", **DURATION)
     ] = None
-    rounds: Annotated[int | None, Option("Rounds at the most, each with fresh processes that take turns.", **COUNT)] = (
-        None
-    )
+    rounds: Annotated[
+        int | None, Option("Rounds at the most, each with fresh processes that are timed in turn.", **COUNT)
+    ] = None
     margin: Annotated[
         float | None, Option("In rounds: how far from 1 a speed-up still is the same; 1% without it.", **SHARE)
     ] = None
@@ -247,7 +247,7 @@ class DurationOptions:
 
 @dataclass(frozen=True)
 class RunOptions(ParameterGrid, DurationOptions, StepOptions):
-    """What `castwise run` measures; None stands for "what suits the machine"."""
+    """What `castwise run` measures; None is what suits the machine."""
 
 
 def steps_of(options: StepOptions, **others: Any) -> RunOptions:

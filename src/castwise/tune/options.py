@@ -9,7 +9,7 @@ from castwise.spec.types import Numerics
 
 @dataclass(frozen=True)
 class TuneOptions(StepOptions):
-    """What `castwise tune` searches; None stands for "what suits the machine"."""
+    """What `castwise tune` searches; None is what suits the machine."""
 
     workload: Annotated[
         str, Option(f"A workload {WORKLOAD_NAMES}.", parse=parse_workload, completion="workloads", is_argument=True)
