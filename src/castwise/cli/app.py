@@ -130,7 +130,8 @@ def main() -> NoReturn:
 
 def _parsing_line(error: Any) -> str:
     """Return what was wrong, and which help says more; empty if there was no command, and help was shown for it."""
-    message = " ".join(error.format_message().split())
+    # Some versions put the words of pydantic's own errors before theirs.
+    message = " ".join(error.format_message().replace("Value error, ", "").split())
     if message and not message.endswith((".", "?")):
         message += "."
     if not message or error.ctx is None:

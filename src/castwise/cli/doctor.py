@@ -102,17 +102,17 @@ def _driver_facts(uuid: str | None) -> list[tuple[str, str]]:
     finally:
         monitor.close()
 
-    def unless_missing(name: str, text: str) -> str:
+    def known(name: str, text: str) -> str:
         return f"not available: {facts.missing[name]}" if name in facts.missing else text
 
     return [
-        ("power limit", unless_missing("power_limit_watts", f"{facts.power_limit_watts or 0:.0f} W")),
-        ("highest clock", unless_missing("max_sm_clock_hertz", f"{(facts.max_sm_clock_hertz or 0) / 1e6:.0f} MHz")),
+        ("power limit", known("power_limit_watts", f"{facts.power_limit_watts or 0:.0f} W")),
+        ("highest clock", known("max_sm_clock_hertz", f"{(facts.max_sm_clock_hertz or 0) / 1e6:.0f} MHz")),
         (
             "persistence",
-            unless_missing("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)"),
+            known("persistence_mode", "on" if facts.persistence_mode else "off (nvidia-smi -pm 1)"),
         ),
-        ("ECC", unless_missing("ecc_errors", _ecc_state(facts))),
+        ("ECC", known("ecc_errors", _ecc_state(facts))),
     ]
 
 

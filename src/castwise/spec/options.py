@@ -237,9 +237,9 @@ class DurationOptions:
     budget_seconds: Annotated[
         float | None, Option("Measure in rounds for this wall time: 60s, 5min.", keyword="budget", **DURATION)
     ] = None
-    rounds: Annotated[
-        int | None, Option("Rounds at the most, each with fresh processes that are timed in turn.", **COUNT)
-    ] = None
+    rounds: Annotated[int | None, Option("Rounds at the most, each with fresh processes, timed in turn.", **COUNT)] = (
+        None
+    )
     margin: Annotated[
         float | None, Option("In rounds: how far from 1 a speed-up still is the same; 1% without it.", **SHARE)
     ] = None
