@@ -54,44 +54,39 @@ class TrainingStep:
         device: torch.device,
         loop: StepConfig = PLAIN,
     ) -> None:
-        self.model: nn.Module = task.model.to(device)
+        user_loop = task.user_loop
+        self.model = _prepare_model(task.model, precision, loop, device)
         self._called = self.model
-        convert_weights(self.model, precision)
-        if loop.channels_last:
-            self.model.to(memory_format=torch.channels_last)
-        self.model.train()
         self._weights = make_weights(self.model, precision)
-        own = task.user_loop
-        if own is not None:
-            self.optimizer = own.make_optimizer(self._weights)
-            set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
+        if user_loop is None:
+            groups = layer_groups(task, optimizer.group_rates, self._weights.stepped)
+            self.optimizer = make_optimizer(optimizer, groups)
         else:
-            self.optimizer = make_optimizer(optimizer, layer_groups(task, optimizer.group_rates, self._weights.stepped))
+            self.optimizer = user_loop.make_optimizer(self._weights)
+            set_as_wanted(self.optimizer, loop, device, may_skip=is_dynamic(loss_scale))
         self.scaling = make_loss_scaling(loss_scale, device, self.optimizer, decides_on_device=loop.scales_on_device)
+        self.clip_grad_norm = clip_grad_norm
+        self.accumulate = 1 if user_loop is None else user_loop.accumulate
+        self.steps_per_launch = loop.steps_per_launch
+        # The optimizer makes its states in a step of its own, before a compiled update takes over.
+        self.steps_to_compile = 2 if loop.compiled_update else 1
+
+        # The parts of a step, in their order.
+        self._make: Prepare | None = None
         # Masters keep their gradients' memory; all else does what a loop written by hand does.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
         self._autocast = autocast_maker(precision, device.type)
-        self._compute_loss = task.compute_loss
-        if loop.compile_mode is not None:
-            check_compiler(device)
-            self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
+        self._compute_loss = task.compute_loss if loop.compile_mode is None else _compile_loss(task, loop, device)
+        self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
+        self._reduce: CoalescedReduce | None = None
+        self._update = self._compile_update(device) if loop.compiled_update else self._plain_update
         self.graph = (
             StepGraph(self._train, device, task.recurrent_state, loop.steps_per_launch) if loop.cuda_graph else None
         )
-        self.steps_per_launch = loop.steps_per_launch
-        self._make: Prepare | None = None
         self._run = self.graph or self._train
-        self.clip_grad_norm = clip_grad_norm
-        self._update: Callable[[], None] = self._plain_update
-        self.steps_to_compile = 1
-        if loop.compiled_update:
-            check_compiler(device)
-            self.steps_to_compile = 2  # the optimizer makes its states in a step of its own
-            self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
-        self.accumulate = own.accumulate if own is not None else 1
-        self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
-        self._reduce: CoalescedReduce | None = None
-        self._after_step = None if own is None else _after_step_of(own, loop, self.scaling, self.optimizer, device)
+        self._after_step = None
+        if user_loop is not None:
+            self._after_step = _after_step_of(user_loop, loop, self.scaling, self.optimizer, device)
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
@@ -141,6 +136,10 @@ class TrainingStep:
             self._reduce()
         self._update()
         return loss
+
+    def _compile_update(self, device: torch.device) -> Callable[[], None]:
+        check_compiler(device)
+        return CompiledUpdate(self.optimizer, self._weights, self.scaling, self.clip_grad_norm)
 
     def _plain_update(self) -> None:
         self._weights.collect_gradients()
@@ -231,15 +230,30 @@ class TrainingStep:
         self.scaling.load_state_dict(state["scaling"])
 
 
+def _prepare_model(model: nn.Module, precision: Precision, loop: StepConfig, device: torch.device) -> nn.Module:
+    """Return a model on the device, in its precision and layout, set to training."""
+    model = model.to(device)
+    convert_weights(model, precision)
+    if loop.channels_last:
+        model.to(memory_format=torch.channels_last)
+    return model.train()
+
+
+def _compile_loss(task: Task, loop: StepConfig, device: torch.device) -> CompiledLoss:
+    check_compiler(device)
+    assert loop.compile_mode is not None, "there is something to compile"
+    return CompiledLoss(task.compute_loss, loop.compile_mode)
+
+
 def _after_step_of(
-    own: UserLoop, loop: StepConfig, scaling: NoScaling, optimizer: Optimizer, device: torch.device
+    user_loop: UserLoop, loop: StepConfig, scaling: NoScaling, optimizer: Optimizer, device: torch.device
 ) -> AfterStep | None:
     """Return what steps the user's scheduler, None where there is none.
 
     Raises:
         TechniqueError: The loop's steps leave no room for one.
     """
-    step_scheduler = None if own.make_scheduler is None else own.make_scheduler(optimizer)
+    step_scheduler = None if user_loop.make_scheduler is None else user_loop.make_scheduler(optimizer)
     if step_scheduler is None:
         return None
     if loop.steps_per_launch > 1:
