@@ -13,7 +13,7 @@ class CachedMeasure:
     """Returns the trial of a spec: its record if there is one, else measured.
 
     Args:
-        runner: Measures; its listener is told of each trial without a number of all.
+        runner: Measures; its listener receives each trial without the number of trials.
         policy: Which records are measured again.
 
     Attributes:

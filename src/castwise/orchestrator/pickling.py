@@ -22,7 +22,7 @@ def pickle_user_objects(parts: Mapping[str, Any], folder: Path) -> str:
     defined in a module is imported there again.
 
     Args:
-        parts: The parts of the user's own model, by the names of the contract.
+        parts: The parts of the user's model, by the names of the contract.
         folder: Where the file goes; it is made if it does not exist.
 
     Raises:
