@@ -104,7 +104,8 @@ def interval_text(name: str) -> Callable[[FlatRow], str]:
     return text
 
 
-def _rate_text(name: str) -> Callable[[FlatRow], str]:
+def rate_text(name: str) -> Callable[[FlatRow], str]:
+    """Return the format of a rate of the row's unit: `2,560 images/s`."""
     return lambda row: f"{format_rate(row[name])} {row['unit']}/s"
 
 
@@ -172,7 +173,7 @@ FIELDS: tuple[Field, ...] = (
     Field("start_seconds", "first step", "seconds"),
     Field("data_share", "waits for data", "share"),
     Field("validation_seconds", "validation", "seconds", default=(0.0,)),
-    Field("throughput_per_second", "throughput", "rate", _rate_text("throughput_per_second"), best="highest"),
+    Field("throughput_per_second", "throughput", "rate", rate_text("throughput_per_second"), best="highest"),
     Field("speedup", "speed-up", "ratio", interval_text("speedup"), best="highest"),
     Field("verdict", "verdict"),
     Field("verdict_reason", "why"),
@@ -216,7 +217,7 @@ FIELDS: tuple[Field, ...] = (
     Field("fixed_bytes", "fixed", "bytes"),
     Field("sample_bytes", "per sample", "bytes"),
     Field("knee_batch", "knee", "count", _count_text("knee_batch")),
-    Field("knee_throughput", "at the knee", "rate", _rate_text("knee_throughput")),
+    Field("knee_throughput", "at the knee", "rate", rate_text("knee_throughput")),
     Field("num_steps", "steps", "count"),
     Field("num_trials", "trials", "count"),
     # Where memory goes.
@@ -258,6 +259,13 @@ FIELDS: tuple[Field, ...] = (
     Field("tuned_score", "tuned", "number", lambda row: row["tuned_score_text"]),
     Field("difference", "difference", "number", lambda row: row["difference_text"]),
     Field("loop", "the tuned loop", wraps=True),
+    # A search for the fastest loop.
+    Field("stage", "stage", "count"),
+    Field("tried", "tried"),
+    Field("total_speedup", "over the plain loop", "ratio"),
+    Field("outcome", "verdict"),
+    Field("num_processes", "n", "count"),
+    Field("reason", "reason"),
     # What was trained.
     Field("accuracy", "accuracy", "share"),
     Field("best_accuracy", "best accuracy", "share"),
@@ -345,3 +353,13 @@ def interval_values(name: str, found: Estimate | None) -> dict[str, float | None
         f"{name}_low": low if low is not None and math.isfinite(low) else None,
         f"{name}_high": high if high is not None and math.isfinite(high) else None,
     }
+
+
+def estimate_values(name: str, found: Estimate | None) -> dict[str, float | None]:
+    """Return a figure and the ends of its interval as `NAME`, `NAME_low` and `NAME_high`."""
+    return {name: None if found is None else found.value, **interval_values(name, found)}
+
+
+def ratio_text(found: Estimate | None) -> str:
+    """Return a ratio with its interval, if that says something: `1.90× [1.88, 1.92]`; "–" for None."""
+    return "–" if found is None else interval_text("ratio")(estimate_values("ratio", found))

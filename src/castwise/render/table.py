@@ -55,19 +55,6 @@ class AnyColumn(Protocol[R_contra]):
 
 
 @dataclass(frozen=True)
-class Column(Generic[R]):
-    """A column whose values come from functions; see `AnyColumn`."""
-
-    name: str
-    title: str
-    value: Callable[[R], Any]
-    text: Callable[[R], str]
-    left: bool = False
-    wraps: bool = False
-    best: Literal["highest", "lowest"] | None = None
-
-
-@dataclass(frozen=True)
 class DataTable(Generic[R]):
     """Columns and rows.
 

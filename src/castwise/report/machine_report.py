@@ -17,9 +17,9 @@ from castwise.render.fields import (
     find_fields,
     interval_text,
     interval_values,
+    ratio_text,
     worth_showing,
 )
-from castwise.render.intervals import ratio_text
 from castwise.render.table import DataTable, markdown_grid, markdown_text, print_data_table
 from castwise.render.units import format_rate
 from castwise.report.machine_comparison import (

@@ -15,7 +15,7 @@ from castwise.records.schema import Trial
 from castwise.registry.techniques import join
 from castwise.render import training_table
 from castwise.render.console import print_line
-from castwise.render.fields import FlatRow, find_field, find_fields, interval_values, worth_showing
+from castwise.render.fields import FlatRow, estimate_values, find_field, find_fields, worth_showing
 from castwise.render.notes import measured_on
 from castwise.render.table import DataTable, csv_grid, json_values, markdown_grid, print_data_table
 from castwise.suites.compare_published import PublishedComparison
@@ -153,10 +153,8 @@ def tuned_row(pair: TunedPair) -> FlatRow:
         "gpus": training_table.gpus_text(pair.spec),
         "seeds": min(counts),
         "seeds_text": f"{counts[0]} each" if counts[0] == counts[1] else f"{counts[0]} published, {counts[1]} tuned",
-        "speedup": None if pair.speedup is None else pair.speedup.value,
-        **interval_values("speedup", pair.speedup),
-        "settled_speedup": None if pair.settled_speedup is None else pair.settled_speedup.value,
-        **interval_values("settled_speedup", pair.settled_speedup),
+        **estimate_values("speedup", pair.speedup),
+        **estimate_values("settled_speedup", pair.settled_speedup),
         "difference": None if difference is None else difference.value,
         "loop": join(pair.spec.techniques),
     }

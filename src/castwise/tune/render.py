@@ -11,9 +11,9 @@ from rich.markup import escape
 from castwise.analysis import steady_metrics
 from castwise.registry.techniques import join
 from castwise.render.console import took_words
-from castwise.render.intervals import end_of, ratio_text
-from castwise.render.table import Column, DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
-from castwise.render.units import format_bytes, format_number, format_rate, format_ratio, format_seconds
+from castwise.render.fields import FlatRow, estimate_values, find_field, find_fields
+from castwise.render.table import DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
+from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 from castwise.tune.bottleneck import evidence_of, explain
 from castwise.tune.candidates import TriedChange
@@ -144,70 +144,59 @@ def chosen(result: TuningResult, memory_bytes: float | None) -> TrialSpec | None
     return None if within is None else within.spec
 
 
-def _ratio(row: ResultRow) -> Any:
-    return None if row.change is None else row.change.ratio
-
-
-COLUMNS: tuple[Column[ResultRow], ...] = (
-    Column("stage", "stage", lambda row: row.stage, lambda row: str(row.stage)),
-    Column("tried", "tried", lambda row: row.tried, lambda row: row.tried, left=True),
-    Column(
-        "speedup",
-        "speed-up",
-        lambda row: _ratio(row) and _ratio(row).value,
-        lambda row: ratio_text(_ratio(row)),
-    ),
-    Column("total_speedup", "over the plain loop", lambda row: row.total, lambda row: format_ratio(row.total)),
-    Column("throughput_per_second", "throughput", lambda row: row.throughput, lambda row: row.throughput_text),
-    Column(
-        "first_step_seconds",
-        "first step",
-        lambda row: row.first_step_seconds,
-        lambda row: format_seconds(row.first_step_seconds),
-    ),
-    Column("peak_allocated_bytes", "peak memory", lambda row: row.peak_bytes, lambda row: format_bytes(row.peak_bytes)),
-    Column("outcome", "verdict", lambda row: row.outcome, lambda row: row.outcome or "–", left=True),
+SHOWN = (
+    "stage",
+    "tried",
+    "speedup",
+    "total_speedup",
+    "throughput_per_second",
+    "first_step_seconds",
+    "peak_allocated_bytes",
+    "outcome",
 )
-_HELD: Column[ResultRow] = Column(
-    "peak_reserved_bytes", "memory held", lambda row: row.held_bytes, lambda row: format_bytes(row.held_bytes)
+IN_FILES = (
+    *SHOWN,
+    "speedup_low",
+    "speedup_high",
+    "num_processes",
+    "precision",
+    "techniques",
+    "batch_size",
+    "peak_reserved_bytes",
+    "reason",
 )
-_ALL_COLUMNS: tuple[Column[ResultRow], ...] = (
-    *COLUMNS,
-    Column(
-        "speedup_low",
-        "low",
-        lambda row: end_of(_ratio(row), "low"),
-        lambda row: format_number(end_of(_ratio(row), "low")),
-    ),
-    Column(
-        "speedup_high",
-        "high",
-        lambda row: end_of(_ratio(row), "high"),
-        lambda row: format_number(end_of(_ratio(row), "high")),
-    ),
-    Column(
-        "num_processes", "n", lambda row: _ratio(row) and _ratio(row).n, lambda row: str(_ratio(row) and _ratio(row).n)
-    ),
-    Column("precision", "precision", lambda row: row.spec.precision, lambda row: row.spec.precision),
-    Column("techniques", "techniques", lambda row: join(row.spec.techniques), lambda row: join(row.spec.techniques)),
-    Column("batch_size", "batch", lambda row: row.spec.batch_size, lambda row: str(row.spec.batch_size)),
-    _HELD,
-    Column(
-        "reason",
-        "reason",
-        lambda row: row.change.reason if row.change else "",
-        lambda row: row.change.reason if row.change else "",
-    ),
-)
-# Columns that narrow terminals go without.
-_LEFT_OUT_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
+_TITLES = {"peak_allocated_bytes": "peak memory", "peak_reserved_bytes": "memory held"}
+_DROP_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
 
 
-def _columns(memory_bytes: float | None) -> tuple[Column[ResultRow], ...]:
-    """Return what a table shows; with a limit, the memory that is compared with it."""
-    if memory_bytes is None:
-        return COLUMNS
-    return tuple(_HELD if column.name == "peak_allocated_bytes" else column for column in COLUMNS)
+def flat_row(row: ResultRow) -> FlatRow:
+    """Return the values of a configuration that was tried, by field name."""
+    ratio = None if row.change is None else row.change.ratio
+    return {
+        "stage": row.stage,
+        "tried": row.tried,
+        **estimate_values("speedup", ratio),
+        "num_processes": None if ratio is None else ratio.n,
+        "total_speedup": row.total,
+        "throughput_per_second": row.throughput,
+        "unit": None if row.throughput is None else steady_metrics.unit_of(row.measured.of(row.spec)[0]),
+        "first_step_seconds": row.first_step_seconds,
+        "peak_allocated_bytes": row.peak_bytes,
+        "peak_reserved_bytes": row.held_bytes,
+        "outcome": row.outcome,
+        "reason": "" if row.change is None else row.change.reason,
+        "precision": row.spec.precision,
+        "techniques": join(row.spec.techniques),
+        "batch_size": row.spec.batch_size,
+    }
+
+
+def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[FlatRow]:
+    """Return the table of all that was tried; with a limit it shows the memory that is compared with the limit."""
+    held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
+    names = [held if name == "peak_allocated_bytes" else name for name in SHOWN]
+    fields = [find_field(name, _TITLES.get(name, "")) for name in names]
+    return DataTable(fields, [flat_row(row) for row in rows_of(result)])
 
 
 def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
@@ -298,12 +287,11 @@ def print_tuning(result: TuningResult, console: Console, memory_bytes: float | N
     """Print a result to a terminal."""
     soft = not console.is_terminal
     console.print(escape(headline(result)), style="bold", soft_wrap=soft)
-    rows = rows_of(result)
 
-    def style(row: ResultRow) -> str | None:
-        return "bold green" if row.outcome == "taken" else (None if row.outcome is None else "dim")
+    def style(row: FlatRow) -> str | None:
+        return "bold green" if row["outcome"] == "taken" else (None if row["outcome"] is None else "dim")
 
-    print_data_table(console, DataTable(_columns(memory_bytes), rows), drop_first=_LEFT_OUT_FIRST, style=style)
+    print_data_table(console, data_table(result, memory_bytes), drop_first=_DROP_FIRST, style=style)
     for line in reasons(result):
         console.print(f"  {escape(line)}", style="yellow", soft_wrap=soft)
     console.print()
@@ -314,13 +302,14 @@ def print_tuning(result: TuningResult, console: Console, memory_bytes: float | N
 def markdown_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
     """Return a result as Markdown."""
     lines = [f"- {markdown_text(line)}" for line in (*reasons(result), *conclusions(result, memory_bytes))]
-    grid = markdown_grid(_columns(memory_bytes), rows_of(result))
+    table = data_table(result, memory_bytes)
+    grid = markdown_grid(table.columns, table.rows)
     return "\n".join([markdown_text(headline(result)), "", *grid, "", *lines]) + "\n"
 
 
 def csv_tuning(result: TuningResult) -> str:
     """Return a line for each configuration that was tried, with plain values."""
-    return csv_grid(_ALL_COLUMNS, rows_of(result))
+    return csv_grid(find_fields(IN_FILES), [flat_row(row) for row in rows_of(result)])
 
 
 def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
@@ -342,7 +331,7 @@ def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
 
     document: dict[str, Any] = {
         "workload": result.start.workload,
-        "rows": [plain(_ALL_COLUMNS, row) for row in rows_of(result)],
+        "rows": [plain(find_fields(IN_FILES), flat_row(row)) for row in rows_of(result)],
         "fastest": configuration(result.winner),
         "fastest_within_memory": within(None),
         "fastest_within_memory_on_this_batch": within(result.start.batch_size),

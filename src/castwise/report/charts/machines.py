@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from castwise.analysis.statistics import Estimate
 from castwise.registry.precisions import BASELINE
-from castwise.render.fields import Field, FlatRow, find_field, find_fields, interval_text, interval_values
-from castwise.render.intervals import ratio_text
+from castwise.render.fields import Field, FlatRow, find_field, find_fields, interval_text, interval_values, ratio_text
 from castwise.render.table import DataTable
 from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts import plotly_parts
