@@ -34,7 +34,8 @@ def _serve_slower(share: float, connection: Connection, log_path: str) -> None:
             self._step._run = slower
             return facts
 
-    server.SteadyCell = Slower  # type: ignore[misc]
+    assert hasattr(server, "SteadyRun"), "the class that is replaced has another name"
+    server.SteadyRun = Slower  # type: ignore[misc]
     server.serve(connection)
 
 

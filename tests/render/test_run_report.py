@@ -109,7 +109,7 @@ def test_a_terminal_shows_headline_table_remarks_and_advice(snapshot: SnapshotAs
         ({"data_set": "mnist"}, {"data_set"}),
         (TWO_GPUS, {"gpus", "parallelism"}),
     ],
-    ids=str,
+    ids=lambda value: "-".join(sorted(value)) or "none",
 )
 def test_columns_that_say_nothing_are_left_out(changes: dict[str, object], names: set[str]) -> None:
     found = set(shown([trial("fp32", 0.3), trial("fp16-mixed", 0.1, **changes)]))

@@ -102,7 +102,8 @@ class SearchSpace:
             return [change for change in found if change.rank == lowest]
         found = [change for change in found if change.rank <= COMPILE_RANK]
         precisions = sorted((change for change in found if change.precision), key=lambda each: -_speed(each, tried))
-        return [*precisions[:_MAX_COMPILED_PRECISIONS], *(change for change in found if not change.precision)]
+        # Techniques first: if there is no time for all, the precisions were compared at an earlier stage already.
+        return [*(change for change in found if not change.precision), *precisions[:_MAX_COMPILED_PRECISIONS]]
 
     def _all(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         new = [name for name in self.techniques if name not in current.techniques and is_applicable(name, current)]
