@@ -62,12 +62,11 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_public_names_are_the_same_objects_as_their_modules() -> None:
-    from castwise import errors
-    from castwise.orchestrator import job
+    from castwise import api, errors
     from castwise.records import schema
     from castwise.spec import trial
 
-    assert castwise.run is job.run
+    assert castwise.run is api.run
     assert castwise.TrialSpec is trial.TrialSpec
     assert castwise.Trial is schema.Trial
     assert castwise.Environment is schema.Environment

@@ -345,7 +345,7 @@ def test_the_script_is_that_of_the_loop_that_fits(command: CommandLine, tmp_path
     assert done.code == code
     assert file.exists() == (code == 0)
     if code == 0:
-        assert "BATCH_SIZE, UNIT = 184, 'images'" in file.read_text()
+        assert "BATCH_SIZE = 184" in file.read_text()
     else:
         assert "is not written: no loop that was tried fits" in done.err
 

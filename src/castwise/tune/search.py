@@ -96,8 +96,7 @@ class TuningSearch:
             self.job.runner.listener.remark(decision.purpose)
             measured = measured.plus(_measure(runner, decision, measured), decision.specs)
             if not any(map(has_long_first_step, decision.specs)):
-                seconds = (self.clock() - session_began) / len(decision.specs)
-                process_seconds = max(process_seconds, seconds)
+                process_seconds = (self.clock() - session_began) / len(decision.specs)
 
     def _result(self, done: Done, measured: Measurements, seconds: float, budget: float) -> TuningResult:
         trials = tuple(trial for spec in done.used for trial in measured.of(spec))

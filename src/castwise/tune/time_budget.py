@@ -31,8 +31,8 @@ class TimeLeft:
 
     Attributes:
         seconds: Wall time until nothing further may begin.
-        process_seconds: The most that a configuration took in a session in which nothing was compiled or searched
-            for; 0 if there was none yet.
+        process_seconds: What a configuration took in the last session in which nothing was compiled or searched for; 0
+            if there was none yet. Earlier ones also paid for what a command loads once.
         is_short: Whether the plain loop's step is short.
     """
 
@@ -76,13 +76,16 @@ class TimeLeft:
     def _search_seconds(self, spec: TrialSpec, measured: Measurements) -> float:
         """Return what searching for kernels takes a first step."""
         known = [
-            first_step_seconds(trial)
+            trial
             for trials in measured.by_key.values()
             if searches_kernels(trials[0].spec.techniques) and not _compile_units(trials[0].spec)
             for trial in trials
+            if first_step_seconds(trial)
         ]
+        if known:  # the first search also compiles kernels, which the driver keeps
+            return first_step_seconds(max(known, key=lambda trial: trial.started_at))
         guess = _SHORT_SEARCH_SECONDS if self.is_short else _SEARCH_SECONDS
-        return max(known, default=guess if spec.device_type == "cuda" else 0.0)
+        return guess if spec.device_type == "cuda" else 0.0
 
 
 def has_long_first_step(spec: TrialSpec) -> bool:
