@@ -574,9 +574,9 @@ def test_a_log_names_files_from_their_package_on(start: Start) -> None:
 def test_processes_started_by_the_users_code_end(last: str, logs: Path, tmp_path: Path) -> None:
     note = tmp_path / "helper"
     target = partial(faulty_worker.leave_a_helper, str(note), last)
-    session = ForkserverEngine(target=target).start(1.0 if last == "hang" else PATIENCE_SECONDS)
+    session = ForkserverEngine(target=target).start(PATIENCE_SECONDS)
     with contextlib.suppress(TrialFailedError):
-        drive(session)
+        drive(session, hurry_at="run_block" if last == "hang" else "")
     helper = int(note.read_text())
     assert Path(f"/proc/{helper}").exists()
     session.close()

@@ -6,7 +6,7 @@ addition and an activation (`Epilogue`). On a GPU Triton kernels compute all of 
 is `Prologue.reference`, `nn.BatchNorm2d` and `Epilogue.reference`; `tests/worker/test_batch_norm.py` compares them.
 
 Measured on one H200: training steps 1.10 to 1.17 times as fast as without, 1.23 times together with torch.compile
-(docs/climbs.md, rungs with batch-norm-kernel).
+(docs/climbs.md of castwise 77838da).
 """
 
 import operator
