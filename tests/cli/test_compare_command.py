@@ -231,9 +231,9 @@ def test_hundreds_of_cells_make_a_page(command: CommandLine, tmp_path: Path) -> 
 def test_a_narrow_terminal_says_what_is_left_out(
     command: CommandLine, sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from castwise.render import run_report
+    from castwise.render import console
 
-    wide = run_report.result_console
+    wide = console.result_console
     monkeypatch.setattr("castwise.render.console.result_console", lambda: wide(60))
     outcome = command("compare", *sides)
     assert "left out, the terminal is too narrow" in outcome.out

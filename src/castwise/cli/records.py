@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from castwise.cli.output import pluralize, say
 from castwise.errors import StoreError, UsageError, unknown_name
-from castwise.spec.options import DEFAULT_RESULTS, Option
+from castwise.spec.options import DEFAULT_RESULTS, OnlyPrecisions, OnlyWorkloads, Option
 
 if TYPE_CHECKING:
     from castwise.records.schema import Trial
@@ -26,14 +26,8 @@ MARKDOWN = (".md", ".markdown")
 class SelectionOptions:
     """Which of the records a command is about; None takes all."""
 
-    workloads: Annotated[
-        tuple[str, ...] | None,
-        Option("Only these workloads, comma-separated.", keyword="workload", completion="workloads"),
-    ] = None
-    precisions: Annotated[
-        tuple[str, ...] | None,
-        Option("Only these precisions, comma-separated.", keyword="precision", completion="precisions"),
-    ] = None
+    workloads: OnlyWorkloads = None
+    precisions: OnlyPrecisions = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ def matches_configuration(trial: Trial, spec: TrialSpec) -> bool:
     Defaults are not in a key: a record made with other defaults has the same key, and is of another configuration.
     """
     own = trial.spec
-    if (own.precision, own.techniques) != (spec.precision, spec.techniques):  # a climb asks this thousands of times
+    if (own.precision, own.techniques) != (spec.precision, spec.techniques):  # the cheap comparison first
         return False
     return own.without_timeout == spec.without_timeout.model_copy(update={"repeat": own.repeat})
 

@@ -1,4 +1,4 @@
-"""One trial as it goes on: who is told of it, what is known of it so far, and the record that it ends in."""
+"""A trial in progress: its listeners, what was measured so far, and the record that it becomes."""
 
 import math
 from datetime import UTC, datetime

@@ -18,7 +18,6 @@ from castwise.analysis.statistics import Estimate
 from castwise.analysis.steady_metrics import cold_start_seconds, step_times
 from castwise.analysis.warnings import warnings_of_all
 from castwise.render.console import print_line
-from castwise.render.console import result_console as result_console  # noqa: PLC0414  the commands take it from here
 from castwise.render.fields import Field, FlatRow, find_fields, interval_values, trial_values, worth_showing
 from castwise.render.notes import cost_lines, costs, headline, remarks, snippet_lines
 from castwise.render.table import (

@@ -256,6 +256,17 @@ def steps_of(options: StepOptions, **others: Any) -> RunOptions:
     return RunOptions(**shared | others)
 
 
+# Options of all commands that select among what a suite, or a folder of records, has.
+OnlyWorkloads = Annotated[
+    tuple[str, ...] | None,
+    Option("Only these workloads, comma-separated.", keyword="workload", completion="workloads"),
+]
+OnlyPrecisions = Annotated[
+    tuple[str, ...] | None,
+    Option("Only these precisions, comma-separated.", keyword="precision", completion="precisions"),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SuiteFilter:
     """What of a suite is run, and how long; None takes all."""
@@ -264,14 +275,8 @@ class SuiteFilter:
     epochs: Annotated[int | None, Option("Epochs a run at the most; its schedule stays the source's.", **COUNT)] = None
     max_steps: Annotated[int | None, Option("Steps an epoch at the most.", **COUNT)] = None
     seeds: Annotated[int, Option("Runs of each configuration, with seeds 0, 1, …", **COUNT)] = 1
-    workloads: Annotated[
-        tuple[str, ...] | None,
-        Option("Only these workloads, comma-separated.", keyword="workload", completion="workloads"),
-    ] = None
-    precisions: Annotated[
-        tuple[str, ...] | None,
-        Option("Only these precisions, comma-separated.", keyword="precision", completion="precisions"),
-    ] = None
+    workloads: OnlyWorkloads = None
+    precisions: OnlyPrecisions = None
     world_sizes: Annotated[
         tuple[int, ...] | None, Option("Only these numbers of GPUs, comma-separated.", keyword="gpus")
     ] = None

@@ -56,7 +56,7 @@ def prepare_suite(suite: Suite, options: SuiteOptions, machine: Machine, listene
         suite: The suite.
         options: What of it is run, and how.
         machine: The machine.
-        listener: Is told of progress.
+        listener: Receives the progress.
 
     Raises:
         UsageError: The suite has no such cells, or its data is missing or damaged.
