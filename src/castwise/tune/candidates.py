@@ -1,7 +1,7 @@
-"""Which changes to a configuration are worth a measurement next, by what was tried before.
+"""Which changes to a configuration are worth a measurement next, by what was tried before; the cheap kinds come first.
 
-Changes come by rank, the cheap kinds first. A change that did not pay is tried again only if something that acts on it
-has been taken since. Changes that act on each other are tried as a pair, too, since neither may pay alone.
+A change that was not faster is tried again only if a change that interacts with it has been accepted since. Changes
+that interact are tried as a pair, too, since neither may be faster alone.
 """
 
 import math
@@ -29,8 +29,8 @@ from castwise.tune.measurements import Outcome
 
 NUMERICS: tuple[Numerics, ...] = ("bits", "rounding", "draws", "shape")
 
-# A precision this far behind the one taken is not tried again, unless the device waited for something that hid its gain
-# and that was taken away since. Source: chosen here.
+# A precision this far behind the accepted one is not tried again, unless the device waited for something that hid its
+# gain, and a change accepted since removed that. Source: chosen here.
 _HOPELESS = 0.9
 # In 16 bits a step casts and copies weights on top of its products. Graphs and compilation make that cheap, so that a
 # 16-bit precision may be this far behind float32. Source: an H200, mlp-4096: bf16-master has 0.82 times the speed of
@@ -43,58 +43,34 @@ _IN_VAIN = ("same", "slower", "too large", "failed", "unsupported")
 
 @dataclass(frozen=True)
 class TriedChange:
-    """A change that was tried.
+    """A change that was tried."""
 
-    Attributes:
-        stage: How many changes were accepted before.
-        change: The change.
-        below: The configuration that it is compared with.
-        spec: The configuration it made.
-        ratio: Its speed-up by units per second; None if it was not measured.
-        outcome: What came of it.
-        reason: Why, in a few words.
-        limited: Whether it was tried for a memory limit alone.
-    """
-
-    stage: int
+    stage: int  # how many changes were accepted before
     change: Change
-    below: TrialSpec
-    spec: TrialSpec
-    ratio: Estimate | None
+    below: TrialSpec  # the configuration that it is compared with
+    spec: TrialSpec  # the configuration that it made
+    ratio: Estimate | None  # its speed-up by units per second; None if it was not measured
     outcome: Outcome
     reason: str = ""
-    limited: bool = False
+    limited: bool = False  # whether it was tried for a memory limit alone
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What a search may try, and on which machine.
+    """What a search may try, and on which machine."""
 
-    Attributes:
-        start: The configuration that the search starts from: the plain loop.
-        precisions: Precisions to try; the first is the start's.
-        techniques: Techniques to try.
-        environment: The machine.
-        larger_batches: Whether larger batches are tried.
-        memory_bytes: The memory that the fastest configuration that is also looked for may hold; None looks for none.
-    """
-
-    start: TrialSpec
-    precisions: tuple[str, ...]
+    start: TrialSpec  # the plain loop
+    precisions: tuple[str, ...]  # the first is the start's
     techniques: tuple[str, ...]
     environment: Environment
     larger_batches: bool = False
-    memory_bytes: float | None = None
+    memory_bytes: float | None = None  # the fastest configuration that holds no more is looked for, too
 
     def candidates(self, current: TrialSpec, tried: Sequence[TriedChange]) -> list[Change]:
         """Return the changes to try next on a configuration: the open ones of the lowest rank; none if none is left.
 
         Every session on a compiled configuration compiles it again, so that all that compiles no longer than it does
         is tried at once there.
-
-        Args:
-            current: The configuration.
-            tried: What was tried; `stage` counts how often something was taken before.
         """
         found = [change for change in self._all(current, tried) if _is_open(change, tried, current)]
         lowest = min((change.rank for change in found), default=0)
@@ -110,17 +86,15 @@ class SearchSpace:
         others = [name for name in self.precisions[1:] if name != current.precision]  # never back to the first
         changes = [change for name in others for change in _to_precision(name, new, tried, current)]
         changes += [Change(techniques=(name,)) for name in new]
-        pairs = [Change(techniques=pair) for pair in PAIRS if pair[0] in new and self._follows(pair, current)]
-        changes += [pair for pair in pairs if not _has_refused_part(pair, tried, current)]
+        for first, second in PAIRS:
+            pair = Change(techniques=(first, second))
+            if first in new and second in self.techniques and second not in current.techniques:
+                is_useful = is_applicable(second, Change(techniques=(first,)).on(current))
+                if is_useful and not _has_refused_part(pair, tried, current):
+                    changes.append(pair)
         if self.larger_batches and current.batch_size < _MAX_BATCH_FACTOR * self.start.batch_size:
             changes.append(Change(batch_size=2 * current.batch_size))
         return changes
-
-    def _follows(self, pair: tuple[str, str], current: TrialSpec) -> bool:
-        """Return whether a pair's second technique can do anything on a configuration that has the first."""
-        first, second = pair
-        is_new = second in self.techniques and second not in current.techniques
-        return is_new and is_applicable(second, Change(techniques=(first,)).on(current))
 
 
 def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, ...]:
@@ -130,7 +104,7 @@ def allowed_techniques(numerics: Numerics, kind: str = "steady") -> tuple[str, .
 
 
 def next_stage(tried: Sequence[TriedChange]) -> int:
-    """Return how often something was taken."""
+    """Return how many changes were accepted."""
     return 1 + max((each.stage for each in tried if each.outcome == "taken"), default=-1)
 
 
@@ -144,7 +118,7 @@ def _to_precision(precision: str, new: Sequence[str], tried: Sequence[TriedChang
 
 
 def _is_open(change: Change, tried: Sequence[TriedChange], current: TrialSpec) -> bool:
-    """Return whether a change is to be tried: it is new or promising, or what was taken since acts on it."""
+    """Return whether a change is to be tried: it is new or promising, or it interacts with one accepted since."""
     last = _last_try(change, tried)
     if last is None:
         return True
@@ -164,9 +138,9 @@ def _is_open(change: Change, tried: Sequence[TriedChange], current: TrialSpec) -
 def _may_catch_up(
     last: TriedChange, since: Sequence[TriedChange], acting: Sequence[TriedChange], current: TrialSpec
 ) -> bool:
-    """Return whether a precision was near enough to the one taken in its place, given what may have hidden its gain."""
+    """Return whether a precision was near enough to the accepted one, given what may have hidden its gain."""
     rival = next((_value(each) for each in since if each.stage == last.stage and each.change.precision), 1.0)
-    # What took waiting time away may have done so for this precision alone.
+    # A change that removed waiting time may have done so for this precision alone.
     hidden = math.prod(_value(each) for each in acting if each.change.removes_waiting)
     adds_casts = _is_16_bit(last.spec.precision) and not _is_16_bit(current.precision)
     return _value(last) / rival * hidden >= (_HOPELESS_WITH_CASTS if adds_casts else _HOPELESS)

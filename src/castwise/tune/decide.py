@@ -33,32 +33,20 @@ _SAVES_MEMORY = 0.99  # a change that leaves more than this share of the memory 
 
 @dataclass(frozen=True)
 class Session:
-    """Configurations to measure together, each in a fresh process.
+    """Configurations to measure together, each in a fresh process."""
 
-    Attributes:
-        specs: The configurations; the others are compared with the first.
-        purpose: Why, in a few words.
-    """
-
-    specs: tuple[TrialSpec, ...]
+    specs: tuple[TrialSpec, ...]  # the others are compared with the first
     purpose: str
 
 
 @dataclass(frozen=True)
 class Done:
-    """The end of a search.
-
-    Attributes:
-        ending: Why nothing further is tried.
-        tried: All that was tried, stage by stage.
-        probes: Configurations measured only to tell what bounds the first and the fastest one.
-        used: Every configuration whose measurements the search asked for.
-    """
+    """The end of a search."""
 
     ending: Ending
-    tried: tuple[TriedChange, ...]
-    probes: tuple[TrialSpec, ...]
-    used: tuple[TrialSpec, ...]
+    tried: tuple[TriedChange, ...]  # stage by stage
+    probes: tuple[TrialSpec, ...]  # measured only to tell what bounds the first and the fastest configuration
+    used: tuple[TrialSpec, ...]  # every configuration whose measurements the search asked for
 
 
 @dataclass(frozen=True)
@@ -71,13 +59,7 @@ class _Walk:
 
 
 def decide(space: SearchSpace, measured: Measurements, time: TimeLeft) -> Session | Done:
-    """Return what to measure next, or the result if nothing is left to measure or there is no time for it.
-
-    Args:
-        space: What may be tried.
-        measured: What was measured so far, or is on record.
-        time: What is left of the budget.
-    """
+    """Return what to measure next, or the result if nothing is left to measure or there is no time for it."""
     steps = _Search(space, measured, time).steps()
     try:
         return next(steps)
@@ -296,17 +278,11 @@ class _Search:
 
     def _top_in_doubt(self, path: Sequence[TrialSpec], limit: float | None) -> list[TrialSpec]:
         """Return the last accepted configuration and the highest above it; nothing if that one is accepted itself."""
-        accepted = self._accepted(path, limit)[-1]
-        top = path[-1]
-        return [accepted, top] if accepted is not top and self._improves(accepted, top, limit) else []
-
-    def _accepted(self, path: Sequence[TrialSpec], limit: float | None) -> list[TrialSpec]:
-        """Return the first configuration of a path, and each that is proven over the one accepted before it."""
-        accepted = [path[0]]
+        accepted, top = path[0], path[-1]
         for spec in path[1:]:
-            if self.measured.is_proven(accepted[-1], spec, limit):
-                accepted.append(spec)
-        return accepted
+            if self.measured.is_proven(accepted, spec, limit):
+                accepted = spec
+        return [accepted, top] if accepted is not top and self._improves(accepted, top, limit) else []
 
     def _summary(self, walk: _Walk, limit: float | None) -> list[TriedChange]:
         """Return all that was tried, each compared with the configuration accepted before it."""

@@ -27,18 +27,13 @@ _SEARCH_SECONDS, _SHORT_SEARCH_SECONDS = 5.0, 0.5
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """What is left of a search's budget.
-
-    Attributes:
-        seconds: Wall time until nothing further may begin.
-        process_seconds: What a configuration took in the last session in which nothing was compiled or searched for; 0
-            if there was none yet. Earlier ones also paid for what a command loads once.
-        is_short: Whether the plain loop's step is short.
-    """
+    """What is left of a search's budget."""
 
     seconds: float
+    # What a configuration took in the last session in which nothing was compiled or searched for; 0 if there was none
+    # yet. Earlier sessions also loaded what a command loads once.
     process_seconds: float = 0.0
-    is_short: bool = False
+    is_short: bool = False  # whether the plain loop's step is short
 
     def fits(self, specs: Sequence[TrialSpec], measured: Measurements, *, proofs: float = 0.0) -> bool:
         """Return whether a session of these configurations would end in time, and so many more like it after it."""
@@ -127,8 +122,5 @@ def phase_limit(budget_seconds: float | None) -> float:
     """Return how long a phase of a trial may take within a budget: half of it, three minutes at the least.
 
     A large network compiles for minutes; a compilation that hangs must leave time for the rest.
-
-    Args:
-        budget_seconds: The budget; None if it is not known before the plain loop is.
     """
     return max(_MIN_PHASE_SECONDS, (BUDGET_SECONDS if budget_seconds is None else budget_seconds) / 2)
