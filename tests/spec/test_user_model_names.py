@@ -109,13 +109,15 @@ def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
     model = UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")
     known = {"/train_me.py:build": UserWorkload(model=model, batch_size=48)}
     axes = ParameterGrid(workloads=("/train_me.py:build",), precisions=("fp32",))
-    (spec,) = build_plan(axes, device="cpu", own=known).specs
+    (spec,) = build_plan(axes, device="cpu", user_workloads=known).specs
     assert (spec.workload, spec.user_model, spec.batch_size) == ("train_me.py:build", model, 48)
     edited = {"/train_me.py:build": UserWorkload(model=model.model_copy(update={"digest": "ba9876543210"}))}
-    (other,) = build_plan(axes, device="cpu", own=edited).specs
+    (other,) = build_plan(axes, device="cpu", user_workloads=edited).specs
     assert other.key != spec.key
     assert other.batch_size == find_workload("train_me.py:build").cpu_batch_size
-    (asked,) = build_plan(ParameterGrid(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", own=known).specs
+    (asked,) = build_plan(
+        ParameterGrid(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", user_workloads=known
+    ).specs
     assert asked.batch_size == 7
 
 

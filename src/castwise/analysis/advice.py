@@ -50,14 +50,14 @@ def recommend(rows: Sequence[Row]) -> list[Advice]:
     groups: dict[tuple[str, int, str, tuple[str, ...]], list[Row]] = {}
     for row in rows:
         spec = row.trial.spec
-        groups.setdefault((spec.workload, spec.batch_size, spec.spread, spec.techniques), []).append(row)
+        groups.setdefault((spec.workload, spec.batch_size, spec.world_size_label, spec.techniques), []).append(row)
     return [_advise(group) for group in groups.values()]
 
 
 def _advise(rows: list[Row]) -> Advice:
     spec = rows[0].trial.spec
     where = f"{spec.workload}, batch {spec.batch_size}"
-    where += f" on {spec.spread}" if spec.spread else ""
+    where += f" on {spec.world_size_label}" if spec.world_size_label else ""
     where += f", {join(spec.techniques)}" if spec.techniques else ""
     measured = [row for row in rows if row.trial.status == "ok" and row.throughput is not None]
     if not measured:

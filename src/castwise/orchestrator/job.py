@@ -150,7 +150,7 @@ def prepare(
         data_set=data_set,
         protocol=_limited(protocol, options),
         seed=options.seed,
-        own=own_workloads,
+        user_workloads=own_workloads,
     )
     if data_set != SYNTHETIC:
         provide(machine.engine, find_data_set(data_set), machine.data_dir)

@@ -164,7 +164,9 @@ class Rounds:
             "failed": "nothing is left that could be compared",
         }[ending]
         spec = self._cells[0]
-        where = f"{spec.workload} batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
+        where = f"{spec.workload} batch {spec.batch_size}" + (
+            f" on {spec.world_size_label}" if spec.world_size_label else ""
+        )
         where += f" {join(spec.techniques)}" if spec.techniques else ""
         self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
 

@@ -1,7 +1,7 @@
-"""The messages between a trial's process and its parent: one call goes out, events come back, all of them JSON.
+"""The messages between a trial's process and its parent, as JSON.
 
-A call names a method of the worker (`worker/server.py`). While it runs, any number of `Progress` events may come; then
-one `Returned` or `Failed` event ends it.
+A `Call` names a method of the worker (`worker/server.py`). While it runs, any number of `Progress` events may come;
+then one `Returned` or `Failed` event ends it.
 """
 
 from typing import Annotated, Any, Literal
@@ -35,21 +35,15 @@ class Returned(FrozenModel):
 
 
 class Failed(FrozenModel):
-    """What a method raised.
-
-    Attributes:
-        status: The trial's status.
-        message: What happened, in a line.
-        refused: Whether castwise itself refused the request: the user's mistake, not the trial's failure.
-        shortfall: By how much memory fell short, if the error says so.
-    """
+    """What a method raised."""
 
     event: Literal["failed"] = "failed"
     status: Status
     message: str
-    refused: bool = False
+    refused: bool = False  # by castwise itself: the user's mistake, not the trial's failure
     shortfall: Shortfall | None = None
 
 
-Event = Annotated[Progress | Returned | Failed, Field(discriminator="event")]
-EVENT: TypeAdapter[Progress | Returned | Failed] = TypeAdapter(Event)
+EVENT: TypeAdapter[Progress | Returned | Failed] = TypeAdapter(
+    Annotated[Progress | Returned | Failed, Field(discriminator="event")]
+)

@@ -34,10 +34,7 @@ class Problem:
 
 
 class Store:
-    """The records of one results folder.
-
-    Args:
-        folder: The results folder; made with the first record where it does not exist.
+    """The records of one results folder, which is made with the first record.
 
     Raises:
         StoreError: The folder cannot be made or written.
@@ -109,9 +106,7 @@ def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
     return [record.trial for record in records], problems
 
 
-class _Stamp(BaseModel):
-    """What a record of any version has."""
-
+class _RecordVersion(BaseModel):
     schema_version: int
 
 
@@ -133,9 +128,9 @@ def _read(path: Path) -> Trial:
 
 
 def _check_version(content: bytes) -> None:
-    """Raise a StoreError that says it where a file is no record of this schema at all."""
+    """Raise a StoreError if a file is no record of this schema at all."""
     try:
-        version = _Stamp.model_validate_json(content).schema_version
+        version = _RecordVersion.model_validate_json(content).schema_version
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise StoreError("not a castwise record: no JSON, or cut off") from None
@@ -165,58 +160,41 @@ def _write_new(folder: Path, stem: str, content: bytes) -> Path:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        path = _link_to_free_name(temporary, folder, stem)
+        for number in itertools.count(1):
+            path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
+            try:
+                os.link(temporary, path)  # unlike a rename, never replaces an existing file
+                break
+            except FileExistsError:
+                continue
+            except OSError:  # a file system without hard links
+                if not path.exists():
+                    os.replace(temporary, path)
+                    break
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(folder)
-    return path
-
-
-def _link_to_free_name(temporary: Path, folder: Path, stem: str) -> Path:
-    for number in itertools.count(1):
-        path = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
-        try:
-            os.link(temporary, path)  # unlike a rename, never takes the place of a file that is there
-            return path
-        except FileExistsError:
-            continue
-        except OSError:  # a file system without hard links
-            if not path.exists():
-                os.replace(temporary, path)
-                return path
-    raise AssertionError("unreachable")
-
-
-def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+    return path
 
 
 def name_of(environment: Environment) -> str:
     """Return the name of the folder of one machine's files."""
-    return f"{_named(environment.device_name)}-{environment.fingerprint}"
+    return f"{slug(environment.device_name, KEPT)[:_NAME_LENGTH]}-{environment.fingerprint}"
 
 
 def stem_of(spec: TrialSpec) -> str:
     """Return the name of a trial's files, without the number that makes it unique."""
-    spread = f"-x{spec.world_size}" if spec.world_size > 1 else ""
-    return f"{_named(f'{spec.workload}-{spec.precision}-b{spec.batch_size}{spread}')}-{spec.key}"
-
-
-def _named(text: str) -> str:
-    return slug(text, KEPT)[:_NAME_LENGTH]
+    num_gpus = f"-x{spec.world_size}" if spec.world_size > 1 else ""
+    name = slug(f"{spec.workload}-{spec.precision}-b{spec.batch_size}{num_gpus}", KEPT)
+    return f"{name[:_NAME_LENGTH]}-{spec.key}"
 
 
 def slug(text: str, kept: str = "") -> str:
-    """Return lower-case ASCII letters and digits, with one hyphen for anything else between them.
-
-    Args:
-        text: The text.
-        kept: Further characters that stay, as in a regular expression's brackets; points at the ends do not.
-    """
+    """Return lower-case ASCII letters, digits and the `kept` characters, with one hyphen for anything else between."""
     return re.sub(rf"[^a-z0-9{kept}]+", "-", text.lower()).strip("-.")
 
 

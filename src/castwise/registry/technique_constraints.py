@@ -57,7 +57,7 @@ def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None
     if spec.kind not in row.kinds:
         yield "changes how a training run reads its data; steady trials have theirs on the device"
     if spec.world_size > 1 and row.required_on_several_gpus not in ("", *spec.techniques):
-        yield f"needs {row.required_on_several_gpus} if a step is spread; this one is over {spec.spread}"
+        yield f"needs {row.required_on_several_gpus} if a step is spread; this one is over {spec.world_size_label}"
     workload = find_workload(spec.workload)
     if workload.family != "own":
         yield from _misfits(row, spec, workload)

@@ -58,7 +58,7 @@ def headline(rows: Sequence[Row]) -> str:
     parts += [f"batch {batch}" for batch in shared(spec.batch_size for spec in specs)]
     if specs[0].user_model is None:  # the data of a user's model is the user's
         parts += [f"{data} data" for data in shared(spec.data_set for spec in specs)]
-    parts += filter(None, shared(spec.spread for spec in specs))
+    parts += filter(None, shared(spec.world_size_label for spec in specs))
     parts += [join(techniques) for techniques in shared(spec.techniques for spec in specs) if techniques]
     place = measured_on([trial for row in rows for trial in row.trials])
     return f"{', '.join(parts)} on {place}" if parts else f"On {place}"

@@ -107,7 +107,7 @@ def _clause(precision: str, answers: Sequence[Answer], ambiguous: set[str]) -> s
         if workload in ambiguous and len(own) > 1:
             name += f" in {len(own)} settings"
         elif workload in ambiguous:
-            name += f" at batch {spec.batch_size}" + (f" on {spec.spread}" if spec.spread else "")
+            name += f" at batch {spec.batch_size}" + (f" on {spec.world_size_label}" if spec.world_size_label else "")
         names.append(name)
     where = truncate_list(names, most=_MAX_NAMES if len(names) <= _MAX_NAMES else _MAX_NAMES - 1)  # never "and 1 more"
     is_cut = bool(answers[0].cut)  # and so are all the others
@@ -159,7 +159,7 @@ def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configurati
     speedup, spec = value_of(best.speedup), best.trial.spec
     cut = next((length_in_words(config.trial) for config in (best, baseline) if not is_whole(config.trial)), "")
     in_cut_runs = f" in runs that were cut short ({cut}), so that their end is unknown" if cut else ""
-    spread = f" on {spec.spread}" if spec.spread else ""
+    spread = f" on {spec.world_size_label}" if spec.world_size_label else ""
     loop = f", {join(spec.techniques)}" if spec.techniques else ""
     setting = f"{group.title}, batch {spec.batch_size}{spread}{loop}"
     if speedup < WORTHWHILE:

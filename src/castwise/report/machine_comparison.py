@@ -280,7 +280,7 @@ def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) ->
 
 def _title(spec: TrialSpec) -> str:
     kind = "training runs" if spec.kind == "training" else ""
-    return ", ".join(part for part in (spec.workload, kind, *spec.techniques, spec.spread) if part)
+    return ", ".join(part for part in (spec.workload, kind, *spec.techniques, spec.world_size_label) if part)
 
 
 def headline(comparison: MachineComparison) -> str:

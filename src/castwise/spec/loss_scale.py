@@ -8,20 +8,12 @@ from castwise.errors import UsageError
 
 @dataclass(frozen=True)
 class DynamicScale:
-    """A loss scale that halves on overflow and doubles after a window of good steps.
-
-    Attributes:
-        name: The name users write.
-        init: The first scale.
-        factor: Growth factor; its inverse is the backoff.
-        window: Consecutive unskipped steps before the scale grows.
-        maximum: The largest scale, or None without a bound.
-    """
+    """A loss scale that halves on overflow and doubles after a window of good steps."""
 
     name: str
     init: float
-    factor: float
-    window: int
+    factor: float  # of growth; its inverse is the backoff
+    window: int  # consecutive steps without a skip before the scale grows
     maximum: float | None
 
 

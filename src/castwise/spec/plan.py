@@ -32,7 +32,7 @@ def build_plan(
     data_set: str = SYNTHETIC,
     protocol: MeasurementProtocol | None = None,
     seed: int = 0,
-    own: Mapping[str, UserWorkload] = MappingProxyType({}),
+    user_workloads: Mapping[str, UserWorkload] = MappingProxyType({}),
 ) -> Plan:
     """Return the product of a grid's parameters as a plan, each configuration once.
 
@@ -43,10 +43,10 @@ def build_plan(
     Args:
         grid: The parameters.
         device: "cpu" or "cuda:N".
-        data_set: `synthetic` or the name of a real data set that every workload named accepts.
+        data_set: `synthetic`, or a real data set that every workload named accepts.
         protocol: How long to measure; None takes the device type's default.
         seed: Seeds weights, data and dropout.
-        own: What is known of the user's own models among the workloads, by their names in the grid.
+        user_workloads: What is known of the user's own models, by their names in the grid.
 
     Raises:
         UsageError: A name is unknown, a batch size or a number of GPUs is under 1, techniques exclude each other,
@@ -57,17 +57,26 @@ def build_plan(
     precisions = [find_precision(name) for name in grid.precisions or [row.name for row in PRECISIONS]]
     loss_scales = [parse_loss_scale(text) for text in grid.loss_scales or ()]
     all_unscaled = all(row.loss_scale == "none" for row in precisions)
-    spreads = _spreads(grid)
-    most_gpus = max(size for size, _ in spreads)  # techniques on one GPU are compared with those on several
-    loops = [_steady_techniques(text) for text in grid.techniques or (NONE,)]
+    ways = [_parse_parallelism(name) for name in grid.parallelisms or ("ddp",)]
+    world_sizes = grid.world_sizes or (1,)
+    if min(world_sizes) < 1:
+        raise UsageError(f"A trial runs on one GPU at least; {min(world_sizes)} GPUs are impossible.")
+    alone: list[tuple[int, Parallelism]] = [(1, "none")]
+    layouts = [layout for size in world_sizes for layout in ([(size, way) for way in ways] if size > 1 else alone)]
+    loops = [_parse_step_techniques(text) for text in grid.techniques or (NONE,)]
     specs: dict[str, TrialSpec] = {}
     for name in grid.workloads or ():
-        workload, known = find_workload(name), own.get(name)
+        workload, user = find_workload(name), user_workloads.get(name)
         check_data_set(workload, data_set)
-        own_size = known.batch_size if known is not None else None
-        batch_sizes = grid.batch_sizes or (own_size or (workload.cpu_batch_size if is_cpu else workload.batch_size),)
-        for batch_size, spread, techniques, precision in itertools.product(batch_sizes, spreads, loops, precisions):
-            _check_batch_size(batch_size)
+        default_size = (user.batch_size if user else None) or (
+            workload.cpu_batch_size if is_cpu else workload.batch_size
+        )
+        batch_sizes = grid.batch_sizes or (default_size,)
+        if min(batch_sizes) < 1:
+            raise UsageError(f"A batch holds at least one sample; batch size {min(batch_sizes)} is impossible.")
+        for batch_size, (world_size, parallelism), techniques, precision in itertools.product(
+            batch_sizes, layouts, loops, precisions
+        ):
             takes_scales = loss_scales and (all_unscaled or precision.loss_scale != "none")
             for loss_scale in loss_scales if takes_scales else (precision.loss_scale,):
                 spec = TrialSpec(
@@ -77,29 +86,19 @@ def build_plan(
                     batch_size=batch_size,
                     device=device,
                     data_set=data_set,
-                    world_size=spread[0],
-                    parallelism=spread[1],
-                    user_model=known.model if known is not None else None,
+                    world_size=world_size,
+                    parallelism=parallelism,
+                    user_model=user.model if user else None,
                     protocol=protocol,
                     seed=seed,
                 )
-                spec = resolve(normalize_for_world_size(techniques, spread[0], most_gpus), spec)
+                # Techniques on one GPU are compared with those on several, so all know the largest number.
+                spec = resolve(normalize_for_world_size(techniques, world_size, max(world_sizes)), spec)
                 specs.setdefault(spec.key, spec)
     return Plan(specs=tuple(specs.values()))
 
 
-def _spreads(grid: ParameterGrid) -> list[tuple[int, Parallelism]]:
-    """Return the numbers of GPUs, each with its ways to share a step; `none` for one GPU."""
-    ways: list[Parallelism] = [_parallelism(name) for name in grid.parallelisms or ("ddp",)]
-    spreads: list[tuple[int, Parallelism]] = []
-    for world_size in grid.world_sizes or (1,):
-        if world_size < 1:
-            raise UsageError(f"A trial runs on one GPU at least; {world_size} GPUs are impossible.")
-        spreads += [(world_size, way) for way in ways] if world_size > 1 else [(1, "none")]
-    return spreads
-
-
-def _steady_techniques(text: str) -> tuple[str, ...]:
+def _parse_step_techniques(text: str) -> tuple[str, ...]:
     names = parse_techniques(text)
     for name in names:
         if name not in TECHNIQUE_SETS and "steady" not in find_technique(name).kinds:
@@ -110,14 +109,9 @@ def _steady_techniques(text: str) -> tuple[str, ...]:
     return names
 
 
-def _parallelism(name: str) -> Parallelism:
-    known: tuple[Parallelism, ...] = get_args(Parallelism)
-    for way in known:
-        if name.strip().lower() == way != "none":
-            return way
-    raise unknown_name("parallelism", name, [way for way in known if way != "none"])
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise UsageError(f"A batch holds at least one sample; batch size {batch_size} is impossible.")
+def _parse_parallelism(name: str) -> Parallelism:
+    known: dict[str, Parallelism] = {way: way for way in get_args(Parallelism) if way != "none"}
+    try:
+        return known[name.strip().lower()]
+    except KeyError:
+        raise unknown_name("parallelism", name, list(known)) from None

@@ -2,31 +2,26 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from castwise.errors import UsageError
 
 _MOST_PARTS = 6  # of a sentence: with more of them nobody reads any
 _MOST_DIGITS = 18  # Python refuses to read numbers of thousands of digits
 
+_SHARES = {"": 1.0, "%": 0.01}
 _SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTES = {"": 1.0, "b": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "kb": 1e3, "mb": 1e6, "gb": 1e9}
-_BINARY_PREFIXES = ("KiB", "MiB", "GiB", "TiB")
 _NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
 
 
 def parse_duration(option: str, text: str | float) -> float:
     """Return the seconds of `90`, `90s`, `2min` or `1h`; a number is seconds.
 
-    Args:
-        option: What the user set, for messages.
-        text: What the user wrote; or a number, in Python.
-
     Raises:
         UsageError: It is no duration above 0.
     """
-    number, unit = _split(str(text))
-    seconds = number * _SECONDS[unit] if number is not None and unit in _SECONDS else math.nan
+    seconds = _parse_amount(text, _SECONDS)
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"{option} takes a duration above 0, such as 60s or 5min; '{text}' is none.")
     return seconds
@@ -35,15 +30,10 @@ def parse_duration(option: str, text: str | float) -> float:
 def parse_share(option: str, text: str | float) -> float:
     """Return the share that `1%` or `0.01` is.
 
-    Args:
-        option: What the user set, for messages.
-        text: What the user wrote; or a number, in Python.
-
     Raises:
         UsageError: It is no share above 0 and below 1.
     """
-    number, unit = _split(str(text))
-    share = {"%": 0.01, "": 1.0}.get(unit, math.nan) * (math.nan if number is None else number)
+    share = _parse_amount(text, _SHARES)
     if not 0 < share < 1:
         raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01; '{text}' is none.")
     return share
@@ -58,15 +48,10 @@ def format_share(share: float) -> str:
 def parse_memory(option: str, text: str | float) -> float:
     """Return the bytes of `8GiB`, `500MB` or `1024`.
 
-    Args:
-        option: What the user set, for messages.
-        text: What the user wrote; or a number, in Python.
-
     Raises:
         UsageError: It is no amount of memory above 0.
     """
-    number, unit = _split(str(text))
-    size = number * _BYTES[unit] if number is not None and unit in _BYTES else math.nan
+    size = _parse_amount(text, _BYTES)
     if not (math.isfinite(size) and size > 0):
         raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB; '{text}' is none.")
     return size
@@ -76,47 +61,29 @@ def format_bytes(value: float | None) -> str:
     """Return bytes with a binary prefix, three significant digits: `1.24 GiB`; "–" for None."""
     if value is None:
         return "–"
-    if abs(value) < 1024:
-        return f"{value:.0f} B"
-    for prefix in _BINARY_PREFIXES[:-1]:
-        value /= 1024
-        if abs(value) < 1024:
-            return f"{_three_digits(value)} {prefix}"
-    return f"{_three_digits(value / 1024)} {_BINARY_PREFIXES[-1]}"
+    prefix, larger = "B", ["TiB", "GiB", "MiB", "KiB"]
+    while abs(value) >= 1024 and larger:
+        value, prefix = value / 1024, larger.pop()
+    return f"{value:.0f} {prefix}" if prefix == "B" or abs(value) >= 99.95 else f"{value:#.3g} {prefix}"
 
 
 def truncate_list(parts: Sequence[str], most: int = _MOST_PARTS, separator: str = ", ") -> str:
-    """Return parts of a sentence in a list, the first of many: `a, b`, `a, b, c, d, e, f and 3 more`.
-
-    Args:
-        parts: The parts.
-        most: How many of them are named at the most.
-        separator: What stands between them.
-    """
+    """Return parts of a sentence in a list, the first of many: `a, b`, `a, b, c, d, e, f and 3 more`."""
     more = len(parts) - most
     return separator.join(parts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
-
-
-def _split(text: str) -> tuple[float | None, str]:
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None, ""
+def _parse_amount(text: object, units: Mapping[str, float]) -> float:
+    """Return a number times its unit; NaN if the text is not that."""
+    match = _NUMBER.fullmatch(str(text))
     try:
-        return float(match[1]), match[2].lower()
-    except ValueError:
-        return None, ""
+        return math.nan if match is None else float(match[1]) * units[match[2].lower()]
+    except (ValueError, KeyError):
+        return math.nan
 
 
 def parse_list(option: str, given: object) -> tuple[str, ...]:
     """Return the parts of a text between commas, of several such texts, or numbers as texts.
-
-    Args:
-        option: What the user set, for messages.
-        given: A text or a number, or a sequence of them.
 
     Raises:
         UsageError: There is no part.
@@ -132,10 +99,6 @@ def parse_list(option: str, given: object) -> tuple[str, ...]:
 def parse_numbers(option: str, given: object) -> tuple[int, ...]:
     """Return the whole numbers of a list, as `parse_list` reads it.
 
-    Args:
-        option: What the user set, for messages.
-        given: A text or a number, or a sequence of them.
-
     Raises:
         UsageError: One of them is none, or is under 1.
     """
@@ -148,10 +111,6 @@ def parse_numbers(option: str, given: object) -> tuple[int, ...]:
 
 def parse_count(option: str, given: object) -> int:
     """Return a whole number from 1.
-
-    Args:
-        option: What the user set, for messages.
-        given: A text or a number.
 
     Raises:
         UsageError: It is none.

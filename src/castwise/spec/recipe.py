@@ -11,37 +11,23 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class Loader(FrozenModel):
-    """How batches reach the training loop.
-
-    Attributes:
-        num_workers: Processes of the DataLoader.
-        pin_memory: Whether batches are put into page-locked memory.
-        drop_last: Whether an incomplete last batch is left out.
-        shuffle: Whether samples are drawn in a new order each epoch.
-        resident: Whether the data lies on the device from the start, without a loader.
-        persistent: Whether the processes live on from epoch to epoch.
-        prefetch_batches: Batches that each process makes in advance; None takes torch's default.
-        non_blocking: Whether a batch is copied to the device asynchronously.
-    """
+    """How batches reach the training loop: the arguments of a DataLoader, by torch's names where it has one."""
 
     num_workers: int = Field(default=2, ge=0)
     pin_memory: bool = False
     drop_last: bool = False
     shuffle: bool = True
-    resident: bool = False
-    persistent: bool = False
-    prefetch_batches: int | None = Field(default=None, ge=1)
-    non_blocking: bool = False
+    resident: bool = False  # the data lies on the device from the start, without a loader
+    persistent: bool = False  # the workers live on from epoch to epoch
+    prefetch_batches: int | None = Field(default=None, ge=1)  # per worker; None takes torch's default
+    non_blocking: bool = False  # batches are copied to the device asynchronously
 
 
 class Schedule(FrozenModel):
     """How the learning rate changes.
 
-    Attributes:
-        kind: `constant`; `step` (times `gamma` after each epoch); `triangular` (warm-up to the full rate, linear
-            back); `one_cycle` (fastai's, momentum falls while the rate rises); `plateau` (divided if the validation
-            loss does not improve).
-        arguments: The kind's numbers, by name.
+    `step`: times `gamma` after each epoch. `triangular`: up to the full rate, linear back. `one_cycle`: fastai's,
+    momentum falls while the rate rises. `plateau`: divided if the validation loss does not improve.
     """
 
     kind: Literal["constant", "step", "triangular", "one_cycle", "plateau"] = "constant"
@@ -56,55 +42,33 @@ class Optimizer(FrozenModel):
 
 
 class Recipe(FrozenModel):
-    """A training run, as its source's code does it.
-
-    Attributes:
-        epochs: Passes over the training data.
-        transform: What is done to a sample on the CPU: a name of `worker/data/transforms.py`.
-        loader: How batches reach the loop.
-        optimizer: The optimizer; None takes the workload's own.
-        group_rates: The learning rate of each of the workload's layer groups, the highest if the schedule changes
-            it; empty gives every weight the optimizer's.
-        schedule: How the learning rate changes.
-        first_cycle_epochs: First epochs that have a one-cycle schedule of their own, after which the optimizer's
-            state is reset and the schedule of the others begins; they count among `epochs`.
-        first_cycle_rates: The highest rates of that first cycle, as in `group_rates`; empty takes those.
-        samples_per_epoch: Length of an epoch of synthetic data; real data has its own.
-        pooled_split: Whether training and test data are pooled and split again, 80 to 20, as fastai's
-            `valid_pct=0.2` did.
-        validate_each_epoch: Whether every epoch ends with a pass over the validation data.
-        validate_at_end: Whether the run is followed by such a pass if its epochs have none, for the accuracy. Its time
-            and memory do not count for the run; energy by the driver's counter does.
-        validation_batch_size: Samples per step of a pass.
-        validation_workers: DataLoader processes of a pass.
-        read_loss_every_step: Whether the host reads the loss after every step, which synchronises.
-        skip_batches: First batches of an epoch that its throughput does not count.
-        skip_epochs: First epochs that the mean throughput does not count.
-        cudnn_benchmark: Whether cuDNN times its algorithms and takes the fastest for each shape.
-        stop_after: Epochs after which the run is cut short; its schedule is still that of the whole run. None runs all.
-        max_steps: Steps after which an epoch is cut short; its schedule is still that of whole epochs. None runs all.
-    """
+    """A training run, as its source's code does it."""
 
     epochs: int = Field(ge=1)
-    transform: str | None = None
+    transform: str | None = None  # of a sample on the CPU: a name of `worker/data/transforms.py`
     loader: Loader = Loader()
-    optimizer: Optimizer | None = None
+    optimizer: Optimizer | None = None  # None takes the workload's own
+    # Of the workload's layer groups, the highest if the schedule changes them; empty gives all the optimizer's rate.
     group_rates: tuple[Rate, ...] = ()
     schedule: Schedule = Schedule()
+    # The first epochs, counted in `epochs`, that have a one-cycle schedule of their own; then the optimizer's state is
+    # reset.
     first_cycle_epochs: int = Field(default=0, ge=0)
-    first_cycle_rates: tuple[Rate, ...] = ()
-    samples_per_epoch: int | None = Field(default=None, ge=1)
-    pooled_split: bool = False
+    first_cycle_rates: tuple[Rate, ...] = ()  # of that cycle, as `group_rates`; empty takes those
+    samples_per_epoch: int | None = Field(default=None, ge=1)  # of synthetic data; real data has its own
+    pooled_split: bool = False  # training and test data are split again, 80 to 20, as fastai's `valid_pct=0.2` did
     validate_each_epoch: bool = False
+    # One pass after the run if its epochs have none. Its time and memory do not count, its energy does.
     validate_at_end: bool = False
     validation_batch_size: int = Field(default=256, ge=1)
     validation_workers: int = Field(default=1, ge=0)
-    read_loss_every_step: bool = False
-    skip_batches: int = Field(default=0, ge=0)
-    skip_epochs: int = Field(default=0, ge=0)
+    read_loss_every_step: bool = False  # by the host, which synchronises
+    skip_batches: int = Field(default=0, ge=0)  # first batches of an epoch that its throughput does not count
+    skip_epochs: int = Field(default=0, ge=0)  # first epochs that the mean throughput does not count
     cudnn_benchmark: bool = False
-    stop_after: int | None = Field(default=None, ge=1)
-    max_steps: int | None = Field(default=None, ge=1)
+    # Where the run and its epochs are cut short; the schedule is still that of the whole. None: not at all.
+    stop_after: int | None = Field(default=None, ge=1)  # epochs
+    max_steps: int | None = Field(default=None, ge=1)  # of an epoch
 
     @property
     def num_epochs(self) -> int:

@@ -15,32 +15,19 @@ from castwise.spec.user_model import UserModel
 
 
 class MeasurementProtocol(FrozenModel):
-    """How long and how often to measure.
+    """How long and how often to measure."""
 
-    Attributes:
-        warm_up_steps: The fewest steps before the first timed one, if no earlier process of the configuration has shown
-            how many are needed.
-        warm_up_seconds: When warm-up, which begins after the first step, ends even if the step time has not settled.
-        block_seconds: The intended length of one timed block; a block has at least one step.
-        lead_in_seconds: The least time of the untimed steps right before a block, in whole launches; there are none if
-            a launch takes longer than a second. 0, as in older records: none.
-        num_blocks: Timed blocks in a trial.
-        max_seconds: When a trial stops timing even with fewer blocks (never under `min_blocks`).
-        min_blocks: The fewest blocks a trial may end with.
-        timeout_seconds: How long one phase (set-up with the first step, warm-up, one block) may take
-            before the trial is `timeout`.
-        memory_parts: Whether one more step, after the timed ones, is profiled for what holds the memory.
-    """
-
+    # The fewest steps before the first timed one, if no earlier process of the configuration has shown how many.
     warm_up_steps: int = Field(default=5, ge=1)
-    warm_up_seconds: float = Field(default=10.0, gt=0)
-    block_seconds: float = Field(default=0.2, gt=0)
+    warm_up_seconds: float = Field(default=10.0, gt=0)  # at most, after the first step, even if it has not settled
+    block_seconds: float = Field(default=0.2, gt=0)  # intended; a block has at least one step
+    # At least, right before a block, in whole launches; none if a launch takes over a second, and in older records.
     lead_in_seconds: float = renamed(0.0, "lead_seconds", ge=0)
     num_blocks: int = Field(default=20, ge=1)
-    max_seconds: float = Field(default=60.0, gt=0)
+    max_seconds: float = Field(default=60.0, gt=0)  # when timing stops even with fewer blocks
     min_blocks: int = Field(default=3, ge=1)
-    timeout_seconds: float = Field(default=600.0, gt=0)
-    memory_parts: bool = False
+    timeout_seconds: float = Field(default=600.0, gt=0)  # of one phase: set-up with the first step, warm-up, one block
+    memory_parts: bool = False  # whether one more step, after the timed ones, is profiled for what holds the memory
 
     @model_validator(mode="after")
     def _blocks_fit(self) -> Self:
@@ -85,45 +72,25 @@ FIT = MeasurementProtocol(
 
 
 class TrialSpec(FrozenModel):
-    """What one trial measures: this workload, in this precision, with these techniques, on this device.
+    """What one trial measures: this workload, in this precision, with these techniques, on this device."""
 
-    Attributes:
-        workload: A name of the workload registry, `torchvision:NAME` / `timm:NAME`, or that of the user's own model.
-        precision: A name of the precision registry (aliases are resolved before a spec is made).
-        loss_scale: `none`, `dynamic`, `dynamic-apex` or a number.
-        batch_size: Samples per GPU and optimizer step.
-        device: "cpu" or "cuda:N"; the first one of several.
-        data_set: `synthetic`, or the name of a real data set.
-        techniques: Names of the technique registry, in its order; empty is the plain loop.
-        world_size: Number of GPUs (processes, or replicas of DataParallel); on a CPU number of processes.
-        parallelism: How the GPUs share a step.
-        kind: What is measured.
-        recipe: The training run of a `training` trial; None for the other kinds.
-        weights: The file of pretrained weights to start from; None starts from random ones.
-        user_model: Where the user's own model comes from; None for built-in workloads.
-        memory_limit_bytes: The most memory that the trial may take: its caching allocator on a GPU, the growth of its
-            process on a CPU. None if only the device limits it.
-        protocol: How long and how often.
-        seed: Seeds weights, data and dropout.
-        repeat: The number of the process among those of the same configuration.
-    """
-
-    workload: str
-    precision: str
-    loss_scale: str
-    batch_size: int = Field(ge=1)
-    device: str
+    workload: str  # of the registry, `torchvision:NAME`, `timm:NAME`, or the user's own
+    precision: str  # of the registry, no alias
+    loss_scale: str  # `none`, `dynamic`, `dynamic-apex` or a number
+    batch_size: int = Field(ge=1)  # per GPU and optimizer step
+    device: str  # "cpu" or "cuda:N"; the first one of several
     data_set: str = SYNTHETIC
-    techniques: tuple[str, ...] = ()
-    world_size: int = Field(default=1, ge=1)
+    techniques: tuple[str, ...] = ()  # of the registry, in its order; empty is the plain loop
+    world_size: int = Field(default=1, ge=1)  # processes, or replicas of DataParallel
     parallelism: Parallelism = "none"
     kind: TrialKind = "steady"
-    recipe: Recipe | None = None
-    weights: str | None = None
+    recipe: Recipe | None = None  # of a `training` trial only
+    weights: str | None = None  # the file of pretrained weights to start from; None starts from random ones
     user_model: UserModel | None = renamed(None, "own")
+    # The most that the caching allocator of a GPU, or on a CPU the process's growth, may take.
     memory_limit_bytes: int | None = Field(default=None, ge=1)
     protocol: MeasurementProtocol = MeasurementProtocol()
-    seed: int = 0
+    seed: int = 0  # of weights, data and dropout
     repeat: int = 0
 
     @model_validator(mode="after")
@@ -137,15 +104,14 @@ class TrialSpec(FrozenModel):
     @property
     def redacted(self) -> Self:
         """Return the spec as it is recorded: the user's own model without its folder."""
-        if self.user_model is None or self.user_model.redacted is self.user_model:
-            return self
-        return self.model_copy(update={"user_model": self.user_model.redacted})
+        redacted = self.user_model and self.user_model.redacted
+        return self if redacted is self.user_model else self.model_copy(update={"user_model": redacted})
 
     @property
     def without_timeout(self) -> Self:
         """Return the redacted spec with the default time limit, on which no figure depends."""
         spec = self.redacted
-        default = type(spec.protocol).model_fields["timeout_seconds"].default
+        default = MeasurementProtocol.model_fields["timeout_seconds"].default
         return spec.model_copy(update={"protocol": spec.protocol.model_copy(update={"timeout_seconds": default})})
 
     @cached_property
@@ -184,10 +150,7 @@ class TrialSpec(FrozenModel):
 
     @property
     def may_hold_device_alone(self) -> bool:
-        """Return whether its process may make others wait while it times kernels.
-
-        Processes on several devices could wait for each other forever.
-        """
+        """Return whether its process may make others wait: those on several devices could wait forever."""
         return self.world_size == 1
 
     @property
@@ -195,21 +158,21 @@ class TrialSpec(FrozenModel):
         """Return the spec in a few words, for progress and messages; unique within a plan."""
         row = known_precision(self.precision)
         scale = "" if row is not None and self.loss_scale == row.loss_scale else f" loss scale {self.loss_scale}"
-        spread = f" on {self.spread}" if self.spread else ""
+        gpus = f" on {self.world_size_label}" if self.world_size_label else ""
         seed = f" seed {self.seed}" if self.kind == "training" and self.seed else ""
         techniques = f" {'+'.join(self.techniques)}" if self.techniques else ""
         limit = "" if self.memory_limit_bytes is None else f" within {format_bytes(self.memory_limit_bytes)}"
-        return f"{self.workload} {self.precision} batch {self.batch_size}{spread}{scale}{techniques}{seed}{limit}"
+        return f"{self.workload} {self.precision} batch {self.batch_size}{gpus}{scale}{techniques}{seed}{limit}"
 
     @property
-    def spread(self) -> str:
+    def world_size_label(self) -> str:
         """Return how many GPUs share a step, in words: "4 GPUs (ddp)"; empty on one GPU."""
         unit = "CPU processes" if self.device_type == "cpu" else "GPUs"
         return f"{self.world_size} {unit} ({self.parallelism})" if self.world_size > 1 else ""
 
 
 def device_of_rank(device: str, rank: int) -> str:
-    """Return the device of a rank, or of a replica of `dp`, where the first one's is given: each has its own GPU."""
+    """Return the device of a rank, or of a replica of `dp`, given that of the first."""
     kind, _, index = device.partition(":")
     return f"{kind}:{int(index) + rank}" if index else device
 

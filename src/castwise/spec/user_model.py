@@ -5,7 +5,6 @@ Users write `FILE.py:FUNCTION`, `module.path:FUNCTION` or `transformers:CONFIG`;
 """
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
@@ -26,23 +25,17 @@ _OBJECT = "own:"
 
 
 class UserModel(FrozenModel):
-    """Where a user's own model comes from; part of a trial's spec.
-
-    Attributes:
-        kind: A function of a file or of a module, a pickle of `castwise.compare`, or a configuration of transformers.
-        path: The file, absolute; of a module the folder it is looked for in first; of a configuration that is a
-            model type of transformers ("bert") empty. In a record no folder: the file's name, of a module empty.
-        folder_digest: In a record twelve hexadecimal digits that identify the folder: two files of one name and
-            content may read different files next to them. Empty for a pickle, which contains everything.
-        name: The function; of a module with the module before it; of a configuration its model type or file's name.
-        digest: Identifies the content of all files of the user's that were read, so that an edited file is measured
-            again; empty until the trial's process has reported it.
-    """
+    """Where a user's own model comes from; part of a trial's spec."""
 
     kind: OwnKind
+    # The absolute file; of a module the folder that is searched first; of a model type of transformers ("bert") empty.
+    # Records name no folder: the file's name, and nothing of a module.
     path: str
-    name: str
+    name: str  # the function, MODULE:FUNCTION, or the configuration's model type or file name
+    # Of all files of the user's that were read: an edited file is measured again. Empty until the process reports it.
     digest: str = ""
+    # In records, of the folder: files of one name and content may read different files next to them. Empty for a
+    # pickle, which contains everything.
     folder_digest: str = renamed("", "place")
 
     @property
@@ -57,44 +50,11 @@ class UserModel(FrozenModel):
 
 
 class UserWorkload(FrozenModel):
-    """What is known of the user's own model before anything is planned.
+    """What is known of the user's own model before anything is planned."""
 
-    Attributes:
-        model: Where it comes from, with its digest.
-        batch_size: Samples per optimizer step unless the user names another; None if the model does not say.
-        accumulate: Batches of one optimizer step: batch sizes are multiples of it.
-    """
-
-    model: UserModel
-    batch_size: int | None = Field(default=None, ge=1)
-    accumulate: int = Field(default=1, ge=1)
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """What a user wrote, taken apart.
-
-    Attributes:
-        kind: What it names.
-        where: File, module or configuration, as written.
-        name: The function or, of a pickle, the model's class.
-    """
-
-    kind: OwnKind
-    where: str
-    name: str
-
-    @property
-    def shown(self) -> str:
-        """Return the workload's name in records and reports, without folders."""
-        if self.kind == "file":
-            return f"{Path(self.where).name}:{self.name}"
-        if self.kind == "module":
-            return f"{self.where}:{self.name}"
-        if self.kind == "pickle":
-            return f"{_OBJECT}{self.name}"
-        path = Path(self.where)
-        return _TRANSFORMERS + (path.parent.name or path.name if path.name == "config.json" else path.name)
+    model: UserModel  # with its digest
+    batch_size: int | None = Field(default=None, ge=1)  # per optimizer step; None if the model does not say
+    accumulate: int = Field(default=1, ge=1)  # batches of one optimizer step: batch sizes are multiples of it
 
 
 def is_user_model(name: str) -> bool:
@@ -103,18 +63,21 @@ def is_user_model(name: str) -> bool:
 
 
 def shown_name(reference: str) -> str:
-    """Return the name of a user's own model in records and reports; such a name itself is returned unchanged."""
+    """Return the name of a user's own model in records and reports, without folders; a shown name stays as it is."""
     written = reference.strip()
-    return written if written.startswith(_OBJECT) else _parse(written).shown
+    if written.startswith(_OBJECT):
+        return written
+    kind, where, name = _parse(written)
+    if kind == "pickle":
+        return f"{_OBJECT}{name}"
+    if kind == "transformers":
+        path = Path(where)
+        return _TRANSFORMERS + (path.parent.name or path.name if path.name == "config.json" else path.name)
+    return f"{Path(where).name if kind == 'file' else where}:{name}"
 
 
 def pickle_reference(file: Path, name: str) -> str:
-    """Return the reference of a pickled model.
-
-    Args:
-        file: The pickle.
-        name: The class of the model, or the function's name.
-    """
+    """Return the reference of a pickled model; `name` is its class, or the function that makes it."""
     return f"{_PICKLE}{file}#{name}"
 
 
@@ -124,47 +87,43 @@ def locate(reference: str) -> UserModel:
     Raises:
         UsageError: The reference is none, or its file does not exist.
     """
-    parsed = _parse(reference.strip())
-    if parsed.kind == "module":
-        return UserModel(kind="module", path=str(Path.cwd()), name=f"{parsed.where}:{parsed.name}")
-    if parsed.kind == "transformers":
-        return _locate_config(parsed.where)
-    file = Path(parsed.where).expanduser().absolute()
+    kind, where, name = _parse(reference.strip())
+    if kind == "module":
+        return UserModel(kind=kind, path=str(Path.cwd()), name=f"{where}:{name}")
+    file = Path(where).expanduser().absolute()
+    if kind == "transformers":
+        file = file / "config.json" if file.is_dir() else file
+        if file.is_file():
+            return UserModel(kind=kind, path=str(file), name=Path(where).name)
+        if "/" in where or where.endswith(".json"):
+            raise UsageError(
+                f"There is no configuration '{where}'. Name a config.json, the folder it lies in, or a model type of "
+                "transformers such as transformers:bert; castwise downloads nothing."
+            )
+        return UserModel(kind=kind, path="", name=where)
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise UsageError(
-            f"The file '{parsed.where}' {what}. Name a Python file and a function in it: train_me.py:{parsed.name}; "
+            f"The file '{where}' {what}. Name a Python file and a function in it: train_me.py:{name}; "
             "`castwise init FILE` writes one to start from."
         )
-    return UserModel(kind=parsed.kind, path=str(file), name=parsed.name)
+    return UserModel(kind=kind, path=str(file), name=name)
 
 
-def _locate_config(where: str) -> UserModel:
-    path = Path(where).expanduser().absolute()
-    file = path / "config.json" if path.is_dir() else path
-    if file.is_file():
-        return UserModel(kind="transformers", path=str(file), name=Path(where).name)
-    if "/" in where or where.endswith(".json"):
-        raise UsageError(
-            f"There is no configuration '{where}'. Name a config.json, the folder it lies in, or a model type of "
-            "transformers such as transformers:bert; castwise downloads nothing."
-        )
-    return UserModel(kind="transformers", path="", name=where)
-
-
-def _parse(written: str) -> _Reference:
+def _parse(written: str) -> tuple[OwnKind, str, str]:
+    """Return what a reference names, the file, module or configuration as written, and the function or class."""
     if written.startswith(_OBJECT):
         raise UsageError(
             f"'{written}' was an object of a Python session, and only that has it: call castwise.compare there again."
         )
     if written.startswith(_PICKLE):
         where, _, name = written.removeprefix(_PICKLE).partition("#")
-        return _Reference("pickle", where, name or "model")
+        return "pickle", where, name or "model"
     if written.startswith(_TRANSFORMERS):
         where = written.removeprefix(_TRANSFORMERS)
         if not where:
             raise UsageError("'transformers:' needs a configuration behind the colon: a config.json or a model type.")
-        return _Reference("transformers", where, "")
+        return "transformers", where, ""
     where, _, name = written.rpartition(":") if not written.endswith(".py") else (written, "", DEFAULT_FUNCTION)
     if not where or not name.isidentifier():
         raise UsageError(
@@ -172,10 +131,10 @@ def _parse(written: str) -> _Reference:
             f"FILE.py alone takes its function '{DEFAULT_FUNCTION}'."
         )
     if where.endswith(".py"):
-        return _Reference("file", where, name)
+        return "file", where, name
     if not all(part.isidentifier() for part in where.split(".")):
         raise UsageError(
             f"'{written}' is neither a Python file nor a module. Write FILE.py:FUNCTION, module.path:FUNCTION, "
             "torchvision:NAME, timm:NAME or transformers:CONFIG."
         )
-    return _Reference("module", where, name)
+    return "module", where, name

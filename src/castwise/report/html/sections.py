@@ -35,7 +35,7 @@ def answer_table(answers: list[Answer]) -> DataTable[FlatRow]:
         group, config, precision = answer.group, answer.config, answer.precision or "nothing"
         spec = group.first.spec if config is None else config.trial.spec
         loop = join(spec.techniques) if spec.techniques else "plain loop" if group.has_loops else ""
-        setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.spread, loop) if part)
+        setting = ", ".join(part for part in (f"batch {spec.batch_size}", spec.world_size_label, loop) if part)
         source = f"cut runs: {answer.cut}" if answer.cut else "training runs" if group.is_training else "steady state"
         rows.append(
             {

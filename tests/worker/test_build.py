@@ -1,4 +1,4 @@
-"""What a steady cell and a training run are built alike from."""
+"""What a steady trial and a training run are both built from."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from castwise.spec.recipe import Optimizer, Recipe
 from castwise.spec.trial import TrialSpec
-from castwise.worker import build as cell_module
+from castwise.worker import build as build_module
 from castwise.worker.build import build_trial
 from castwise.worker.distributed import Peers
 from castwise.worker.precision import read_fp32_precision
@@ -68,7 +68,7 @@ def test_the_numeric_state_is_given_back_where_building_fails(monkeypatch: pytes
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no more of it")
 
-    monkeypatch.setattr(cell_module, "build_task", fail)
+    monkeypatch.setattr(build_module, "build_task", fail)
     with pytest.raises(MemoryError), ExitStack() as stack:
         build_trial(spec(recipe=Recipe(epochs=1, cudnn_benchmark=True)), stack, Peers())
     assert not torch.backends.cudnn.benchmark
@@ -86,7 +86,7 @@ def test_the_recipe_s_optimizer_takes_the_place_of_the_workload_s_own() -> None:
 
 def test_pretrained_weights_are_loaded_where_the_task_can(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[tuple[Path, torch.dtype]] = []
-    real = cell_module.build_task
+    real = build_module.build_task
 
     def build(*arguments: Any, **options: Any) -> Any:
         task = real(*arguments, **options)
@@ -97,7 +97,7 @@ def test_pretrained_weights_are_loaded_where_the_task_can(monkeypatch: pytest.Mo
         object.__setattr__(task, "load_weights", load)
         return task
 
-    monkeypatch.setattr(cell_module, "build_task", build)
+    monkeypatch.setattr(build_module, "build_task", build)
     with ExitStack() as stack:
         build_trial(spec("bf16-true", recipe=Recipe(epochs=1)), stack, Peers())
         assert loaded == []
