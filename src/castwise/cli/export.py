@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from castwise.cli.output import format_size, pluralize, say
+from castwise.cli.output import format_size, say
 from castwise.cli.records import Found, RecordsOptions, atomic_write, find, say_problems
 from castwise.errors import StoreError, UsageError
 from castwise.records.collector import gc_disabled
+from castwise.render.units import pluralize
 from castwise.spec.options import Option
 
 EXAMPLES = """\

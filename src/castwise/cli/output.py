@@ -38,11 +38,6 @@ def say(line: str, style: str | None = None) -> None:
     error_console().print(line, style=style, markup=False, soft_wrap=True)
 
 
-def pluralize(number: int, what: str) -> str:
-    """Return a number of things in words: "1 trial", "10,000 trials"."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def format_size(size: int) -> str:
     """Return a file's size in words."""
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from castwise.cli.output import pluralize, say
+from castwise.cli.output import say
 from castwise.errors import StoreError, UsageError, unknown_name
+from castwise.render.units import pluralize
 from castwise.spec.options import DEFAULT_RESULTS, OnlyPrecisions, OnlyWorkloads, Option
 
 if TYPE_CHECKING:

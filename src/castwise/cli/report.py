@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from castwise.cli.output import format_size, pluralize, say
+from castwise.cli.output import format_size, say
 from castwise.cli.records import (
     HTML,
     MARKDOWN,
@@ -18,6 +18,7 @@ from castwise.cli.records import (
 )
 from castwise.errors import UsageError
 from castwise.records.collector import gc_disabled
+from castwise.render.units import pluralize
 from castwise.spec.options import Option
 
 EXAMPLES = """\

@@ -80,3 +80,8 @@ def _level(values: Sequence[float], low: float, high: float) -> str:
     if not values or not math.isfinite(share):  # a damaged record's values can be too far apart for a float
         return " "
     return _LEVELS[round(min(max(share, 0.0), 1.0) * (len(_LEVELS) - 1))]
+
+
+def pluralize(number: int, what: str) -> str:
+    """Return a number of things in words: "1 trial", "10,000 trials"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

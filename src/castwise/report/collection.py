@@ -11,15 +11,17 @@ from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.result_table import Row, compare
 from castwise.analysis.statistics import Estimate, Verdict, has_interval
 from castwise.analysis.training_metrics import Run
-from castwise.max_batch.result import is_max_batch_trial
+from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
 from castwise.registry import suites
 from castwise.registry.precisions import known_precision, precision_sort_key
 from castwise.render.fields import interval_values, trial_values
-from castwise.render.units import format_bytes
+from castwise.render.units import format_bytes, pluralize
 from castwise.spec.quantities import truncate_list
 from castwise.spec.types import SYNTHETIC
+
+FileOf = Callable[[Trial], str]  # names the file that a trial was read from
 
 # What differs between the configurations of a group.
 AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "techniques", "seed")
@@ -27,27 +29,14 @@ AXES = ("precision", "loss_scale", "batch_size", "world_size", "parallelism", "t
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration's figures, whether it was timed in steady state or is a training run.
+    """One configuration's figures, whether it was timed in steady state or is a training run."""
 
-    Attributes:
-        trial: The trial that represents it.
-        trials: All its trials, one for each process.
-        throughput: Units per second; without an interval if one process was measured.
-        speedup: Over float32.
-        verdict: What the speed-up says; None for float32, for training runs, and if nothing was measured.
-        scaling_efficiency: None on one GPU.
-        peak_allocated_bytes: Peak of what tensors held.
-        peak_reserved_bytes: Peak of what the allocator held.
-        driver_used_bytes: In use on the device at the end, as the driver reports.
-        source: What the figures were taken from.
-    """
-
-    trial: Trial
-    trials: tuple[Trial, ...]
-    throughput: Estimate | None
-    speedup: Estimate | None
-    verdict: Verdict | None
-    scaling_efficiency: float | None
+    trial: Trial  # the one that represents it
+    trials: tuple[Trial, ...]  # one for each process
+    throughput: Estimate | None  # without an interval if one process was measured
+    speedup: Estimate | None  # over float32
+    verdict: Verdict | None  # None for float32, for training runs, and if nothing was measured
+    scaling_efficiency: float | None  # None on one GPU
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     driver_used_bytes: int | None
@@ -66,13 +55,13 @@ class Configuration:
     @property
     def values(self) -> dict[str, Any]:
         """Return the values by the names of their fields."""
-        return {
-            **trial_values(self.trial),
+        figures = {"throughput_per_second": self.throughput, "speedup": self.speedup}
+        found: dict[str, Any] = trial_values(self.trial)
+        for name, figure in figures.items():
+            found[name] = figure.value if figure else None
+            found |= interval_values(name, figure if has_interval(figure) else None)
+        return found | {
             "processes": len(self.trials),
-            "throughput_per_second": self.throughput.value if self.throughput else None,
-            **interval_values("throughput_per_second", self.throughput if has_interval(self.throughput) else None),
-            "speedup": self.speedup.value if self.speedup else None,
-            **interval_values("speedup", self.speedup if has_interval(self.speedup) else None),
             "verdict": self.verdict.kind if self.verdict else None,
             "scaling_efficiency": self.scaling_efficiency,
             "peak_allocated_bytes": self.peak_allocated_bytes,
@@ -83,15 +72,10 @@ class Configuration:
 
 @dataclass(frozen=True)
 class ComparisonGroup:
-    """Configurations that differ in nothing but `AXES`: the same workload, data, recipe, machine and protocol.
+    """Configurations that differ in nothing but `AXES`: the same workload, data, recipe, machine and protocol."""
 
-    Attributes:
-        title: Its title; no two groups of a collection share one.
-        configurations: Its configurations, by batch size, GPUs and so on, and then by precision.
-    """
-
-    title: str
-    configurations: tuple[Configuration, ...]
+    title: str  # no two groups of a collection share one
+    configurations: tuple[Configuration, ...]  # by batch size, GPUs and so on, and then by precision
 
     @property
     def first(self) -> Trial:
@@ -113,11 +97,6 @@ class ComparisonGroup:
         """Return what throughput counts."""
         return self.configurations[0].unit
 
-    @cached_property
-    def has_loops(self) -> bool:
-        """Return whether its configurations have several sets of techniques."""
-        return len({config.trial.spec.techniques for config in self.configurations}) > 1
-
     @property
     def rows(self) -> list[Row]:
         """Return the rows of configurations in steady state."""
@@ -127,6 +106,11 @@ class ComparisonGroup:
     def runs(self) -> list[Run]:
         """Return the training runs."""
         return [config.source for config in self.configurations if isinstance(config.source, Run)]
+
+    @property
+    def max_batches(self) -> list[MaxBatch]:
+        """Return the searches for the largest batch."""
+        return max_batches_of(trial for config in self.configurations for trial in config.trials)
 
     @property
     def precisions(self) -> list[str]:
@@ -146,12 +130,7 @@ class ComparisonGroup:
         return {}
 
     def setting(self, config: Configuration, *without: str) -> str:
-        """Return what tells a configuration from the group's others besides its precision: "batch 128, 4 GPUs".
-
-        Args:
-            config: The configuration.
-            *without: Axes to leave out.
-        """
+        """Return what tells a configuration from the others besides precision and some axes: "batch 128, 4 GPUs"."""
         key = (id(config), without)
         if key not in self._settings:  # each chart and table asks for thousands of them
             texts = [_axis_text(config.trial, name) for name in self._varying if name not in without]
@@ -177,17 +156,11 @@ class ComparisonGroup:
 
 @dataclass(frozen=True)
 class Collection:
-    """All that some records hold, put in order.
+    """All that some records hold, put in order."""
 
-    Attributes:
-        trials: The trials that count, oldest first.
-        groups: Their configurations by group: steady state first, each kind in the order of its first trial.
-        notes: What was left out, a line each.
-    """
-
-    trials: tuple[Trial, ...]
-    groups: tuple[ComparisonGroup, ...]
-    notes: tuple[str, ...] = ()
+    trials: tuple[Trial, ...]  # those that count, oldest first
+    groups: tuple[ComparisonGroup, ...]  # steady state first, each kind in the order of its first trial
+    notes: tuple[str, ...] = ()  # what was left out, a line each
 
     @property
     def configurations(self) -> list[Configuration]:
@@ -210,9 +183,9 @@ class Collection:
         names = list(dict.fromkeys(trial.environment.device_name for trial in self.trials))
         dates = sorted(trial.started_at[:10] for trial in self.trials)
         when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-        what, number = _count(len(self.trials), "trial", "trials"), len(self.configurations)
+        what, number = pluralize(len(self.trials), "trial"), len(self.configurations)
         if number != len(self.trials):
-            what += f" of {_count(number, 'configuration', 'configurations')}"
+            what += f" of {pluralize(number, 'configuration')}"
         return f"{what} on {truncate_list(names, most=3)}, {when}"
 
 
@@ -229,15 +202,13 @@ def collect(trials: Iterable[Trial]) -> Collection:
         newest[key] = trial
     notes = []
     if num_copies:
-        notes.append(f"{_count(num_copies, 'record is a copy', 'records are copies')} of another, and counted once")
+        are = "is a copy" if num_copies == 1 else "are copies"
+        notes.append(f"{pluralize(num_copies, 'record')} {are} of another, and counted once")
     if num_repeated:
-        notes.append(f"{_count(num_repeated, 'record was', 'records were')} measured again later: the newest counts")
+        were = "was" if num_repeated == 1 else "were"
+        notes.append(f"{pluralize(num_repeated, 'record')} {were} measured again later: the newest counts")
     kept = tuple(newest.values())
     return Collection(kept, _groups(kept), tuple(notes))
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
 
 
 def value_of(found: Estimate | None) -> float:
@@ -278,59 +249,52 @@ def is_search(trial: Trial) -> bool:
 
 
 def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
-    steady = [_of_row(row) for row in compare([trial for trial in trials if trial.spec.kind == "steady"])]
-    runs = [_of_run(run) for run in training_metrics.runs([t for t in trials if t.spec.kind == "training"])]
-    by_key: dict[tuple[object, ...], list[Configuration]] = {}
+    steady = [
+        Configuration(
+            trial=row.trial,
+            trials=row.trials,
+            throughput=row.throughput_estimate,
+            speedup=row.speedup_estimate,
+            verdict=row.verdict,
+            scaling_efficiency=row.scaling_efficiency,
+            peak_allocated_bytes=row.peak_allocated_bytes,
+            peak_reserved_bytes=row.peak_reserved_bytes,
+            driver_used_bytes=steady_metrics.largest(map(training_metrics.driver_used_bytes, row.trials)),
+            source=row,
+        )
+        for row in compare([trial for trial in trials if trial.spec.kind == "steady"])
+    ]
+    runs = [
+        Configuration(
+            trial=run.trial,
+            trials=(run.trial,),
+            throughput=None if run.throughput is None else Estimate(run.throughput, math.nan, math.nan, 1),
+            speedup=None if run.speedup is None else Estimate(run.speedup, math.nan, math.nan, 1),
+            verdict=None,
+            scaling_efficiency=run.efficiency,
+            peak_allocated_bytes=run.peak_allocated_bytes,
+            peak_reserved_bytes=run.peak_reserved_bytes,
+            driver_used_bytes=run.driver_used_bytes,
+            source=run,
+        )
+        for run in training_metrics.runs([trial for trial in trials if trial.spec.kind == "training"])
+    ]
+    by_key: dict[tuple[str, ...], list[Configuration]] = {}
     for config in (*steady, *runs):
-        key = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
+        key: tuple[str, ...] = (config.trial.spec.kind, *training_metrics.run_comparison_key(config.trial, *AXES))
         by_key.setdefault(key, []).append(config)
     has_devices = len({trial.environment.device_name for trial in trials}) > 1
+    titles = {key: _title(configurations[0].trial, has_devices) for key, configurations in by_key.items()}
     machines: dict[str, list[Environment]] = {}
-    for configurations in by_key.values():
-        first = configurations[0].trial
-        machines.setdefault(_title(first, has_devices), []).append(first.environment)
+    for key, configurations in by_key.items():
+        machines.setdefault(titles[key], []).append(configurations[0].trial.environment)
     groups: dict[str, ComparisonGroup] = {}
-    for configurations in by_key.values():
-        first = configurations[0].trial
-        title = _title(first, has_devices)
+    for key, configurations in by_key.items():
+        distinction = _distinction(configurations[0].trial.environment, machines[titles[key]])
         # What still has the same title differs in protocol or recipe, which no title says in a word.
-        title = free_name(title + _distinction(first.environment, machines[title]), groups)
+        title = free_name(titles[key] + distinction, groups)
         groups[title] = ComparisonGroup(title, tuple(sorted(configurations, key=_sort_key)))
     return tuple(groups.values())
-
-
-def _of_row(row: Row) -> Configuration:
-    return Configuration(
-        trial=row.trial,
-        trials=row.trials,
-        throughput=row.throughput_estimate,
-        speedup=row.speedup_estimate,
-        verdict=row.verdict,
-        scaling_efficiency=row.scaling_efficiency,
-        peak_allocated_bytes=row.peak_allocated_bytes,
-        peak_reserved_bytes=row.peak_reserved_bytes,
-        driver_used_bytes=steady_metrics.largest(map(training_metrics.driver_used_bytes, row.trials)),
-        source=row,
-    )
-
-
-def _of_run(run: Run) -> Configuration:
-    return Configuration(
-        trial=run.trial,
-        trials=(run.trial,),
-        throughput=_without_interval(run.throughput),
-        speedup=_without_interval(run.speedup),
-        verdict=None,
-        scaling_efficiency=run.efficiency,
-        peak_allocated_bytes=run.peak_allocated_bytes,
-        peak_reserved_bytes=run.peak_reserved_bytes,
-        driver_used_bytes=run.driver_used_bytes,
-        source=run,
-    )
-
-
-def _without_interval(value: float | None) -> Estimate | None:
-    return None if value is None else Estimate(value, math.nan, math.nan, 1)
 
 
 _DISTINCTIONS: tuple[tuple[str, Callable[[Environment], object]], ...] = (

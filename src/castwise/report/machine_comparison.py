@@ -32,58 +32,39 @@ _MAX_PRECISIONS = 4  # in the headline
 
 @dataclass(frozen=True)
 class MachineResult:
-    """A configuration on one machine.
-
-    Attributes:
-        machine: The machine.
-        entry: Its entry; None if the machine has none.
-        throughput: Units per second: of the timed steps; of the whole run if all are whole runs, or if it is published.
-        ratio: Speed relative to the first machine, > 1 is faster; None on the first, and if it cannot be compared.
-        verdict: What the ratio says; None on the first machine and without an entry.
-        speedup: Over float32 on the same machine; None for float32, and without it.
-        broke: Whether it ended well on the first machine and did not here.
-    """
+    """A configuration on a machine that has it."""
 
     machine: ComparedMachine
-    entry: Entry | None
-    throughput: Estimate | None = None
-    ratio: Estimate | None = None
-    verdict: Verdict | None = None
-    speedup: Estimate | None = None
-    broke: bool = False
+    entry: Entry
+    throughput: Estimate | None = None  # units per second, of whole runs if all are or if it is published
+    ratio: Estimate | None = None  # speed relative to the first machine, > 1 is faster
+    verdict: Verdict | None = None  # None on the first machine
+    speedup: Estimate | None = None  # over float32 on the same machine
+    broke: bool = False  # it ended well on the first machine and did not here
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One configuration on all machines.
+    """One configuration on several machines."""
 
-    Attributes:
-        spec: The configuration, from the first machine that has it.
-        results: A result for each machine, in order.
-        baseline_batch: The batch of the float32 run that speed-ups are over.
-        is_whole: Whether throughput is that of whole runs, validation included.
-    """
-
-    spec: TrialSpec
-    results: tuple[MachineResult, ...]
-    baseline_batch: int
-    is_whole: bool
+    spec: TrialSpec  # from the first machine that has it
+    results: tuple[MachineResult, ...]  # one for each machine that has the configuration, in order
+    baseline_batch: int  # of the float32 run that speed-ups are over
+    is_whole: bool  # throughput is that of whole runs, validation included
 
     @property
     def unit(self) -> str:
         """Return what throughput counts."""
         return unit_of(self.spec.workload)
 
+    def result_on(self, machine: ComparedMachine) -> MachineResult | None:
+        """Return the result on a machine, None if it does not have the configuration."""
+        return next((result for result in self.results if result.machine is machine), None)
+
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Configurations of a machine that no other machine has.
-
-    Attributes:
-        machine: The machine that has them.
-        reason: Why they cannot be compared.
-        labels: The configurations.
-    """
+    """Configurations of a machine that no other machine has."""
 
     machine: ComparedMachine
     reason: str
@@ -92,19 +73,12 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class MachineComparison:
-    """A comparison of machines.
+    """A comparison of machines."""
 
-    Attributes:
-        machines: The machines; the others are compared with the first.
-        groups: Rows by the title of their group: they differ in precision, loss scale and batch size only.
-        incomparable: What could not be compared.
-        margin: How far from 1 a ratio still is "the same".
-    """
-
-    machines: tuple[ComparedMachine, ...]
-    groups: dict[str, tuple[ComparisonRow, ...]]
+    machines: tuple[ComparedMachine, ...]  # the others are compared with the first
+    groups: dict[str, tuple[ComparisonRow, ...]]  # by title; rows differ in precision, loss scale and batch size only
     incomparable: tuple[Incomparable, ...]
-    margin: float
+    margin: float  # how far from 1 a ratio still is "the same"
 
     @property
     def rows(self) -> list[ComparisonRow]:
@@ -134,75 +108,46 @@ class MachineComparison:
 
 
 def compare_machines(machines: Sequence[ComparedMachine], margin: float = MARGIN) -> MachineComparison:
-    """Compare machines with the first one.
-
-    Args:
-        machines: At least two.
-        margin: How far from 1 a ratio still is "the same".
-    """
+    """Compare at least two machines with the first one; a ratio within the margin of 1 is "the same"."""
     counts = Counter(key for machine in machines for key in machine.entries)
     groups: dict[tuple[object, ...], list[ComparisonRow]] = {}
     for key, count in counts.items():
         if count > 1:
-            entries = [machine.entries.get(key) for machine in machines]
-            row = _row(machines, entries, margin)
-            groups.setdefault(key[3:], []).append(row)
+            groups.setdefault(key[3:], []).append(_row(machines, key, margin))
     titled: dict[str, tuple[ComparisonRow, ...]] = {}
     for rows in groups.values():
         rows.sort(key=lambda row: (row.spec.batch_size, precision_sort_key(row.spec.precision), row.spec.loss_scale))
-        titled[free_name(_title(rows[0].spec), titled)] = tuple(rows)
+        spec = rows[0].spec
+        kind = "training runs" if spec.kind == "training" else ""
+        title = ", ".join(part for part in (spec.workload, kind, *spec.techniques, spec.world_size_label) if part)
+        titled[free_name(title, titled)] = tuple(rows)
     alone = {key for key, count in counts.items() if count == 1}
     return MachineComparison(tuple(machines), titled, tuple(_incomparable(machines, alone)), margin)
 
 
-def _row(machines: Sequence[ComparedMachine], entries: Sequence[Entry | None], margin: float) -> ComparisonRow:
-    base = entries[0]
-    present = [entry for entry in entries if entry is not None]
-    timed = [entry for entry in present if entry.is_timed]
+def _row(machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: float) -> ComparisonRow:
+    present = [(machine, machine.entries[key]) for machine in machines if key in machine.entries]
+    base, spec = machines[0].entries.get(key), present[0][1].spec
+    timed = [entry for _, entry in present if entry.is_timed]
     is_whole = bool(timed) and all(entry.run_seconds for entry in timed)
-    spec = present[0].spec
-    source_batches = [entry.baseline_batch for entry in present if entry.baseline_batch is not None]
+    source_batches = [entry.baseline_batch for _, entry in present if entry.baseline_batch is not None]
     batch = source_batches[0] if source_batches else spec.batch_size
     # The units of a whole run are the same on every machine and in every precision.
-    units = next(
-        (
-            other.units
-            for machine in machines
-            for other in machine.entries.values()
-            if other.units and other.group_key == present[0].group_key and other.spec.batch_size == spec.batch_size
-        ),
-        None,
-    )
+    entries = (entry for machine in machines for entry in machine.entries.values())
+    alike = (entry for entry in entries if entry.group_key == key[3:] and entry.spec.batch_size == spec.batch_size)
+    units = next((entry.units for entry in alike if entry.units), None)
     results = []
-    for machine, entry in zip(machines, entries, strict=True):
-        if entry is None:
-            results.append(MachineResult(machine, None))
-            continue
-        ratio = verdict = None
-        if machine is not machines[0]:
-            ratio, verdict = _verdict(machines[0], base, machine, entry, margin)
-        results.append(
-            MachineResult(
-                machine=machine,
-                entry=entry,
-                throughput=_throughput(entry, is_whole, units),
-                ratio=ratio,
-                verdict=verdict,
-                speedup=_speedup(machine, entry, batch),
-                broke=machine is not machines[0]
-                and base is not None
-                and base.status == "ok"
-                and entry.status in _FAILED,
-            )
-        )
+    for machine, entry in present:
+        is_other = machine is not machines[0]
+        ratio, verdict = _verdict(machines[0], base, machine, entry, margin) if is_other else (None, None)
+        if units and entry.run_seconds and (is_whole or not entry.unit_seconds):
+            throughput = estimate([units / seconds for seconds in entry.run_seconds])
+        else:
+            throughput = estimate([1 / seconds for seconds in entry.unit_seconds])
+        speedup = _speedup(machine, entry, batch)
+        broke = is_other and base is not None and base.status == "ok" and entry.status in _FAILED
+        results.append(MachineResult(machine, entry, throughput, ratio, verdict, speedup, broke))
     return ComparisonRow(spec, tuple(results), batch, is_whole)
-
-
-def _throughput(entry: Entry, is_whole: bool, units: float | None) -> Estimate | None:
-    """Return units per second, of whole runs if all are, or if there is nothing else, as of published ones."""
-    if units and entry.run_seconds and (is_whole or not entry.unit_seconds):
-        return estimate([units / seconds for seconds in entry.run_seconds])
-    return estimate([1 / seconds for seconds in entry.unit_seconds])
 
 
 def _verdict(
@@ -223,8 +168,8 @@ def _verdict(
         lengths = [f"{f'cut short ({one.cut})' if one.cut else 'a whole run'} on {side.name}" for side, one in sides]
         return None, Verdict("incomparable", f"{', '.join(lengths)}: these times are of different work", None)
     if ratio.n < MIN_PROCESSES:
-        alone = " and on ".join(side.name for side, one in sides if one.num_processes < MIN_PROCESSES)
-        return ratio, Verdict("inconclusive", f"one process on {alone}: no interval", ratio)
+        few = [side.name for side, one in sides if max(len(one.run_seconds), len(one.unit_seconds)) < MIN_PROCESSES]
+        return ratio, Verdict("inconclusive", f"one process on {' and on '.join(few)}: no interval", ratio)
     return ratio, verdict_of(ratio, margin)
 
 
@@ -278,25 +223,20 @@ def _why_alone(entry: Entry, others: Sequence[tuple[ComparedMachine, Entry]]) ->
     return f"the nearest configuration of {machine.name} differs in {', '.join(differences[nearest])}"
 
 
-def _title(spec: TrialSpec) -> str:
-    kind = "training runs" if spec.kind == "training" else ""
-    return ", ".join(part for part in (spec.workload, kind, *spec.techniques, spec.world_size_label) if part)
-
-
 def headline(comparison: MachineComparison) -> str:
     """Return the result in words: how many times as fast each machine is in each precision."""
-    first, *others = comparison.machines
-    return " ".join(_sentence(first, machine, comparison) for machine in others)
+    return " ".join(_sentence(machine, comparison) for machine in comparison.machines[1:])
 
 
-def _sentence(first: ComparedMachine, machine: ComparedMachine, comparison: MachineComparison) -> str:
+def _sentence(machine: ComparedMachine, comparison: MachineComparison) -> str:
+    first = comparison.machines[0]
     ratios: dict[str, list[float]] = {}
     workloads: dict[str, None] = {}
     for row in comparison.rows:
-        for result in row.results:
-            if result.machine is machine and result.ratio is not None:
-                ratios.setdefault(row.spec.precision, []).append(result.ratio.value)
-                workloads[row.spec.workload] = None
+        result = row.result_on(machine)
+        if result is not None and result.ratio is not None:
+            ratios.setdefault(row.spec.precision, []).append(result.ratio.value)
+            workloads[row.spec.workload] = None
     if not ratios:
         return f"No time of {machine.name} can be compared with {first.name}'s."
     spans: list[str] = []

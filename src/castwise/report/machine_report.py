@@ -13,15 +13,15 @@ from castwise.render.console import print_line
 from castwise.render.fields import (
     Field,
     FlatRow,
+    estimate_values,
     find_field,
     find_fields,
     interval_text,
-    interval_values,
+    rate_text,
     ratio_text,
     worth_showing,
 )
 from castwise.render.table import DataTable, markdown_grid, markdown_text, print_data_table
-from castwise.render.units import format_rate
 from castwise.report.machine_comparison import (
     ComparisonRow,
     Incomparable,
@@ -36,37 +36,46 @@ _MAX_LABELS = 4  # configurations that a line names
 # Shown if published machines, which a source describes in a line, are compared with measured ones.
 _ALWAYS_SHOWN = ("device", "published in", "source's machine", "driver", "torch", "measured", "processes")
 _MARKS = {"faster": "▲", "slower": "▼", "same": "=", "inconclusive": "?", "incomparable": "–"}
+_STYLES = {"faster": "green", "slower": "red", "incomparable": "dim"}
 _DROP_FIRST = (("speedup_first", "speedup"), ("throughput_first", "throughput"), "loss_scale")
+
+
+def flat_row(row: ComparisonRow, result: MachineResult) -> dict[str, Any]:
+    """Return the values of a configuration on one machine by field name."""
+    return {
+        "precision": row.spec.precision,
+        "loss_scale": row.spec.loss_scale,
+        "batch_size": row.spec.batch_size,
+        "machine": result.machine.name,
+        "unit": row.unit,
+        "throughput_per_second": None if result.throughput is None else result.throughput.value,
+        **estimate_values("ratio", result.ratio),
+        **estimate_values("speedup", result.speedup),
+        "verdict": verdict_text(result),
+        "status": result.entry.status,
+    }
 
 
 def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of ratios and verdicts: a row for each configuration on each of the other machines."""
     first, second, *others = (machine.name for machine in comparison.machines)
     there = "there" if others else second
-    lines: list[FlatRow] = [
-        {
-            "workload": title,
-            "precision": row.spec.precision,
-            "loss_scale": row.spec.loss_scale,
-            "batch_size": row.spec.batch_size,
-            "machine": result.machine.name,
-            "unit": row.unit,
-            "throughput_first": _rate_or_status(row.results[0]),
-            "throughput": _rate_or_status(result),
-            "ratio": result.ratio.value if result.ratio else None,
-            **interval_values("ratio", result.ratio),
-            "verdict": verdict_text(result),
-            "speedup_first": row.results[0].speedup.value if row.results[0].speedup else None,
-            **interval_values("speedup_first", row.results[0].speedup),
-            "speedup": result.speedup.value if result.speedup else None,
-            **interval_values("speedup", result.speedup),
-            "style": _style(result),
-        }
-        for title, rows in comparison.groups.items()
-        for row in rows
-        for result in row.results[1:]
-        if result.entry is not None
-    ]
+    lines: list[FlatRow] = []
+    for title, rows in comparison.groups.items():
+        for row in rows:
+            base = row.result_on(comparison.machines[0])
+            lines += [
+                {
+                    **flat_row(row, result),
+                    "workload": title,
+                    "throughput_first": _rate_or_status(base),
+                    "throughput": _rate_or_status(result),
+                    **estimate_values("speedup_first", None if base is None else base.speedup),
+                    "style": "red" if result.broke else _STYLES.get(result.verdict.kind),
+                }
+                for result in row.results
+                if result.verdict is not None
+            ]
     fields = [
         Field("workload", "workload", wraps=True),
         *find_fields(("precision", "loss_scale", "batch_size")),
@@ -81,14 +90,16 @@ def result_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     return DataTable(worth_showing(fields, lines, ("precision", "batch_size", "ratio", "verdict")), lines)
 
 
-def _rate_or_status(result: MachineResult) -> float | str | None:
+def _rate_or_status(result: MachineResult | None) -> float | str | None:
+    if result is None:
+        return None
     if result.throughput is not None:
         return result.throughput.value
-    return None if result.entry is None or result.entry.status == "ok" else result.entry.status
+    return None if result.entry.status == "ok" else result.entry.status
 
 
 def _throughput_text(name: str) -> Callable[[FlatRow], str]:
-    return lambda row: row[name] if isinstance(row[name], str) else f"{format_rate(row[name])} {row['unit']}/s"
+    return lambda row: row[name] if isinstance(row[name], str) else rate_text(name)(row)
 
 
 def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
@@ -122,11 +133,15 @@ def incomparable_line(found: Incomparable) -> str:
 def remark_lines(comparison: MachineComparison) -> list[str]:
     """Return what a reader of the table must know: what throughput and speed-up are, and why verdicts are missing."""
     rows, lines = comparison.rows, []
+    digests = {
+        id(row): {r.entry.spec.user_model.digest for r in row.results if r.entry.spec.user_model is not None}
+        for row in rows
+    }
     if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
-    changed = dict.fromkeys(row.spec.workload for row in rows if _num_code_versions(row) > 1)
+    changed = dict.fromkeys(row.spec.workload for row in rows if len(digests[id(row)]) > 1)
     lines += [f"The code of {name} is not the same on all machines." for name in changed]
     other = [row for row in rows if row.baseline_batch != row.spec.batch_size]
     if other:
@@ -143,12 +158,6 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
     return lines + [f"{truncate_list(list(labels), most=_MAX_LABELS)}: {why}" for why, labels in reasons.items()]
 
 
-def _num_code_versions(row: ComparisonRow) -> int:
-    """Return in how many versions the machines had the code of a user's model."""
-    specs = (result.entry.spec for result in row.results if result.entry is not None)
-    return len({spec.user_model.digest for spec in specs if spec.user_model is not None})
-
-
 def note_lines(comparison: MachineComparison) -> list[str]:
     """Return what was left out of the machines."""
     return [f"{machine.name}: {note}" for machine in comparison.machines for note in machine.notes]
@@ -158,8 +167,9 @@ def slower_lines(comparison: MachineComparison) -> list[str]:
     """Return the configurations that are slower, or do not end well any more, a line each."""
     lines = []
     for row, result in comparison.slower:
-        status = result.entry.status if result.entry is not None else ""
-        what = f"{status}, and ended well before" if result.broke else f"slower: {ratio_text(result.ratio)}"
+        what = (
+            f"{result.entry.status}, and ended well before" if result.broke else f"slower: {ratio_text(result.ratio)}"
+        )
         lines.append(f"{row.spec.label} on {result.machine.name}: {what}")
     return lines
 
@@ -238,7 +248,6 @@ def _json_row(title: str, row: ComparisonRow) -> dict[str, Any]:
                 "speedup": _json_estimate(result.speedup),
             }
             for result in row.results
-            if result.entry is not None
         ],
     }
 
@@ -253,7 +262,7 @@ def verdict_text(result: MachineResult) -> str:
     """Return a verdict with its mark; the status if that is why there is none."""
     if result.verdict is None:
         return "–"
-    status = result.entry.status if result.entry is not None else "ok"
+    status = result.entry.status
     word = status if result.verdict.kind == "incomparable" and status != "ok" else result.verdict.kind
     return f"{_MARKS[result.verdict.kind]} {word}"
 
@@ -271,8 +280,3 @@ def _bullets(lines: list[str]) -> str:
 
 def _folded(title: str, content: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
-
-
-def _style(result: MachineResult) -> str | None:
-    kind = result.verdict.kind if result.verdict is not None else ""
-    return "red" if result.broke else {"faster": "green", "slower": "red", "incomparable": "dim"}.get(kind)

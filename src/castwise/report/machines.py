@@ -12,7 +12,7 @@ from castwise.analysis.speedup import was_timed
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment, Trial
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.published import PublishedFigure, PublishedMachine
+from castwise.registry.published import PublishedMachine
 from castwise.report.collection import Collection, Configuration, collect, machine_traits
 from castwise.spec.trial import TrialSpec
 
@@ -28,42 +28,23 @@ KEY_FIELDS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One configuration on one machine.
-
-    Attributes:
-        spec: The configuration.
-        status: How it ended.
-        message: What happened if it did not end with "ok".
-        unit_seconds: Seconds for each unit of throughput, one value for each process; empty if nothing was timed, and
-            for published runs.
-        run_seconds: Wall time of whole training runs, one for each run; else empty.
-        units: Units of throughput in a whole run; None if that is not known.
-        speedup: Over float32 at the same batch, as measured in rounds; None without such a configuration.
-        baseline_batch: The batch of the float32 run that a source compares with, if it is another; else None.
-        trials: Its trials; empty if it is published.
-        cut: How a training run was cut short, in words; empty for whole runs and for steady state.
-    """
+    """One configuration on one machine."""
 
     spec: TrialSpec
     status: str
     message: str = ""
-    unit_seconds: tuple[float, ...] = ()
-    run_seconds: tuple[float, ...] = ()
-    units: float | None = None
-    speedup: Estimate | None = None
-    baseline_batch: int | None = None
-    trials: tuple[Trial, ...] = ()
-    cut: str = ""
+    unit_seconds: tuple[float, ...] = ()  # for each unit of throughput, a value a process; empty for published runs
+    run_seconds: tuple[float, ...] = ()  # wall time of whole training runs, a value a run
+    units: float | None = None  # of throughput, in a whole run
+    speedup: Estimate | None = None  # over float32 at the same batch, as measured in rounds
+    baseline_batch: int | None = None  # of the float32 run that a source compares with, if it is another
+    trials: tuple[Trial, ...] = ()  # empty if it is published
+    cut: str = ""  # how a training run was cut short, in words
 
     @property
     def is_timed(self) -> bool:
         """Return whether it has a time."""
         return bool(self.unit_seconds or self.run_seconds)
-
-    @property
-    def num_processes(self) -> int:
-        """Return the processes that its time rests on."""
-        return max(len(self.run_seconds), len(self.unit_seconds))
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -92,36 +73,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class ComparedMachine:
-    """One side of a comparison.
+    """One side of a comparison."""
 
-    Attributes:
-        name: Its name; no two sides share one.
-        entries: Its configurations by their keys.
-        traits: Hardware, software and how it was measured, in words, by name.
-        is_published: Whether its figures are a source's.
-        notes: What was left out, a line each.
-    """
-
-    name: str
-    entries: dict[tuple[object, ...], Entry]
-    traits: dict[str, str]
+    name: str  # no two sides share one
+    entries: dict[tuple[object, ...], Entry]  # by their keys
+    traits: dict[str, str]  # hardware, software and how it was measured, in words, by name
     is_published: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out, a line each
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Records that a user named together.
+    """Records that a user named together."""
 
-    Attributes:
-        name: What the user called them.
-        trials: Their trials, of one machine or of several, each once.
-        notes: What was left out of them, a line each.
-    """
-
-    name: str
-    trials: Sequence[Trial]
-    notes: Sequence[str] = ()
+    name: str  # what the user called them
+    trials: Sequence[Trial]  # of one machine or of several, each once
+    notes: Sequence[str] = ()  # what was left out of them, a line each
 
 
 def measured_machines(origins: Sequence[Origin]) -> list[list[ComparedMachine]]:
@@ -141,17 +108,11 @@ def published_machine(
     workloads: Names[str] | None = None,
     precisions: Names[str] | None = None,
 ) -> ComparedMachine:
-    """Return a GPU's published figures as a machine.
-
-    Args:
-        published: The figures.
-        workloads: Only these workloads; None takes all.
-        precisions: Only these precisions; None takes all.
-    """
+    """Return a GPU's published figures as a machine: of these workloads and precisions only; None takes all."""
     entries: dict[tuple[object, ...], Entry] = {}
     notes = list(published.notes)
     for figure in published.figures:
-        source = figure.published
+        source, baseline = figure.published, figure.baseline
         if workloads is not None and source.workload not in workloads:
             continue
         if precisions is not None and source.precision not in precisions:
@@ -160,31 +121,24 @@ def published_machine(
             label = f"{source.workload} {source.precision} batch {source.batch_size}"
             notes.append(f"{label}: the suite {figure.suite.name} plans no such run")
             continue
-        entry = _published_entry(figure, figure.spec)
+        has_other_batch = baseline is not None and baseline.batch_size != source.batch_size
+        entry = Entry(
+            spec=figure.spec,
+            status=source.outcome,
+            run_seconds=(source.seconds,) if source.seconds is not None else (),
+            baseline_batch=baseline.batch_size if baseline is not None and has_other_batch else None,
+        )
         entries.setdefault(entry.key, entry)
-    suites = published.suites
     traits = {
         "device": published.gpu,
-        "published in": "; ".join(f"{suite.name}: {suite.source}" for suite in suites),
-        "source's machine": "; ".join(f"{suite.name}: {suite.machine}" for suite in suites),
+        "published in": "; ".join(f"{suite.name}: {suite.source}" for suite in published.suites),
+        "source's machine": "; ".join(f"{suite.name}: {suite.machine}" for suite in published.suites),
     }
     return ComparedMachine(f"{published.gpu} (published)", entries, traits, is_published=True, notes=tuple(notes))
 
 
-def _published_entry(figure: PublishedFigure, spec: TrialSpec) -> Entry:
-    source, baseline = figure.published, figure.baseline
-    has_other_batch = baseline is not None and baseline.batch_size != source.batch_size
-    return Entry(
-        spec=spec,
-        status=source.outcome,
-        run_seconds=(source.seconds,) if source.seconds is not None else (),
-        baseline_batch=baseline.batch_size if baseline is not None and has_other_batch else None,
-    )
-
-
 def _names(sides: Sequence[tuple[str, Environment]]) -> list[str]:
     """Return names of the sides, as short as tells them apart: the device, with the folder, and the fingerprint."""
-    names: list[str] = []
     for form in ("{device}", "{device} ({folder})", "{device} ({path})", "{device} ({path}, {fingerprint})"):
         names = [
             form.format(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 from castwise.analysis.statistics import Estimate
 from castwise.registry.precisions import BASELINE
-from castwise.render.fields import Field, FlatRow, find_field, find_fields, interval_text, interval_values, ratio_text
+from castwise.render.fields import Field, FlatRow, find_field, find_fields, interval_text, ratio_text
 from castwise.render.table import DataTable
 from castwise.render.units import format_rate, format_ratio
 from castwise.report.charts import plotly_parts
-from castwise.report.charts.chart import Chart, FileOf
+from castwise.report.charts.chart import Chart, left_out
 from castwise.report.charts.plotly_parts import (
     Bar,
     Document,
@@ -23,9 +23,9 @@ from castwise.report.charts.plotly_parts import (
     rule_at_one,
     wrap,
 )
-from castwise.report.collection import value_of
+from castwise.report.collection import FileOf, value_of
 from castwise.report.machine_comparison import ComparisonRow, MachineResult
-from castwise.report.machine_report import verdict_text
+from castwise.report.machine_report import flat_row, verdict_text
 
 _MAX_ROWS = 24
 _PATTERNS = ("", ".", "-", "+")  # of the configurations of one precision; "/" is of those that failed
@@ -70,7 +70,16 @@ def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Char
         "xaxis2": {**document["xaxis2"], "domain": [0, 1]},
         "yaxis2": {**document["yaxis2"], "domain": [0, 0.38]},
     }
-    left_out = f"{len(shown)} of {len(measured):,} configurations are drawn; the table has all."
+    table_rows: list[FlatRow] = [
+        {**flat_row(row, result), "file": _file(result, file_of)} for row in rows for result in row.results
+    ]
+    fields = [
+        Field("machine", "machine"),
+        *find_fields(("precision", "loss_scale", "batch_size", "throughput_per_second")),
+        find_field("speedup", "speed-up over fp32"),
+        Field("ratio", "ratio", "ratio", interval_text("ratio")),
+        *find_fields(("verdict", "status", "file")),
+    ]
     return Chart(
         name="machines",
         title=title,
@@ -78,8 +87,8 @@ def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Char
         traces=[*rates, *speedups],
         layout=document,
         narrow=below_each_other,
-        table=_table(rows, file_of),
-        note=left_out if len(shown) < len(measured) else "",
+        table=DataTable(fields, table_rows),
+        note=left_out("{} of {:,} configurations are drawn; the table has all.", shown, measured),
     )
 
 
@@ -91,7 +100,6 @@ def _bars(
     unit: str,
     file_of: FileOf,
 ) -> Document:
-    results = [result for result in row.results if result.entry is not None]
     same_precision = [each for each in rows if each.spec.precision == row.spec.precision]
     pattern = _PATTERNS[min(same_precision.index(row), len(_PATTERNS) - 1)]
 
@@ -106,25 +114,19 @@ def _bars(
             precision=row.spec.precision,
             found=figure,
             label=text,
-            pattern=pattern if result.entry and result.entry.status == "ok" else "/",
+            pattern=pattern if result.entry.status == "ok" else "/",
             hover=hover([where, text and f"{text}{unit}", interval, verdict, _file(result, file_of)]),
         )
 
-    name = escape(_label(row, rows))
+    batches = {each.spec.batch_size for each in rows}
+    scales = {each.spec.loss_scale for each in same_precision}
+    batch = f", batch {row.spec.batch_size}" if len(batches) > 1 else ""
+    scale = f", loss scale {row.spec.loss_scale}" if len(scales) > 1 else ""
+    name = escape(f"{row.spec.precision}{batch}{scale}")
     highest = max(value_of(get(result)) for each in rows for result in each.results)
     return labelled_bars(
-        [bar(result) for result in results], highest, len(rows) * len(results), name=name, legendgroup=name
+        [bar(result) for result in row.results], highest, len(rows) * len(row.results), name=name, legendgroup=name
     )
-
-
-def _label(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
-    """Return what tells a configuration from the others of its chart."""
-    spec = row.spec
-    batches = {each.spec.batch_size for each in rows}
-    scales = {each.spec.loss_scale for each in rows if each.spec.precision == spec.precision}
-    batch = f", batch {spec.batch_size}" if len(batches) > 1 else ""
-    scale = f", loss scale {spec.loss_scale}" if len(scales) > 1 else ""
-    return f"{spec.precision}{batch}{scale}"
 
 
 def _says(rows: Sequence[ComparisonRow]) -> str:
@@ -139,37 +141,5 @@ def _says(rows: Sequence[ComparisonRow]) -> str:
     )
 
 
-def _table(rows: Sequence[ComparisonRow], file_of: FileOf) -> DataTable[FlatRow]:
-    lines: list[FlatRow] = [
-        {
-            "machine": result.machine.name,
-            "precision": row.spec.precision,
-            "loss_scale": row.spec.loss_scale,
-            "batch_size": row.spec.batch_size,
-            "unit": row.unit,
-            "throughput_per_second": result.throughput.value if result.throughput else None,
-            "speedup": result.speedup.value if result.speedup else None,
-            **interval_values("speedup", result.speedup),
-            "ratio": result.ratio.value if result.ratio else None,
-            **interval_values("ratio", result.ratio),
-            "verdict": verdict_text(result),
-            "status": result.entry.status,
-            "file": _file(result, file_of),
-        }
-        for row in rows
-        for result in row.results
-        if result.entry is not None
-    ]
-    fields = [
-        Field("machine", "machine"),
-        *find_fields(("precision", "loss_scale", "batch_size", "throughput_per_second")),
-        find_field("speedup", "speed-up over fp32"),
-        Field("ratio", "ratio", "ratio", interval_text("ratio")),
-        *find_fields(("verdict", "status", "file")),
-    ]
-    return DataTable(fields, lines)
-
-
 def _file(result: MachineResult, file_of: FileOf) -> str:
-    trials = result.entry.trials if result.entry is not None else ()
-    return file_of(trials[0]) if trials else "published"
+    return file_of(result.entry.trials[0]) if result.entry.trials else "published"

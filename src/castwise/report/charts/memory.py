@@ -8,10 +8,10 @@ from castwise.max_batch.tables import (
     part_titles,
     summary_table,
 )
-from castwise.render.fields import Field, FlatRow, find_field, find_fields
+from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import look_of
 from castwise.render.units import format_bytes
-from castwise.report.charts.chart import Chart, GroupSubject
+from castwise.report.charts.chart import Chart, GroupSubject, left_out
 from castwise.report.charts.plotly_parts import (
     MAX_BARS,
     axis,
@@ -29,10 +29,13 @@ _MAX_UPRIGHT = 7  # bars with their names below them, on half a page
 _MAX_UPRIGHT_NAME = 24  # characters
 _GIB = 2**30
 _DTYPE_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
-_WEIGHTS, _BATCHES = "weights", "batches that lie on the device"
-_REST = "gradients, optimizer, activations, workspaces"
-_UNUSED, _OUTSIDE = "held by the allocator, not in use", "outside the allocator (CUDA context, others)"
-PARTS = (_WEIGHTS, _BATCHES, _REST, _UNUSED, _OUTSIDE)
+_PARTS = {
+    "memory_0": "weights",
+    "memory_1": "batches that lie on the device",
+    "memory_2": "gradients, optimizer, activations, workspaces",
+    "memory_3": "held by the allocator, not in use",
+    "memory_4": "outside the allocator (CUDA context, others)",
+}
 
 
 def memory(subject: GroupSubject) -> Chart | None:
@@ -42,76 +45,69 @@ def memory(subject: GroupSubject) -> Chart | None:
     shown = measured[:MAX_BARS]
     if not shown:
         return None
-    parts = {id(config): parts_of(config) for config in measured}
+    parts = {id(config): _memory_parts(config) for config in measured}
     labels = [group.label(config) for config in shown]
-    lying = len(shown) > _MAX_UPRIGHT or max(map(len, labels)) > _MAX_UPRIGHT_NAME
     names = [wrap(label, 26) for label in labels]
+    values = {title: [parts[id(c)].get(name, 0) / _GIB for c in shown] for name, title in _PARTS.items()}
+    by_title = {title: name for name, title in _PARTS.items()}
 
     def hover_text(index: int, title: str) -> str:
         config = shown[index]
         allocated, reserved = format_bytes(config.peak_allocated_bytes), format_bytes(config.peak_reserved_bytes)
-        part = f"{title}: {format_bytes(parts[id(config)].get(title))}"
+        part = f"{title}: {format_bytes(parts[id(config)].get(by_title[title]))}"
         return subject.hover(config, part, f"peak allocated {allocated}, reserved {reserved}")
 
-    values = {title: [parts[id(config)].get(title, 0) / _GIB for config in shown] for title in PARTS}
-    traces = stacked_bars(names, values, hover_text, orientation="h" if lying else "v")
+    gib = axis("GiB", rangemode="tozero")
+    lying = len(shown) > _MAX_UPRIGHT or max(map(len, labels)) > _MAX_UPRIGHT_NAME
     if lying:
         height = 120 + sum(22 + 16 * name.count("<br>") for name in names)
-        document = layout(height, xaxis=axis("GiB", rangemode="tozero"), yaxis=names_axis(autorange="reversed"))
+        document = layout(height, barmode="stack", xaxis=gib, yaxis=names_axis(autorange="reversed"))
     else:
-        document = layout(xaxis=names_axis(tickfont={"size": 11}), yaxis=axis("GiB", rangemode="tozero"))
-    document["barmode"] = "stack"
+        document = layout(barmode="stack", xaxis=names_axis(tickfont={"size": 11}), yaxis=gib)
     least = min(shown, key=lambda config: config.peak_allocated_bytes or 0)
-    note = "Weights are counted, not measured; gradients and the like are the rest of the peak."
-    if group.first.spec.device_type == "cpu":
-        note += " On a CPU it is the growth of the process, an upper bound."
-    if len(shown) < len(measured):
-        note += f" The first {len(shown)} of {len(measured):,} configurations are drawn; the table has all."
-
+    notes = [
+        "Weights are counted, not measured; gradients and the like are the rest of the peak.",
+        "On a CPU it is the growth of the process, an upper bound." if group.first.spec.device_type == "cpu" else "",
+        left_out("The first {} of {:,} configurations are drawn; the table has all.", shown, measured),
+    ]
     fields = [
-        *(Field(f"memory_{number}", title, "bytes") for number, title in enumerate(PARTS)),
+        *(Field(name, title, "bytes") for name, title in _PARTS.items()),
         *find_fields(("peak_allocated_bytes", "peak_reserved_bytes")),
     ]
-
-    def part_values(config: Configuration) -> FlatRow:
-        return {f"memory_{number}": parts[id(config)].get(title) for number, title in enumerate(PARTS)}
-
     return Chart(
         name="memory",
         title="Memory, by what holds it",
         says=f"Tensors hold least with {group.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak.",
-        traces=traces,
+        traces=stacked_bars(names, values, hover_text, orientation="h" if lying else "v"),
         layout=document,
-        table=subject.table(measured, fields, part_values),
-        note=note,
+        table=subject.table(measured, fields, lambda config: parts[id(config)]),
+        note=" ".join(note for note in notes if note),
     )
 
 
-def parts_of(config: Configuration) -> dict[str, int]:
-    """Return the bytes of each of `PARTS` at a configuration's peak; what is not known is left out."""
+def _memory_parts(config: Configuration) -> dict[str, int]:
+    """Return the bytes of each of `_PARTS` at a configuration's peak; what is not known is left out."""
     allocated, reserved, driver = config.peak_allocated_bytes, config.peak_reserved_bytes, config.driver_used_bytes
-    if allocated is None:
-        return {}
     parts: dict[str, int] = {}
-    facts, rest = config.trial.facts, allocated
+    facts, rest = config.trial.facts, allocated or 0
     if facts is not None:
         sizes = {dtype: _DTYPE_BYTES.get(dtype.removeprefix("torch.")) for dtype in facts.param_dtypes}
         if None not in sizes.values():
-            parts[_WEIGHTS] = min(rest, sum(count * (sizes[name] or 0) for name, count in facts.param_dtypes.items()))
-        rest -= parts.get(_WEIGHTS, 0)
-        parts[_BATCHES] = min(rest, facts.data_bytes)
-        rest -= parts[_BATCHES]
-    parts[_REST] = rest
+            parts["memory_0"] = min(rest, sum(n * (sizes[name] or 0) for name, n in facts.param_dtypes.items()))
+        rest -= parts.get("memory_0", 0)
+        parts["memory_1"] = min(rest, facts.data_bytes)
+        rest -= parts["memory_1"]
+    parts["memory_2"] = rest
     if reserved is not None:
-        parts[_UNUSED] = max(0, reserved - allocated)
+        parts["memory_3"] = max(0, reserved - (allocated or 0))
         if driver is not None:
-            parts[_OUTSIDE] = max(0, driver - reserved)
+            parts["memory_4"] = max(0, driver - reserved)
     return parts
 
 
 def memory_breakdown(subject: GroupSubject) -> Chart | None:
     """Return a bar for each loop, stacked by what held its memory; None if no step was taken apart."""
-    breakdowns = breakdowns_of(subject.max_batches)
+    breakdowns = breakdowns_of(subject.group.max_batches)
     if not breakdowns:
         return None
     titles = part_titles(breakdowns)
@@ -139,7 +135,8 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
 
 def max_batch(subject: GroupSubject) -> Chart | None:
     """Return the largest batch that trained of each loop; None if none was searched for."""
-    found = [(each, each.largest) for each in subject.max_batches if each.largest is not None]
+    max_batches = subject.group.max_batches
+    found = [(each, each.largest) for each in max_batches if each.largest is not None]
     if not found:
         return None
     best, largest = max(found, key=lambda pair: pair[1].spec.batch_size)
@@ -169,10 +166,8 @@ def max_batch(subject: GroupSubject) -> Chart | None:
         says=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
         traces=[trace],
         layout=layout(
-            showlegend=False,
-            xaxis=names_axis(),
-            yaxis=axis("largest batch that trains", rangemode="tozero"),
+            showlegend=False, xaxis=names_axis(), yaxis=axis("largest batch that trains", rangemode="tozero")
         ),
-        table=summary_table(subject.max_batches),
+        table=summary_table(max_batches),
         note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",
     )

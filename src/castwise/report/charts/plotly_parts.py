@@ -1,6 +1,5 @@
-"""Parts of plotly figures in the page's style, as plain dictionaries.
+"""Parts of plotly figures in the page's style, as plain dictionaries: plotly's classes take a second for 300 charts.
 
-plotly's own classes validate every value, which takes a second for a few hundred charts.
 Names and messages come from records and may be anyone's: whatever text reaches plotly goes through `escape`.
 """
 
@@ -48,12 +47,7 @@ def hover(lines: Sequence[str]) -> str:
 
 
 def hover_template(lines: Sequence[str], values: str) -> str:
-    """Return the text at the pointer for all points of a line.
-
-    Args:
-        lines: Lines that all points share.
-        values: The line that differs, with plotly's placeholders: "%{y:.4g} W".
-    """
+    """Return the text at the pointer of a line; `values` is the part with plotly's placeholders: "%{y:.4g} W"."""
     first, *others = (escape(each).replace("%{", "&#37;{") for each in lines if each)
     return "<br>".join([first, values, *others]) + "<extra></extra>"
 
@@ -127,13 +121,9 @@ def layout(height: int = 340, **settings: Any) -> Document:
 
 
 def panels(y_titles: Sequence[str], x_titles: Sequence[str], height: int = 190, **x_settings: Any) -> Document:
-    """Return a layout of panels below each other; `panel(i)` puts a trace into panel i.
+    """Return a layout of panels below each other, from the top; `panel(i)` puts a trace into panel i.
 
-    Args:
-        y_titles: The title of each panel's y axis, from the top.
-        x_titles: The title of each panel's x axis; a panel with an empty one shares the axis below it.
-        height: Pixels of a panel.
-        **x_settings: Settings of every x axis.
+    A panel with an empty x title shares the axis below it. The height is a panel's, in pixels.
     """
     count = len(y_titles)
     gap = _TITLED_GAP if all(x_titles) else _PANEL_GAP
@@ -188,24 +178,20 @@ def bars(
 
 @dataclass(frozen=True)
 class Bar:
-    """An upright bar with its figure; `pattern` is plotly's, empty for none, and `hover` the text at the pointer."""
+    """An upright bar with its figure; without one it has no height."""
 
     name: str
     precision: str
     found: Estimate | None
     label: str
-    pattern: str
+    pattern: str  # plotly's, empty for none
     hover: str
 
 
 def labelled_bars(shown: Sequence[Bar], highest: float, num_bars: int, **settings: Any) -> Document:
     """Return upright bars with their figures in them, or over those that are short or have a pattern.
 
-    Args:
-        shown: The bars; one without a figure has no height.
-        highest: The highest bar of the panel.
-        num_bars: All bars of the panel; figures in many bars are written upwards, in very many left out.
-        **settings: More of the trace.
+    `highest` and `num_bars` are of the whole panel: figures in many bars are written upwards, in very many left out.
     """
     found = [bar.found for bar in shown]
     colours = [look_of(bar.precision).colour for bar in shown]
@@ -229,16 +215,10 @@ def labelled_bars(shown: Sequence[Bar], highest: float, num_bars: int, **setting
 
 def bar_range(traces: Sequence[Document]) -> list[float] | None:
     """Return the range of labelled bars' axis, with room for figures over tall bars; None if all bars have height 0."""
-    tops = [
-        (value + above, place)
-        for trace in traces
-        for value, above, place in zip(
-            trace["y"],
-            trace["error_y"]["array"] if trace["error_y"] else [0] * len(trace["y"]),
-            trace["textposition"],
-            strict=True,
-        )
-    ]
+    tops = []
+    for trace in traces:
+        above = trace["error_y"]["array"] if trace["error_y"] else [0] * len(trace["y"])
+        tops += [(y + up, place) for y, up, place in zip(trace["y"], above, trace["textposition"], strict=True)]
     highest = max((top for top, _ in tops), default=0.0)
     is_crowned = any(place == "outside" and top > 0.75 * highest for top, place in tops)
     return [0, (1.25 if is_crowned else 1.05) * highest] if highest else None
@@ -252,34 +232,25 @@ def stacked_bars(
 ) -> list[Document]:
     """Return bars of parts on top of each other; parts that are 0 everywhere are left out.
 
-    Args:
-        names: Each bar's name.
-        parts: The values of each part by its title.
-        hover_of: Returns the text at the pointer of a bar, by its number, and a part, by its title.
-        **settings: More of the traces.
+    `parts` has a value for each bar by the part's title; `hover_of` takes a bar's number and a part's title.
     """
     traces = []
     for number, (title, values) in enumerate(parts.items()):
+        if not any(values):
+            continue
         hovers = [hover_of(index, title) for index in range(len(values))]
         trace = bars(names, values, STACK[number % len(STACK)], hovers, name=title, **settings)
         trace["marker"]["pattern"] = {"shape": _PATTERNS[number // len(STACK) % len(_PATTERNS)]}
-        if any(values):
-            traces.append(trace)
+        traces.append(trace)
     return traces
 
 
 def line(
     name: str, precision: str, x: Sequence[float], y: Sequence[float | None], texts: Sequence[str] | str, place: int = 0
 ) -> Document:
-    """Return a line with markers in a precision's look.
+    """Return a line with markers in a precision's look; only lines of the first panel are in the legend.
 
-    Args:
-        name: Its name in the legend.
-        precision: Whose look it has.
-        x: Where its points are.
-        y: Their values; None where there is none.
-        texts: The text at the pointer: one for each point, or plotly's template for all.
-        place: The panel; only lines of the first one are in the legend.
+    `texts` is the text at the pointer of each point, or plotly's template for all.
     """
     look = look_of(precision)
     said = {"hovertemplate": texts} if isinstance(texts, str) else {"hovertext": list(texts), "hoverinfo": "text"}

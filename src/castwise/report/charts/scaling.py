@@ -1,6 +1,6 @@
 """Throughput over the batch size, with memory, and over the number of GPUs, with the scaling efficiency."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from castwise.analysis.energy import joules_per_unit
 from castwise.analysis.steady_metrics import throughput
@@ -24,35 +24,29 @@ from castwise.report.collection import ComparisonGroup, Configuration, value_of
 _GIB = 2**30
 _LOGARITHMIC_FROM = 8  # largest batch over smallest
 
+Lines = Mapping[str, Sequence[Configuration]]  # by their names
+
 
 def batch(subject: GroupSubject) -> Chart | None:
     """Return throughput and peak memory over the batch size, for lines of at least two batch sizes."""
     group = subject.group
-    lines: dict[str, list[Configuration]] = {}
+    named: dict[str, list[Configuration]] = {}
     for config in group.configurations:
-        lines.setdefault(group.label(config, "batch_size"), []).append(config)
-    lines = {name: own for name, own in lines.items() if len({c.trial.spec.batch_size for c in own}) > 1}
-    lines = dict(list(lines.items())[:MAX_LINES])
+        named.setdefault(group.label(config, "batch_size"), []).append(config)
+    lines = _drawable(named, "batch_size")
     configurations = [config for own in lines.values() for config in own]
     if not any(config.throughput for config in configurations):
         return None
-    traces: list[Document] = []
-    for name, own in lines.items():
-        timed = [config for config in own if config.throughput]
-        x = [config.trial.spec.batch_size for config in timed]
-        hovers = [
-            subject.hover(
-                config,
-                _rate_text(config),
-                interval_text(config.throughput, format_rate),
-                f"peak reserved {format_bytes(config.peak_reserved_bytes)}, "
-                f"allocated {format_bytes(config.peak_allocated_bytes)}",
-            )
-            for config in timed
-        ]
-        held = [c.peak_allocated_bytes if c.peak_reserved_bytes is None else c.peak_reserved_bytes for c in timed]
-        traces += _two_panels(name, timed, x, [None if each is None else each / _GIB for each in held], hovers)
-    tell_apart(traces)
+
+    def held_gib(config: Configuration) -> float | None:
+        held = config.peak_allocated_bytes if config.peak_reserved_bytes is None else config.peak_reserved_bytes
+        return None if held is None else held / _GIB
+
+    def held_text(config: Configuration) -> str:
+        reserved, allocated = format_bytes(config.peak_reserved_bytes), format_bytes(config.peak_allocated_bytes)
+        return f"peak reserved {reserved}, allocated {allocated}"
+
+    traces = _two_panels(subject, lines, "batch_size", held_gib, held_text)
     notes = []
     capacity = group.first.spec.memory_limit_bytes or group.first.environment.gpu_memory_bytes
     failed = [config for config in configurations if config.trial.status == "oom"]
@@ -60,14 +54,14 @@ def batch(subject: GroupSubject) -> Chart | None:
         hovers = [subject.hover(config, "ran out of memory") for config in failed]
         x, y = [config.trial.spec.batch_size for config in failed], [capacity / _GIB] * len(failed)
         marker = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("out of memory", x, y, marker, hovers, place=1))
+        traces.append(_markers("out of memory", x, y, marker, hovers) | panel(1))
         notes.append("Crosses are batches that ran out of memory.")
-    knees = [found.knee for found in subject.max_batches if found.knee is not None]
+    knees = [found.knee for found in group.max_batches if found.knee is not None]
     if knees:
         hovers = [hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in knees]
         x, y = [trial.spec.batch_size for trial in knees], [throughput(trial) or 0.0 for trial in knees]
         marker = {"symbol": "circle-open", "size": 16, "color": INK, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("knee", x, y, marker, hovers, place=0))
+        traces.append(_markers("knee", x, y, marker, hovers) | panel(0))
         notes.append("Rings are knees: the smallest batch within 2 % of the best throughput.")
     batches = [config.trial.spec.batch_size for config in configurations]
     x_type = "log" if max(batches) >= _LOGARITHMIC_FROM * min(batches) else "linear"
@@ -76,9 +70,7 @@ def batch(subject: GroupSubject) -> Chart | None:
     document["hovermode"] = "closest"
     largest = max((c for c in configurations if c.throughput), key=lambda c: c.trial.spec.batch_size)
     has_energy = any(joules_per_unit(config.trial) is not None for config in configurations)
-    energy = ("joules_per_unit",) if has_energy else ()
-    memory = ("peak_allocated_bytes", "peak_reserved_bytes")
-    fields = [find_field("batch_size"), *RATE_FIELDS, *find_fields((*energy, *memory))]
+    others = (*(("joules_per_unit",) if has_energy else ()), "peak_allocated_bytes", "peak_reserved_bytes")
     return Chart(
         name="batch",
         title="Throughput and memory over the batch size",
@@ -88,7 +80,7 @@ def batch(subject: GroupSubject) -> Chart | None:
         ),
         traces=traces,
         layout=document,
-        table=subject.table(configurations, fields),
+        table=subject.table(configurations, [find_field("batch_size"), *RATE_FIELDS, *find_fields(others)]),
         note=" ".join(notes),
     )
 
@@ -96,26 +88,19 @@ def batch(subject: GroupSubject) -> Chart | None:
 def scaling(subject: GroupSubject) -> Chart | None:
     """Return throughput and scaling efficiency over the number of GPUs, for lines of at least two numbers."""
     group = subject.group
-    lines = dict(list(_scaling_lines(group).items())[:MAX_LINES])
+    lines = _drawable(_by_parallelism(group), "world_size")
     if not lines:
         return None
-    traces: list[Document] = []
-    for name, own in lines.items():
-        hovers = [
-            subject.hover(
-                config,
-                _rate_text(config),
-                interval_text(config.throughput, format_rate),
-                ""
-                if config.scaling_efficiency is None
-                else f"{format_percent(config.scaling_efficiency)} of the ideal",
-            )
-            for config in own
-        ]
-        shares = [1.0 if c.trial.spec.world_size == 1 else c.scaling_efficiency for c in own]
-        x = [config.trial.spec.world_size for config in own]
-        traces += _two_panels(name, own, x, [None if share is None else 100 * share for share in shares], hovers)
-    tell_apart(traces)
+
+    def efficiency(config: Configuration) -> float | None:
+        share = 1.0 if config.trial.spec.world_size == 1 else config.scaling_efficiency
+        return None if share is None else 100 * share
+
+    def efficiency_text(config: Configuration) -> str:
+        share = config.scaling_efficiency
+        return "" if share is None else f"{format_percent(share)} of the ideal"
+
+    traces = _two_panels(subject, lines, "world_size", efficiency, efficiency_text)
     configurations = list({id(config): config for own in lines.values() for config in own}.values())
     most = max(config.trial.spec.world_size for config in configurations)
     single = max((value_of(c.throughput) for c in configurations if c.trial.spec.world_size == 1), default=None)
@@ -134,9 +119,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
         )
     efficient = [config for config in configurations if config.scaling_efficiency is not None]
     best = max(efficient, key=lambda c: (c.trial.spec.world_size, c.scaling_efficiency), default=None)
-    reached = (
-        "" if best is None else f"; {format_percent(best.scaling_efficiency)} of the ideal with {group.label(best)}"
-    )
+    reached = "" if best is None else f"; {efficiency_text(best)} with {group.label(best)}"
     document = panels([f"{group.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
     return Chart(
@@ -150,7 +133,7 @@ def scaling(subject: GroupSubject) -> Chart | None:
     )
 
 
-def _scaling_lines(group: ComparisonGroup) -> dict[str, list[Configuration]]:
+def _by_parallelism(group: ComparisonGroup) -> dict[str, list[Configuration]]:
     """Return the configurations of each kind of parallelism, by number of GPUs, the single GPU first."""
     single: dict[str, Configuration] = {}
     lines: dict[str, list[Configuration]] = {}
@@ -163,22 +146,45 @@ def _scaling_lines(group: ComparisonGroup) -> dict[str, list[Configuration]]:
         else:
             first = [single[name]] if name in single else []
             lines.setdefault(f"{name} {config.trial.spec.parallelism}", first).append(config)
-    return {name: own for name, own in lines.items() if len({c.trial.spec.world_size for c in own}) > 1}
+    return lines
+
+
+def _drawable(lines: Lines, axis: str) -> Lines:
+    """Return as many lines as a chart has room for, of those with at least two places on an axis."""
+    several = [name for name, own in lines.items() if len({getattr(c.trial.spec, axis) for c in own}) > 1]
+    return {name: lines[name] for name in several[:MAX_LINES]}
 
 
 def _two_panels(
-    name: str, own: Sequence[Configuration], x: Sequence[int], below: Sequence[float | None], hovers: Sequence[str]
+    subject: GroupSubject,
+    lines: Lines,
+    axis: str,
+    below: Callable[[Configuration], float | None],
+    below_text: Callable[[Configuration], str],
 ) -> list[Document]:
-    """Return a line of throughput with intervals above a line of other values."""
-    precision = own[0].precision if own else ""
-    rates = [value_of(config.throughput) for config in own]
-    above = line(name, precision, x, rates, hovers) | {"error_y": error_bars([config.throughput for config in own])}
-    return [above, line(name, precision, x, below, hovers, place=1)]
+    """Return lines of throughput with intervals above lines of other values."""
+    traces = []
+    for name, own in lines.items():
+        timed = [config for config in own if config.throughput]
+        x = [getattr(config.trial.spec, axis) for config in timed]
+        rates = [value_of(config.throughput) for config in timed]
+        hovers = [
+            subject.hover(
+                config,
+                f"{format_rate(rate)} {config.unit}/s",
+                interval_text(config.throughput, format_rate),
+                below_text(config),
+            )
+            for config, rate in zip(timed, rates, strict=True)
+        ]
+        intervals = {"error_y": error_bars([config.throughput for config in timed])}
+        traces.append(line(name, own[0].precision, x, rates, hovers) | intervals)
+        traces.append(line(name, own[0].precision, x, [below(config) for config in timed], hovers, place=1))
+    tell_apart(traces)
+    return traces
 
 
-def _markers(
-    name: str, x: Sequence[int], y: Sequence[float], marker: Document, hovers: Sequence[str], place: int
-) -> Document:
+def _markers(name: str, x: Sequence[int], y: Sequence[float], marker: Document, hovers: Sequence[str]) -> Document:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -188,9 +194,4 @@ def _markers(
         "marker": marker,
         "hovertext": list(hovers),
         "hoverinfo": "text",
-        **panel(place),
     }
-
-
-def _rate_text(config: Configuration) -> str:
-    return f"{format_rate(value_of(config.throughput))} {config.unit}/s"

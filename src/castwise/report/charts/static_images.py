@@ -8,12 +8,12 @@ from typing import Any
 from castwise.errors import UsageError
 from castwise.records.store import free_name, slug
 from castwise.render.theme import THEMES
-from castwise.report.charts.chart import Chart, FileOf, GroupSubject
+from castwise.report.charts.chart import Chart, GroupSubject
 from castwise.report.charts.machines import machines
 from castwise.report.charts.plotly_parts import LEGEND_ROW, PICTURE, Document, escape, legend_rows
 from castwise.report.charts.registry import charts_of
 from castwise.report.charts.throughput import overview
-from castwise.report.collection import Collection
+from castwise.report.collection import Collection, FileOf
 from castwise.report.machine_comparison import MachineComparison
 
 FORMATS = ("png", "svg")
@@ -24,26 +24,15 @@ _NAME_LENGTH = 80
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart that becomes a picture.
+    """A chart that becomes a picture."""
 
-    Attributes:
-        name: Its file's, without a suffix.
-        subject: What it is about besides its own title; empty if the title says all.
-        chart: The chart.
-    """
-
-    name: str
-    subject: str
+    name: str  # of its file, without a suffix
+    subject: str  # what it is about besides its own title; empty if the title says all
     chart: Chart
 
 
 def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write a picture of each chart in each format and return their paths.
-
-    Args:
-        pictures: The charts.
-        folder: Where to write; made if it does not exist.
-        formats: Of `FORMATS`.
+    """Write a picture of each chart in each format into a folder and return their paths.
 
     Raises:
         UsageError: kaleido is not installed, or it finds no browser.
@@ -75,13 +64,13 @@ def write_pictures(pictures: Iterable[Picture], folder: Path, formats: Sequence[
 
 def on_white(chart: Chart, subject: str = "") -> Document:
     """Return a chart as a figure that stands by itself: titled, in light colours, on white."""
-    title = {"text": escape(f"{chart.title}: {subject}" if subject else chart.title), "font": {"size": 16}}
+    title = escape(f"{chart.title}: {subject}" if subject else chart.title)
     head = _TITLE_HEIGHT  # the legend is below the title
     if chart.layout.get("showlegend") is not False:
         head += LEGEND_ROW * legend_rows(chart.traces, PICTURE)
     margin = chart.layout["margin"]
     layout = chart.layout | {
-        "title": title | {"x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 16}},
+        "title": {"text": title, "font": {"size": 16}, "x": 0.02, "y": 1, "yanchor": "top", "pad": {"t": 16}},
         "paper_bgcolor": "#ffffff",
         "plot_bgcolor": "#ffffff",
         "width": _WIDTH,

@@ -8,7 +8,7 @@ from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.table import DataTable
 from castwise.render.theme import look_of
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, FileOf, GroupSubject
+from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, GroupSubject, left_out
 from castwise.report.charts.plotly_parts import (
     MAX_BARS,
     Bar,
@@ -26,7 +26,7 @@ from castwise.report.charts.plotly_parts import (
     rule_at_one,
     wrap,
 )
-from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
+from castwise.report.collection import Collection, ComparisonGroup, Configuration, FileOf, value_of
 
 _MAX_GROUPS = 14  # of the overview
 _SETTING_WIDTH, _TITLE_WIDTH = 20, 30  # characters on a line below upright bars, and next to lying ones
@@ -35,12 +35,15 @@ _SETTING_WIDTH, _TITLE_WIDTH = 20, 30  # characters on a line below upright bars
 def throughput(subject: GroupSubject) -> Chart | None:
     """Return the throughput of each configuration."""
     group = subject.group
-    shown = _highest(group.configurations, lambda c: c.throughput)
-    best = max(shown, key=lambda c: value_of(c.throughput))
+    best = max(group.configurations, key=lambda c: value_of(c.throughput))
     if best.throughput is None:
         return None
-    traces, document = _bars(
-        subject, shown, lambda c: c.throughput, format_rate, f" {group.unit}/s", f"{group.unit} per second"
+    traces, document, note = _bars(
+        subject,
+        group.configurations,
+        lambda c: c.throughput,
+        (format_rate, f" {group.unit}/s"),
+        f"{group.unit} per second",
     )
     rate = format_rate(best.throughput.value)
     return Chart(
@@ -50,7 +53,7 @@ def throughput(subject: GroupSubject) -> Chart | None:
         traces=traces,
         layout=document,
         table=subject.table(group.configurations, RATE_FIELDS),
-        note=_left_out(group.configurations, shown),
+        note=note,
     )
 
 
@@ -61,9 +64,8 @@ def speedup(subject: GroupSubject) -> Chart | None:
     others = [config for config in compared if config.precision != BASELINE]
     if not others:
         return None
-    shown = _highest(compared, lambda c: c.speedup)
     best = max(others, key=lambda c: value_of(c.speedup))
-    traces, document = _bars(subject, shown, lambda c: c.speedup, format_ratio, "", "speed-up over fp32")
+    traces, document, note = _bars(subject, compared, lambda c: c.speedup, (format_ratio, ""), "speed-up over fp32")
     document["shapes"] = [rule_at_one()]
     return Chart(
         name="speedup",
@@ -72,21 +74,68 @@ def speedup(subject: GroupSubject) -> Chart | None:
         traces=traces,
         layout=document,
         table=subject.table(compared, SPEEDUP_FIELDS),
-        note=_left_out(compared, shown),
+        note=note,
     )
+
+
+def _bars(
+    subject: GroupSubject,
+    configurations: Sequence[Configuration],
+    get: Callable[[Configuration], Estimate | None],
+    form: tuple[Callable[[float | None], str], str],
+    y_title: str,
+) -> tuple[list[Document], Document, str]:
+    """Return a trace for each precision, or one trace if nothing else differs; their layout; and what is left out.
+
+    `form` is the format of a figure, and its unit.
+    """
+    group, (text_of, unit) = subject.group, form
+    highest_first = sorted(configurations, key=lambda config: -value_of(get(config)))
+    kept = {id(config) for config in highest_first[:MAX_BARS]}
+    shown = [config for config in configurations if id(config) in kept]
+    settings = list(dict.fromkeys(group.setting(config) for config in shown))
+    is_alone = settings == [""]
+
+    def bar(config: Configuration) -> Bar:
+        trial, found = config.trial, get(config)
+        status = "" if trial.status == "ok" else trial.status
+        figure = text_of(found.value) if found else ""
+        trouble = f"{status}: {trial.message}" if status else ""
+        return Bar(
+            name=escape(config.precision) if is_alone else wrap(group.setting(config), _SETTING_WIDTH),
+            precision=config.precision,
+            found=found,
+            label="<br>".join(escape(text) for text in (figure, status) if text),
+            pattern="/" if status else "",
+            hover=subject.hover(config, figure and f"{figure}{unit}", interval_text(found, text_of), trouble),
+        )
+
+    traces = []
+    for precision in [""] if is_alone else group.precisions:
+        own = [bar(config) for config in shown if precision in ("", config.precision)]
+        if own:
+            highest = value_of(get(highest_first[0]))
+            settings_of = {"name": escape(precision), "showlegend": not is_alone}
+            traces.append(labelled_bars(own, highest, len(group.configurations), **settings_of))
+    x_axis = names_axis(tickfont={"size": 11})
+    if not is_alone:
+        x_axis |= {"categoryorder": "array", "categoryarray": [wrap(each, _SETTING_WIDTH) for each in settings]}
+    y_axis = axis(y_title, rangemode="tozero", tickformat=",", range=bar_range(traces))
+    note = left_out("The {} highest of {:,} configurations are drawn; the table has all.", shown, configurations)
+    return traces, layout(barmode="group", xaxis=x_axis, yaxis=y_axis), note
 
 
 def overview(collection: Collection, file_of: FileOf) -> Chart | None:
     """Return the largest speed-up of each precision in each group."""
-    best = {group.title: _best_by_precision(group) for group in collection.groups if not group.is_max_batch}
-    groups = [group for group in collection.groups if best.get(group.title)]
+    groups = [(group, best) for group in collection.groups if (best := _best_by_precision(group))]
     if len(groups) < 2:
         return None
     shown = groups[:_MAX_GROUPS]
     traces = []
-    for precision in dict.fromkeys(name for group in shown for name in group.precisions if name != BASELINE):
-        pairs = [(group, best[group.title][precision]) for group in shown if precision in best[group.title]]
+    for precision in dict.fromkeys(name for group, _ in shown for name in group.precisions if name != BASELINE):
+        pairs = [(group, best[precision]) for group, best in shown if precision in best]
         found = [config.speedup for _, config in pairs]
+        values = [value_of(each) for each in found]
         hovers = [
             hover(
                 [
@@ -99,7 +148,6 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
             for group, config in pairs
         ]
         names = [wrap(group.title, _TITLE_WIDTH) for group, _ in pairs]
-        values = [value_of(each) for each in found]
         trace = bars(names, values, look_of(precision).colour, hovers, name=escape(precision), orientation="h")
         traces.append(
             trace
@@ -113,17 +161,11 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
                 "cliponaxis": False,
             }
         )
-    order = [wrap(group.title, _TITLE_WIDTH) for group in shown]
-    heights = [17 * max(2, len(best[group.title])) + 10 for group in shown]
+    order = [wrap(group.title, _TITLE_WIDTH) for group, _ in shown]
     rows: list[FlatRow] = [
-        {
-            **config.values,
-            "group": group.title,
-            "setting": group.setting(config),
-            "file": file_of(config.trial),
-        }
-        for group in groups
-        for config in best[group.title].values()
+        {**config.values, "group": group.title, "setting": group.setting(config), "file": file_of(config.trial)}
+        for group, best in groups
+        for config in best.values()
     ]
     which = [Field("group", "group"), find_field("precision"), Field("setting", "setting")]
     return Chart(
@@ -132,78 +174,21 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
         says=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
         traces=traces,
         layout=layout(
-            120 + sum(heights),
+            120 + sum(17 * max(2, len(best)) + 10 for _, best in shown),
             barmode="group",
             xaxis=axis("speed-up", rangemode="tozero"),
             yaxis=names_axis(autorange="reversed", categoryorder="array", categoryarray=order),
             shapes=[rule_at_one("x")],
         ),
         table=DataTable([*which, *SPEEDUP_FIELDS, *find_fields(("status", "file"))], rows),
-        note=f"{len(shown)} of {len(groups)} shown; the table has all." if len(shown) < len(groups) else "",
+        note=left_out("{} of {} shown; the table has all.", shown, groups),
     )
 
 
 def _best_by_precision(group: ComparisonGroup) -> dict[str, Configuration]:
-    found: dict[str, Configuration] = {}
-    for config in group.configurations:
-        before = found.get(config.precision)
-        is_faster = before is None or value_of(config.speedup) > value_of(before.speedup)
-        if config.precision != BASELINE and config.speedup is not None and is_faster:
-            found[config.precision] = config
-    return found
-
-
-def _bars(
-    subject: GroupSubject,
-    shown: Sequence[Configuration],
-    get: Callable[[Configuration], Estimate | None],
-    form: Callable[[float | None], str],
-    unit: str,
-    y_title: str,
-) -> tuple[list[Document], Document]:
-    """Return one trace if only the precision differs, else one for each precision, and their layout."""
-    group = subject.group
-    settings = list(dict.fromkeys(group.setting(config) for config in shown))
-    is_alone = settings == [""]
-    highest = max(value_of(get(config)) for config in shown)
-
-    def bar(config: Configuration) -> Bar:
-        trial, found = config.trial, get(config)
-        status = "" if trial.status == "ok" else trial.status
-        figure = form(found.value) if found else ""
-        trouble = f"{status}: {trial.message}" if status else ""
-        return Bar(
-            name=escape(config.precision) if is_alone else wrap(group.setting(config), _SETTING_WIDTH),
-            precision=config.precision,
-            found=found,
-            label="<br>".join(escape(text) for text in (figure, status) if text),
-            pattern="/" if status else "",
-            hover=subject.hover(config, figure and f"{figure}{unit}", interval_text(found, form), trouble),
-        )
-
-    traces = []
-    for precision in [None] if is_alone else group.precisions:
-        own = [bar(config) for config in shown if precision in (None, config.precision)]
-        if own:
-            name = escape(precision or "")
-            traces.append(labelled_bars(own, highest, len(group.configurations), name=name, showlegend=not is_alone))
-    x_axis = names_axis(tickfont={"size": 11})
-    if not is_alone:
-        x_axis |= {"categoryorder": "array", "categoryarray": [wrap(each, _SETTING_WIDTH) for each in settings]}
-    y_axis = axis(y_title, rangemode="tozero", tickformat=",", range=bar_range(traces))
-    return traces, layout(barmode="group", xaxis=x_axis, yaxis=y_axis)
-
-
-def _highest(
-    configurations: Sequence[Configuration], get: Callable[[Configuration], Estimate | None]
-) -> list[Configuration]:
-    """Return the configurations that a chart has room for: all, or the highest in their order."""
-    highest = sorted(configurations, key=lambda config: -value_of(get(config)))[:MAX_BARS]
-    kept = {id(config) for config in highest}
-    return [config for config in configurations if id(config) in kept]
-
-
-def _left_out(configurations: Sequence[Configuration], shown: Sequence[Configuration]) -> str:
-    if len(shown) == len(configurations):
-        return ""
-    return f"The {len(shown)} highest of {len(configurations):,} configurations are drawn; the table has all."
+    best: dict[str, Configuration] = {}
+    for config in [] if group.is_max_batch else group.configurations:
+        before = best.get(config.precision)
+        if config.precision != BASELINE and config.speedup is not None:
+            best[config.precision] = max(before or config, config, key=lambda c: value_of(c.speedup))
+    return best

@@ -19,8 +19,10 @@ def waterfall(subject: GroupSubject) -> Chart | None:
         return None
     rates = [value_of(config.throughput) for config in chain]
     first, last = chain[0].precision, chain[-1].precision
-    plain = "plain loop" if first == last else f"{first}, plain loop"
-    changes = [plain, *(_change(before, config) for before, config in pairwise(chain))]
+    changes = ["plain loop" if first == last else f"{first}, plain loop"]
+    for before, config in pairwise(chain):
+        new = [f"+ {name}" for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
+        changes.append(" ".join(new if config.precision == before.precision else [config.precision, *new]))
     ratios = [after / before for before, after in pairwise(rates)]
     colour = look_of(last).colour
     hovers = [
@@ -75,23 +77,19 @@ def _longest_chain(group: ComparisonGroup) -> list[Configuration]:
     it is the one that ends fastest, with as many links as there are.
     """
     settings: dict[str, list[Configuration]] = {}
-    for config in group.configurations:
+    for config in sorted(group.configurations, key=lambda c: (len(c.trial.spec.techniques), c.precision != BASELINE)):
         if config.throughput is not None:
             settings.setdefault(group.setting(config, "techniques", "loss_scale"), []).append(config)
-    chains = [chain for configurations in settings.values() for chain in _chains(configurations)]
-    return max(chains, key=lambda chain: value_of(chain[-1].throughput), default=[])
-
-
-def _chains(configurations: list[Configuration]) -> list[list[Configuration]]:
-    """Return the longest chain to each configuration with techniques; of equally long ones the fastest."""
-    ordered = sorted(configurations, key=lambda c: (len(c.trial.spec.techniques), c.precision != BASELINE))
-    longest: list[list[Configuration]] = []
-    for config in ordered:
-        below = [chain for chain in longest if _extends(config, chain[-1])]
-        before = max(below, key=lambda chain: (len(chain), value_of(chain[-1].throughput)), default=[])
-        if before or not config.trial.spec.techniques:
-            longest.append([*before, config])
-    return [chain for chain in longest if len(chain) > 1 and chain[-1].trial.spec.techniques]
+    found: list[list[Configuration]] = []
+    for configurations in settings.values():
+        longest: list[list[Configuration]] = []  # to each configuration
+        for config in configurations:
+            below = [chain for chain in longest if _extends(config, chain[-1])]
+            before = max(below, key=lambda chain: (len(chain), value_of(chain[-1].throughput)), default=[])
+            if before or not config.trial.spec.techniques:
+                longest.append([*before, config])
+        found += [chain for chain in longest if len(chain) > 1 and chain[-1].trial.spec.techniques]
+    return max(found, key=lambda chain: value_of(chain[-1].throughput), default=[])
 
 
 def _extends(config: Configuration, before: Configuration) -> bool:
@@ -100,8 +98,3 @@ def _extends(config: Configuration, before: Configuration) -> bool:
     if (before.precision, before.trial.spec.loss_scale) == (config.precision, config.trial.spec.loss_scale):
         return old < new
     return before.precision == BASELINE != config.precision and old <= new
-
-
-def _change(before: Configuration, config: Configuration) -> str:
-    new = [f"+ {name}" for name in config.trial.spec.techniques if name not in before.trial.spec.techniques]
-    return " ".join(new if config.precision == before.precision else [config.precision, *new])

@@ -11,21 +11,15 @@ _MAX_CHARTS = 30
 def render_comparison(comparison: MachineComparison, source: Source, title: str = "castwise comparison") -> str:
     """Return the comparison as HTML.
 
-    Args:
-        comparison: The compared machines.
-        source: Where their figures come from.
-        title: The page's title.
-
     Raises:
         UsageError: plotly or jinja2 is not installed.
     """
     data = PageData()
-    charts = {}
-    for number, (group, rows) in enumerate(comparison.groups.items(), start=1):
-        chart = machines(group, rows, source.file_of)
-        if chart is not None:
-            charts[f"group-{number}"] = chart
-    shown = list(charts.items())[:_MAX_CHARTS]
+    charts = [
+        (f"group-{number}", chart)
+        for number, (group, rows) in enumerate(comparison.groups.items(), start=1)
+        if (chart := machines(group, rows, source.file_of)) is not None
+    ]
     traits = machine_report.trait_table(comparison)
     results = machine_report.result_table(comparison)
     data.add_table("ratios", results, choices=("workload", "precision", "machine", "verdict"))
@@ -37,8 +31,8 @@ def render_comparison(comparison: MachineComparison, source: Source, title: str 
         "tally": tally(comparison).replace("`", ""),
         "slower": machine_report.slower_lines(comparison),
         "remarks": machine_report.remark_lines(comparison),
-        "shown": [data.add_chart(chart, prefix) for prefix, chart in shown],
-        "without_charts": len(charts) - len(shown),
+        "shown": [data.add_chart(chart, prefix) for prefix, chart in charts[:_MAX_CHARTS]],
+        "without_charts": max(0, len(charts) - _MAX_CHARTS),
         "traits": bool(traits.rows),
         "alike": machine_report.shared_traits(comparison),
         "incomparable": [machine_report.incomparable_line(each) for each in comparison.incomparable],

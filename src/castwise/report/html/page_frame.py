@@ -9,35 +9,29 @@ import gzip
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from castwise._version import __version__
 from castwise.errors import UsageError
-from castwise.records.schema import Trial
 from castwise.render.table import DataTable
 from castwise.render.theme import THEMES
 from castwise.report.charts.chart import Chart
 from castwise.report.charts.plotly_parts import HALF_PAGE, LEGEND_ROW, PHONE, PHONE_LEGEND_ROW, legend_rows
+from castwise.report.collection import FileOf
 from castwise.spec.quantities import truncate_list
 
-_NUMBERS = (int, float)  # a union would be made anew for each of a million cells
 _MAX_STATIC_ROWS = 20  # of a table, for readers without scripts; the page's script has all
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a collection comes from.
+    """Where a collection comes from."""
 
-    Attributes:
-        file_of: Returns the name of the file that a trial was read from.
-        problems: Files that are no records, each with its reason.
-    """
-
-    file_of: Callable[[Trial], str]
-    problems: Sequence[tuple[str, str]] = ()
+    file_of: FileOf
+    problems: Sequence[tuple[str, str]] = ()  # files that are no records, each with its reason
 
 
 class PageData:
@@ -79,14 +73,7 @@ class PageData:
 
 
 def assemble(template: str, title: str, context: Mapping[str, Any], data: PageData, source: Source) -> str:
-    """Return a page as HTML.
-
-    Args:
-        template: The template's file, one that extends the frame.
-        title: The page's title.
-        context: What the template asks for besides what all pages have.
-        data: The page's charts and tables.
-        source: Where it all comes from.
+    """Return a page as HTML from a template that extends the frame.
 
     Raises:
         UsageError: plotly or jinja2 is not installed.
@@ -127,18 +114,18 @@ def assemble(template: str, title: str, context: Mapping[str, Any], data: PageDa
 
 def _table(table: DataTable[Any]) -> dict[str, Any]:
     """Return a table for the script: a cell is its text, or its value and its text if it sorts by the value."""
+
+    def cell(value: Any, text: str) -> Any:
+        # A union in the check would be made anew for each of a million cells.
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return [_finite(value), text] if is_number else text
+
     best = {number: sorted(places) for number, column in enumerate(table.columns) if (places := table.best(column))}
     return {
         **({"best": best} if best else {}),
         "columns": [{"name": column.name, "title": column.title, "left": column.left} for column in table.columns],
-        "rows": [[_cell(column.value(row), column.text(row)) for column in table.columns] for row in table.rows],
+        "rows": [[cell(column.value(row), column.text(row)) for column in table.columns] for row in table.rows],
     }
-
-
-def _cell(value: Any, text: str) -> Any:
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
-        return text
-    return [_finite(value), text]
 
 
 def _finite(value: Any) -> Any:
