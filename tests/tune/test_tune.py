@@ -16,8 +16,7 @@ from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import allowed_techniques
 from castwise.tune.options import TuneOptions
 from castwise.tune.render import chosen, conclusions, fastest_within, reasons, rows_of
-from castwise.tune.request import prepare_tuning
-from castwise.tune.search import TuningResult
+from castwise.tune.search import TuningResult, prepare_tuning
 
 Gain = Callable[[TrialSpec], float]
 GIB = 2.0**30
@@ -57,7 +56,7 @@ def test_ends_at_the_fastest_with_pairs_that_pay_only_together() -> None:
     made = engine()
     result = tune(made)
     assert (result.ending, result.winner.precision, result.winner.techniques) == ("nothing left", "bf16-mixed", FASTEST)
-    assert rows_of(result)[-1].total is not None
+    assert rows_of(result)[-1]["total_speedup"] is not None
     assert made.num_open == 0
     assert len({trial.session_id for trial in result.trials}) <= 14, "each session starts processes"
     assert sum("compile" in spec.techniques for spec in made.measured) <= 12, "each takes most of a minute"
@@ -139,7 +138,7 @@ def test_a_loss_that_is_no_number_is_not_accepted() -> None:
 def test_what_cannot_be_had_comes_once_with_its_reason() -> None:
     result = tune(engine(environment=fake_environment(None)), device="cpu", budget_seconds=1e6)
     assert "cuda-graph needs a CUDA device; this is cpu" in reasons(result), "its name once"
-    unsupported = [row.tried for row in rows_of(result) if row.outcome == "unsupported"]
+    unsupported = [row["tried"] for row in rows_of(result) if row["outcome"] == "unsupported"]
     assert len(unsupported) == len(set(unsupported))
 
 
@@ -217,10 +216,12 @@ def test_within_a_limit_the_winner_has_a_smaller_batch(tmp_path: Path) -> None:
     result = small_batch(made := engine(graph_pays), limit, results=tmp_path)
     within = fastest_within(result, limit)
     assert within is not None
-    assert (within.spec.techniques, within.spec.batch_size, within.outcome) == (("cuda-graph",), 184, "taken")
-    assert within.tried == "batch 184 (within the limit)"
-    assert within.throughput == pytest.approx(1.5 * 184 / 0.0194, rel=0.01)
-    assert within.total == pytest.approx(1.5 * (184 / 0.0194) / (256 / 0.0266), rel=0.01), "by units per second"
+    assert (within["techniques"], within["batch_size"], within["outcome"]) == ("cuda-graph", 184, "taken")
+    assert within["tried"] == "batch 184 (within the limit)"
+    assert within["throughput_per_second"] == pytest.approx(1.5 * 184 / 0.0194, rel=0.01)
+    assert within["total_speedup"] == pytest.approx(1.5 * (184 / 0.0194) / (256 / 0.0266), rel=0.01), (
+        "by units per second"
+    )
     assert fastest_within(result, limit, 256) is None
     assert {spec.batch_size for spec in result.path} == {256}
     small_batch(again := engine(graph_pays), limit, results=tmp_path)
@@ -240,7 +241,7 @@ def test_a_smaller_batch_that_fails_is_a_result() -> None:
     assert {each.spec.batch_size: each.outcome for each in result.tried if each.limited}[184] == "failed"
     within = fastest_within(result, limit)
     assert within is not None
-    assert 128 < within.spec.batch_size < 184
+    assert 128 < within["batch_size"] < 184
 
 
 def test_a_limit_that_nothing_meets() -> None:

@@ -48,7 +48,7 @@ def tune(options: TuneOptions, output: TunePrintOptions) -> int:
     from castwise.cli.measuring import FAILED, announce_notes, live_progress, looking, measuring, say_logs
     from castwise.cli.output import emit
     from castwise.tune import render
-    from castwise.tune.request import prepare_tuning, source_of
+    from castwise.tune.search import prepare_tuning, source_of
 
     if output.emit is not None:
         from castwise.render.emit.script import check_script

@@ -1,7 +1,6 @@
 """What bounds a loop, as far as other measurements prove it: the same step as a CUDA graph, on half the batch, in TF32.
 
-The data of a steady step lies on the device, so that input never bounds it; for a training run, the same epochs with
-resident data tell. Nothing is concluded without a measurement.
+The data of a steady step lies on the device, so that input never bounds it; epochs are compared with resident data.
 """
 
 import statistics
@@ -31,21 +30,13 @@ _POWER_CAP, _MOSTLY, _AT_ITS_CLOCK = "sw_power_cap", 0.5, 0.98
 
 @dataclass(frozen=True)
 class Power:
-    """How far the GPU's power limit set a loop's pace.
+    """How far the GPU's power limit set a loop's pace."""
 
-    Attributes:
-        capped: The share of blocks in which the limit held the clock down.
-        clock_hertz: The mean clock of the streaming multiprocessors in the blocks.
-        max_clock_hertz: The GPU's highest.
-        watts: Mean power.
-        slowdown: How much longer steps took in sustained training, as a share; None if it was not measured.
-    """
-
-    capped: float
-    clock_hertz: float
+    capped: float  # the share of blocks in which the limit held the clock down
+    clock_hertz: float  # the mean clock of the streaming multiprocessors in the blocks
     max_clock_hertz: float
     watts: float
-    slowdown: float | None = None
+    slowdown: float | None = None  # how much longer steps took in sustained training, as a share
 
     @property
     def is_limit(self) -> bool:
@@ -55,26 +46,15 @@ class Power:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured that tells what bounds a loop; None if it was not measured, or is in doubt.
+    """Speed-ups that tell what bounds a loop; None if one was not measured, or is in doubt."""
 
-    Attributes:
-        is_graph: Whether the loop's step is a CUDA graph.
-        graph: The speed-up of the step as a CUDA graph.
-        half: The speed-up of a step on half the batch: 2 if time is proportional to the batch, 1 if it does not matter.
-        tf32: The speed-up in TF32, which changes the arithmetic of products and moves the same bytes.
-        sixteen: The speed-up of a 16-bit mixed precision over TF32: fewer bytes, and faster products.
-        resident: The speed-up of an epoch with its data on the device.
-        waiting: The share of the epochs' time that the host waited for batches.
-        power: What the driver reported of the power limit.
-    """
-
-    is_graph: bool = False
-    graph: float | None = None
-    half: float | None = None
-    tf32: float | None = None
-    sixteen: float | None = None
-    resident: float | None = None
-    waiting: float | None = None
+    is_graph: bool = False  # whether the loop's step is a CUDA graph
+    graph: float | None = None  # as a CUDA graph
+    half: float | None = None  # on half the batch: 2 if time is proportional to the batch, 1 if it does not matter
+    tf32: float | None = None  # in TF32, which changes the arithmetic of products and moves the same bytes
+    sixteen: float | None = None  # of a 16-bit mixed precision over TF32: fewer bytes, and faster products
+    resident: float | None = None  # of an epoch with its data on the device
+    waiting: float | None = None  # the share of the counted epochs' time that the host waited for batches
     power: Power | None = None
 
 
@@ -91,6 +71,14 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
     def with_precision(name: str) -> TrialSpec:
         return Change(precision=name).on(loop)
 
+    trials = measured.of(loop)
+    epochs = [
+        epoch
+        for trial in trials
+        if trial.spec.recipe is not None and trial.ranks
+        for epoch in trial.ranks[0].epochs[trial.spec.recipe.skip_epochs :]
+    ]
+    epoch_seconds = sum(epoch.seconds for epoch in epochs)
     is_graph = captures_graph(loop.techniques)
     is_fp32 = find_precision(loop.precision).name == "fp32"
     mixed = [speedup(with_precision("tf32"), with_precision(name)) for name in ("bf16-mixed", "fp16-mixed")]
@@ -101,8 +89,8 @@ def evidence_of(measured: Measurements, loop: TrialSpec) -> Evidence:
         tf32=speedup(loop, with_precision("tf32")) if is_fp32 else None,
         sixteen=max(filter(None, mixed), default=None) if is_fp32 else None,
         resident=speedup(loop, Change(techniques=(probe_technique("data"),)).on(loop)),
-        waiting=_waiting(measured.of(loop)),
-        power=power_of(measured.of(loop)),
+        waiting=sum(epoch.data_seconds for epoch in epochs) / epoch_seconds if epoch_seconds else None,
+        power=power_of(trials),
     )
 
 
@@ -111,20 +99,8 @@ def is_in_doubt(ratio: Estimate) -> bool:
     return ratio.low < 1 and ratio.high >= _GAIN  # neither holds of the NaN that one process has
 
 
-def _waiting(trials: Sequence[Trial]) -> float | None:
-    """Return the share of the counted epochs' time in which the host waited for batches; None for steady steps."""
-    epochs = [
-        epoch
-        for trial in trials
-        if trial.spec.recipe is not None and trial.ranks
-        for epoch in trial.ranks[0].epochs[trial.spec.recipe.skip_epochs :]
-    ]
-    total = sum(epoch.seconds for epoch in epochs)
-    return sum(epoch.data_seconds for epoch in epochs) / total if total else None
-
-
 def power_of(trials: Sequence[Trial]) -> Power | None:
-    """Return what the readings of a loop's blocks tell of the power limit; None if they tell nothing."""
+    """Return what a loop's readings tell of the power limit; None if they tell nothing."""
     max_clock = next((trial.gpu_facts.max_sm_clock_hertz for trial in trials if trial.gpu_facts is not None), None)
     readings = [reading for trial in trials for reading in trial.readings]
     known = [reading for reading in readings if reading.throttle_reasons is not None and reading.sm_clock_hertz]
@@ -153,7 +129,14 @@ def explain(evidence: Evidence) -> str:
     elif evidence.graph is not None:
         found.append(_bound("launches", evidence.graph, "as one CUDA graph"))
     if evidence.half is not None:
-        found.append(_batch_words(1 / evidence.half))
+        share = 1 / evidence.half
+        half = f"half the batch takes {format_share(share)} of the time"
+        if share >= _FIXED:
+            found.append(f"most of the step does not depend on the batch ({half}): a larger batch is nearly free")
+        elif share <= _SCALES:
+            found.append(f"its time is proportional to the batch ({half})")
+        else:
+            found.append(f"{format_share(2 * share - 1)} of the step does not depend on the batch ({half})")
     if evidence.tf32 is not None:
         found.append(_bound("arithmetic", evidence.tf32, "in TF32, which moves the same bytes,"))
     if evidence.sixteen is not None and evidence.sixteen >= _GAIN:
@@ -179,12 +162,3 @@ def _bound(what: str, speedup: float, how: str) -> str:
     if speedup < _GAIN:
         return f"not bound by {what}: {faster}"
     return f"bound by {what} for at least {format_share(1 - 1 / speedup)} of the step: {faster}"
-
-
-def _batch_words(share: float) -> str:
-    half = f"half the batch takes {format_share(share)} of the time"
-    if share >= _FIXED:
-        return f"most of the step does not depend on the batch ({half}): a larger batch is nearly free"
-    if share <= _SCALES:
-        return f"its time is proportional to the batch ({half})"
-    return f"{format_share(2 * share - 1)} of the step does not depend on the batch ({half})"

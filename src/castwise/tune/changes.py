@@ -1,4 +1,4 @@
-"""Changes to a loop: what each makes of it, which of them go together, and which come first."""
+"""Changes to a loop: what each makes of it, which of them interact, and in what order they are tried."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from castwise.spec.trial import TrialSpec
 
 _BATCH = "batch"
 
-# Techniques that are tried together as well, if a loop has neither: the one may be worth it only with the other.
+# Techniques that are also tried together, if a loop has neither: one may be faster only with the other.
 PAIRS = tuple((row.name, other) for row in TECHNIQUES for other in row.tried_with if other != PRECISION)
 # A precision is tried with this technique first, and without it only if that was slower.
 COMPANION = next(row.name for row in TECHNIQUES if PRECISION in row.tried_with)
@@ -28,16 +28,10 @@ COMPILE_RANK = Rank.COMPILE
 
 @dataclass(frozen=True)
 class Change:
-    """A change to a loop.
-
-    Attributes:
-        precision: The precision it goes to; None leaves it.
-        techniques: The techniques it adds; one that excludes another takes its place.
-        batch_size: The batch it goes to; None leaves it.
-    """
+    """A change to a loop; None leaves the precision or the batch as it is."""
 
     precision: str | None = None
-    techniques: tuple[str, ...] = ()
+    techniques: tuple[str, ...] = ()  # what is added; one that excludes another replaces it
     batch_size: int | None = None
 
     @property
@@ -60,7 +54,7 @@ class Change:
 
     @property
     def rank(self) -> int:
-        """Return when it is tried: the lowest rank first."""
+        """Return its rank: the lowest is tried first."""
         if self.batch_size:
             return Rank.BATCH
         if self.precision:
@@ -69,12 +63,12 @@ class Change:
 
     @property
     def removes_waiting(self) -> bool:
-        """Return whether all that it does is to remove time in which the device waits, at any precision."""
+        """Return whether it only removes time in which the device waits."""
         rows = rows_of(self.techniques)
         return not self.precision and not self.batch_size and all(row.removes_waiting for row in rows)
 
     def on(self, spec: TrialSpec) -> TrialSpec:
-        """Return the loop that it makes of one."""
+        """Return a loop with this change."""
         if self.precision is not None:
             row = find_precision(self.precision)
             spec = spec.model_copy(update={"precision": row.name, "loss_scale": row.loss_scale})
@@ -87,23 +81,21 @@ class Change:
 
 
 def change_between(below: TrialSpec, spec: TrialSpec) -> Change:
-    """Return the change that makes one loop of another."""
+    """Return the change from one loop to another."""
     added = tuple(name for name in spec.techniques if name not in below.techniques)
     precision = None if spec.precision == below.precision else spec.precision
     return Change(precision, added, None if spec.batch_size == below.batch_size else spec.batch_size)
 
 
 def is_within(change: Change, reached: Change) -> bool:
-    """Return whether a change is part of one that several were taken together in."""
+    """Return whether a change is a part of the changes that were accepted together."""
     return set(change.parts) <= set(reached.parts) and change.precision in (None, reached.precision)
 
 
 def cumulative_configs(current: TrialSpec, changes: Sequence[Change]) -> list[TrialSpec]:
-    """Return the loops on the way up by several changes, one change at a time.
+    """Return the loops that result from adding changes to the current one after another.
 
-    Args:
-        current: The loop below.
-        changes: The changes, the best first; one that changes what an earlier one does is left out.
+    A change to what an earlier one has changed is left out.
     """
     changed: set[str] = set()
     loops: list[TrialSpec] = []
@@ -119,12 +111,12 @@ def cumulative_configs(current: TrialSpec, changes: Sequence[Change]) -> list[Tr
 
 
 def is_compiled(loop: TrialSpec) -> bool:
-    """Return whether a loop compiles, which each of its processes does anew."""
+    """Return whether a loop is compiled, again in each of its processes."""
     return any(row.rank >= Rank.COMPILE for row in rows_of(loop.techniques))
 
 
 def is_applicable(name: str, current: TrialSpec) -> bool:
-    """Return whether a technique can change anything in a loop that has its techniques already."""
+    """Return whether adding a technique to a loop can change what it does."""
     row = find_technique(name)
     needed = row.tried_after or row.requires
     if needed and needed not in current.techniques:
@@ -138,30 +130,20 @@ def is_applicable(name: str, current: TrialSpec) -> bool:
 
 
 def interact(one: Change, other: Change) -> bool:
-    """Return whether one change may gain another amount once the other is made."""
-    return any(
-        second in _interacting(first) or first in _interacting(second) for first in one.parts for second in other.parts
-    )
+    """Return whether the gain of one change may depend on the other."""
+
+    def names(change: Change, others: Change) -> bool:
+        for row in rows_of(change.techniques):
+            if set(others.parts) & {*row.interacts_with, *(name for name in row.tried_with if name != PRECISION)}:
+                return True
+        return False
+
+    return names(one, other) or names(other, one)
 
 
-def _interacting(part: str) -> tuple[str, ...]:
-    if part in (PRECISION, _BATCH):
-        return ()
-    row = find_technique(part)
-    pairs = tuple(other for other in row.tried_with if other != PRECISION)
-    return (*row.interacts_with, *pairs)
-
-
-def may_enable(taken: Change, below: TrialSpec, refused: Change, reason: str) -> bool:
-    """Return whether a loop may allow a change that its process refused before.
-
-    Args:
-        taken: The changes since.
-        below: The loop before them.
-        refused: The change that was refused.
-        reason: Why it was refused; it names the techniques that would help.
-    """
-    if any(name in reason for name in taken.techniques):
+def may_enable(accepted: Change, below: TrialSpec, refused: Change, reason: str) -> bool:
+    """Return whether an accepted change may allow one that a process refused; the reason names what would help."""
+    if any(name in reason for name in accepted.techniques):
         return True
-    skipped, skips = is_dynamic(below.loss_scale), is_dynamic(taken.on(below).loss_scale)
+    skipped, skips = is_dynamic(below.loss_scale), is_dynamic(accepted.on(below).loss_scale)
     return skipped and not skips and step_config_of(refused.techniques).scales_on_device

@@ -34,27 +34,12 @@ def unique(specs: Iterable[TrialSpec]) -> list[TrialSpec]:
     return list({key_of(spec): spec for spec in specs}.values())
 
 
-def held_bytes(trials: Sequence[Trial]) -> float:
-    """Return the most memory that processes of one configuration held; infinite if it is not known.
-
-    It is what the caching allocator reserved; on a CPU what the process grew by.
-    """
-    reserved = steady_metrics.largest(map(steady_metrics.peak_reserved_bytes, trials))
-    allocated = steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, trials))
-    return float(reserved or allocated or math.inf)
-
-
 @dataclass(frozen=True)
 class Measurements:
-    """The trials of one search by configuration; immutable.
+    """The trials of one search by configuration; immutable."""
 
-    Attributes:
-        by_key: The trials of each configuration, by repeat.
-        sessions: What was measured together in this run of the search, session by session.
-    """
-
-    by_key: Mapping[Key, tuple[Trial, ...]] = field(default_factory=dict)
-    sessions: tuple[frozenset[Key], ...] = ()
+    by_key: Mapping[Key, tuple[Trial, ...]] = field(default_factory=dict)  # each configuration's, by repeat
+    sessions: tuple[frozenset[Key], ...] = ()  # what was measured together in this run of the search
 
     @classmethod
     def from_records(cls, trials: Iterable[Trial], start: TrialSpec) -> "Measurements":
@@ -88,8 +73,13 @@ class Measurements:
         return next((trial for trial in self.of(spec) if trial.status != "ok"), None)
 
     def held_bytes(self, spec: TrialSpec) -> float:
-        """Return the most memory that a configuration's processes held; infinite if it is not known."""
-        return held_bytes(self.of(spec))
+        """Return the most memory that a configuration's processes held; infinite if it is not known.
+
+        It is what the caching allocator reserved; on a CPU what the process grew by.
+        """
+        reserved = steady_metrics.largest(map(steady_metrics.peak_reserved_bytes, self.of(spec)))
+        allocated = steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, self.of(spec)))
+        return float(reserved or allocated or math.inf)
 
     def rate(self, spec: TrialSpec) -> float | None:
         """Return units per second; None if nothing was timed."""
@@ -117,8 +107,12 @@ class Measurements:
         """
         sessions = self._shared_sessions([below, spec, *others]) or self._shared_sessions([below, spec])
         first = next((trial.session_id for trial in self.of(spec) if trial.session_id in sessions), None)
-        known = Measurements({key_of(each): _until(self.of(each), first) for each in (below, spec)})
-        return known.ratio(below, spec)
+        known = {}
+        for each in (below, spec):
+            trials = self.of(each)
+            ids = [trial.session_id for trial in trials]
+            known[key_of(each)] = trials[: ids.index(first) + 1] if first is not None and first in ids else trials
+        return Measurements(known).ratio(below, spec)
 
     def shown_ratio(self, below: TrialSpec, spec: TrialSpec) -> Estimate | None:
         """Return the speed-up; of one process each with the interval over their blocks."""
@@ -138,7 +132,7 @@ class Measurements:
         return ratio.n > 1 and verdict_of(ratio).kind != "inconclusive"
 
     def is_proven(self, below: TrialSpec, spec: TrialSpec, limit_bytes: float | None) -> bool:
-        """Return whether a configuration is to be accepted over another: it is faster, or it fits and the other not."""
+        """Return whether a configuration is to be accepted over another: it is faster, or it alone fits a limit."""
         if not self.is_ok(spec):
             return False
         if not self.is_ok(below):
@@ -176,7 +170,16 @@ class Measurements:
             return "not tried", "no time was left for it"
         if limit_bytes is not None and self.held_bytes(spec) > limit_bytes:
             return "too large", "it holds more memory than --memory allows"
-        return _verdict_of(ratio)
+        if ratio is None:
+            return "unproven", "there is nothing that it could be compared with"
+        if ratio.n == 1:
+            kind = "faster" if ratio.value > PROMISING else "slower" if ratio.value < 1 / PROMISING else "same"
+            reason = "one process: no interval"
+        else:
+            verdict = verdict_of(ratio)
+            kind, reason = verdict.kind, verdict.reason
+        named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
+        return named.get(kind, "unproven"), reason
 
     def _shared_sessions(self, specs: Sequence[TrialSpec]) -> set[str | None]:
         return set.intersection(*({trial.session_id for trial in self.of(spec)} - {None} for spec in specs))
@@ -185,27 +188,9 @@ class Measurements:
         return _per_unit(session_speedup_estimate(self.of(below), self.of(spec)), below, spec)
 
 
-def _verdict_of(ratio: Estimate | None) -> tuple[Outcome, str]:
-    """Return what came of a configuration by its speed-up alone, and why."""
-    if ratio is None:
-        return "unproven", "there is nothing that it could be compared with"
-    if ratio.n == 1:
-        low: Outcome = "slower" if ratio.value < 1 / PROMISING else "same"
-        return "second best" if ratio.value > PROMISING else low, "one process: no interval"
-    verdict = verdict_of(ratio)
-    named: dict[str, Outcome] = {"faster": "second best", "same": "same", "slower": "slower"}
-    return named.get(verdict.kind, "unproven"), verdict.reason
-
-
 def loop_name(spec: TrialSpec) -> str:
     """Return a configuration as people read it: `bf16-mixed, channels-last+compile`."""
     return f"{spec.precision}, {'+'.join(spec.techniques) or 'plain loop'}"
-
-
-def _until(trials: Sequence[Trial], session_id: str | None) -> tuple[Trial, ...]:
-    """Return the trials up to that of a session; all if none is of it."""
-    ids = [trial.session_id for trial in trials]
-    return tuple(trials[: ids.index(session_id) + 1] if session_id is not None and session_id in ids else trials)
 
 
 def _per_unit(ratio: Estimate | None, below: TrialSpec, spec: TrialSpec) -> Estimate | None:

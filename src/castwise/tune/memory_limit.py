@@ -1,8 +1,6 @@
-"""Which smaller batch fits into a memory limit, predicted from the batches that were measured.
+"""Which smaller batch fits into a memory limit: memory and step time are taken to be linear in the batch size.
 
-Between two measured batches, memory and step time are taken to be linear in the batch size. The largest batch that
-fits is usually the fastest per unit, since the part of a step that does not depend on the batch is shared by more
-samples. A trial may cost a compilation, so that a size is only tried if it promises something.
+The largest batch that fits is usually the fastest per unit. A trial may compile, so that a size must promise a gain.
 """
 
 import math
@@ -24,17 +22,11 @@ _WORTH = 1.01
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """What a configuration held on one batch.
-
-    Attributes:
-        batch_size: Samples per step.
-        held_bytes: Memory, as the limit counts it; infinite if it ran out of memory, or if it is not known.
-        rate: Units per second, relative to any one rate; None if its steps were not timed.
-    """
+    """What a configuration held on one batch."""
 
     batch_size: int
-    held_bytes: float
-    rate: float | None
+    held_bytes: float  # as the limit counts it; infinite if it ran out of memory, or if it is not known
+    rate: float | None  # units per second, relative to any one rate; None if its steps were not timed
 
 
 def half_batch(spec: TrialSpec) -> TrialSpec | None:
@@ -47,7 +39,7 @@ def next_batch(measured: Sequence[BatchPoint], limit_bytes: float) -> int | None
 
     Args:
         measured: The batches that were tried, the one that holds too much among them.
-        limit_bytes: The limit.
+        limit_bytes: The memory limit.
     """
     by_size = sorted(measured, key=lambda each: each.batch_size)
     fits = [each for each in by_size if each.held_bytes <= limit_bytes]

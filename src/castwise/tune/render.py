@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -17,132 +16,9 @@ from castwise.render.units import format_bytes, format_rate, format_ratio
 from castwise.spec.trial import TrialSpec
 from castwise.tune.bottleneck import evidence_of, explain
 from castwise.tune.candidates import TriedChange
-from castwise.tune.measurements import PROMISING, Measurements, key_of, loop_name, unique
+from castwise.tune.measurements import PROMISING, key_of, loop_name, unique
 from castwise.tune.search import TuningResult
 from castwise.tune.time_budget import first_step_seconds
-
-_ENDINGS = {
-    "nothing left": "nothing is left to try",
-    "budget": "the next measurement would not end within the budget; --budget sets another one",
-    "failed": "the plain loop could not be measured",
-}
-
-
-@dataclass(frozen=True)
-class ResultRow:
-    """A configuration that was tried, as a row of the table.
-
-    Attributes:
-        start: The plain loop.
-        change: What was tried; None in the plain loop's row.
-        measured: What was measured.
-    """
-
-    start: TrialSpec
-    change: TriedChange | None
-    measured: Measurements
-
-    @property
-    def spec(self) -> TrialSpec:
-        """Return the configuration."""
-        return self.start if self.change is None else self.change.spec
-
-    @property
-    def stage(self) -> int:
-        """Return 0 for the plain loop, 1 for what was tried on it, and one more for each change accepted before."""
-        return 0 if self.change is None else self.change.stage + 1
-
-    @property
-    def tried(self) -> str:
-        """Return what the configuration changes of the one accepted before."""
-        if self.change is None:
-            return "plain loop"
-        return self.change.change.name + (" (within the limit)" if self.change.limited else "")
-
-    @property
-    def outcome(self) -> str | None:
-        """Return what came of it; None for the plain loop."""
-        return None if self.change is None else self.change.outcome
-
-    @property
-    def total(self) -> float | None:
-        """Return the speed-up over the plain loop."""
-        ratio = self.measured.ratio(self.start, self.spec)
-        return None if ratio is None else (1.0 if self.change is None else ratio.value)
-
-    @property
-    def throughput(self) -> float | None:
-        """Return units per second."""
-        return self.measured.rate(self.spec)
-
-    @property
-    def throughput_text(self) -> str:
-        """Return units per second as text."""
-        if self.throughput is None:
-            return "–"
-        return f"{format_rate(self.throughput)} {steady_metrics.unit_of(self.measured.of(self.spec)[0])}/s"
-
-    @property
-    def first_step_seconds(self) -> float | None:
-        """Return the longest first step, kernel search and compilation included."""
-        return max(filter(None, map(first_step_seconds, self.measured.of(self.spec))), default=None)
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Return the peak of what tensors held."""
-        return steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, self.measured.of(self.spec)))
-
-    @property
-    def held_bytes(self) -> int | None:
-        """Return the peak of what a memory limit counts: what the allocator reserved; on a CPU what tensors held."""
-        held = self.measured.held_bytes(self.spec)
-        return int(held) if math.isfinite(held) else None
-
-    @property
-    def name(self) -> str:
-        """Return the configuration's name, with its batch if that is not the plain loop's."""
-        is_same_batch = self.spec.batch_size == self.start.batch_size
-        return loop_name(self.spec) + ("" if is_same_batch else f", batch {self.spec.batch_size}")
-
-
-def rows_of(result: TuningResult) -> list[ResultRow]:
-    """Return the plain loop and all that was tried, in order; a change that cannot be had comes once, pairs do not."""
-    rows = [ResultRow(result.start, None, result.measured)]
-    named = {each.change for each in result.tried if result.measured.of(each.spec)}
-    for each in result.tried:
-        if each.outcome == "unsupported" and not result.measured.of(each.spec):
-            if len(each.change.parts) > 1 or each.change in named:
-                continue
-            named.add(each.change)
-        rows.append(ResultRow(result.start, each, result.measured))
-    return rows
-
-
-def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> ResultRow | None:
-    """Return the fastest configuration whose processes held no more than this; None if each held more.
-
-    Args:
-        result: The result.
-        memory_bytes: The limit, for what the allocator reserved; on a CPU for what tensors held.
-        batch_size: Of configurations with this batch; None takes any.
-    """
-    rows = [
-        row
-        for row in rows_of(result)
-        if row.throughput and row.held_bytes is not None and row.held_bytes <= memory_bytes
-        if batch_size in (None, row.spec.batch_size)
-    ]
-    best = max(rows, key=lambda row: row.throughput or 0.0, default=None)
-    return next((row for row in rows if key_of(row.spec) == key_of(result.winner)), best)
-
-
-def chosen(result: TuningResult, memory_bytes: float | None) -> TrialSpec | None:
-    """Return the configuration that was asked for: the fastest, or the fastest within a limit; None if none fits."""
-    if memory_bytes is None:
-        return result.winner
-    within = fastest_within(result, memory_bytes)
-    return None if within is None else within.spec
-
 
 SHOWN = (
     "stage",
@@ -167,57 +43,107 @@ IN_FILES = (
 )
 _TITLES = {"peak_allocated_bytes": "peak memory", "peak_reserved_bytes": "memory held"}
 _DROP_FIRST = ("first_step_seconds", "peak_allocated_bytes", "peak_reserved_bytes")
+_ENDINGS = {
+    "nothing left": "nothing is left to try",
+    "budget": "the next measurement would not end within the budget; --budget sets another one",
+    "failed": "the plain loop could not be measured",
+}
 
 
-def flat_row(row: ResultRow) -> FlatRow:
-    """Return the values of a configuration that was tried, by field name."""
-    ratio = None if row.change is None else row.change.ratio
+def rows_of(result: TuningResult) -> list[FlatRow]:
+    """Return the plain loop and all that was tried, in order; an unsupported change comes once, and without pairs.
+
+    The stage is 0 for the plain loop, 1 for what was tried on it, and one more for each change accepted before.
+    """
+    rows = [_row(result, None)]
+    named = {each.change for each in result.tried if result.measured.of(each.spec)}
+    for each in result.tried:
+        if each.outcome == "unsupported" and not result.measured.of(each.spec):
+            if len(each.change.parts) > 1 or each.change in named:
+                continue
+            named.add(each.change)
+        rows.append(_row(result, each))
+    return rows
+
+
+def _row(result: TuningResult, tried: TriedChange | None) -> FlatRow:
+    """Return the values of a tried change, or of the plain loop, by field name; its spec and name besides."""
+    start, measured = result.start, result.measured
+    spec = start if tried is None else tried.spec
+    trials, rate, held = measured.of(spec), measured.rate(spec), measured.held_bytes(spec)
+    total = measured.ratio(start, spec)
+    within = " (within the limit)" if tried is not None and tried.limited else ""
     return {
-        "stage": row.stage,
-        "tried": row.tried,
-        **estimate_values("speedup", ratio),
-        "num_processes": None if ratio is None else ratio.n,
-        "total_speedup": row.total,
-        "throughput_per_second": row.throughput,
-        "unit": None if row.throughput is None else steady_metrics.unit_of(row.measured.of(row.spec)[0]),
-        "first_step_seconds": row.first_step_seconds,
-        "peak_allocated_bytes": row.peak_bytes,
-        "peak_reserved_bytes": row.held_bytes,
-        "outcome": row.outcome,
-        "reason": "" if row.change is None else row.change.reason,
-        "precision": row.spec.precision,
-        "techniques": join(row.spec.techniques),
-        "batch_size": row.spec.batch_size,
+        "spec": spec,
+        "name": loop_name(spec) + ("" if spec.batch_size == start.batch_size else f", batch {spec.batch_size}"),
+        "stage": 0 if tried is None else tried.stage + 1,
+        "tried": "plain loop" if tried is None else tried.change.name + within,
+        **estimate_values("speedup", None if tried is None else tried.ratio),
+        "num_processes": None if tried is None or tried.ratio is None else tried.ratio.n,
+        "total_speedup": None if total is None else 1.0 if tried is None else total.value,
+        "throughput_per_second": rate,
+        "unit": None if rate is None else steady_metrics.unit_of(trials[0]),
+        "first_step_seconds": max(filter(None, map(first_step_seconds, trials)), default=None),
+        "peak_allocated_bytes": steady_metrics.largest(map(steady_metrics.peak_allocated_bytes, trials)),
+        # What a memory limit counts: what the allocator reserved; on a CPU what tensors held.
+        "peak_reserved_bytes": int(held) if math.isfinite(held) else None,
+        "outcome": None if tried is None else tried.outcome,
+        "reason": "" if tried is None else tried.reason,
+        "precision": spec.precision,
+        "techniques": join(spec.techniques),
+        "batch_size": spec.batch_size,
     }
+
+
+def fastest_within(result: TuningResult, memory_bytes: float, batch_size: int | None = None) -> FlatRow | None:
+    """Return the row of the fastest configuration that held no more memory than this, on this batch if one is named."""
+    rows = [
+        row
+        for row in rows_of(result)
+        if row["throughput_per_second"]
+        if row["peak_reserved_bytes"] is not None and row["peak_reserved_bytes"] <= memory_bytes
+        if batch_size in (None, row["batch_size"])
+    ]
+    best = max(rows, key=lambda row: row["throughput_per_second"], default=None)
+    return next((row for row in rows if key_of(row["spec"]) == key_of(result.winner)), best)
+
+
+def chosen(result: TuningResult, memory_bytes: float | None) -> TrialSpec | None:
+    """Return the fastest configuration, within a memory limit if there is one; None if none fits."""
+    if memory_bytes is None:
+        return result.winner
+    within = fastest_within(result, memory_bytes)
+    return None if within is None else within["spec"]
 
 
 def data_table(result: TuningResult, memory_bytes: float | None) -> DataTable[FlatRow]:
     """Return the table of all that was tried; with a limit it shows the memory that is compared with the limit."""
     held = "peak_allocated_bytes" if memory_bytes is None else "peak_reserved_bytes"
     names = [held if name == "peak_allocated_bytes" else name for name in SHOWN]
-    fields = [find_field(name, _TITLES.get(name, "")) for name in names]
-    return DataTable(fields, [flat_row(row) for row in rows_of(result)])
+    return DataTable([find_field(name, _TITLES.get(name, "")) for name in names], rows_of(result))
 
 
 def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list[str]:
     """Return the answer in sentences: the fastest loop, the fastest within a limit, why it ended, what bounds it."""
     rows = rows_of(result)
-    winner = next(row for row in reversed(rows) if key_of(row.spec) == key_of(result.winner))
+    winner = next(row for row in reversed(rows) if key_of(row["spec"]) == key_of(result.winner))
     sentences: list[str] = []
-    if winner.throughput is not None:
-        total = "" if winner.total is None else f", {format_ratio(winner.total)} the plain loop's"
-        sentences.append(f"The fastest loop: {winner.name}: {winner.throughput_text}{total}.")
-        unproven = [row for row in rows if row.outcome in ("unproven", "second best") and row.throughput]
-        top = max(unproven, key=lambda row: row.throughput or 0.0, default=None)
-        if result.ending == "budget" and top and (top.throughput or 0.0) > winner.throughput * PROMISING:
+    if winner["throughput_per_second"] is not None:
+        total = winner["total_speedup"]
+        faster = "" if total is None else f", {format_ratio(total)} the plain loop's"
+        sentences.append(f"The fastest loop: {_name_and_rate(winner)}{faster}.")
+        unproven = [row for row in rows if row["outcome"] in ("unproven", "second best")]
+        top = max(unproven, key=lambda row: row["throughput_per_second"] or 0.0, default=winner)
+        is_faster = (top["throughput_per_second"] or 0.0) > winner["throughput_per_second"] * PROMISING
+        if result.ending == "budget" and is_faster:
             sentences.append(
-                f"Measured faster, but not proven within the budget: {top.name}: {top.throughput_text}; the same "
+                f"Measured faster, but not proven within the budget: {_name_and_rate(top)}; the same "
                 "command with a longer --budget goes on from there."
             )
     if memory_bytes is not None:
         sentences += _within_limit(result, rows, memory_bytes)
-    elif winner.spec.batch_size != result.start.batch_size:
-        sentences.append(f"{_other_training(winner)}.")
+    elif winner["batch_size"] != result.start.batch_size:
+        sentences.append(f"{_other_training(result, winner)}.")
     took = took_words(len(result.trials), result.num_recorded, result.seconds)
     sentences.append(f"{took}: {_ENDINGS[result.ending]}.")
     if result.ending != "failed":
@@ -226,32 +152,37 @@ def conclusions(result: TuningResult, memory_bytes: float | None = None) -> list
     return sentences
 
 
-def _within_limit(result: TuningResult, rows: list[ResultRow], memory_bytes: float) -> list[str]:
+def _name_and_rate(row: FlatRow) -> str:
+    return f"{row['name']}: {find_field('throughput_per_second').text(row)}"
+
+
+def _within_limit(result: TuningResult, rows: list[FlatRow], memory_bytes: float) -> list[str]:
     """Return the fastest loop within a limit, and what another batch changes."""
     limit, within = format_bytes(memory_bytes), fastest_within(result, memory_bytes)
     if within is None:
-        known = [row for row in rows if row.held_bytes is not None]
-        least = min(known, key=lambda row: row.held_bytes or 0, default=None)
-        if least is None:
+        known = [row for row in rows if row["peak_reserved_bytes"] is not None]
+        if not known:
             return [f"No loop that was tried fits into {limit}."]
-        name = f"{loop_name(least.spec)}, batch {least.spec.batch_size}"
-        return [f"No loop that was tried fits into {limit}; the least is {format_bytes(least.held_bytes)}, by {name}."]
+        least = min(known, key=lambda row: row["peak_reserved_bytes"])
+        name = f"{loop_name(least['spec'])}, batch {least['batch_size']}"
+        held = format_bytes(least["peak_reserved_bytes"])
+        return [f"No loop that was tried fits into {limit}; the least is {held}, by {name}."]
 
-    def described(row: ResultRow) -> str:
-        return f"{row.name}: {row.throughput_text}, holds {format_bytes(row.held_bytes)}"
+    def described(row: FlatRow) -> str:
+        return f"{_name_and_rate(row)}, holds {format_bytes(row['peak_reserved_bytes'])}"
 
     sentences = [f"The fastest within {limit}: {described(within)}."]
     batch_size = result.start.batch_size
-    if within.spec.batch_size != batch_size:
+    if within["batch_size"] != batch_size:
         same = fastest_within(result, memory_bytes, batch_size)
         fits = "no loop that was tried fits" if same is None else f"the fastest that fits is {described(same)}"
-        sentences.append(f"{_other_training(within)}; on batch {batch_size} {fits}.")
+        sentences.append(f"{_other_training(result, within)}; on batch {batch_size} {fits}.")
     return sentences
 
 
-def _other_training(row: ResultRow) -> str:
+def _other_training(result: TuningResult, row: FlatRow) -> str:
     return (
-        f"Batch {row.spec.batch_size} instead of {row.start.batch_size} is another training: the noise of gradients "
+        f"Batch {row['batch_size']} instead of {result.start.batch_size} is another training: the noise of gradients "
         "and the statistics of batch norm differ"
     )
 
@@ -267,12 +198,12 @@ def measured_words(result: TuningResult, spec: TrialSpec) -> str:
 
 
 def reasons(result: TuningResult) -> list[str]:
-    """Return why changes failed or could not be had, each reason once and with the change's name once."""
+    """Return why changes failed or are unsupported, each reason once and with the change's name once."""
     found: dict[str, None] = {}
     for row in rows_of(result):
-        if row.change is not None and row.outcome in ("failed", "unsupported"):
-            reason = row.change.reason  # of a technique that is refused it begins with the name
-            found[reason if reason.startswith(f"{row.tried} ") else f"{row.tried}: {reason}"] = None
+        if row["outcome"] in ("failed", "unsupported"):
+            tried, reason = row["tried"], row["reason"]  # a refused technique's reason begins with its name
+            found[reason if reason.startswith(f"{tried} ") else f"{tried}: {reason}"] = None
     return list(found)
 
 
@@ -309,29 +240,22 @@ def markdown_tuning(result: TuningResult, memory_bytes: float | None = None) -> 
 
 def csv_tuning(result: TuningResult) -> str:
     """Return a line for each configuration that was tried, with plain values."""
-    return csv_grid(find_fields(IN_FILES), [flat_row(row) for row in rows_of(result)])
+    return csv_grid(find_fields(IN_FILES), rows_of(result))
 
 
 def json_tuning(result: TuningResult, memory_bytes: float | None = None) -> str:
     """Return the rows, the fastest configurations, the sentences and the whole records as JSON."""
 
-    def configuration(spec: TrialSpec | None) -> dict[str, Any] | None:
-        if spec is None:
-            return None
-        return {
-            "precision": spec.precision,
-            "loss_scale": spec.loss_scale,
-            "techniques": list(spec.techniques),
-            "batch_size": spec.batch_size,
-        }
+    def configuration(spec: TrialSpec) -> dict[str, Any]:
+        return spec.model_dump(mode="json", include={"precision", "loss_scale", "techniques", "batch_size"})
 
     def within(batch_size: int | None) -> dict[str, Any] | None:
         row = None if memory_bytes is None else fastest_within(result, memory_bytes, batch_size)
-        return configuration(None if row is None else row.spec)
+        return None if row is None else configuration(row["spec"])
 
     document: dict[str, Any] = {
         "workload": result.start.workload,
-        "rows": [plain(find_fields(IN_FILES), flat_row(row)) for row in rows_of(result)],
+        "rows": [plain(find_fields(IN_FILES), row) for row in rows_of(result)],
         "fastest": configuration(result.winner),
         "fastest_within_memory": within(None),
         "fastest_within_memory_on_this_batch": within(result.start.batch_size),

@@ -1,46 +1,51 @@
-"""The search from the plain loop to the fastest that computes the same: measure what is decided, until it is done."""
+"""`castwise tune` from the request to the result: prepare the search, then measure what is decided until it is done."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from castwise.orchestrator.job import Job
+from castwise.errors import UsageError
+from castwise.orchestrator.job import Job, prepare
+from castwise.orchestrator.machine import EngineFactory
+from castwise.orchestrator.reuse import is_reusable
 from castwise.orchestrator.rounds import Rounds, StopRule
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import UnboundedProgress
+from castwise.orchestrator.trial import Listener, UnboundedProgress
 from castwise.records.schema import Trial
+from castwise.registry.datasets import SYNTHETIC_PREFIX
+from castwise.registry.precisions import find_precision
+from castwise.registry.suites import SUITE_NAMES, find_suite
+from castwise.registry.workloads import find_workload
+from castwise.spec.options import steps_of
+from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
-from castwise.tune.candidates import SearchSpace, TriedChange
-from castwise.tune.decide import Done, Ending, Session, decide
+from castwise.spec.types import SYNTHETIC
+from castwise.tune.candidates import SearchSpace, TriedChange, allowed_techniques
+from castwise.tune.decide import Done, Ending, decide
 from castwise.tune.measurements import Measurements
-from castwise.tune.time_budget import TimeLeft, default_budget, has_long_first_step, is_short
+from castwise.tune.options import TuneOptions
+from castwise.tune.time_budget import TimeLeft, default_budget, has_long_first_step, is_short, phase_limit
 
 _ONCE = StopRule(min_rounds=1, max_rounds=1)
+# Screening is short: a step that waits for the host never settles, and what is in doubt is measured again.
+_SCREENED = {"warm_up_seconds": 1.0, "num_blocks": 8}
+# The blocks of a training run are epochs: fewer than blocks of steps, the first not counted, none longer than this.
+# Source: chosen here; 118 steps are an epoch of MNIST at batch 512.
+_MAX_EPOCHS, _MIN_EPOCHS = 8, 3
+_MAX_STEPS = 120
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The end of a search.
+    """The end of a search."""
 
-    Attributes:
-        start: The plain loop.
-        tried: All that was tried, stage by stage; what was tried for a memory limit alone comes last.
-        trials: Every trial.
-        probes: Configurations measured only to tell what bounds the plain loop and the fastest one.
-        ending: Why nothing further was tried.
-        seconds: Wall time.
-        num_recorded: How many of the trials were on record before, and are not in the wall time.
-        budget_seconds: The wall time after which nothing further was tried.
-    """
-
-    start: TrialSpec
-    tried: tuple[TriedChange, ...]
+    start: TrialSpec  # the plain loop
+    tried: tuple[TriedChange, ...]  # stage by stage; what was tried for a memory limit alone comes last
     trials: tuple[Trial, ...]
-    probes: tuple[TrialSpec, ...]
+    probes: tuple[TrialSpec, ...]  # measured only to tell what bounds the plain loop and the fastest one
     ending: Ending
-    seconds: float
-    num_recorded: int = 0
+    seconds: float  # wall time
+    num_recorded: int = 0  # trials that were on record before, and are not in the wall time
     budget_seconds: float | None = None
 
     @property
@@ -61,20 +66,12 @@ class TuningResult:
 
 @dataclass(frozen=True)
 class TuningSearch:
-    """A search on this machine.
-
-    Attributes:
-        space: What may be tried.
-        job: The machine, its records, and where progress is reported.
-        budget_seconds: Wall time after which nothing further is tried; None takes what suits the plain loop.
-        recorded: The trials on record that need not be measured again.
-        clock: Returns seconds.
-    """
+    """A search on this machine."""
 
     space: SearchSpace
     job: Job = field(repr=False)
-    budget_seconds: float | None = None
-    recorded: tuple[Trial, ...] = field(default=(), repr=False)
+    budget_seconds: float | None = None  # None takes what suits the plain loop
+    recorded: tuple[Trial, ...] = field(default=(), repr=False)  # trials that need not be measured again
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
 
     def run(self) -> TuningResult:
@@ -91,30 +88,110 @@ class TuningSearch:
             left = TimeLeft(budget - (self.clock() - began), process_seconds, is_short(plain))
             decision = decide(self.space, measured, left)
             if isinstance(decision, Done):
-                return self._result(decision, measured, self.clock() - began, budget)
+                break
             session_began = self.clock()
             self.job.runner.listener.remark(decision.purpose)
-            measured = measured.plus(_measure(runner, decision, measured), decision.specs)
+            # The configurations are measured once more each, in fresh processes that are interleaved.
+            earlier = [trial for spec in decision.specs for trial in measured.of(spec)]
+            compared = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0]).run_once()
+            measured = measured.plus(compared.trials[len(earlier) :], decision.specs)
             if not any(map(has_long_first_step, decision.specs)):
                 process_seconds = (self.clock() - session_began) / len(decision.specs)
-
-    def _result(self, done: Done, measured: Measurements, seconds: float, budget: float) -> TuningResult:
-        trials = tuple(trial for spec in done.used for trial in measured.of(spec))
+        trials = tuple(trial for spec in decision.used for trial in measured.of(spec))
         recorded = {id(trial) for trial in self.recorded}
         return TuningResult(
-            start=self.space.start,
-            tried=done.tried,
+            start=start,
+            tried=decision.tried,
             trials=trials,
-            probes=done.probes,
-            ending=done.ending,
-            seconds=seconds,
+            probes=decision.probes,
+            ending=decision.ending,
+            seconds=self.clock() - began,
             num_recorded=sum(id(trial) in recorded for trial in trials),
             budget_seconds=budget,
         )
 
 
-def _measure(runner: TrialRunner, session: Session, measured: Measurements) -> list[Trial]:
-    """Measure a session's configurations once, in fresh processes that are interleaved; return the new trials."""
-    recorded = [trial for spec in session.specs for trial in measured.of(spec)]
-    compared = Rounds(runner, session.specs, _ONCE, recorded, session.specs[0]).run_once()
-    return list(compared.trials[len(recorded) :])
+def prepare_tuning(
+    request: TuneOptions, listener: Listener | None = None, make_engine: EngineFactory | None = None
+) -> TuningSearch:
+    """Check a request against the machine, and return the search that answers it.
+
+    Raises:
+        UsageError: The request cannot be carried out as it stands.
+        StoreError: The results folder cannot be written.
+        EngineError: No measuring process could be started.
+    """
+    source = source_of(request)
+    data_set = source[0] if source is not None else request.data_set or SYNTHETIC
+    limit = phase_limit(request.budget_seconds) if request.timeout_seconds is None else request.timeout_seconds
+    run_options = steps_of(
+        request,
+        workloads=(request.workload,),
+        precisions=request.precisions,
+        batch_sizes=None if request.batch_size is None else (request.batch_size,),
+        data_set=SYNTHETIC if data_set.startswith(SYNTHETIC_PREFIX) else data_set,
+        timeout_seconds=limit,
+    )
+    job = prepare(run_options, listener, make_engine, rule=StopRule())
+    specs = [
+        spec for spec in job.plan.specs if request.precisions or find_precision(spec.precision).keeps_float32_weights
+    ]
+    start = specs[0]
+    if source is not None:
+        start = _training_spec(start, *source)
+    elif start.device_type != "cpu":
+        start = start.model_copy(update={"protocol": start.protocol.model_copy(update=_SCREENED)})
+    space = SearchSpace(
+        start=start,
+        precisions=tuple(spec.precision for spec in specs),
+        techniques=allowed_techniques(request.numerics, start.kind),
+        environment=job.runner.environment,
+        larger_batches=request.larger_batches,
+        memory_bytes=request.memory_bytes,
+    )
+    store = None if request.again else job.runner.store
+    stored = () if store is None else store.load(job.runner.environment)[0].values()
+    reusable = tuple(trial for trial in stored if is_reusable(trial, limit, retry=request.retry))
+    return TuningSearch(space, job, request.budget_seconds, reusable)
+
+
+def source_of(request: TuneOptions) -> tuple[str, Recipe] | None:
+    """Return the data set and the recipe with which a suite trains what is asked for; None if steps are timed.
+
+    Raises:
+        UsageError: No suite does, although the request asks for it.
+    """
+    asked = request.data_set
+    if not request.training and asked in (None, SYNTHETIC):
+        return None
+    name = find_workload(request.workload).name
+    wanted = None if asked is None else asked.removeprefix(SYNTHETIC_PREFIX)
+    for suite in map(find_suite, SUITE_NAMES):
+        for cells in suite.cells:
+            if name in {find_workload(each).name for each in cells.workloads} and wanted in (None, cells.data_set):
+                return asked or cells.data_set, suite.recipes[cells.recipe]
+    if request.training or str(asked).startswith(SYNTHETIC_PREFIX):
+        raise UsageError(
+            f"No suite trains {request.workload} on {asked or 'any data'}. "
+            "Leave --training and --data-set out to tune its steps."
+        )
+    return None
+
+
+def _training_spec(steady: TrialSpec, data_set: str, recipe: Recipe) -> TrialSpec:
+    """Return the training run whose epochs are timed instead of blocks of steps."""
+    epochs = 1 + _MAX_EPOCHS
+    changes = {
+        "epochs": max(epochs, recipe.epochs),
+        "stop_after": epochs,
+        "max_steps": min(_MAX_STEPS, recipe.max_steps or _MAX_STEPS),
+        "skip_epochs": 1,
+        "skip_batches": 0,
+        "validate_each_epoch": False,
+    }
+    protocol = steady.protocol.model_copy(update={"num_blocks": _MAX_EPOCHS, "min_blocks": _MIN_EPOCHS})
+    return TrialSpec.model_validate(
+        steady.model_dump()
+        | {"kind": "training", "data_set": data_set, "protocol": protocol.model_dump()}
+        | {"recipe": recipe.model_dump() | changes}
+    )
