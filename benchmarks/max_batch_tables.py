@@ -6,9 +6,18 @@ from pathlib import Path
 
 from stored import NOT_MEASURED, load, where_of
 
-from castwise.max_batch.render import conclusions, headline, remarks
+from castwise.max_batch.render import (
+    baseline_of,
+    breakdowns_of,
+    conclusions,
+    headline,
+    loop_name,
+    part_titles,
+    ratio_of,
+    remarks,
+    summary_table,
+)
 from castwise.max_batch.result import MaxBatch, max_batches_of
-from castwise.max_batch.tables import baseline_of, breakdowns_of, loop_name, part_titles, ratio_of, summary_table
 from castwise.registry.precisions import PRECISIONS, why_unsupported
 from castwise.registry.published import LargestBatch, largest_batches
 from castwise.render.table import markdown_grid, markdown_text

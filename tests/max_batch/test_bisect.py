@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
-from castwise.max_batch.bisect import MOST_TRIALS, BatchGrid, find_limit
+from castwise.max_batch.search import MOST_TRIALS, BatchGrid, find_limit
 from castwise.records.schema import MemoryParts, RankSamples, Trial
 from castwise.spec.trial import TrialSpec
 

@@ -21,9 +21,9 @@ from fake_engine import (
 
 from castwise.max_batch.memory_breakdown import BEYOND_THE_PEAK
 from castwise.max_batch.options import MaxBatchOptions
+from castwise.max_batch.render import breakdown_table, breakdowns_of
 from castwise.max_batch.result import START, MaxBatch, held_bytes, is_max_batch_trial, max_batches_of
 from castwise.max_batch.search import prepare_max_batch
-from castwise.max_batch.tables import breakdown_table, breakdowns_of
 from castwise.records.store import load_folder
 from castwise.registry.published import largest_batches
 from castwise.spec.trial import FIT

@@ -7,32 +7,58 @@ from typing import Any
 from rich.console import Console
 
 from castwise.analysis import steady_metrics
+from castwise.analysis.energy import joules_per_unit
 from castwise.errors import UsageError
-from castwise.max_batch.memory_breakdown import TOLERANCE, why_not_halved
-from castwise.max_batch.result import MaxBatch, MaxBatchResult
-from castwise.max_batch.tables import (
-    CURVE,
-    PARTS,
-    SUMMARY,
-    breakdown_table,
-    breakdowns_of,
-    curve_row,
-    curve_table,
-    loop_name,
-    num_steps,
-    published_of,
-    ratio_of,
-    summary_row,
-    summary_table,
+from castwise.max_batch.memory_breakdown import (
+    BEYOND_THE_PEAK,
+    TENSOR_PARTS,
+    TOLERANCE,
+    MemoryBreakdown,
+    breakdown_of,
+    why_not_halved,
 )
+from castwise.max_batch.result import MaxBatch, MaxBatchResult, has_trained, parts_of
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE, known_precision
+from castwise.registry.published import LargestBatch, largest_batches
+from castwise.registry.techniques import join
 from castwise.render.console import print_line, took_words
-from castwise.render.fields import FlatRow, find_fields
+from castwise.render.fields import FlatRow, find_field, find_fields
 from castwise.render.notes import measured_on
 from castwise.render.table import DataTable, csv_grid, markdown_grid, markdown_text, plain, print_data_table
 from castwise.render.units import format_bytes, format_rate, format_ratio
+from castwise.spec.trial import TrialSpec
 
+SUMMARY = (
+    "precision",
+    "techniques",
+    "largest_batch",
+    "failing_batch",
+    "batch_ratio",
+    "published",
+    "predicted_batch",
+    "fixed_bytes",
+    "sample_bytes",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "throughput_per_second",
+    "knee_batch",
+    "knee_throughput",
+    "num_steps",
+    "num_trials",
+)
+CURVE = (
+    "precision",
+    "techniques",
+    "batch_size",
+    "throughput_per_second",
+    "step_seconds",
+    "joules_per_unit",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "status",
+)
+PARTS = (*TENSOR_PARTS, "workspace_bytes", "outside_bytes")
 # What a narrow terminal leaves out, the first first.
 _DROP_OF_SUMMARY = (
     "fixed_bytes",
@@ -43,6 +69,166 @@ _DROP_OF_SUMMARY = (
     "knee_throughput",
 )
 _DROP_OF_CURVE = ("step_seconds", "joules_per_unit", "peak_reserved_bytes")
+# Batches of the curve's table differ by this factor at least; CSV and JSON have all that were tried.
+_APART = 1.5
+
+
+# Rows and tables
+
+
+def loop_name(spec: TrialSpec) -> str:
+    """Return a loop in a few words: `bf16-mixed, channels-last`."""
+    return f"{spec.precision}, {join(spec.techniques)}" if spec.techniques else spec.precision
+
+
+def num_steps(trial: Trial | None) -> int | None:
+    """Return the steps that a trial has trained, warm-up and timed ones."""
+    if trial is None or trial.facts is None or not trial.ranks:
+        return None
+    return trial.facts.warm_up_steps + sum(block.all_steps for block in trial.ranks[0].blocks)
+
+
+def published_of(found: MaxBatch) -> list[LargestBatch]:
+    """Return what sources published of the same workload in the same precision; nothing for other loops."""
+    spec = found.spec
+    return [] if spec.techniques or spec.precision == BASELINE else largest_batches(spec.workload, spec.precision)
+
+
+def baseline_of(found: MaxBatch, others: Sequence[MaxBatch]) -> MaxBatch | None:
+    """Return the result of the same loop in float32; None if there is none."""
+    wanted = (BASELINE, found.spec.techniques)
+    return next((each for each in others if (each.spec.precision, each.spec.techniques) == wanted), None)
+
+
+def ratio_of(found: MaxBatch, others: Sequence[MaxBatch]) -> float | None:
+    """Return how many times float32's largest batch a loop's is; None without either."""
+    base = baseline_of(found, others)
+    if base is None or base.largest is None or found.largest is None or base.failing is None or found.failing is None:
+        return None
+    return found.largest.spec.batch_size / base.largest.spec.batch_size
+
+
+def summary_row(found: MaxBatch, others: Sequence[MaxBatch] = ()) -> FlatRow:
+    """Return a loop's largest batch as plain values by field name."""
+    largest, knee, prediction = found.largest, found.knee, found.prediction
+    published = "; ".join(f"{each.ratio:.2f}× ({each.gpu})" for each in published_of(found))
+    return {
+        "precision": found.spec.precision,
+        "techniques": join(found.spec.techniques),
+        "largest_batch": None if largest is None else largest.spec.batch_size,
+        "failing_batch": None if found.failing is None else found.failing.spec.batch_size,
+        "batch_ratio": ratio_of(found, others),
+        "published": published or None,
+        "predicted_batch": None if prediction is None else prediction.batch_size,
+        "prediction_error": found.prediction_error,
+        "fixed_bytes": None if prediction is None else prediction.fixed_bytes,
+        "sample_bytes": None if prediction is None else prediction.sample_bytes,
+        "peak_allocated_bytes": None if largest is None else steady_metrics.peak_allocated_bytes(largest),
+        "peak_reserved_bytes": None if largest is None else steady_metrics.peak_reserved_bytes(largest),
+        "throughput_per_second": None if largest is None else steady_metrics.throughput(largest),
+        "knee_batch": None if knee is None else knee.spec.batch_size,
+        "knee_throughput": None if knee is None else steady_metrics.throughput(knee),
+        "num_steps": num_steps(largest),
+        "num_trials": len(found.trials),
+        "unit": steady_metrics.unit_of(found.trials[0]),
+    }
+
+
+def curve_row(trial: Trial) -> FlatRow:
+    """Return one batch as plain values by field name; a batch that did not fit has no speed."""
+    is_trained = has_trained(trial)
+    parts = parts_of(trial)
+    return {
+        "precision": trial.spec.precision,
+        "techniques": join(trial.spec.techniques) if trial.spec.techniques else "",
+        "batch_size": trial.spec.batch_size,
+        "throughput_per_second": steady_metrics.throughput(trial) if is_trained else None,
+        "step_seconds": steady_metrics.step_seconds(trial) if is_trained else None,
+        "joules_per_unit": joules_per_unit(trial),
+        "peak_allocated_bytes": steady_metrics.peak_allocated_bytes(trial),
+        "peak_reserved_bytes": steady_metrics.peak_reserved_bytes(trial),
+        "status": trial.status,
+        "unit": steady_metrics.unit_of(trial),
+        **{name: None if parts is None else getattr(parts, name) for name in PARTS},
+    }
+
+
+def summary_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
+    """Return the largest batches, with the columns that have anything to say."""
+    rows = [summary_row(found, max_batches) for found in max_batches]
+    always = ("precision", "largest_batch", "failing_batch")
+    names = [name for name in SUMMARY if name in always or any(row[name] not in (None, "", "none") for row in rows)]
+    return DataTable(find_fields(names), rows)
+
+
+def curve_table(max_batches: Sequence[MaxBatch]) -> DataTable[FlatRow]:
+    """Return the curves: batches that are far apart, the knee, the largest that trained, the first that did not."""
+    rows = []
+    for found in max_batches:
+        most = found.largest.spec.batch_size / _APART if found.largest is not None else 0.0
+        least = 0.0
+        for trial in found.trials:
+            size = trial.spec.batch_size
+            is_apart = has_trained(trial) and least <= size <= most
+            if is_apart or trial in (found.knee, found.largest, found.failing):
+                rows.append(curve_row(trial))
+                least = _APART * size
+    return DataTable(find_fields(name for name in CURVE if any(row[name] not in (None, "") for row in rows)), rows)
+
+
+def breakdowns_of(max_batches: Sequence[MaxBatch]) -> list[MemoryBreakdown]:
+    """Return where memory goes at the largest batch that all loops have measured; else at each one's largest."""
+    known = [[each for trial in found.trained if (each := breakdown_of(trial)) is not None] for found in max_batches]
+    known = [each for each in known if each]
+    if not known:
+        return []
+    common = set.intersection(*({each.trial.spec.batch_size for each in own} for own in known))
+    if not common:
+        return [own[-1] for own in known]
+    return [next(each for each in own if each.trial.spec.batch_size == max(common)) for own in known]
+
+
+def part_titles(breakdowns: Sequence[MemoryBreakdown]) -> dict[str, str]:
+    """Return the parts that any of some trials has, by name, as people read them."""
+    names = dict.fromkeys(name for each in breakdowns for name in each.parts)
+    return {name: find_field(name).title for name in names if any(each.bytes_of(name) for each in breakdowns)}
+
+
+def breakdown_table(breakdowns: Sequence[MemoryBreakdown]) -> DataTable[FlatRow]:
+    """Return the parts that any of some trials has, their sums, and the measured peak.
+
+    On a GPU there are two sums: what the peak is made of, and all, with what the allocator and the driver hold on top.
+    """
+    parts = list(part_titles(breakdowns))
+    within = [name for name in parts if name not in BEYOND_THE_PEAK]
+    beyond = [name for name in parts if name in BEYOND_THE_PEAK]
+    names = ["precision", *within, "seen_bytes", "parts_error", *beyond, *(["total_bytes"] if beyond else [])]
+    rows = [
+        {
+            "precision": loop_name(each.trial.spec),
+            **each.parts,
+            "seen_bytes": each.seen_bytes,
+            "parts_error": each.error,
+            "peak_bytes": each.peak_bytes,
+            "total_bytes": each.total_bytes,
+        }
+        for each in breakdowns
+    ]
+    return DataTable(find_fields(names), rows)
+
+
+def _more_tables(max_batches: Sequence[MaxBatch]) -> list[tuple[str, DataTable[FlatRow]]]:
+    """Return the tables below the first with their titles, but for empty ones."""
+    breakdowns = breakdowns_of(max_batches)
+    batch = f", batch {breakdowns[0].trial.spec.batch_size}" if breakdowns else ""
+    tables = [
+        ("Throughput, memory and energy over the batch size", curve_table(max_batches)),
+        (f"Where the memory goes{batch}", breakdown_table(breakdowns)),
+    ]
+    return [(title, table) for title, table in tables if table.rows]
+
+
+# Formats
 
 
 def headline(max_batches: Sequence[MaxBatch]) -> str:
@@ -106,23 +292,29 @@ def json_result(result: MaxBatchResult) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _more_tables(max_batches: Sequence[MaxBatch]) -> list[tuple[str, DataTable[FlatRow]]]:
-    """Return the tables below the first with their titles, but for empty ones."""
-    breakdowns = breakdowns_of(max_batches)
-    batch = f", batch {breakdowns[0].trial.spec.batch_size}" if breakdowns else ""
-    tables = [
-        ("Throughput, memory and energy over the batch size", curve_table(max_batches)),
-        (f"Where the memory goes{batch}", breakdown_table(breakdowns)),
-    ]
-    return [(title, table) for title, table in tables if table.rows]
-
-
 # Sentences
 
 
 def conclusions(max_batches: Sequence[MaxBatch]) -> list[str]:
     """Return what the search found, in sentences."""
-    lines = [_trained_and_failed(found) for found in max_batches if found.largest is not None and found.failing]
+    lines = []
+    for found in max_batches:
+        largest, failing, knee = found.largest, found.failing, found.knee
+        if largest is None or failing is None:
+            continue
+        line = (
+            f"{loop_name(found.spec)}: batch {largest.spec.batch_size:,} trained {num_steps(largest)} steps in a fresh "
+            f"process, batch {failing.spec.batch_size:,} "
+            f"{'ran out of memory' if failing.status == 'oom' else failing.status}."
+        )
+        if knee is not None and knee is not largest:
+            rate = f"{format_rate(steady_metrics.throughput(knee))} {steady_metrics.unit_of(knee)}/s"
+            held, most = steady_metrics.peak_allocated_bytes(knee), steady_metrics.peak_allocated_bytes(largest)
+            line += (
+                f" Batch {knee.spec.batch_size:,} is the smallest within 2 % of the best throughput measured ({rate})"
+            )
+            line += f", in {100 * held / most:.0f} % of the memory." if held and most else "."
+        lines.append(line)
     for found in max_batches:
         ratio, published = ratio_of(found, max_batches), published_of(found)
         if ratio is not None and published:
@@ -135,32 +327,12 @@ def conclusions(max_batches: Sequence[MaxBatch]) -> list[str]:
     bases = {each.trial.spec.techniques: each for each in breakdowns if each.trial.spec.precision == BASELINE}
     for each in breakdowns:
         spec, base = each.trial.spec, bases.get(each.trial.spec.techniques)
-        if base is not None and base.trial.spec.batch_size == spec.batch_size and _is_narrower(spec.precision):
-            lines.append(why_not_halved(base, each, format_bytes))
+        row = known_precision(spec.precision)
+        # TF32 holds everything in 32 bits, as float32 does.
+        is_narrower = row is None or row.param_dtype != "float32" or row.autocast_dtype is not None
+        if base is not None and base.trial.spec.batch_size == spec.batch_size and is_narrower:
+            lines.append(why_not_halved(base, each))
     return lines
-
-
-def _is_narrower(precision: str) -> bool:
-    """Return whether a precision holds anything in fewer bits than float32; TF32 does not."""
-    row = known_precision(precision)
-    return row is None or row.param_dtype != "float32" or row.autocast_dtype is not None
-
-
-def _trained_and_failed(found: MaxBatch) -> str:
-    largest, failing, knee = found.largest, found.failing, found.knee
-    assert largest is not None
-    assert failing is not None
-    line = (
-        f"{loop_name(found.spec)}: batch {largest.spec.batch_size:,} trained {num_steps(largest)} steps in a fresh "
-        f"process, batch {failing.spec.batch_size:,} "
-        f"{'ran out of memory' if failing.status == 'oom' else failing.status}."
-    )
-    if knee is None or knee is largest:
-        return line
-    rate = f"{format_rate(steady_metrics.throughput(knee))} {steady_metrics.unit_of(knee)}/s"
-    line += f" Batch {knee.spec.batch_size:,} is the smallest within 2 % of the best throughput measured ({rate})"
-    held, most = steady_metrics.peak_allocated_bytes(knee), steady_metrics.peak_allocated_bytes(largest)
-    return line + (f", in {100 * held / most:.0f} % of the memory." if held and most else ".")
 
 
 def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
@@ -183,7 +355,12 @@ def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
     if diverged:
         names = ", ".join(loop_name(found.spec) for found in diverged)
         lines.append(f"the loss of {names} was NaN at the largest batch; memory use is the same")
-    lines += _missing_parts(max_batches)
+    unknown: dict[str, None] = {}
+    for found in max_batches:
+        parts = found.largest.ranks[0].memory_parts if found.largest is not None and found.largest.ranks else None
+        if parts is not None and parts.missing:
+            unknown[f"{loop_name(found.spec)}: where its memory goes is not known: {parts.missing}"] = None
+    lines += unknown
     lines += [
         f"{each.trial.spec.label}: the parts of memory add up to {100 * each.error:+.1f} % more than the measured peak"
         for each in breakdowns_of(max_batches)
@@ -192,15 +369,6 @@ def remarks(max_batches: Sequence[MaxBatch]) -> list[str]:
     if any(found.spec.device_type == "cpu" for found in max_batches):
         lines.append("memory on a CPU is the growth of the process, an upper bound of what tensors hold")
     return lines
-
-
-def _missing_parts(max_batches: Sequence[MaxBatch]) -> list[str]:
-    lines: dict[str, None] = {}
-    for found in max_batches:
-        parts = found.largest.ranks[0].memory_parts if found.largest is not None and found.largest.ranks else None
-        if parts is not None and parts.missing:
-            lines[f"{loop_name(found.spec)}: where its memory goes is not known: {parts.missing}"] = None
-    return list(lines)
 
 
 def raise_if_nothing_fits(max_batches: Sequence[MaxBatch]) -> None:
@@ -219,7 +387,15 @@ def _why_none(found: MaxBatch) -> list[str]:
     lines = []
     smallest = next((trial for trial in found.trials if trial.status == "oom"), None)
     if smallest is not None:
-        lines.append(f"batch {smallest.spec.batch_size} does not fit in {loop_name(found.spec)}: {_needs(smallest)}")
+        shortfall = smallest.shortfall
+        if shortfall is not None:
+            # A CPU's process has run a step when it is found too large; a GPU's ends at the tensor that does not fit.
+            least = "" if smallest.spec.device_type == "cpu" else "at least "
+            need = f"needs {least}{format_bytes(shortfall.needed_bytes)}, {format_bytes(shortfall.free_bytes)} free"
+        else:
+            limit = smallest.spec.memory_limit_bytes or smallest.environment.gpu_memory_bytes
+            need = f"it ran out of {format_bytes(limit)}" if limit else smallest.message
+        lines.append(f"batch {smallest.spec.batch_size} does not fit in {loop_name(found.spec)}: {need}")
     if found.problem is not None:
         lines.append(_failure(found.problem))
     return lines
@@ -227,13 +403,3 @@ def _why_none(found: MaxBatch) -> list[str]:
 
 def _failure(trial: Trial) -> str:
     return f"{trial.spec.label}: {trial.status}: {trial.message}"
-
-
-def _needs(trial: Trial) -> str:
-    shortfall = trial.shortfall
-    if shortfall is None:
-        limit = trial.spec.memory_limit_bytes or trial.environment.gpu_memory_bytes
-        return f"it ran out of {format_bytes(limit)}" if limit else trial.message
-    # A CPU's process has run a step when it is found too large; a GPU's ends at the tensor that does not fit.
-    least = "" if trial.spec.device_type == "cpu" else "at least "
-    return f"needs {least}{format_bytes(shortfall.needed_bytes)}, {format_bytes(shortfall.free_bytes)} free"

@@ -1,7 +1,4 @@
-"""The largest batch that fits, by trials alone: the prediction from small ones, what was verified, and the knee.
-
-Everything here is read from records, whether the search is still running or ended long ago.
-"""
+"""The largest batch that fits, read from trials alone: the prediction from small ones, what was verified, the knee."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,18 +76,11 @@ def available_bytes(trial: Trial) -> int | None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What two small batches predict.
+    """What two small batches predict."""
 
-    Attributes:
-        fixed_bytes: Memory that does not depend on the batch.
-        sample_bytes: Memory of each sample on top.
-        usable_bytes: Memory that tensors can hold in all.
-        from_batches: The two batch sizes.
-    """
-
-    fixed_bytes: float
-    sample_bytes: float
-    usable_bytes: float
+    fixed_bytes: float  # memory that does not depend on the batch
+    sample_bytes: float  # memory of each sample on top
+    usable_bytes: float  # memory that tensors can hold in all
     from_batches: tuple[int, int]
 
     @property
@@ -108,42 +98,26 @@ def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | Non
         trials: Trials of small batches that differ in their batch size alone.
         usable: On a GPU, the share of what the allocator may hold that tensors can come to.
     """
-    known = sorted((t for t in trials if has_trained(t) and held_bytes(t)), key=lambda trial: trial.spec.batch_size)[
-        -2:
-    ]
-    if len(known) < 2:
-        return None
-    small, large = (trial.spec.batch_size for trial in known)
-    little, much = (_line_bytes(trial, known) for trial in known)
-    last = known[-1]
-    available = available_bytes(last)
+    known = sorted((t for t in trials if has_trained(t) and held_bytes(t)), key=lambda trial: trial.spec.batch_size)
+    available = available_bytes(known[-1]) if len(known) > 1 else None
     if available is None:
         return None
-    sample = (much - little) / (large - small)
-    share = usable if last.spec.device_type == "cuda" else 1.0
-    return Prediction(little - small * sample, sample, available * share, (small, large))
-
-
-def _line_bytes(trial: Trial, others: Sequence[Trial]) -> float:
-    """Return what one of several trials held, but with the smallest of their workspaces.
-
-    cuDNN chooses algorithms with much workspace while there is plenty of memory (0.8 GiB of the 3.5 that 128 images
-    took in a ResNet-18), and algorithms with little at the limit.
-    """
-    held, parts = held_bytes(trial) or 0, parts_of(trial)
-    spaces = [own.workspace_bytes or 0 for each in others if (own := parts_of(each)) is not None]
-    if parts is None or len(spaces) < len(others):
-        return held
-    return held - (parts.workspace_bytes or 0) + min(spaces)
+    pair = known[-2:]
+    held = [held_bytes(trial) or 0 for trial in pair]
+    parts = [own for trial in pair if (own := parts_of(trial)) is not None]
+    if len(parts) == len(pair):
+        # Both are counted with the smaller workspace. cuDNN chooses algorithms with much workspace while there is
+        # plenty of memory (0.8 GiB of the 3.5 that 128 images took in a ResNet-18), and with little at the limit.
+        spaces = [own.workspace_bytes or 0 for own in parts]
+        held = [own - space + min(spaces) for own, space in zip(held, spaces, strict=True)]
+    small, large = (trial.spec.batch_size for trial in pair)
+    sample = (held[1] - held[0]) / (large - small)
+    share = usable if pair[1].spec.device_type == "cuda" else 1.0
+    return Prediction(held[0] - small * sample, sample, available * share, (small, large))
 
 
 def next_small(trials: Sequence[Trial], first: int) -> int | None:
-    """Return the next small batch to try; None if there are enough of them, or one did not train.
-
-    Args:
-        trials: The small ones tried so far, in order.
-        first: The first of them.
-    """
+    """Return the next small batch to try after these; None if there are enough of them, or one did not train."""
     if not trials:
         return first
     if not has_trained(trials[-1]):
@@ -168,11 +142,7 @@ def small_ones(trials: Sequence[Trial]) -> list[Trial]:
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """All trials that differ in their batch size alone.
-
-    Attributes:
-        trials: By batch size.
-    """
+    """All trials that differ in their batch size alone, by batch size."""
 
     trials: tuple[Trial, ...]
 
@@ -247,17 +217,11 @@ class MaxBatch:
 
 @dataclass(frozen=True)
 class MaxBatchResult:
-    """What came of `castwise max-batch`.
+    """What came of `castwise max-batch`."""
 
-    Attributes:
-        max_batches: What was found for each loop.
-        seconds: Wall time.
-        num_recorded: How many of the trials were on record before, and are not in the wall time.
-    """
-
-    max_batches: tuple[MaxBatch, ...]
-    seconds: float
-    num_recorded: int = 0
+    max_batches: tuple[MaxBatch, ...]  # one for each loop
+    seconds: float  # wall time
+    num_recorded: int = 0  # trials that were on record before, and are not in the wall time
 
     @property
     def trials(self) -> tuple[Trial, ...]:

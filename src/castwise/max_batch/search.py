@@ -1,12 +1,15 @@
-"""Find the largest batch of each precision and set of techniques, and the curve below it, in fresh processes."""
+"""Find the largest batch of each precision and set of techniques, and the curve below it, in fresh processes.
+
+The largest batch that trains and the first that does not are both tried, not computed.
+"""
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from castwise.analysis import steady_metrics
 from castwise.errors import UsageError
-from castwise.max_batch.bisect import BatchGrid, find_limit
 from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import (
     GROWTH,
@@ -14,8 +17,12 @@ from castwise.max_batch.result import (
     USABLE,
     MaxBatch,
     MaxBatchResult,
+    has_trained,
     is_max_batch_trial,
+    is_too_large,
     max_batches_of,
+    next_small,
+    predict,
 )
 from castwise.orchestrator.cached_measure import CachedMeasure
 from castwise.orchestrator.job import Job, ResumePolicy, prepare
@@ -27,24 +34,125 @@ from castwise.spec.options import steps_of
 from castwise.spec.trial import FIT, TrialSpec
 
 MULTIPLE = 8
+MOST_TRIALS = 32
+# How far above a guess that fits the next size is, as a share of it. Source: chosen here; what fails does so at once.
+# Below a guess that fails the next size is its neighbour, since what fits costs all its steps.
+_STEP = 0.01
 # Around the knee, batches are tried until neighbours differ by no more than this factor.
 _KNEE_WITHIN = 2
 
 
 @dataclass(frozen=True)
-class MaxBatchJob:
-    """A search made concrete on this machine.
+class BatchGrid:
+    """Which batch sizes are tried."""
 
-    Attributes:
-        templates: A trial of each loop, whatever its batch size.
-        grid: Which batch sizes are tried.
-        curve: Whether batches below the largest are measured.
-        job: The machine, its records, and where to tell of progress.
-    """
+    multiple: int  # sizes are multiples of this, as long as one fits
+    finest: int = 1  # if the smallest does not fit, multiples of this
+    start: int = START  # the first size
 
-    templates: tuple[TrialSpec, ...]
+    def aligned(self, size: int) -> int:
+        """Return the largest multiple up to a size; the smallest multiple if the size is below it."""
+        return max(self.multiple, size // self.multiple * self.multiple)
+
+
+@dataclass
+class _Bisection:
+    """A running search: what fits, what does not, and how often a guess was too low or too high."""
+
+    measure: Callable[[TrialSpec], Trial]
+    template: TrialSpec
     grid: BatchGrid
-    curve: bool
+    usable: float
+    trials: list[Trial] = field(default_factory=list)
+    fits: int = 0
+    fails: int | None = None
+    rises: int = 0
+    falls: int = 0
+
+    def measure_size(self, size: int) -> bool:
+        """Try a size; return whether the search can go on."""
+        trial = self.measure(self.template.model_copy(update={"batch_size": size}))
+        self.trials.append(trial)
+        if has_trained(trial):
+            self.fits = max(self.fits, size)
+        elif is_too_large(trial, self.fits):
+            self.fails = size if self.fails is None else min(self.fails, size)
+        else:
+            return False
+        return len(self.trials) < MOST_TRIALS
+
+    @property
+    def step(self) -> int:
+        """Return the distance of neighbours."""
+        return self.grid.finest if self.fails is not None and self.fails <= self.grid.multiple else self.grid.multiple
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether what fits and what does not are neighbours."""
+        return self.fails is not None and self.fails - self.fits <= self.step
+
+    def guess(self) -> int | None:
+        """Return what the two largest batches that fit predict; None if they predict nothing."""
+        prediction = predict(self.trials, self.usable)
+        if prediction is None or prediction.batch_size is None:
+            return None
+        return self.grid.aligned(prediction.batch_size)
+
+    def next_size(self, guess: int | None) -> int:
+        """Return the next size between, or beyond, what is known."""
+        if guess is not None and self.fits < guess and (self.fails is None or guess < self.fails):
+            return guess
+        stride = max(self.step, self.grid.aligned(round(_STEP * (guess or self.fits))))
+        if self.fails is None:
+            size = self.fits + stride * 2**self.rises if guess else 2 * self.fits
+            # The guess that fitted predicts better than the small batches did.
+            better_guess = self.guess() if guess and not self.rises else None
+            self.rises += 1
+            return max(size, better_guess or 0)
+        middle = (self.fits + self.fails) // 2 // self.step * self.step
+        low = self.fails - self.step * 4**self.falls if guess and not self.rises else 0
+        self.falls += 1
+        return max(low, middle, self.fits + self.step)
+
+
+def find_limit(
+    measure: Callable[[TrialSpec], Trial], template: TrialSpec, grid: BatchGrid, usable: float = USABLE
+) -> list[Trial]:
+    """Return the trials of a search; the largest that trained and the smallest `oom` one are its answer.
+
+    A few small batches tell what a sample takes. The prediction from them is tried, and then sizes between the largest
+    batch that fits and the smallest that does not, until they are neighbours. If the smallest does not fit, smaller
+    ones are tried, down to one sample.
+
+    Args:
+        measure: Runs a trial.
+        template: The trial, whatever its batch size.
+        grid: Which sizes may be tried.
+        usable: The share of a GPU's memory that tensors are expected to fill.
+
+    Returns:
+        Every trial, in the order it was run; if the search failed, the last one tells why.
+    """
+    search = _Bisection(measure, template, grid, usable)
+    size = next_small([], grid.aligned(grid.start))
+    while size is not None:
+        if not search.measure_size(size):
+            return search.trials
+        size = next_small(search.trials, size)
+    guess = search.guess()
+    while not search.is_done:
+        if not search.measure_size(search.next_size(guess)):
+            break
+    return search.trials
+
+
+@dataclass(frozen=True)
+class MaxBatchJob:
+    """A search made concrete on this machine."""
+
+    templates: tuple[TrialSpec, ...]  # a trial of each loop, whatever its batch size
+    grid: BatchGrid
+    curve: bool  # whether batches below the largest are measured
     job: Job = field(repr=False)
     _policy: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
@@ -56,20 +164,17 @@ class MaxBatchJob:
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
-            found.append(self._search(template, measure, usable))
+            trials = find_limit(measure, template, self.grid, usable)
+            # What an earlier search of the same loop measured belongs to it, too.
+            earlier = [] if self._policy.again else [t for t in measure.known.values() if _is_of(t, template)]
+            tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
+            while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
+                trial = measure(template.model_copy(update={"batch_size": size}))
+                tried[trial.spec.key] = trial
+            found.append(max_batches_of(tried.values())[0])
         recorded = {id(trial) for trial in measure.known.values()}
         num_recorded = sum(id(trial) in recorded for each in found for trial in each.trials)
         return MaxBatchResult(tuple(found), time.perf_counter() - began, num_recorded)
-
-    def _search(self, template: TrialSpec, measure: CachedMeasure, usable: float) -> MaxBatch:
-        trials = find_limit(measure, template, self.grid, usable)
-        # What an earlier search of the same loop measured belongs to it, too.
-        earlier = [] if self._policy.again else [t for t in measure.known.values() if _is_of(t, template)]
-        tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
-        while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
-            trial = measure(template.model_copy(update={"batch_size": size}))
-            tried[trial.spec.key] = trial
-        return max_batches_of(tried.values())[0]
 
     def _next_of_curve(self, found: MaxBatch) -> int | None:
         """Return a batch below the largest that the curve lacks: one of the small ones, or one below the knee."""
@@ -125,7 +230,7 @@ def prepare_max_batch(
 
 
 def _limit(request: MaxBatchOptions, environment: Environment) -> int | None:
-    """Return the most that a trial may take, None where the device alone decides."""
+    """Return the most memory that a trial may take; None if the device alone decides."""
     whole = environment.gpu_memory_bytes if environment.gpu is not None else None
     asked = request.memory_bytes
     if whole is None and asked is None:

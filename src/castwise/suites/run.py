@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from castwise.errors import MissingDataError, StoreError, UsageError
-from castwise.max_batch.bisect import BatchGrid, find_limit
+from castwise.max_batch.search import BatchGrid, find_limit
 from castwise.orchestrator.cached_measure import CachedMeasure
 from castwise.orchestrator.job import Job, ResumePolicy, build_job
 from castwise.orchestrator.machine import Machine, check_device_name, provide

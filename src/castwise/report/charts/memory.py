@@ -1,6 +1,6 @@
 """Memory: what holds it at the peak, what a step's peak is made of, and the largest batch that fits into it."""
 
-from castwise.max_batch.tables import (
+from castwise.max_batch.render import (
     breakdown_table,
     breakdowns_of,
     curve_row,

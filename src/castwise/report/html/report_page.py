@@ -5,7 +5,6 @@ from typing import Any
 from castwise.analysis import steady_metrics
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
-from castwise.max_batch.tables import summary_table
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join
 from castwise.render import run_report, training_table
@@ -79,7 +78,7 @@ def _section(
         lines = [f"{trial.spec.label}: {trial.status}: {trial.message}" for trial in failed]
     elif group.is_max_batch:
         found = group.max_batches
-        table = summary_table(found)
+        table = max_batch_render.summary_table(found)
         lines = [*max_batch_render.conclusions(found), *max_batch_render.remarks(found)]
     else:
         table = run_report.data_table(group.rows)
