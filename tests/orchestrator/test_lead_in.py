@@ -9,7 +9,7 @@ from castwise.max_batch.render import num_steps
 from castwise.orchestrator.trial import status_of
 from castwise.records.schema import Block, Trial
 from castwise.report.collection import collect
-from castwise.report.export.tracker_runs import tracked_runs
+from castwise.report.export.trackers import tracked_runs
 from castwise.worker.user_model.side_effects import SideEffectWatch
 
 

@@ -17,7 +17,7 @@ from castwise.records.schema import Block, Epoch, TelemetrySummary, Trial
 from castwise.report.collection import Collection, collect
 from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS, to_csv, to_json, to_parquet
 from castwise.report.export.tables import LEVELS, flat_table
-from castwise.report.export.tracker_runs import TrackedRun, tracked_runs
+from castwise.report.export.trackers import TrackedRun, tracked_runs
 
 COLLECTION = collect(every_kind())
 

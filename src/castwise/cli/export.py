@@ -52,7 +52,7 @@ def _write(found: Found, level: str, name: str | None, output: Path | None) -> s
     """Write records for another program; return a line that says what was written, None if it is on stdout."""
     from castwise.report.export.formats import FileFormat, find_format, format_of
     from castwise.report.export.tables import flat_table
-    from castwise.report.export.tracker_runs import tracked_runs
+    from castwise.report.export.trackers import tracked_runs
 
     row = find_format(name) if name is not None else format_of(output) if output is not None else find_format("csv")
     if row is None:

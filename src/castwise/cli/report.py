@@ -79,7 +79,7 @@ def write_report(found: Found, output: Path, title: str = ReportOptions.title) -
     """
     suffix = output.suffix.lower()
     if suffix in MARKDOWN:
-        from castwise.report.markdown import markdown_report
+        from castwise.report.text_report import markdown_report
 
         text = markdown_report(found.collection)
     elif suffix in HTML:
@@ -94,8 +94,7 @@ def write_report(found: Found, output: Path, title: str = ReportOptions.title) -
 
 def _print(found: Found, output_format: str) -> None:
     from castwise.cli.output import emit
-    from castwise.report.markdown import markdown_report
-    from castwise.report.terminal import print_report
+    from castwise.report.text_report import markdown_report, print_report
 
     emit(
         output_format,

@@ -1,6 +1,6 @@
 """The conclusions from a collection of records: a sentence for each comparison in it, and one for all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from castwise.analysis.advice import WORTHWHILE, recommend
@@ -17,25 +17,15 @@ _MAX_NAMES = 4  # of workloads or devices in the sentence for all
 
 @dataclass(frozen=True)
 class Answer:
-    """Which precision to take in a comparison group, at one batch size and number of GPUs.
-
-    Attributes:
-        group: The group.
-        precision: The precision to take; None if nothing could be measured.
-        sentence: The same in words.
-        code: The lines of PyTorch that switch it on; empty if there is nothing to switch.
-        config: The configuration that the answer is based on; None if nothing could be measured.
-        baseline: The float32 configuration that it is compared with; None if there is none.
-        cut: How the training runs were cut short, in words; empty for whole runs and for steady state.
-    """
+    """Which precision to take in a comparison group, at one batch size and number of GPUs."""
 
     group: ComparisonGroup
-    precision: str | None
-    sentence: str
-    code: str
-    config: Configuration | None
-    baseline: Configuration | None = None
-    cut: str = ""
+    precision: str | None  # None if nothing could be measured
+    sentence: str  # the same in words
+    code: str  # lines of PyTorch that switch it on; empty if there is nothing to switch
+    config: Configuration | None  # that the answer is based on; None if nothing could be measured
+    baseline: Configuration | None = None  # the float32 configuration that it is compared with
+    cut: str = ""  # how training runs were cut short, in words; empty for whole runs and for steady state
 
     @property
     def memory_ratio(self) -> float | None:
@@ -136,26 +126,26 @@ def _answers_of_steady_state(group: ComparisonGroup) -> list[Answer]:
     return answers
 
 
-def _answers_of_runs(group: ComparisonGroup) -> list[Answer]:
-    """Return what training runs say, which is less: their times include what else holds them back."""
+def _answers_of_runs(group: ComparisonGroup) -> Iterator[Answer]:
+    """Yield what training runs say, which is less: their times include what else holds them back."""
     settings: dict[tuple[object, ...], list[Configuration]] = {}
     for config in group.configurations:
         spec = config.trial.spec
         key = (spec.batch_size, spec.world_size, spec.parallelism, spec.techniques, spec.seed)
         settings.setdefault(key, []).append(config)
-    found = (_answer_of_runs(group, configurations) for configurations in settings.values())
-    return [answer for answer in found if answer is not None]
+    for configurations in settings.values():
+        ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
+        baseline = next((config for config in ended if config.precision == BASELINE), None)
+        others = [config for config in ended if config.precision != BASELINE]
+        safe = [config for config in others if precision_row(config.precision).keeps_float32_weights]
+        if baseline is not None and safe:
+            yield _answer_of_runs(group, baseline, max(safe, key=lambda c: value_of(c.speedup)), others)
 
 
-def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configuration]) -> Answer | None:
-    """Return the answer of runs that differ in precision only; None without float32 and another precision."""
-    ended = [config for config in configurations if config.trial.status == "ok" and config.speedup is not None]
-    safe = [config for config in ended if precision_row(config.precision).keeps_float32_weights]
-    baseline = next((config for config in ended if config.precision == BASELINE), None)
-    others = [config for config in safe if config.precision != BASELINE]
-    if baseline is None or not others:
-        return None
-    best = max(others, key=lambda config: value_of(config.speedup))
+def _answer_of_runs(
+    group: ComparisonGroup, baseline: Configuration, best: Configuration, others: Sequence[Configuration]
+) -> Answer:
+    """Return the answer of runs that differ in precision only: `best` of those that keep float32 weights."""
     speedup, spec = value_of(best.speedup), best.trial.spec
     cut = next((length_in_words(config.trial) for config in (best, baseline) if not is_whole(config.trial)), "")
     in_cut_runs = f" in runs that were cut short ({cut}), so that their end is unknown" if cut else ""
@@ -163,25 +153,19 @@ def _answer_of_runs(group: ComparisonGroup, configurations: Sequence[Configurati
     loop = f", {join(spec.techniques)}" if spec.techniques else ""
     setting = f"{group.title}, batch {spec.batch_size}{spread}{loop}"
     if speedup < WORTHWHILE:
-        unsafe = [config for config in ended if config not in safe]
-        is_faster = any(value_of(config.speedup) > speedup for config in unsafe)
+        is_faster = any(value_of(config.speedup) > speedup for config in others)
         among = " of those that keep float32 weights" if is_faster else ""
         comes = f"{best.precision} comes closest{among}, at {speedup:.2f} times its speed{in_cut_runs}."
         return Answer(group, BASELINE, f"{setting}: stay with fp32. {comes}", "", baseline, baseline, cut)
-    trains = f"trains {speedup:.2f} times as fast as fp32{_quality(best, baseline)}{in_cut_runs}."
+    pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
+    learned = ""  # by both runs after as many epochs, if their data is real
+    if pairs and imitated_data_set(spec.data_set) is None:
+        own, other = pairs[-1]
+        after = f"after {len(pairs)} epoch{'s' if len(pairs) > 1 else ''}"
+        if own.accuracy is not None and other.accuracy is not None:
+            learned = f", at {100 * own.accuracy:.1f} % accuracy compared with {100 * other.accuracy:.1f} % {after}"
+        elif perplexity(own) is not None and perplexity(other) is not None:
+            learned = f", at perplexity {perplexity(own):.4g} compared with {perplexity(other):.4g} {after}"
+    trains = f"trains {speedup:.2f} times as fast as fp32{learned}{in_cut_runs}."
     advice = f"{best.precision} {trains}" if cut else f"take {best.precision}. It {trains}"
     return Answer(group, best.precision, f"{setting}: {advice}", "", best, baseline, cut)
-
-
-def _quality(best: Configuration, baseline: Configuration) -> str:
-    """Return what both runs had learned after as many epochs, if their data is real."""
-    pairs = list(zip(epochs_of(best.trial), epochs_of(baseline.trial), strict=False))
-    if not pairs or imitated_data_set(best.trial.spec.data_set) is not None:
-        return ""
-    own, other = pairs[-1]
-    after = f"after {len(pairs)} epoch{'s' if len(pairs) > 1 else ''}"
-    if own.accuracy is not None and other.accuracy is not None:
-        return f", at {100 * own.accuracy:.1f} % accuracy compared with {100 * other.accuracy:.1f} % {after}"
-    if perplexity(own) is not None and perplexity(other) is not None:
-        return f", at perplexity {perplexity(own):.4g} compared with {perplexity(other):.4g} {after}"
-    return ""

@@ -1,4 +1,4 @@
-"""The values of a training run over its steps, epochs and seconds."""
+"""The values of a training run over its steps, seconds and epochs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from castwise.records.schema import Epoch, Trial
 
 @dataclass(frozen=True)
 class Point:
-    """A value, and how long the run had lasted."""
+    """A value, and how many steps, seconds and epochs had gone by."""
 
-    step: int  # the value is that after it
-    epoch: float
+    step: int
     seconds: float
     value: float
+    epoch: float = 0.0
 
 
 def losses(trial: Trial) -> Iterator[Point]:
@@ -23,7 +23,7 @@ def losses(trial: Trial) -> Iterator[Point]:
     for number, epoch in enumerate(epochs_of(trial)):
         for index, loss in epoch.losses:
             done = (index + 1) / max(1, epoch.num_steps)
-            yield Point(step + index + 1, number + done, began + done * epoch.seconds, loss)
+            yield Point(step + index + 1, began + done * epoch.seconds, loss, number + done)
         step += epoch.num_steps
         began += epoch.seconds + epoch.validation_seconds
 
@@ -36,4 +36,4 @@ def epoch_ends(trial: Trial, value_of: Callable[[Epoch], float | None]) -> Itera
         seconds += epoch.seconds + epoch.validation_seconds
         value = value_of(epoch)
         if value is not None:
-            yield Point(step, number, seconds, value)
+            yield Point(step, seconds, value, number)

@@ -9,8 +9,7 @@ from pathlib import Path
 from castwise.errors import UsageError, unknown_name
 from castwise.render.table import csv_grid, plain
 from castwise.report.export.tables import FlatTable
-from castwise.report.export.tracker_runs import TrackedRun
-from castwise.report.export.trackers import write_mlflow, write_tensorboard, write_wandb
+from castwise.report.export.trackers import TrackedRun, write_mlflow, write_tensorboard, write_wandb
 
 
 def to_csv(table: FlatTable) -> bytes:

@@ -4,12 +4,20 @@ Each tracker's own package writes its files; nothing is sent anywhere.
 """
 
 import logging
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 
+from castwise.analysis import training_metrics
 from castwise.errors import UsageError
-from castwise.report.export.tracker_runs import TrackedRun, finite
+from castwise.records.schema import TelemetrySummary, Trial
+from castwise.report.collection import Collection, FileOf
+from castwise.report.export.tables import QUESTION, trial_row
+from castwise.report.series import Point, epoch_ends, losses
 
 MLFLOW_DATABASE = "mlflow.db"
 # Limits of the trackers.
@@ -19,6 +27,86 @@ _LONGEST_PARAMETER = 500
 _LONGEST_FOLDER = 100
 _LONGEST_NAME = 120
 _LONGEST_GROUP = 64
+
+_PARAMETERS = (*(name for name in QUESTION if name not in ("key", "cell")), "repeat")
+_TAGS = ("status", "message", "key", "device_name", "driver", "torch", "castwise")
+_FIGURES = (
+    *("throughput_per_second", "step_seconds", "spread"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "duration_seconds"),
+)
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """One trial as experiment trackers see one."""
+
+    name: str  # no two of a group share it
+    group: str  # the title of the trials it is compared with
+    started: float  # in seconds since 1970
+    parameters: dict[str, str | int | float]  # what was asked for
+    tags: dict[str, str]  # its status, the machine and the file
+    figures: dict[str, float]
+    series: dict[str, list[Point]]  # values over steps
+
+    def finite_points(self) -> Iterator[tuple[str, Point]]:
+        """Yield the points of all series that a tracker without NaN takes, each with its series' name."""
+        for name, points in self.series.items():
+            yield from ((name, point) for point in points if math.isfinite(point.value))
+
+
+def tracked_runs(collection: Collection, file_of: FileOf) -> Iterator[TrackedRun]:
+    """Yield all trials, group by group."""
+    for group in collection.groups:
+        for configuration in group.configurations:
+            for trial in configuration.trials:
+                label = group.label(configuration)
+                name = f"{label}, round {trial.spec.repeat}" if trial.spec.repeat else label
+                yield _tracked_run(name, group.title, trial, file_of(trial))
+
+
+def _tracked_run(name: str, group: str, trial: Trial, file: str) -> TrackedRun:
+    try:
+        started = datetime.fromisoformat(trial.started_at).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
+        started = 0.0
+    row, split = trial_row(trial), training_metrics.split(trial)
+    figures = {**{figure: row[figure] for figure in _FIGURES}, "wall_seconds": None if split is None else split.total}
+    if trial.spec.kind == "training":
+        series = {"loss": list(losses(trial))}
+        for value in ("accuracy", "validation_loss", "learning_rate"):
+            series[value] = list(epoch_ends(trial, attrgetter(value)))
+    else:
+        series = _block_series(trial)
+    return TrackedRun(
+        name=name,
+        group=group,
+        started=started,
+        parameters={parameter: row[parameter] for parameter in _PARAMETERS},
+        tags={**{tag: row[tag] or "" for tag in _TAGS}, "file": file},
+        figures={figure: value for figure, value in figures.items() if value is not None},
+        series={value: points for value, points in series.items() if points},
+    )
+
+
+def _block_series(trial: Trial) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    step, seconds = 0, 0.0
+    for index, block in enumerate(trial.ranks[0].blocks if trial.ranks else ()):
+        # The lead-in steps were not timed: they took as long as the block's.
+        step += block.all_steps
+        seconds += block.seconds * block.all_steps / block.num_steps
+        reading = trial.readings[index] if index < len(trial.readings) else TelemetrySummary(seconds=0.0)
+        values = {
+            "step_seconds": block.seconds / block.num_steps,
+            "loss": block.loss,
+            "sm_clock_hertz": reading.sm_clock_hertz,
+            "power_watts": reading.gpu_power_watts,  # of one GPU, as a trial's is
+            "max_temperature_celsius": reading.max_temperature_celsius,
+        }
+        for name, value in values.items():
+            if value is not None:
+                found.setdefault(name, []).append(Point(step, seconds, value))
+    return found
 
 
 def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
@@ -35,10 +123,13 @@ def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
     except ImportError:
         raise UsageError("TensorBoard's files need tensorboard: pip install 'castwise[tensorboard]'.") from None
 
+    def safe(name: str) -> str:  # as a folder's name, which TensorBoard shows
+        return re.sub(r"[^A-Za-z0-9._ ,:=+-]+", "_", name).strip(" .")[:_LONGEST_FOLDER] or "run"
+
     count = 0
     for run in runs:
         count += 1
-        writer = EventFileWriter(str(folder / _safe_name(run.group) / f"{_safe_name(run.name)}-{run.tags['key']}"))
+        writer = EventFileWriter(str(folder / safe(run.group) / f"{safe(run.name)}-{run.tags['key']}"))
         parameters = {**run.parameters, "device_name": run.tags["device_name"]}
         writer.add_event(Event(wall_time=run.started, summary=hparams_pb(parameters, trial_id=run.tags["key"])))
         for name, value in run.figures.items():
@@ -50,11 +141,6 @@ def write_tensorboard(runs: Iterable[TrackedRun], folder: Path) -> int:
                 writer.add_event(Event(wall_time=run.started + point.seconds, step=point.step, summary=summary))
         writer.close()
     return count
-
-
-def _safe_name(name: str) -> str:
-    """Return a name that is safe as a folder's; TensorBoard shows it."""
-    return re.sub(r"[^A-Za-z0-9._ ,:=+-]+", "_", name).strip(" .")[:_LONGEST_FOLDER] or "run"
 
 
 def write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
@@ -85,8 +171,7 @@ def write_mlflow(runs: Iterable[TrackedRun], folder: Path) -> int:
         metrics = [Metric(name, value, began, 0) for name, value in run.figures.items()]
         metrics += [
             Metric(name, point.value, round(1000 * (run.started + point.seconds)), point.step)
-            for name, points in run.series.items()
-            for point in finite(points)
+            for name, point in run.finite_points()
         ]
         client.log_batch(
             made,
@@ -139,9 +224,8 @@ def write_wandb(runs: Iterable[TrackedRun], folder: Path) -> int:
             reinit="finish_previous",
         )
         steps: dict[int, dict[str, float]] = {}
-        for name, points in run.series.items():
-            for point in finite(points):
-                steps.setdefault(point.step, {"seconds": point.seconds})[name] = point.value
+        for name, point in run.finite_points():
+            steps.setdefault(point.step, {"seconds": point.seconds})[name] = point.value
         for step in sorted(steps):
             made.log(steps[step], step=step)
         made.summary.update(run.figures)
