@@ -7,17 +7,8 @@ from castwise.records.schema import TelemetrySummary
 from castwise.render.fields import Field, FlatRow, worth_showing
 from castwise.render.table import DataTable
 from castwise.render.units import format_seconds
+from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import Chart, GroupSubject, left_out
-from castwise.report.charts.plotly_parts import (
-    MAX_LINES,
-    axis,
-    downsample,
-    hover_template,
-    layout,
-    panel,
-    panels,
-    tell_apart,
-)
 from castwise.report.collection import Configuration
 from castwise.spec.quantities import format_share
 
@@ -37,19 +28,19 @@ def blocks(subject: GroupSubject) -> Chart | None:
     timed = [config for config in group.configurations if len(steady_metrics.step_times(config.trial)) > 1]
     if not timed:
         return None
-    shown = timed[:MAX_LINES]
+    shown = timed[: plot.MAX_LINES]
     traces = []
     for config in shown:
         times = steady_metrics.step_times(config.trial)
         median = steady_metrics.step_seconds(config.trial) or 1.0
-        kept = downsample(len(times))
-        text = hover_template(
+        kept = plot.downsample(len(times))
+        text = plot.hover_template(
             [group.label(config), f"median {format_seconds(median)} a step", subject.file_of(config.trial)],
             "block %{x}: %{y:+.2f} % from the median",
         )
         y = [100 * (times[index] / median - 1) for index in kept]
         traces.append(subject.line(config, [index + 1 for index in kept], y, text))
-    tell_apart(traces)
+    plot.tell_apart(traces)
     spreads = [spread for config in shown if (spread := steady_metrics.spread(config.trial)) is not None]
     spread_text = f"; they spread by {format_share(min(spreads))} to {format_share(max(spreads))}" if spreads else ""
     note = "The lines are the first process of each configuration." if any(len(c.trials) > 1 for c in shown) else ""
@@ -58,7 +49,7 @@ def blocks(subject: GroupSubject) -> Chart | None:
         title="How steady the blocks were",
         says=f"Step time of each timed block relative to the median{spread_text}.",
         traces=traces,
-        layout=layout(xaxis=axis("timed block", zeroline=False), yaxis=axis("from the median, %")),
+        layout=plot.layout(xaxis=plot.axis("timed block", zeroline=False), yaxis=plot.axis("from the median, %")),
         table=_table([_rows(subject, config) for config in shown]),
         note=f"{note} {left_out(_LEFT_OUT, shown, timed)}".strip(),
     )
@@ -71,21 +62,21 @@ def telemetry(subject: GroupSubject) -> Chart | None:
     watched = [(c, rows) for c, rows in every if any(row[name] is not None for row in rows for name, *_ in _READINGS)]
     if not watched:
         return None
-    shown, what = watched[:MAX_LINES], "epoch" if group.is_training else "block"
+    shown, what = watched[: plot.MAX_LINES], "epoch" if group.is_training else "block"
     traces = []
     for config, rows in shown:
-        kept = [rows[index] for index in downsample(len(rows))]
+        kept = [rows[index] for index in plot.downsample(len(rows))]
         reasons = dict.fromkeys(r for t in config.trials for each in t.readings for r in each.throttle_reasons or ())
         held = f"clock held down by {', '.join(reasons)}" if reasons else ""
         lines = [group.label(config), held, subject.file_of(config.trial)]
         for place, (name, title, unit, _) in enumerate(_READINGS):
-            text = hover_template(lines, f"{title} %{{y:.0f}} {unit} in {what} %{{x}}")
+            text = plot.hover_template(lines, f"{title} %{{y:.0f}} {unit} in {what} %{{x}}")
             x, y = [row["block"] for row in kept], [row[name] for row in kept]
             traces.append(subject.line(config, x, y, text, place))
-    tell_apart(traces)
-    document = panels([f"{title}, {unit}" for _, title, unit, _ in _READINGS], ["", "", f"{what}s, as timed"], 150)
+    plot.tell_apart(traces)
+    document = plot.panels([f"{title}, {unit}" for _, title, unit, _ in _READINGS], ["", "", f"{what}s, as timed"], 150)
     for place in range(len(_READINGS)):
-        name = panel(place)["yaxis"]
+        name = plot.panel(place)["yaxis"]
         values = [value for trace in traces if trace["yaxis"] == name for value in trace["y"] if value is not None]
         span = _LEAST_SPAN * max(values, default=0.0)
         if values and max(values) - min(values) < span:  # do not magnify a constant value's noise

@@ -7,22 +7,8 @@ from castwise.registry.precisions import BASELINE
 from castwise.render.fields import Field, FlatRow, find_field, find_fields, interval_text, ratio_text
 from castwise.render.table import DataTable
 from castwise.render.units import format_rate, format_ratio
-from castwise.report.charts import plotly_parts
+from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import Chart, left_out
-from castwise.report.charts.plotly_parts import (
-    Bar,
-    Document,
-    axis,
-    bar_range,
-    escape,
-    hover,
-    labelled_bars,
-    layout,
-    names_axis,
-    panel,
-    rule_at_one,
-    wrap,
-)
 from castwise.report.collection import FileOf, value_of
 from castwise.report.machine_comparison import ComparisonRow, MachineResult
 from castwise.report.machine_report import flat_row, verdict_text
@@ -47,22 +33,26 @@ def machines(title: str, rows: Sequence[ComparisonRow], file_of: FileOf) -> Char
         _bars(
             rows, row, lambda result: result.speedup, format_ratio, f" over fp32 at batch {row.baseline_batch}", file_of
         )
-        | panel(1)
+        | plot.panel(1)
         | {"showlegend": False}
         for row in compared
     ]
-    document = layout(
+    document = plot.layout(
         380,
         barmode="group",
-        xaxis=names_axis(domain=[0, _HALF], anchor="y"),
-        yaxis=axis(f"{shown[0].unit} per second", tickformat=",", anchor="x", domain=[0, 1], range=bar_range(rates)),
-        xaxis2=names_axis(domain=[1 - _HALF, 1], anchor="y2"),
-        yaxis2=axis("speed-up over fp32", rangemode="tozero", anchor="x2", domain=[0, 1], range=bar_range(speedups)),
+        xaxis=plot.names_axis(domain=[0, _HALF], anchor="y"),
+        yaxis=plot.axis(
+            f"{shown[0].unit} per second", tickformat=",", anchor="x", domain=[0, 1], range=plot.bar_range(rates)
+        ),
+        xaxis2=plot.names_axis(domain=[1 - _HALF, 1], anchor="y2"),
+        yaxis2=plot.axis(
+            "speed-up over fp32", rangemode="tozero", anchor="x2", domain=[0, 1], range=plot.bar_range(speedups)
+        ),
     )
     if speedups:
         num_machines = len({name for trace in speedups for name in trace["x"]})
         # Categories count from 0. An xref to the axis' domain fails with a layer between traces and grid.
-        document["shapes"] = [rule_at_one() | {"xref": "x2", "yref": "y2", "x0": -0.5, "x1": num_machines - 0.5}]
+        document["shapes"] = [plot.rule_at_one() | {"xref": "x2", "yref": "y2", "x0": -0.5, "x1": num_machines - 0.5}]
     below_each_other = {
         "height": 620,
         "xaxis": {**document["xaxis"], "domain": [0, 1]},
@@ -99,32 +89,32 @@ def _bars(
     form: Callable[[float | None], str],
     unit: str,
     file_of: FileOf,
-) -> Document:
+) -> plot.Document:
     same_precision = [each for each in rows if each.spec.precision == row.spec.precision]
     pattern = _PATTERNS[min(same_precision.index(row), len(_PATTERNS) - 1)]
 
-    def bar(result: MachineResult) -> Bar:
+    def bar(result: MachineResult) -> plot.Bar:
         figure = get(result)
         text = form(figure.value) if figure else ""
         verdict = f"{verdict_text(result)} {ratio_text(result.ratio)}" if result.verdict is not None else ""
         where = f"{row.spec.label} on {result.machine.name}"
-        interval = plotly_parts.interval_text(figure, form)
-        return Bar(
-            name=wrap(result.machine.name, _NAME_WIDTH),
+        interval = plot.interval_text(figure, form)
+        return plot.Bar(
+            name=plot.wrap(result.machine.name, _NAME_WIDTH),
             precision=row.spec.precision,
             found=figure,
             label=text,
             pattern=pattern if result.entry.status == "ok" else "/",
-            hover=hover([where, text and f"{text}{unit}", interval, verdict, _file(result, file_of)]),
+            hover=plot.hover([where, text and f"{text}{unit}", interval, verdict, _file(result, file_of)]),
         )
 
     batches = {each.spec.batch_size for each in rows}
     scales = {each.spec.loss_scale for each in same_precision}
     batch = f", batch {row.spec.batch_size}" if len(batches) > 1 else ""
     scale = f", loss scale {row.spec.loss_scale}" if len(scales) > 1 else ""
-    name = escape(f"{row.spec.precision}{batch}{scale}")
+    name = plot.escape(f"{row.spec.precision}{batch}{scale}")
     highest = max(value_of(get(result)) for each in rows for result in each.results)
-    return labelled_bars(
+    return plot.labelled_bars(
         [bar(result) for result in row.results], highest, len(rows) * len(row.results), name=name, legendgroup=name
     )
 

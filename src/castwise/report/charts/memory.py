@@ -11,18 +11,8 @@ from castwise.max_batch.render import (
 from castwise.render.fields import Field, find_field, find_fields
 from castwise.render.theme import look_of
 from castwise.render.units import format_bytes
+from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import Chart, GroupSubject, left_out
-from castwise.report.charts.plotly_parts import (
-    MAX_BARS,
-    axis,
-    bars,
-    escape,
-    hover,
-    layout,
-    names_axis,
-    stacked_bars,
-    wrap,
-)
 from castwise.report.collection import Configuration
 
 _MAX_UPRIGHT = 7  # bars with their names below them, on half a page
@@ -42,12 +32,12 @@ def memory(subject: GroupSubject) -> Chart | None:
     """Return the peak memory of each configuration, by what holds it."""
     group = subject.group
     measured = [config for config in group.configurations if config.peak_allocated_bytes is not None]
-    shown = measured[:MAX_BARS]
+    shown = measured[: plot.MAX_BARS]
     if not shown:
         return None
     parts = {id(config): _memory_parts(config) for config in measured}
     labels = [group.label(config) for config in shown]
-    names = [wrap(label, 26) for label in labels]
+    names = [plot.wrap(label, 26) for label in labels]
     values = {title: [parts[id(c)].get(name, 0) / _GIB for c in shown] for name, title in _PARTS.items()}
     by_title = {title: name for name, title in _PARTS.items()}
 
@@ -57,13 +47,13 @@ def memory(subject: GroupSubject) -> Chart | None:
         part = f"{title}: {format_bytes(parts[id(config)].get(by_title[title]))}"
         return subject.hover(config, part, f"peak allocated {allocated}, reserved {reserved}")
 
-    gib = axis("GiB", rangemode="tozero")
+    gib = plot.axis("GiB", rangemode="tozero")
     lying = len(shown) > _MAX_UPRIGHT or max(map(len, labels)) > _MAX_UPRIGHT_NAME
     if lying:
         height = 120 + sum(22 + 16 * name.count("<br>") for name in names)
-        document = layout(height, barmode="stack", xaxis=gib, yaxis=names_axis(autorange="reversed"))
+        document = plot.layout(height, barmode="stack", xaxis=gib, yaxis=plot.names_axis(autorange="reversed"))
     else:
-        document = layout(barmode="stack", xaxis=names_axis(tickfont={"size": 11}), yaxis=gib)
+        document = plot.layout(barmode="stack", xaxis=plot.names_axis(tickfont={"size": 11}), yaxis=gib)
     least = min(shown, key=lambda config: config.peak_allocated_bytes or 0)
     notes = [
         "Weights are counted, not measured; gradients and the like are the rest of the peak.",
@@ -78,7 +68,7 @@ def memory(subject: GroupSubject) -> Chart | None:
         name="memory",
         title="Memory, by what holds it",
         says=f"Tensors hold least with {group.label(least)}, {format_bytes(least.peak_allocated_bytes)} at the peak.",
-        traces=stacked_bars(names, values, hover_text, orientation="h" if lying else "v"),
+        traces=plot.stacked_bars(names, values, hover_text, orientation="h" if lying else "v"),
         layout=document,
         table=subject.table(measured, fields, lambda config: parts[id(config)]),
         note=" ".join(note for note in notes if note),
@@ -116,7 +106,7 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
     def hover_text(index: int, title: str) -> str:
         found = breakdowns[index]
         held = format_bytes(found.bytes_of(by_title[title]))
-        return hover([loop_name(found.trial.spec), f"{title}: {held}", subject.file_of(found.trial)])
+        return plot.hover([loop_name(found.trial.spec), f"{title}: {held}", subject.file_of(found.trial)])
 
     values = {title: [each.bytes_of(name) / _GIB for each in breakdowns] for name, title in titles.items()}
     least = min(breakdowns, key=lambda each: each.seen_bytes)
@@ -126,8 +116,8 @@ def memory_breakdown(subject: GroupSubject) -> Chart | None:
         name="parts",
         title=f"Where the memory goes{batch}",
         says=f"{loop_name(least.trial.spec)} holds least, {format_bytes(least.seen_bytes)} at the peak of a step.",
-        traces=stacked_bars([escape(loop_name(each.trial.spec)) for each in breakdowns], values, hover_text),
-        layout=layout(420, barmode="stack", xaxis=names_axis(), yaxis=axis("GiB", rangemode="tozero")),
+        traces=plot.stacked_bars([plot.escape(loop_name(each.trial.spec)) for each in breakdowns], values, hover_text),
+        layout=plot.layout(420, barmode="stack", xaxis=plot.names_axis(), yaxis=plot.axis("GiB", rangemode="tozero")),
         table=breakdown_table(breakdowns),
         note="Of one step after the timed ones, at the moment when it held most.",
     )
@@ -141,7 +131,7 @@ def max_batch(subject: GroupSubject) -> Chart | None:
         return None
     best, largest = max(found, key=lambda pair: pair[1].spec.batch_size)
     hovers = [
-        hover(
+        plot.hover(
             [
                 loop_name(each.spec),
                 f"batch {trial.spec.batch_size:,}",
@@ -152,8 +142,8 @@ def max_batch(subject: GroupSubject) -> Chart | None:
         )
         for each, trial in found
     ]
-    trace = bars(
-        [escape(loop_name(each.spec)) for each, _ in found],
+    trace = plot.bars(
+        [plot.escape(loop_name(each.spec)) for each, _ in found],
         [trial.spec.batch_size for _, trial in found],
         [look_of(each.spec.precision).colour for each, _ in found],
         hovers,
@@ -165,8 +155,8 @@ def max_batch(subject: GroupSubject) -> Chart | None:
         title="Largest batch that trains",
         says=f"The largest batch that trained is {largest.spec.batch_size:,}, with {loop_name(best.spec)}.",
         traces=[trace],
-        layout=layout(
-            showlegend=False, xaxis=names_axis(), yaxis=axis("largest batch that trains", rangemode="tozero")
+        layout=plot.layout(
+            showlegend=False, xaxis=plot.names_axis(), yaxis=plot.axis("largest batch that trains", rangemode="tozero")
         ),
         table=summary_table(max_batches),
         note="Each was trained in a process of its own, and so was the next one, which ran out of memory.",

@@ -7,18 +7,8 @@ from castwise.analysis.steady_metrics import throughput
 from castwise.render.fields import find_field, find_fields
 from castwise.render.theme import INK
 from castwise.render.units import format_bytes, format_percent, format_rate
+from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject
-from castwise.report.charts.plotly_parts import (
-    MAX_LINES,
-    Document,
-    error_bars,
-    hover,
-    interval_text,
-    line,
-    panel,
-    panels,
-    tell_apart,
-)
 from castwise.report.collection import ComparisonGroup, Configuration, value_of
 
 _GIB = 2**30
@@ -54,18 +44,18 @@ def batch(subject: GroupSubject) -> Chart | None:
         hovers = [subject.hover(config, "ran out of memory") for config in failed]
         x, y = [config.trial.spec.batch_size for config in failed], [capacity / _GIB] * len(failed)
         marker = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("out of memory", x, y, marker, hovers) | panel(1))
+        traces.append(_markers("out of memory", x, y, marker, hovers) | plot.panel(1))
         notes.append("Crosses are batches that ran out of memory.")
     knees = [found.knee for found in group.max_batches if found.knee is not None]
     if knees:
-        hovers = [hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in knees]
+        hovers = [plot.hover([trial.spec.label, "knee", subject.file_of(trial)]) for trial in knees]
         x, y = [trial.spec.batch_size for trial in knees], [throughput(trial) or 0.0 for trial in knees]
         marker = {"symbol": "circle-open", "size": 16, "color": INK, "line": {"width": 2, "color": INK}}
-        traces.append(_markers("knee", x, y, marker, hovers) | panel(0))
+        traces.append(_markers("knee", x, y, marker, hovers) | plot.panel(0))
         notes.append("Rings are knees: the smallest batch within 2 % of the best throughput.")
     batches = [config.trial.spec.batch_size for config in configurations]
     x_type = "log" if max(batches) >= _LOGARITHMIC_FROM * min(batches) else "linear"
-    document = panels([f"{group.unit} per second", "peak reserved, GiB"], ["", "batch size"], type=x_type)
+    document = plot.panels([f"{group.unit} per second", "peak reserved, GiB"], ["", "batch size"], type=x_type)
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
     document["hovermode"] = "closest"
     largest = max((c for c in configurations if c.throughput), key=lambda c: c.trial.spec.batch_size)
@@ -114,13 +104,13 @@ def scaling(subject: GroupSubject) -> Chart | None:
                 "y": [single, single * most],
                 "line": {"color": INK, "width": 1, "dash": "dot"},
                 "hoverinfo": "skip",
-                **panel(0),
+                **plot.panel(0),
             }
         )
     efficient = [config for config in configurations if config.scaling_efficiency is not None]
     best = max(efficient, key=lambda c: (c.trial.spec.world_size, c.scaling_efficiency), default=None)
     reached = "" if best is None else f"; {efficiency_text(best)} with {group.label(best)}"
-    document = panels([f"{group.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
+    document = plot.panels([f"{group.unit} per second", "efficiency, %"], ["", "GPUs"], dtick=1)
     document["yaxis"]["rangemode"] = document["yaxis2"]["rangemode"] = "tozero"
     return Chart(
         name="scaling",
@@ -149,42 +139,44 @@ def _by_parallelism(group: ComparisonGroup) -> dict[str, list[Configuration]]:
     return lines
 
 
-def _drawable(lines: Lines, axis: str) -> Lines:
-    """Return as many lines as a chart has room for, of those with at least two places on an axis."""
-    several = [name for name, own in lines.items() if len({getattr(c.trial.spec, axis) for c in own}) > 1]
-    return {name: lines[name] for name in several[:MAX_LINES]}
+def _drawable(lines: Lines, option: str) -> Lines:
+    """Return as many lines as a chart has room for, of those with at least two values of an option."""
+    several = [name for name, own in lines.items() if len({getattr(c.trial.spec, option) for c in own}) > 1]
+    return {name: lines[name] for name in several[: plot.MAX_LINES]}
 
 
 def _two_panels(
     subject: GroupSubject,
     lines: Lines,
-    axis: str,
+    option: str,
     below: Callable[[Configuration], float | None],
     below_text: Callable[[Configuration], str],
-) -> list[Document]:
+) -> list[plot.Document]:
     """Return lines of throughput with intervals above lines of other values."""
     traces = []
     for name, own in lines.items():
         timed = [config for config in own if config.throughput]
-        x = [getattr(config.trial.spec, axis) for config in timed]
+        x = [getattr(config.trial.spec, option) for config in timed]
         rates = [value_of(config.throughput) for config in timed]
         hovers = [
             subject.hover(
                 config,
                 f"{format_rate(rate)} {config.unit}/s",
-                interval_text(config.throughput, format_rate),
+                plot.interval_text(config.throughput, format_rate),
                 below_text(config),
             )
             for config, rate in zip(timed, rates, strict=True)
         ]
-        intervals = {"error_y": error_bars([config.throughput for config in timed])}
-        traces.append(line(name, own[0].precision, x, rates, hovers) | intervals)
-        traces.append(line(name, own[0].precision, x, [below(config) for config in timed], hovers, place=1))
-    tell_apart(traces)
+        intervals = {"error_y": plot.error_bars([config.throughput for config in timed])}
+        traces.append(plot.line(name, own[0].precision, x, rates, hovers) | intervals)
+        traces.append(plot.line(name, own[0].precision, x, [below(config) for config in timed], hovers, place=1))
+    plot.tell_apart(traces)
     return traces
 
 
-def _markers(name: str, x: Sequence[int], y: Sequence[float], marker: Document, hovers: Sequence[str]) -> Document:
+def _markers(
+    name: str, x: Sequence[int], y: Sequence[float], marker: plot.Document, hovers: Sequence[str]
+) -> plot.Document:
     return {
         "type": "scatter",
         "mode": "markers",

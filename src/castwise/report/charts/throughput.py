@@ -8,24 +8,8 @@ from castwise.render.fields import Field, FlatRow, find_field, find_fields
 from castwise.render.table import DataTable
 from castwise.render.theme import look_of
 from castwise.render.units import format_rate, format_ratio
+from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import RATE_FIELDS, SPEEDUP_FIELDS, Chart, GroupSubject, left_out
-from castwise.report.charts.plotly_parts import (
-    MAX_BARS,
-    Bar,
-    Document,
-    axis,
-    bar_range,
-    bars,
-    error_bars,
-    escape,
-    hover,
-    interval_text,
-    labelled_bars,
-    layout,
-    names_axis,
-    rule_at_one,
-    wrap,
-)
 from castwise.report.collection import Collection, ComparisonGroup, Configuration, FileOf, value_of
 
 _MAX_GROUPS = 14  # of the overview
@@ -66,7 +50,7 @@ def speedup(subject: GroupSubject) -> Chart | None:
         return None
     best = max(others, key=lambda c: value_of(c.speedup))
     traces, document, note = _bars(subject, compared, lambda c: c.speedup, (format_ratio, ""), "speed-up over fp32")
-    document["shapes"] = [rule_at_one()]
+    document["shapes"] = [plot.rule_at_one()]
     return Chart(
         name="speedup",
         title="Speed-up over fp32",
@@ -84,30 +68,30 @@ def _bars(
     get: Callable[[Configuration], Estimate | None],
     form: tuple[Callable[[float | None], str], str],
     y_title: str,
-) -> tuple[list[Document], Document, str]:
+) -> tuple[list[plot.Document], plot.Document, str]:
     """Return a trace for each precision, or one trace if nothing else differs; their layout; and what is left out.
 
     `form` is the format of a figure, and its unit.
     """
     group, (text_of, unit) = subject.group, form
     highest_first = sorted(configurations, key=lambda config: -value_of(get(config)))
-    kept = {id(config) for config in highest_first[:MAX_BARS]}
+    kept = {id(config) for config in highest_first[: plot.MAX_BARS]}
     shown = [config for config in configurations if id(config) in kept]
     settings = list(dict.fromkeys(group.setting(config) for config in shown))
     is_alone = settings == [""]
 
-    def bar(config: Configuration) -> Bar:
+    def bar(config: Configuration) -> plot.Bar:
         trial, found = config.trial, get(config)
         status = "" if trial.status == "ok" else trial.status
         figure = text_of(found.value) if found else ""
         trouble = f"{status}: {trial.message}" if status else ""
-        return Bar(
-            name=escape(config.precision) if is_alone else wrap(group.setting(config), _SETTING_WIDTH),
+        return plot.Bar(
+            name=plot.escape(config.precision) if is_alone else plot.wrap(group.setting(config), _SETTING_WIDTH),
             precision=config.precision,
             found=found,
-            label="<br>".join(escape(text) for text in (figure, status) if text),
+            label="<br>".join(plot.escape(text) for text in (figure, status) if text),
             pattern="/" if status else "",
-            hover=subject.hover(config, figure and f"{figure}{unit}", interval_text(found, text_of), trouble),
+            hover=subject.hover(config, figure and f"{figure}{unit}", plot.interval_text(found, text_of), trouble),
         )
 
     traces = []
@@ -115,14 +99,14 @@ def _bars(
         own = [bar(config) for config in shown if precision in ("", config.precision)]
         if own:
             highest = value_of(get(highest_first[0]))
-            settings_of = {"name": escape(precision), "showlegend": not is_alone}
-            traces.append(labelled_bars(own, highest, len(group.configurations), **settings_of))
-    x_axis = names_axis(tickfont={"size": 11})
+            settings_of = {"name": plot.escape(precision), "showlegend": not is_alone}
+            traces.append(plot.labelled_bars(own, highest, len(group.configurations), **settings_of))
+    x_axis = plot.names_axis(tickfont={"size": 11})
     if not is_alone:
-        x_axis |= {"categoryorder": "array", "categoryarray": [wrap(each, _SETTING_WIDTH) for each in settings]}
-    y_axis = axis(y_title, rangemode="tozero", tickformat=",", range=bar_range(traces))
+        x_axis |= {"categoryorder": "array", "categoryarray": [plot.wrap(each, _SETTING_WIDTH) for each in settings]}
+    y_axis = plot.axis(y_title, rangemode="tozero", tickformat=",", range=plot.bar_range(traces))
     note = left_out("The {} highest of {:,} configurations are drawn; the table has all.", shown, configurations)
-    return traces, layout(barmode="group", xaxis=x_axis, yaxis=y_axis), note
+    return traces, plot.layout(barmode="group", xaxis=x_axis, yaxis=y_axis), note
 
 
 def overview(collection: Collection, file_of: FileOf) -> Chart | None:
@@ -137,22 +121,24 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
         found = [config.speedup for _, config in pairs]
         values = [value_of(each) for each in found]
         hovers = [
-            hover(
+            plot.hover(
                 [
                     f"{group.title}: {group.label(config)}",
                     format_ratio(value_of(config.speedup)),
-                    interval_text(config.speedup, format_ratio),
+                    plot.interval_text(config.speedup, format_ratio),
                     file_of(config.trial),
                 ]
             )
             for group, config in pairs
         ]
-        names = [wrap(group.title, _TITLE_WIDTH) for group, _ in pairs]
-        trace = bars(names, values, look_of(precision).colour, hovers, name=escape(precision), orientation="h")
+        names = [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in pairs]
+        trace = plot.bars(
+            names, values, look_of(precision).colour, hovers, name=plot.escape(precision), orientation="h"
+        )
         traces.append(
             trace
             | {
-                "error_x": error_bars(found),
+                "error_x": plot.error_bars(found),
                 "text": [format_ratio(value) for value in values],
                 "textposition": "inside" if any(has_interval(each) for each in found) else "outside",
                 "insidetextanchor": "start",
@@ -161,7 +147,7 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
                 "cliponaxis": False,
             }
         )
-    order = [wrap(group.title, _TITLE_WIDTH) for group, _ in shown]
+    order = [plot.wrap(group.title, _TITLE_WIDTH) for group, _ in shown]
     rows: list[FlatRow] = [
         {**config.values, "group": group.title, "setting": group.setting(config), "file": file_of(config.trial)}
         for group, best in groups
@@ -173,12 +159,12 @@ def overview(collection: Collection, file_of: FileOf) -> Chart | None:
         title="Speed-up over fp32, by comparison",
         says=f"By precision, of {len(shown)} comparisons; the dotted line is fp32.",
         traces=traces,
-        layout=layout(
+        layout=plot.layout(
             120 + sum(17 * max(2, len(best)) + 10 for _, best in shown),
             barmode="group",
-            xaxis=axis("speed-up", rangemode="tozero"),
-            yaxis=names_axis(autorange="reversed", categoryorder="array", categoryarray=order),
-            shapes=[rule_at_one("x")],
+            xaxis=plot.axis("speed-up", rangemode="tozero"),
+            yaxis=plot.names_axis(autorange="reversed", categoryorder="array", categoryarray=order),
+            shapes=[plot.rule_at_one("x")],
         ),
         table=DataTable([*which, *SPEEDUP_FIELDS, *find_fields(("status", "file"))], rows),
         note=left_out("{} of {} shown; the table has all.", shown, groups),

@@ -8,20 +8,8 @@ from castwise.render.fields import Field, FlatRow, find_field
 from castwise.render.table import DataTable
 from castwise.render.units import format_percent, format_seconds
 from castwise.report import series
+from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import Chart, GroupSubject, left_out
-from castwise.report.charts.plotly_parts import (
-    MAX_BARS,
-    MAX_LINES,
-    axis,
-    downsample,
-    hover_template,
-    layout,
-    names_axis,
-    panels,
-    stacked_bars,
-    tell_apart,
-    wrap,
-)
 from castwise.report.series import Point
 
 _PARTS = {"first step": "start", "waiting for data": "data", "training": "train", "validation": "validation"}
@@ -58,16 +46,19 @@ def _curves(
     every = [(config, points) for config in group.configurations if (points := list(points_of(config.trial)))]
     if not every:
         return None
-    shown = [(config, [points[index] for index in downsample(len(points))]) for config, points in every[:MAX_LINES]]
+    shown = [
+        (config, [points[index] for index in plot.downsample(len(points))])
+        for config, points in every[: plot.MAX_LINES]
+    ]
     traces = []
     for config, points in shown:
         values = [point.value for point in points]
         over = {"s": [point.seconds for point in points], "epochs": [point.epoch for point in points]}
         for place, (unit, x) in enumerate(over.items()):
             value_text = f"{y_title}: %{{y:.4g}}, after %{{x:.4g}} {unit}"
-            text = hover_template([group.label(config), subject.file_of(config.trial)], value_text)
+            text = plot.hover_template([group.label(config), subject.file_of(config.trial)], value_text)
             traces.append(subject.line(config, x, values, text, place))
-    tell_apart(traces)
+    plot.tell_apart(traces)
     last = [f"{group.label(config)} {points[-1].value:.4g}" for config, points in shown[:8]]
     fields = [
         Field("configuration", "configuration"),
@@ -85,7 +76,7 @@ def _curves(
         title=f"{title} over time and epochs",
         says=f"At the end: {', '.join(last)}.",
         traces=traces,
-        layout=panels([y_title, y_title], ["seconds", "epochs"]),
+        layout=plot.panels([y_title, y_title], ["seconds", "epochs"]),
         table=DataTable(fields, rows),
         note=left_out("{} of {:,} runs; `castwise export` has all.", shown, every),
     )
@@ -96,7 +87,7 @@ def time_split(subject: GroupSubject) -> Chart | None:
     group = subject.group
     splits = {id(c): split for c in group.configurations if (split := training_metrics.split(c.trial)) is not None}
     measured = [config for config in group.configurations if id(config) in splits]
-    shown = measured[:MAX_BARS]
+    shown = measured[: plot.MAX_BARS]
     if not shown:
         return None
     values = {title: [getattr(splits[id(c)], name) for c in shown] for title, name in _PARTS.items()}
@@ -113,12 +104,12 @@ def time_split(subject: GroupSubject) -> Chart | None:
         name="time",
         title="Where the time went",
         says=f"Wall time of each run{waits}.",
-        traces=stacked_bars([wrap(group.label(c), 26) for c in shown], values, hover_text, orientation="h"),
-        layout=layout(
+        traces=plot.stacked_bars([plot.wrap(group.label(c), 26) for c in shown], values, hover_text, orientation="h"),
+        layout=plot.layout(
             130 + 30 * len(shown),
             barmode="stack",
-            xaxis=axis("seconds", rangemode="tozero"),
-            yaxis=names_axis(autorange="reversed"),
+            xaxis=plot.axis("seconds", rangemode="tozero"),
+            yaxis=plot.names_axis(autorange="reversed"),
         ),
         table=subject.table(
             measured, fields, lambda c: {f"{name}_seconds": getattr(splits[id(c)], name) for name in _PARTS.values()}

@@ -6,8 +6,8 @@ from castwise.registry.precisions import BASELINE
 from castwise.render.fields import Field
 from castwise.render.theme import INK, look_of
 from castwise.render.units import format_rate, format_ratio
+from castwise.report.charts import plotly_parts as plot
 from castwise.report.charts.chart import RATE_FIELDS, Chart, GroupSubject
-from castwise.report.charts.plotly_parts import axis, interval_text, layout, wrap
 from castwise.report.collection import ComparisonGroup, Configuration, value_of
 
 
@@ -29,7 +29,7 @@ def waterfall(subject: GroupSubject) -> Chart | None:
         subject.hover(
             config,
             f"{format_rate(rate)} {config.unit}/s, {format_ratio(rate / rates[0])} the plain loop's",
-            interval_text(config.throughput, format_rate),
+            plot.interval_text(config.throughput, format_rate),
         )
         for config, rate in zip(chain, rates, strict=True)
     ]
@@ -49,7 +49,7 @@ def waterfall(subject: GroupSubject) -> Chart | None:
         "decreasing": {"marker": {"color": colour, "line": {"color": INK, "width": 2}}},
         "totals": {"marker": {"color": colour, "line": {"color": INK, "width": 1}}},
     }
-    names = [wrap(name, 18) for name in (*changes, "all together")]
+    names = [plot.wrap(name, 18) for name in (*changes, "all together")]
     change_of = {id(config): change for config, change in zip(chain, changes, strict=True)}
     return Chart(
         name="waterfall",
@@ -59,10 +59,10 @@ def waterfall(subject: GroupSubject) -> Chart | None:
             f"{format_rate(rates[-1])} {group.unit} a second, {format_ratio(rates[-1] / rates[0])}."
         ),
         traces=[trace],
-        layout=layout(
+        layout=plot.layout(
             showlegend=False,
-            xaxis=axis(showgrid=False, zeroline=False, tickvals=places, ticktext=names, ticklabeloverflow="allow"),
-            yaxis=axis(f"{group.unit} per second", rangemode="tozero"),
+            xaxis=plot.axis(showgrid=False, zeroline=False, tickvals=places, ticktext=names, ticklabeloverflow="allow"),
+            yaxis=plot.axis(f"{group.unit} per second", rangemode="tozero"),
         ),
         table=subject.table(
             chain, [Field("change", "change"), *RATE_FIELDS], lambda config: {"change": change_of[id(config)]}

@@ -22,6 +22,7 @@ QUESTION = (
     *("techniques", "data_set", "device", "seed"),
 )
 _MACHINE = ("device_name", "fingerprint", "host", "driver", "cuda", "cudnn", "torch", "castwise", "commit")
+_FACTS = ("num_parameters", "optimizer", "warm_up_seconds", "warm_up_steps", "settled")
 # The figures of a configuration, over all its processes.
 _FIGURES = (
     *("unit", "processes", "throughput_per_second", "throughput_per_second_low", "throughput_per_second_high"),
@@ -51,23 +52,11 @@ def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable
 
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return all columns of a trial but its file."""
-    spec, environment, facts, epochs = trial.spec, trial.environment, trial.facts, training_metrics.epochs_of(trial)
-    final_loss = steady_metrics.final_loss(trial)
+    spec, epochs, final_loss = trial.spec, training_metrics.epochs_of(trial), steady_metrics.final_loss(trial)
     return {
         "key": spec.key,
         "cell": spec.configuration,
-        "workload": spec.workload,
-        "kind": spec.kind,
-        "precision": spec.precision,
-        "loss_scale": spec.loss_scale,
-        "batch_size": spec.batch_size,
-        "world_size": spec.world_size,
-        "parallelism": spec.parallelism,
-        "techniques": " ".join(spec.techniques),
-        "data_set": spec.data_set,
-        "device": spec.device,
-        "seed": spec.seed,
-        "repeat": spec.repeat,
+        **{name: _plain(getattr(spec, name)) for name in (*QUESTION[2:], "repeat")},
         "recipe": spec.recipe and spec.recipe.model_dump_json(),
         "protocol": spec.protocol.model_dump_json(),
         "status": trial.status,
@@ -87,12 +76,8 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "skipped_steps": steady_metrics.skipped_steps(trial) + sum(epoch.skipped_steps for epoch in epochs),
         "joules_per_unit": joules_per_unit(trial),
         "power_watts": power_watts(trial),
-        "num_parameters": facts and facts.num_parameters,
-        "optimizer": facts and facts.optimizer,
-        "warm_up_seconds": facts and facts.warm_up_seconds,
-        "warm_up_steps": facts and facts.warm_up_steps,
-        "settled": facts and facts.settled,
-        **{name: getattr(environment, name) for name in _MACHINE},
+        **{name: getattr(trial.facts, name, None) for name in _FACTS},
+        **{name: getattr(trial.environment, name) for name in _MACHINE},
         "schema_version": trial.schema_version,
     }
 
