@@ -31,11 +31,6 @@ def test_copies_count_once_and_newer_trials_replace_older_ones() -> None:
         assert "measured again" in collection.notes[0]
 
 
-def test_each_machine_has_groups_of_its_own() -> None:
-    slow = fake_trial(environment=fake_environment(gpu="Slow GPU"))
-    assert titles(fake_trial(), slow) == ["resnet50 (Fake GPU)", "resnet50 (Slow GPU)"]
-
-
 @pytest.mark.parametrize(
     ("other", "apart"),
     [
@@ -44,7 +39,7 @@ def test_each_machine_has_groups_of_its_own() -> None:
         ({"num_threads": 3}, ("machine ", "machine ")),
     ],
 )
-def test_titles_tell_machines_with_the_same_device_apart(other: dict[str, object], apart: tuple[str, str]) -> None:
+def test_titles_tell_machines_apart(other: dict[str, object], apart: tuple[str, str]) -> None:
     here = fake_environment(torch="2.11.0", driver="580.0")
     there = here.model_copy(update=other)
     only_here = fake_trial(fake_spec("fp32", workload="dpn92"), environment=here)
@@ -52,6 +47,8 @@ def test_titles_tell_machines_with_the_same_device_apart(other: dict[str, object
     assert found[2] == "dpn92", "one machine needs no distinction"
     assert [title.startswith(f"resnet50, {words}") for title, words in zip(found, apart, strict=False)] == [True, True]
     assert len(set(found)) == 3
+    slow = fake_trial(environment=fake_environment(gpu="Slow GPU"))
+    assert titles(fake_trial(), slow) == ["resnet50 (Fake GPU)", "resnet50 (Slow GPU)"]
 
 
 def test_configurations_of_a_group_are_ordered_and_named_by_what_differs() -> None:
