@@ -10,8 +10,7 @@ from castwise.errors import MissingDataError
 from castwise.registry.datasets import find_data_set, synthetic_like, verify
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SuiteFilter, find_suite, specs_of
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import compiles, for_one_gpu, parse_techniques
+from castwise.registry.techniques import compiles, for_one_gpu, parse_techniques, why_unsupported
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 

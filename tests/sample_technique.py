@@ -5,8 +5,7 @@ import math
 import torch
 from torch import nn
 
-from castwise.registry.step_config import ModelChange
-from castwise.registry.techniques import Technique
+from castwise.registry.techniques import ModelChange, Technique
 
 _SCALE = 1 / math.sqrt(4)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.registry.precisions import Precision
-from castwise.registry.step_config import PLAIN, StepConfig
+from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.models.torchvision_timm import image_task

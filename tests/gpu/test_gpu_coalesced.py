@@ -8,8 +8,7 @@ from loops import IMAGES, WORDS, cell_of, losses_of, spec_of
 from ranks import answers_of
 from torch import Tensor
 
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import join
+from castwise.registry.techniques import join, why_unsupported
 from castwise.spec.trial import TrialSpec
 from castwise.worker.distributed import Peers
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from castwise.registry.precisions import find_precision
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import join
+from castwise.registry.techniques import join, why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import TrialSpec
 from castwise.worker.build import build_trial

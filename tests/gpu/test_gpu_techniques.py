@@ -10,8 +10,7 @@ from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from torch import Tensor
 
 from castwise.registry.precisions import find_precision
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import TECHNIQUES, join
+from castwise.registry.techniques import TECHNIQUES, join, why_unsupported
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker.precision import autocast, numeric_state

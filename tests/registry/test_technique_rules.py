@@ -3,8 +3,7 @@
 import pytest
 from fake_engine import fake_spec, fake_training
 
-from castwise.registry.technique_constraints import resolve, why_unsupported
-from castwise.registry.techniques import TECHNIQUES, Technique, join
+from castwise.registry.techniques import TECHNIQUES, Technique, join, resolve, why_unsupported
 from castwise.registry.workloads import WORKLOADS
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec

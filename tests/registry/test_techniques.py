@@ -4,8 +4,15 @@ import pytest
 from fake_engine import fake_spec
 
 from castwise.errors import UsageError
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import SETS, TECHNIQUES, Technique, find_technique, join, parse_techniques
+from castwise.registry.techniques import (
+    SETS,
+    TECHNIQUES,
+    Technique,
+    find_technique,
+    join,
+    parse_techniques,
+    why_unsupported,
+)
 from castwise.spec.plan import ParameterGrid, build_plan
 from castwise.spec.trial import TrialSpec
 

@@ -15,9 +15,7 @@ from scripts import spec_of as script_spec
 
 from castwise.cli import listings
 from castwise.errors import UsageError
-from castwise.registry.step_config import StepConfig
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import TECHNIQUES, Technique, step_config_of
+from castwise.registry.techniques import TECHNIQUES, StepConfig, Technique, step_config_of, why_unsupported
 from castwise.render.emit.script import script_of
 from castwise.render.emit.source import copy_definitions
 from castwise.spec.plan import ParameterGrid, build_plan

@@ -10,8 +10,7 @@ from scripts import check_whole, measured_loss, output_of, run_script, spec_of
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, find_precision
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import TECHNIQUES
+from castwise.registry.techniques import TECHNIQUES, why_unsupported
 from castwise.registry.workloads import WORKLOADS, find_workload
 from castwise.render.emit.script import script_of
 from castwise.render.emit.source import copy_definitions

@@ -8,8 +8,7 @@ from scripts import check_whole, measured_loss, run_script, spec_of
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import TECHNIQUES
+from castwise.registry.techniques import TECHNIQUES, why_unsupported
 from castwise.render.emit.script import check_script, script_of
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel

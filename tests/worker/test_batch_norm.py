@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from castwise.errors import UsageError
-from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.worker.kernels.batch_norm.fusion import use_batch_norm_kernel
 from castwise.worker.kernels.batch_norm.module import KernelBatchNorm, fits_kernels, update_running_statistics

@@ -10,9 +10,15 @@ from loops import ADADELTA, IMAGES, WORDS, cell_of, losses_of, spec_of
 from torch import Tensor, nn
 
 from castwise.errors import UsageError
-from castwise.registry.step_config import PLAIN
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import TECHNIQUES, captures_graph, compiles, join, step_config_of
+from castwise.registry.techniques import (
+    PLAIN,
+    TECHNIQUES,
+    captures_graph,
+    compiles,
+    join,
+    step_config_of,
+    why_unsupported,
+)
 from castwise.spec.recipe import Loader, Recipe
 from castwise.worker.loss_scaling import DeviceScaling, DynamicScaling
 from castwise.worker.techniques.first_conv import MatmulConv, use_matmul_stem, use_space_to_depth

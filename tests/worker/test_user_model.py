@@ -17,8 +17,7 @@ from torch import nn
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS, find_precision
-from castwise.registry.technique_constraints import resolve, why_unsupported
-from castwise.registry.techniques import TECHNIQUES
+from castwise.registry.techniques import TECHNIQUES, resolve, why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.user_model import UserModel, locate, pickle_reference

@@ -10,7 +10,7 @@ from castwise.analysis import steady_metrics
 from castwise.analysis.speedup import GPUS, as_on_one_gpu, comparison_key
 from castwise.records.schema import Epoch, Trial
 from castwise.registry.precisions import BASELINE
-from castwise.registry.techniques import keeps_data_on_device
+from castwise.registry.techniques import rows_of
 from castwise.spec.recipe import Loader
 
 # The fields of a spec that a comparison of precisions is about.
@@ -146,7 +146,11 @@ def split(trial: Trial) -> Split | None:
 def loader_of(trial: Trial) -> Loader | None:
     """Return the loader of a run's batches; None if its data lies on the device, and for other trials."""
     recipe = trial.spec.recipe
-    if recipe is None or recipe.loader.resident or keeps_data_on_device(trial.spec.techniques):
+    if (
+        recipe is None
+        or recipe.loader.resident
+        or any("resident_data" in row.settings for row in rows_of(trial.spec.techniques))
+    ):
         return None
     return recipe.loader
 

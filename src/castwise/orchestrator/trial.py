@@ -17,7 +17,7 @@ from castwise.records.schema import (
     TelemetrySummary,
     Trial,
 )
-from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
 from castwise.telemetry.summary import telemetry_note

@@ -17,45 +17,24 @@ SYNTHETIC_PREFIX = "synthetic:"
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set.
+    """One file of a data set."""
 
-    Attributes:
-        part: What it holds ("train-images").
-        name: Its official name, without ".gz".
-        num_bytes: Its uncompressed size; nothing longer is read.
-        checksum: Algorithm and hexadecimal digest of its uncompressed content: "sha256:ba89…".
-        aliases: Other official names of the same content.
-    """
-
-    part: str
-    name: str
-    num_bytes: int
-    checksum: str
-    aliases: tuple[str, ...] = ()
-
-    def matches(self, content: bytes) -> bool:
-        """Return whether this is the file's content, by its checksum."""
-        algorithm, _, digest = self.checksum.partition(":")
-        return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() == digest
+    part: str  # what it holds ("train-images")
+    name: str  # its official name, without ".gz"
+    num_bytes: int  # uncompressed; nothing longer is read
+    checksum: str  # of the uncompressed content: "sha256:ba89…"
+    aliases: tuple[str, ...] = ()  # other official names of the same content
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set in one official layout.
+    """A data set in one official layout."""
 
-    Attributes:
-        name: The data set's name, the same in each of its layouts.
-        files: All files that are read.
-        folders: Sub-folders in which they are looked for, in this order.
-        layout: The layout's name at its source ("binary"), if there are several.
-        other: The same data in another layout, used if files of this one are missing.
-    """
-
-    name: str
+    name: str  # the same in each of its layouts
     files: tuple[DataFile, ...]
-    folders: tuple[str, ...]
-    layout: str = ""
-    other: "DataSet | None" = None
+    folders: tuple[str, ...]  # sub-folders in which files are looked for, in this order
+    layout: str = ""  # its name at the source ("binary"), if there are several
+    other: "DataSet | None" = None  # the same data in another layout, used if files of this one are missing
 
 
 # The checksums were taken of the uncompressed official files, whose compressed forms have the md5s that
@@ -92,17 +71,13 @@ MNIST = DataSet(
 )
 
 
-def _cifar_folders(folder: str, name: str) -> tuple[str, ...]:
-    return (folder, name, f"{name}/{folder}", ".")
-
-
 # Sizes and md5s of the python layouts: torchvision.datasets.CIFAR10 and CIFAR100 (train_list, test_list), and the
 # git-annex keys of datasets-mila/datasets--cifar10 and datasets--cifar100, which pair these md5s with the sizes.
 # The class names (batches.meta, meta) are not read.
 _CIFAR10_PYTHON = DataSet(
     name="cifar10",
     layout="python",
-    folders=_cifar_folders("cifar-10-batches-py", "cifar10"),
+    folders=("cifar-10-batches-py", "cifar10", "cifar10/cifar-10-batches-py", "."),
     files=(
         DataFile("train-1", "data_batch_1", 31_035_704, "md5:c99cafc152244af753f735de768cd75f"),
         DataFile("train-2", "data_batch_2", 31_035_320, "md5:d4bba439e000b95fd0a9bffe97cbabec"),
@@ -118,7 +93,7 @@ _CIFAR10_PYTHON = DataSet(
 CIFAR10 = DataSet(
     name="cifar10",
     layout="binary",
-    folders=_cifar_folders("cifar-10-batches-bin", "cifar10"),
+    folders=("cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin", "."),
     other=_CIFAR10_PYTHON,
     files=(
         DataFile("train-1", "data_batch_1.bin", 30_730_000, "sha1:aadd24acce27caa71bf4b10992e9e7b2d74c2540"),
@@ -133,7 +108,7 @@ CIFAR10 = DataSet(
 _CIFAR100_PYTHON = DataSet(
     name="cifar100",
     layout="python",
-    folders=_cifar_folders("cifar-100-python", "cifar100"),
+    folders=("cifar-100-python", "cifar100", "cifar100/cifar-100-python", "."),
     files=(
         DataFile("train", "train", 155_249_918, "md5:16019d7e3df5f24257cddd939b257f8d"),
         DataFile("test", "test", 31_049_707, "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
@@ -143,7 +118,7 @@ _CIFAR100_PYTHON = DataSet(
 CIFAR100 = DataSet(
     name="cifar100",
     layout="binary",
-    folders=_cifar_folders("cifar-100-binary", "cifar100"),
+    folders=("cifar-100-binary", "cifar100", "cifar100/cifar-100-binary", "."),
     other=_CIFAR100_PYTHON,
     files=(
         DataFile("train", "train.bin", 153_700_000, "sha1:e207cd2e05b73b1393c74c7f5e7bea451d63e08e"),
@@ -266,7 +241,8 @@ def read_verified(data_set: DataSet, data_dir: Path, part: str) -> bytes:
         raise DataError(
             f"'{path}' holds {length} bytes where {data_set.name} has {file.num_bytes:,}. Put the official file there."
         )
-    if not file.matches(content):
+    algorithm, _, digest = file.checksum.partition(":")
+    if hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() != digest:
         raise DataError(f"'{path}' is not {data_set.name}'s: its checksum is wrong. Put the official file there.")
     return content
 

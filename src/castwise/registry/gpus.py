@@ -1,14 +1,8 @@
-"""The GPUs whose datasheet peaks are known: one row each, data only, without torch.
+"""The GPUs whose datasheet peaks are known: one row each, found by the exact name that the driver prints.
 
-A row is found only by the exact name that the driver prints: "NVIDIA L4" is a prefix of "NVIDIA L40S", whose peaks are
-three times as high. A GPU without a row, and a figure that its vendor does not print, are None.
-
-Every peak is dense. NVIDIA's datasheets from Ampere on print the rate with 2:4 structured sparsity, alone or next to
-the dense one; if `source` says "sparse figures halved", such a figure is halved here.
-
-A peak is what the datasheet's boost clock gives. GeForce cards run above that clock when cool and within
-their power limit, so a matrix product can exceed the peak: 173 for 165.2 TFLOP/s on an RTX 4090, 242 for
-209.5 on an RTX 5090. Source: github.com/zzc0721/torch-performance-test-data, database.md.
+"NVIDIA L4" is a prefix of "NVIDIA L40S", whose peaks are three times as high. Every peak is dense: if `source` says
+"sparse figures halved", the datasheet prints the rate with 2:4 structured sparsity. A peak holds at the boost clock;
+GeForce cards run above it when cool (173 for 165.2 TFLOP/s: github.com/zzc0721/torch-performance-test-data).
 """
 
 from dataclasses import dataclass
@@ -18,37 +12,22 @@ from dataclasses import dataclass
 class GpuModel:
     """What a GPU's vendor prints of it, for one device as PyTorch counts them.
 
-    A board that PyTorch sees as two devices (Tesla K80, Instinct MI250X) has half the board's figures.
-
-    Attributes:
-        names: The exact names that `torch.cuda.get_device_name` prints, over the driver's versions: older
-            ones leave out the "NVIDIA".
-        capability: The CUDA compute capability as (major, minor); None for a GPU without CUDA.
-        memory_gigabytes: The capacity in the vendor's GB, neither exactly 10⁹ nor 2³⁰ bytes; for the bytes
-            that can be allocated, ask the driver.
-        bandwidth_bytes_per_second: The peak rate of the device's own memory.
-        fp32: FLOP/s in IEEE float32: of the matrix units where they have it (AMD), else of the vector units.
-        tf32: FLOP/s of the tensor cores in TensorFloat-32; None without hardware for it.
-        fp16: FLOP/s in float16: of the tensor cores with float32 accumulation, which is what PyTorch asks
-            for and half the headline on GeForce; on GPUs without tensor cores, of the vector units.
-        bf16: FLOP/s of the tensor cores in bfloat16, accumulated in float32; None without hardware for it.
-        fp8: FLOP/s of the tensor cores in 8-bit floats, accumulated in float32; None without hardware for it.
-        source: The titles of the vendor's documents that the figures are from.
+    A board that PyTorch sees as two devices (Tesla K80, Instinct MI250X) has half the board's figures. None is a rate
+    without hardware for it, or one that the vendor does not print.
     """
 
-    names: tuple[str, ...]
-    capability: tuple[int, int] | None
-    memory_gigabytes: int
-    bandwidth_bytes_per_second: float
+    names: tuple[str, ...]  # all that `torch.cuda.get_device_name` prints: older drivers leave out the "NVIDIA"
+    capability: tuple[int, int] | None  # None without CUDA
+    memory_gigabytes: int  # the vendor's GB, neither exactly 10⁹ nor 2³⁰ bytes
+    bandwidth_bytes_per_second: float  # of the device's own memory
+    # Dense FLOP/s, accumulated in float32: of the tensor or matrix units where there are any for that dtype, else of
+    # the vector units. For float16 on GeForce that is half the headline, and what PyTorch asks for.
     fp32: float | None
     tf32: float | None
     fp16: float | None
     bf16: float | None
     fp8: float | None
-    source: str
-
-
-_Teraflops = tuple[float | None, float | None, float | None, float | None, float | None]
+    source: str  # the titles of the vendor's documents
 
 
 def _row(
@@ -56,7 +35,7 @@ def _row(
     capability: tuple[int, int] | None,
     memory_gigabytes: int,
     bandwidth_gigabytes_per_second: float,
-    teraflops: _Teraflops,
+    teraflops: tuple[float | None, ...],
     source: str,
 ) -> GpuModel:
     """Return a row from figures in the datasheets' units; teraflops are fp32, tf32, fp16, bf16, fp8."""
@@ -169,8 +148,6 @@ GPU_MODELS: tuple[GpuModel, ...] = (
 )
 
 _BY_NAME = {name: row for row in GPU_MODELS for name in row.names}
-
-
 PEAK_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
@@ -180,14 +157,6 @@ def find_gpu_model(name: str) -> GpuModel | None:
 
 
 def peak(device: GpuModel | None, dtype: str) -> float | None:
-    """Return a GPU's dense peak in FLOP/s, or None if it is unknown.
-
-    Args:
-        device: The GPU, or None for one without a row.
-        dtype: A peak's name, as `Precision.peak_dtype` has it: "fp32", "tf32", "fp16", "bf16" or "fp8". Any
-            other has no peak: that of a mixture is undefined.
-    """
-    if device is None:
-        return None
-    peaks: dict[str, float | None] = {name: getattr(device, name) for name in PEAK_DTYPES}
-    return peaks.get(dtype)
+    """Return a GPU's dense peak in FLOP/s, None if it is unknown, or `dtype` is not one of PEAK_DTYPES."""
+    rate: float | None = getattr(device, dtype) if device is not None and dtype in PEAK_DTYPES else None
+    return rate

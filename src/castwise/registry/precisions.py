@@ -1,8 +1,6 @@
 """The numeric precisions a model can be trained in: one row each, and all that castwise knows of a precision is in it.
 
-A new precision is one new row: the worker applies its dtypes and settings (`worker/precision.py`), and advice, code to
-paste, charts and emitted scripts read the rest. A record may name a precision that has no row here: `precision_row`
-gives it neutral defaults.
+A record may name a precision that has no row here: `precision_row` gives it neutral defaults.
 """
 
 from dataclasses import dataclass
@@ -15,16 +13,10 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True)
 class Look:
-    """How a precision looks in every chart: bars have its colour, lines differ in marker and dash too.
+    """How a precision looks in every chart."""
 
-    Attributes:
-        colour: As #rrggbb.
-        marker: By plotly's names.
-        dash: By plotly's names.
-    """
-
-    colour: str
-    marker: str
+    colour: str  # as #rrggbb
+    marker: str  # by plotly's names, as the dash
     dash: str
 
 
@@ -33,68 +25,36 @@ UNKNOWN_LOOK = Look("#b9b9b9", "circle-open", "solid")
 
 @dataclass(frozen=True)
 class Frameworks:
-    """What a precision is called in the frameworks around PyTorch; None if a framework does not have it.
+    """What a precision is called in the frameworks around PyTorch; None if a framework does not have it."""
 
-    Attributes:
-        lightning: `precision` of Lightning's Trainer.
-        lightning_on_cpu: Whether its Trainer takes that on a CPU; it replaces float16 autocast by bfloat16 there.
-        accelerate: `mixed_precision` of Accelerate's Accelerator.
-        transformers: The arguments of transformers' TrainingArguments.
-        setting: A line that sets a global switch, for Lightning and Accelerate.
-        cast: A line that casts the model, for Accelerate and transformers; Lightning does it itself.
-    """
-
-    lightning: str | None = None
-    lightning_on_cpu: bool = True
-    accelerate: str | None = None
-    transformers: str | None = None
-    setting: str = ""
-    cast: str = ""
+    lightning: str | None = None  # `precision` of its Trainer
+    lightning_on_cpu: bool = True  # its Trainer replaces float16 autocast by bfloat16 there
+    accelerate: str | None = None  # `mixed_precision` of its Accelerator
+    transformers: str | None = None  # the arguments of its TrainingArguments
+    setting: str = ""  # a line that sets a global switch, for Lightning and Accelerate
+    cast: str = ""  # a line that casts the model, for Accelerate and transformers; Lightning does it itself
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How weights, activations and updates are represented during training.
-
-    Attributes:
-        name: The name users write.
-        summary: One line on what it is.
-        aliases: Other accepted spellings, in lower case (Apex's levels O0 to O3).
-        param_dtype: The dtype of the model's weights, in torch's spelling.
-        autocast_dtype: The dtype that `torch.autocast` runs its list of operations in, or None without autocast.
-        float32_matmul: What float32 matrix products, convolutions and RNNs compute in, all three alike.
-        master_weights: Whether the optimizer steps float32 copies of the weights.
-        batch_norm_dtype: The dtype of batch norm's weights and running statistics.
-        loss_scale: The loss scaling used unless the user names another.
-        keeps_float32_weights: Whether updates are made to float32 weights, so that small ones are not rounded away.
-        loop_changes: How much it changes a training loop, from 0 for nothing; of nearly equal speeds advice takes the
-            least. Precisions that keep float32 weights only.
-        peak_dtype: The column of a GPU's datasheet that bounds this precision's matrix work.
-        capability: The compute capability from which CUDA hardware has it, as (major, minor).
-        emulated_below: True if older hardware still runs it, by emulation.
-        on_cpu: Whether PyTorch trains in it on a CPU.
-        code: The few lines of PyTorch that switch it on, for a loop with `model`, `loss_fn` and `optimizer`;
-            `{device!r}` stands for the device type.
-        frameworks: Its names in the frameworks around PyTorch.
-        look: Its colour, marker and dash.
-    """
+    """How weights, activations and updates are represented during training."""
 
     name: str
     summary: str = ""
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # in lower case
     param_dtype: Dtype = "float32"
     autocast_dtype: Dtype | None = None
-    float32_matmul: Literal["ieee", "tf32"] = "ieee"
-    master_weights: bool = False
-    batch_norm_dtype: Dtype = "float32"
-    loss_scale: str = "none"
-    keeps_float32_weights: bool = False
-    loop_changes: int = 99
-    peak_dtype: str = ""
-    capability: tuple[int, int] = (0, 0)
-    emulated_below: bool = False
-    on_cpu: bool = True
-    code: str = ""
+    float32_matmul: Literal["ieee", "tf32"] = "ieee"  # of matrix products, convolutions and RNNs alike
+    master_weights: bool = False  # the optimizer steps float32 copies of the weights
+    batch_norm_dtype: Dtype = "float32"  # of its weights and running statistics
+    loss_scale: str = "none"  # unless the user names another
+    keeps_float32_weights: bool = False  # updates are made to float32 weights, so that small ones are not rounded away
+    loop_changes: int = 99  # how much it changes a loop, from 0; of nearly equal speeds advice takes the least
+    peak_dtype: str = ""  # the datasheet's column that bounds its matrix work
+    capability: tuple[int, int] = (0, 0)  # from which CUDA hardware has it
+    emulated_below: bool = False  # older hardware emulates it
+    on_cpu: bool = True  # PyTorch trains in it on a CPU
+    code: str = ""  # switches it on, in a loop with `model`, `loss_fn` and `optimizer`; `{device!r}` is the device type
     frameworks: Frameworks = Frameworks()
     look: Look = UNKNOWN_LOOK
 
@@ -313,17 +273,11 @@ def precision_sort_key(name: str) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a device can compute in, as far as it decides about precisions.
+    """What a device can compute in, as far as it decides about precisions."""
 
-    Attributes:
-        name: The device's name, for messages.
-        capability: The CUDA compute capability; None on a CPU.
-        cpu_features: The CPU's instructions for 16-bit floats.
-    """
-
-    name: str
-    capability: tuple[int, int] | None
-    cpu_features: tuple[str, ...] = ()
+    name: str  # for messages
+    capability: tuple[int, int] | None  # of CUDA; None on a CPU
+    cpu_features: tuple[str, ...] = ()  # the CPU's instructions for 16-bit floats
 
 
 # The kernel's names of instructions that multiply in a 16-bit format, x86's and Arm's.

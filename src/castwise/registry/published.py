@@ -15,34 +15,21 @@ PREFIX = "published:"
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One published figure.
-
-    Attributes:
-        suite: The suite it is in.
-        published: The figure.
-        spec: The run that the suite plans for it, if any.
-        baseline: The source's float32 run to compare it with; None for float32 itself, and if there is none.
-    """
+    """One published figure."""
 
     suite: Suite
     published: Published
-    spec: TrialSpec | None
-    baseline: Published | None
+    spec: TrialSpec | None  # the run that the suite plans for it, if any
+    baseline: Published | None  # the source's float32 run to compare it with, if any; None for float32 itself
 
 
 @dataclass(frozen=True)
 class PublishedMachine:
-    """A GPU of some sources.
+    """A GPU of some sources."""
 
-    Attributes:
-        gpu: Its name in the sources.
-        figures: Its figures, in the order of the suites.
-        notes: What the sources say of it without a figure, a line each.
-    """
-
-    gpu: str
-    figures: tuple[PublishedFigure, ...]
-    notes: tuple[str, ...] = ()
+    gpu: str  # its name in the sources
+    figures: tuple[PublishedFigure, ...]  # in the order of the suites
+    notes: tuple[str, ...] = ()  # what the sources say of it without a figure, a line each
 
     @property
     def suites(self) -> list[Suite]:
@@ -66,7 +53,17 @@ def find_published(name: str) -> PublishedMachine:
         f"{suite.name}: the source names it and gives no figure in numbers ({suite.source})" for suite in plots_only
     )
     if len(found) == 1:
-        figures = [figure for suite in suites for figure in _figures(suite) if figure.published.gpu == found[0]]
+        figures = [
+            PublishedFigure(
+                suite,
+                figure,
+                next((s for s in _planned(suite.name) if is_figure_of(figure, s)), None),
+                baseline_of(suite, figure),
+            )
+            for suite in suites
+            for figure in suite.published
+            if figure.gpu == found[0]
+        ]
         return PublishedMachine(found[0], tuple(figures), lines)
     if not found and plots_only:
         names = " and ".join(suite.name for suite in plots_only)
@@ -91,19 +88,13 @@ def baseline_of(suite: Suite, figure: Published) -> Published | None:
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch of a precision in a source, and float32's on the same GPU.
-
-    Attributes:
-        batch_size: The largest that trained.
-        failing: The smallest that did not, None if the source names none.
-        baseline: Float32's largest.
-    """
+    """The largest batch of a precision in a source, and float32's on the same GPU."""
 
     suite: str
     gpu: str
     batch_size: int
-    failing: int | None
-    baseline: int
+    failing: int | None  # the smallest that did not train, None if the source names none
+    baseline: int  # float32's largest
 
     @property
     def ratio(self) -> float:
@@ -140,19 +131,6 @@ def is_figure_of(figure: Published, spec: TrialSpec) -> bool:
         and figure.world_size == spec.world_size
         and figure.loss_scale in (None, spec.loss_scale)
     )
-
-
-def _figures(suite: Suite) -> list[PublishedFigure]:
-    specs = _planned(suite.name)
-    return [
-        PublishedFigure(
-            suite,
-            figure,
-            next((spec for spec in specs if is_figure_of(figure, spec)), None),
-            baseline_of(suite, figure),
-        )
-        for figure in suite.published
-    ]
 
 
 @cache

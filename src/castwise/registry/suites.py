@@ -12,8 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from castwise.errors import UsageError, unknown_name
 from castwise.registry.datasets import synthetic_like
 from castwise.registry.precisions import find_precision
-from castwise.registry.technique_constraints import resolve
-from castwise.registry.techniques import NONE, SETS, TUNED, normalize_for_world_size, parse_techniques
+from castwise.registry.techniques import NONE, SETS, TUNED, normalize_for_world_size, parse_techniques, resolve
 from castwise.registry.workloads import check_data_set, find_workload
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale
@@ -63,30 +62,19 @@ class Limit(_Grid):
 
 
 class Published(FrozenModel):
-    """One figure of the source.
+    """One figure of the source."""
 
-    Attributes:
-        gpu: The GPU as the source names it.
-        batch_size: Samples per step on one GPU.
-        loss_scale: None if the source does not vary it.
-        outcome: How the run ended.
-        seconds: Wall time of the run.
-        memory: What `memory_bytes` is: tensors' peak, the allocator's, or the driver's figure.
-        accuracy: Validation accuracy, 0 to 1.
-        epoch_accuracy: The same per epoch.
-    """
-
-    gpu: str
+    gpu: str  # as the source names it
     workload: str
     precision: str
-    batch_size: int = Field(ge=1)
-    loss_scale: str | None = None
+    batch_size: int = Field(ge=1)  # per GPU
+    loss_scale: str | None = None  # None if the source does not vary it
     world_size: int = Field(default=1, ge=1)
     outcome: Literal["ok", "oom", "diverged"] = "ok"
-    seconds: float | None = Field(default=None, gt=0)
+    seconds: float | None = Field(default=None, gt=0)  # wall time of the run
     memory_bytes: int | None = Field(default=None, gt=0)
-    memory: Literal["allocated", "reserved", "driver"] = "allocated"
-    accuracy: float | None = Field(default=None, ge=0, le=1)
+    memory: Literal["allocated", "reserved", "driver"] = "allocated"  # what `memory_bytes` is
+    accuracy: float | None = Field(default=None, ge=0, le=1)  # on the validation data
     epoch_accuracy: tuple[float, ...] = ()
 
     @field_validator("workload")
@@ -106,45 +94,39 @@ class Published(FrozenModel):
 
 
 class Suite(FrozenModel):
-    """A published benchmark.
-
-    Attributes:
-        name: What users call it.
-        title: What it measures, in a line.
-        source: Repository, commit and date, or the document.
-        machine: What the source ran on.
-        oddities: What is odd in the source and kept here, a sentence each.
-        contradictions: Contradictions within the source, a sentence each.
-        gpus: The driver's names of the GPUs that the source names otherwise.
-        recipes: The training runs, by name.
-        quick: What the quick form changes in each recipe, by the recipe's name.
-        cells: The planned runs.
-        limits: The searches for the largest batch, after the runs.
-        published: The source's figures.
-        fills_memory: Whether the source took the largest batches that its GPU's memory allowed.
-        tuned: The techniques that `tuned` stands for, by workload.
-    """
+    """A published benchmark."""
 
     name: str
     title: str
-    source: str
-    machine: str
-    oddities: tuple[str, ...] = ()
-    contradictions: tuple[str, ...] = ()
-    gpus: dict[str, str] = Field(default_factory=dict)
+    source: str  # repository, commit and date, or the document
+    machine: str  # what the source ran on
+    oddities: tuple[str, ...] = ()  # of the source, kept here, a sentence each
+    contradictions: tuple[str, ...] = ()  # within the source, a sentence each
     recipes: dict[str, Recipe]
-    quick: dict[str, dict[str, int | bool]] = Field(default_factory=dict)
+    quick: dict[str, dict[str, int | bool]] = Field(default_factory=dict)  # changes to recipes in the quick form
     cells: tuple[RunGrid, ...] = Field(min_length=1)
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[Limit, ...] = ()  # after the runs
     published: tuple[Published, ...] = ()
-    fills_memory: bool = False
-    tuned: dict[str, str] = Field(default_factory=dict)
+    fills_memory: bool = False  # the source took the largest batches that its GPU's memory allowed
+    tuned: dict[str, str] = Field(default_factory=dict)  # the techniques that `tuned` stands for, by workload
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        for each in (*self.cells, *self.limits):
-            if each.recipe not in self.recipes:
-                raise ValueError(f"[[cells]] names the recipe '{each.recipe}', which is not among [recipes]")
+        workloads = {find_workload(workload).name for grid in self.cells for workload in grid.workloads}
+        for workload, techniques in self.tuned.items():
+            if workload not in workloads:
+                raise UsageError(f"[tuned] names '{workload}', which none of [[cells]] runs.")
+            if not set(parse_techniques(techniques)).isdisjoint(SETS):
+                raise UsageError(f"[tuned] {workload} = '{techniques}': name techniques, not sets of them.")
+        for grid in (*self.cells, *self.limits):
+            if grid.recipe not in self.recipes:
+                raise ValueError(f"[[cells]] names the recipe '{grid.recipe}', which is not among [recipes]")
+            for workload in grid.workloads:
+                check_data_set(find_workload(workload), grid.data_set)
+            for precision in grid.precisions:
+                find_precision(precision)
+            for scale in grid.loss_scales:
+                parse_loss_scale(scale)
         unknown = set(self.quick) - set(self.recipes)
         if unknown:
             raise ValueError(f"[quick.{unknown.pop()}] names no recipe")
@@ -173,23 +155,15 @@ def find_suite(name: str) -> Suite:
 
 
 def parse_suite(text: str, origin: str) -> Suite:
-    """Return the suite a TOML text holds.
-
-    Args:
-        text: The TOML.
-        origin: Its file's name, for messages.
+    """Return the suite that a TOML text from `origin` holds.
 
     Raises:
         UsageError: It is no TOML, or no suite; the message names the key, or the line that is no TOML.
     """
     try:
-        document = tomllib.loads(text)
+        return Suite.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"'{origin}' is no TOML: {error}.") from None
-    try:
-        suite = Suite.model_validate(document)
-        _check_names(suite)
-        return suite
     except ValidationError as error:
         # A key that is misspelt is also one that is missing: the first is what the user wrote.
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
@@ -200,12 +174,7 @@ def parse_suite(text: str, origin: str) -> Suite:
 
 
 def specs_of(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[TrialSpec]:
-    """Return the trials of a suite's runs, in the order of its file.
-
-    Args:
-        suite: The suite.
-        device: "cpu" or "cuda:N".
-        choice: What of it is run; None takes all of it as published.
+    """Return the trials of a suite's chosen runs, in the order of its file; without a choice all, as published.
 
     Raises:
         UsageError: None of its runs is chosen, or a technique is unknown.
@@ -242,13 +211,7 @@ def is_search(spec: TrialSpec) -> bool:
 
 
 def limit_specs(suite: Suite, *, device: str, choice: SuiteFilter | None = None) -> list[tuple[TrialSpec, int]]:
-    """Return the searches of a suite: a trial of a few steps, and the number its batch size is a multiple of.
-
-    Args:
-        suite: The suite.
-        device: "cpu" or "cuda:N".
-        choice: What of the suite is run; None takes all.
-    """
+    """Return the searches of a suite: a trial of a few steps, and the number its batch size is a multiple of."""
     choice = choice or SuiteFilter()
     searches = []
     for limit in suite.limits:
@@ -297,19 +260,3 @@ def _runs_of(grid: RunGrid) -> Iterator[dict[str, Any]]:
                     "world_size": world_size,
                     "parallelism": parallelism,
                 }
-
-
-def _check_names(suite: Suite) -> None:
-    workloads = {find_workload(workload).name for grid in suite.cells for workload in grid.workloads}
-    for workload, techniques in suite.tuned.items():
-        if workload not in workloads:
-            raise UsageError(f"[tuned] names '{workload}', which none of [[cells]] runs.")
-        if not set(parse_techniques(techniques)).isdisjoint(SETS):
-            raise UsageError(f"[tuned] {workload} = '{techniques}': name techniques, not sets of them.")
-    for each in (*suite.cells, *suite.limits):
-        for workload in each.workloads:
-            check_data_set(find_workload(workload), each.data_set)
-        for precision in each.precisions:
-            find_precision(precision)
-        for scale in each.loss_scales:
-            parse_loss_scale(scale)

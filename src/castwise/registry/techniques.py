@@ -1,40 +1,35 @@
-"""Techniques: changes to a training loop that do not change what it computes.
+"""Techniques: changes to a training loop that do not change what it computes, one row each.
 
-Each is one row, which says all about it: what it does and costs, which trials can have it, which settings of the step
-it makes, and how `castwise tune` searches with it. `technique_constraints.py` judges a trial by the rows; the worker
-carries out their settings; the emitter writes them. Nothing else names a technique. To add one, add a row here (and the
-function that it names, if it changes the model).
+A row says all about a technique: what it does and costs, which trials can have it, which settings of the step it makes,
+and how `castwise tune` searches with it. Nothing else names a technique. To add one, add a row.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Literal
 
 from castwise.errors import UsageError, unknown_name
-from castwise.registry.step_config import PLAIN, ModelChange, StepConfig
-from castwise.registry.workloads import find_workload
+from castwise.registry.workloads import Workload, find_workload
 from castwise.spec.loss_scale import is_dynamic
+from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Numerics, TrialKind, Unit
 
-# What a technique does to the numbers, from the least to the most:
-# `bits`      the same operations on the same numbers
-# `rounding`  the same formulas; sums in another order, or intermediate results rounded at other places
-# `draws`     other random numbers of the same distribution (dropout masks, augmentation, order)
-# `shape`     another model, with weights that the published one does not have
-
 _JOIN = "+"
 NONE = "none"
-PRECISION = "precision"  # stands for a change of precision among what a technique is tried or interacts with
+PRECISION = "precision"  # stands for a change of precision in `tried_with` and `interacts_with`
 TUNED, COMPILED = "tuned", "compiled"  # names for several techniques at once
+_MOST_WORKERS = 8  # more loader processes were not seen to help one GPU, and each holds batches; chosen here
+_BATCHES_AHEAD = 4
+_TRITON_CAPABILITY = (7, 0)  # Source: triton-lang/triton README, "Compatibility"
 
 
 class Rank(IntEnum):
     """When a search tries a change: the lowest first.
 
-    A loop that waits for its data gains from nothing else. Changes that cost seconds to minutes in every process come
-    when the cheap ones are spent.
+    A loop that waits for its data gains from nothing else, and compiling costs seconds to minutes in every process.
     """
 
     DATA = 0
@@ -46,82 +41,100 @@ class Rank(IntEnum):
 
 
 @dataclass(frozen=True)
-class Technique:
-    """A change to the loop.
+class ModelChange:
+    """A function that changes a float32 model in place, before its precision is applied."""
 
-    Attributes:
-        name: The name users write.
-        summary: What it does, in a line.
-        cost: What it costs, in words.
-        numerics: What it does to the numbers.
-        settings: The fields of `StepConfig` that it sets. `model_changes` are added to those of other techniques.
-        needs: What it needs, in words, if that is more than the other fields say.
-        devices: The device types that have it.
-        kinds: The kinds of trial whose loop has what it changes.
-        units: The units of the workloads that it fits.
-        optimizers: The optimizers of `torch.optim` it fits; empty fits all.
-        families: The families of workloads it fits; empty fits all.
-        acts_on: The part of a model that it changes, in words.
-        absent_in: The families of workloads, and the beginnings of model names, that have no such part.
-        requires: The technique that it does not work without.
-        required_on_several_gpus: The technique that it needs if several GPUs share a step.
-        fits_user_models: Whether it may fit a user's model, of which nothing is known before it is built; what its
-            layers or its optimizer do not allow is refused there.
-        excludes: Techniques that it cannot be used together with.
-        needs_triton: Whether it runs kernels of Triton on a GPU.
-        only_on_several_gpus: Whether it does nothing on one GPU.
-        why_not: Returns why a trial cannot have it, or None; for conditions that are more than membership.
-        sets: The sets of techniques that it is part of.
-        rank: When a search tries it.
-        tried_after: The technique that a loop must have before a search tries this one.
-        tried_with: Techniques, or `precision`, that a search also tries together with it: one alone may not pay.
-        interacts_with: Techniques, or `precision`, that change what this one gains. It is tried again after them.
-        removes_waiting: Whether it removes time in which the device waits, at any precision.
-        probes: What a search measures by it on a loop: the time of launches, or of reading data.
-        compile_cost: What compiling takes, in times what `compile` takes.
-        times_kernels: Whether it times kernels in the first step, to keep the fastest. Everything that compiles does,
-            too: Inductor times Triton's configurations of a kernel.
-        times_while_compiling: Whether it times kernels before its code is ready, and not when that first runs.
-    """
+    function: str  # package.module:function; the worker imports it, the emitter copies its source
+    arguments: tuple[Hashable, ...] = ()  # after the model
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """The settings of a training step that techniques change; the defaults are the plain loop."""
+
+    resident_data: bool = False  # the data set lies on the device and is augmented there
+    loader_workers: bool = False  # as many loader processes as help, kept from epoch to epoch
+    pinned_transfer: bool = False  # batches are copied from page-locked memory while the host goes on
+    channels_last: bool = False
+    cudnn_search: bool = False  # torch.backends.cudnn.benchmark
+    optimizer_arguments: tuple[tuple[str, bool], ...] = ()  # `fused` or `foreach`
+    scales_on_device: bool = False  # dynamic loss scaling decides on the device whether a step is skipped
+    reads_loss: bool = True  # the host may read the loss each step, if the source does
+    model_changes: tuple[ModelChange, ...] = ()
+    num_channels: int | None = None  # images are padded to so many channels
+    loss_chunks: int = 1  # parts that decoder and loss are computed in, without keeping logits
+    compile_mode: str | None = None  # of torch.compile; None compiles nothing
+    compiled_update: bool = False  # what follows backward is one compiled function
+    coalesced_reduce: bool = False  # ranks average all gradients at once after backward
+    cuda_graph: bool = False
+    steps_per_launch: int = 1
+
+    @property
+    def reads_rates_on_device(self) -> bool:
+        """Return whether a learning rate that changes has to be a tensor: a number would be captured or compiled in."""
+        return self.cuda_graph or self.compiled_update
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """Return a training run's recipe with these settings."""
+        loader = recipe.loader
+        if self.loader_workers:
+            workers = max(loader.num_workers, min(_MOST_WORKERS, len(os.sched_getaffinity(0))))
+            update = {"num_workers": workers, "persistent": True, "prefetch_batches": _BATCHES_AHEAD}
+            loader = loader.model_copy(update=update)
+        if self.pinned_transfer:
+            loader = loader.model_copy(update={"pin_memory": True, "non_blocking": True})
+        reads = recipe.read_loss_every_step and self.reads_loss
+        return recipe.model_copy(update={"loader": loader, "read_loss_every_step": reads})
+
+
+PLAIN = StepConfig()
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A change to the loop. An empty tuple of names fits all."""
 
     name: str
     summary: str
     cost: str
+    # What it does to the numbers. `bits`: nothing. `rounding`: the same formulas, rounded at other places or summed in
+    # another order. `draws`: other random numbers of the same distribution. `shape`: further weights.
     numerics: Numerics
-    settings: Mapping[str, Any] = field(hash=False)
-    needs: str = ""
+    settings: Mapping[str, Any] = field(hash=False)  # fields of `StepConfig`; `model_changes` add up
+    needs: str = ""  # in words, if that is more than the other fields say
+
+    # Which trials can have it.
     devices: tuple[str, ...] = ("cpu", "cuda")
     kinds: tuple[TrialKind, ...] = ("steady", "training")
     units: tuple[Unit, ...] = ("images", "tokens", "samples")
-    optimizers: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()  # of torch.optim
     families: tuple[str, ...] = ()
-    acts_on: str = ""
-    absent_in: tuple[str, ...] = ()
-    requires: str = ""
-    required_on_several_gpus: str = ""
-    fits_user_models: bool = True
+    acts_on: str = ""  # the part of a model that it changes
+    absent_in: tuple[str, ...] = ()  # families, and beginnings of model names, without that part
+    requires: str = ""  # another technique
+    required_on_several_gpus: str = ""  # the technique that it requires there
+    fits_user_models: bool = True  # nothing is known of one before it is built; unfit layers are refused then
     excludes: tuple[str, ...] = ()
     needs_triton: bool = False
     only_on_several_gpus: bool = False
-    why_not: Callable[[TrialSpec], str | None] | None = None
+    why_not: Callable[[TrialSpec], str | None] | None = None  # the reason, for conditions beyond membership
     sets: tuple[str, ...] = ()
+
+    # How a search uses it.
     rank: Rank = Rank.CHEAP
-    tried_after: str = ""
-    tried_with: tuple[str, ...] = ()
-    interacts_with: tuple[str, ...] = ()
-    removes_waiting: bool = False
-    probes: Literal["", "launches", "data"] = ""
-    compile_cost: float = 0.0
-    times_kernels: bool = False
-    times_while_compiling: bool = False
+    tried_after: str = ""  # a technique that the loop must have first
+    tried_with: tuple[str, ...] = ()  # tried together with it, too: one alone may not pay
+    interacts_with: tuple[str, ...] = ()  # change what this one gains; it is tried again after them
+    removes_waiting: bool = False  # the device's, at any precision
+    probes: Literal["", "launches", "data"] = ""  # what a search measures by it on a loop
+    compile_cost: float = 0.0  # in times what `compile` takes
+    times_kernels: bool = False  # in the first step, to keep the fastest; all that compiles does, in Inductor
+    times_while_compiling: bool = False  # before its code is ready, not when that first runs
 
     @property
     def changes_model(self) -> bool:
         """Return whether the model is another one; such a technique is taken only if it is named."""
         return self.numerics == "shape"
-
-
-# Conditions that are more than membership
 
 
 def _reads_nothing(spec: TrialSpec) -> str | None:
@@ -199,14 +212,7 @@ def _is_aligned(spec: TrialSpec) -> str | None:
     return None if width % 8 else f"finds nothing to do: a width of {width} is a multiple of 8 already"
 
 
-def optimizer_of(spec: TrialSpec) -> str:
-    """Return the name of the optimizer that a trial steps with."""
-    if spec.recipe is not None and spec.recipe.optimizer is not None:
-        return spec.recipe.optimizer.name
-    return find_workload(spec.workload).optimizer.name
-
-
-_WIDTH_MULTIPLE = _VOCABULARY_MULTIPLE = 64
+_MULTIPLE = 64
 _PADDING = "castwise.worker.techniques.padding"
 _FIRST_CONV = "castwise.worker.techniques.first_conv"
 _GRAPH = {"cuda_graph": True, "reads_loss": False, "scales_on_device": True}
@@ -344,7 +350,7 @@ TECHNIQUES: list[Technique] = [
         numerics="shape",
         families=("rnn_lm",),
         fits_user_models=False,
-        settings=_model_change(f"{_PADDING}:pad_decoder", _VOCABULARY_MULTIPLE),
+        settings=_model_change(f"{_PADDING}:pad_decoder", _MULTIPLE),
     ),
     Technique(
         name="pad-hidden",
@@ -354,7 +360,7 @@ TECHNIQUES: list[Technique] = [
         numerics="shape",
         families=("rnn_lm",),
         fits_user_models=False,
-        settings=_model_change(f"{_PADDING}:pad_hidden", _WIDTH_MULTIPLE),
+        settings=_model_change(f"{_PADDING}:pad_hidden", _MULTIPLE),
         why_not=_is_aligned,
     ),
     Technique(
@@ -509,13 +515,12 @@ TECHNIQUES: list[Technique] = [
     ),
 ]
 
-# What a user may look for among the techniques and every trial does.
-ALREADY_DEFAULT: dict[str, str] = {
-    "set-to-none": "gradients are set to None, as torch does since 2.0",
-    "zero-grad-none": "gradients are set to None, as torch does since 2.0",
-}
+# Users may look for these among the techniques; every trial has them.
+_ALREADY_DEFAULT = dict.fromkeys(
+    ("set-to-none", "zero-grad-none"), "gradients are set to None, as torch does since 2.0"
+)
 
-# Names for several at once: the plan takes those that apply to a trial, and its spec names them.
+# Names for several techniques: a plan takes those that a trial can have, and its spec names them.
 SETS: dict[str, tuple[str, ...]] = {
     name: tuple(row.name for row in TECHNIQUES if name in row.sets) for name in (TUNED, COMPILED)
 }
@@ -528,8 +533,8 @@ def find_technique(name: str) -> Technique:
         UsageError: No row has the name; the message offers the nearest, or says that the plain loop has it.
     """
     wanted = name.strip().lower()
-    if wanted in ALREADY_DEFAULT:
-        raise UsageError(f"'{name}' is no technique: {ALREADY_DEFAULT[wanted]}. Leave it out.")
+    if wanted in _ALREADY_DEFAULT:
+        raise UsageError(f"'{name}' is no technique: {_ALREADY_DEFAULT[wanted]}. Leave it out.")
     for row in TECHNIQUES:
         if wanted == row.name:
             return row
@@ -573,13 +578,7 @@ def for_one_gpu(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def normalize_for_world_size(names: Sequence[str], world_size: int, most_gpus: int) -> tuple[str, ...]:
-    """Return the techniques of a loop on some GPUs that is compared with the same one on others.
-
-    Args:
-        names: What was asked for.
-        world_size: The GPUs.
-        most_gpus: The most that it runs on; if that is one as well, what was asked for is returned.
-    """
+    """Return the techniques of a loop on some GPUs that is compared with the same one on others."""
     return for_one_gpu(names) if world_size == 1 < most_gpus else tuple(names)
 
 
@@ -607,11 +606,6 @@ def parse_techniques(text: str) -> tuple[str, ...]:
 def join(names: Sequence[str]) -> str:
     """Return techniques as users write them: `channels-last+compile`, or `none`."""
     return _JOIN.join(names) or NONE
-
-
-def keeps_data_on_device(names: Iterable[str]) -> bool:
-    """Return whether one of these techniques keeps a training run's data set on the device."""
-    return any("resident_data" in row.settings for row in rows_of(names))
 
 
 def compiles(names: Iterable[str]) -> bool:
@@ -658,3 +652,76 @@ def needs_of(row: Technique) -> str:
     if row.excludes:
         needs.append(f"not together with {', '.join(row.excludes)}")
     return "; ".join(needs) or "–"
+
+
+def optimizer_of(spec: TrialSpec) -> str:
+    """Return the name of the optimizer that a trial steps with."""
+    if spec.recipe is not None and spec.recipe.optimizer is not None:
+        return spec.recipe.optimizer.name
+    return find_workload(spec.workload).optimizer.name
+
+
+def resolve(names: Sequence[str], spec: TrialSpec, sets: Mapping[str, Sequence[str]] = SETS) -> TrialSpec:
+    """Return a spec with these techniques, and of the sets among them those members that it can have."""
+    named = {name for name in names if name not in sets}
+    members = rows_of(member for name in names for member in sets.get(name, ()))
+    if find_workload(spec.workload).family == "own":
+        # Nobody knows the user's optimizer yet, and a member that it refuses would take the set with it.
+        members = [row for row in members if "optimizer_arguments" not in row.settings]
+    taken: set[str] = set()
+    for row in members:  # one may need another, which comes before it
+        tried = spec.model_copy(update={"techniques": in_order({*taken, row.name})})
+        if why_unsupported(tried) is None:
+            taken.add(row.name)
+    return spec.model_copy(update={"techniques": in_order(named | taken)})
+
+
+def why_unsupported(spec: TrialSpec, capability: tuple[int, int] | None = None) -> str | None:
+    """Return why a trial cannot have one of its techniques, or None if it can have all.
+
+    Raises:
+        UsageError: A technique does not exist.
+    """
+    for name in spec.techniques:
+        reason = next(_reasons(find_technique(name), spec, capability), None)
+        if reason is not None:
+            return f"{name} {reason}"
+    return None
+
+
+def _reasons(row: Technique, spec: TrialSpec, capability: tuple[int, int] | None) -> Iterator[str]:
+    """Yield why a trial cannot have a technique; a reason holds only if none comes before it."""
+    for name in spec.techniques:
+        if name in row.excludes:
+            yield f"excludes {name}"
+    if spec.device_type not in row.devices:
+        yield f"needs a {'CUDA device' if spec.device_type == 'cpu' else 'CPU'}; this is {spec.device}"
+    if spec.kind not in row.kinds:
+        yield "changes how a training run reads its data; steady trials have theirs on the device"
+    if spec.world_size > 1 and row.required_on_several_gpus not in ("", *spec.techniques):
+        yield f"needs {row.required_on_several_gpus} if a step is spread; this one is over {spec.world_size_label}"
+    workload = find_workload(spec.workload)
+    if workload.family != "own":
+        yield from _misfits(row, spec, workload)
+    elif not row.fits_user_models:
+        yield "is for castwise's own workloads"
+    if row.requires and row.requires not in spec.techniques:
+        yield f"needs {row.requires}"
+    reason = row.why_not(spec) if row.why_not is not None else None
+    if reason is not None:
+        yield reason
+    if row.needs_triton and capability is not None and capability < _TRITON_CAPABILITY:
+        yield f"needs CUDA compute capability 7.0 or newer, for Triton; this GPU has {capability[0]}.{capability[1]}"
+
+
+def _misfits(row: Technique, spec: TrialSpec, workload: Workload) -> Iterator[str]:
+    """Yield why a technique is not for a workload of castwise's, or for its optimizer."""
+    if workload.unit not in row.units:
+        yield f"is for {' and '.join(row.units)}; {workload.name} has {workload.unit}"
+    if row.families and workload.family not in row.families:
+        yield f"is for recurrent language models; {workload.name} is none"
+    if row.optimizers and optimizer_of(spec) not in row.optimizers:
+        yield f"fits {', '.join(row.optimizers)}; torch has no such {optimizer_of(spec)}"
+    model = str(dict(workload.options).get("model", ""))
+    if workload.family in row.absent_in or (model and model.startswith(row.absent_in)):
+        yield f"finds nothing to do: {workload.name} has no {row.acts_on}"

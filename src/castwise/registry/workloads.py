@@ -1,7 +1,6 @@
 """The workloads castwise knows by name: one row each, data only; `worker/models/` builds them.
 
-Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each. Any other
-image model is named `torchvision:NAME` or `timm:NAME`, and a user's own model as in `spec/user_model.py`.
+Sources are the public benchmarks whose workloads these are; docs/workloads.md describes each.
 """
 
 from dataclasses import dataclass, replace
@@ -14,57 +13,32 @@ from castwise.spec.user_model import is_user_model, shown_name
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """An optimizer of `torch.optim` by class name, with its arguments.
-
-    Attributes:
-        name: The class.
-        arguments: Its arguments, by name.
-        group_rates: The learning rate of each of the task's layer groups, in their order; empty gives all weights
-            the arguments' own.
-    """
+    """An optimizer of `torch.optim` by class name, with its arguments."""
 
     name: str
     arguments: tuple[tuple[str, float | bool | tuple[float, float]], ...]
-    group_rates: tuple[float, ...] = ()
+    group_rates: tuple[float, ...] = ()  # learning rates of the task's layer groups, in their order; empty: the same
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with its data, loss and optimizer.
-
-    Attributes:
-        name: The name users write.
-        family: The module of `worker/models/` that builds it.
-        unit: What throughput counts.
-        batch_size: Samples per step on a GPU unless the user says otherwise; the source's own.
-        cpu_batch_size: The same on a CPU, small enough for steps of about a second.
-        input_shape: One sample's shape, channels first; empty for token sequences.
-        optimizer: The source's optimizer; docs/workloads.md says where its learning rate is another.
-        resident_batches: Synthetic batches that lie on the device and are used one after the other.
-        source: Where the workload comes from.
-        summary: One line on model and input.
-        num_parameters: Weights, if the source states them; tested.
-        macs_per_sample: Multiply-accumulates of one forward pass; None if the source does not state them.
-        clip_grad_norm: The norm that gradients are clipped to, or None.
-        data_sets: Real data sets it can be run on.
-        options: Arguments for the family's builder, as (name, value).
-    """
+    """A model with its data, loss and optimizer."""
 
     name: str
-    family: Family
+    family: Family  # the module of `worker/models/` that builds it
     unit: Unit
-    batch_size: int
-    cpu_batch_size: int
-    input_shape: tuple[int, ...]
-    optimizer: OptimizerSpec
-    resident_batches: int
+    batch_size: int  # of a step on a GPU, unless the user says otherwise; the source's own
+    cpu_batch_size: int  # small enough for steps of about a second
+    input_shape: tuple[int, ...]  # one sample's, channels first; empty for token sequences
+    optimizer: OptimizerSpec  # the source's; docs/workloads.md says where the learning rate is another
+    resident_batches: int  # synthetic batches that lie on the device and are used in turn
     source: str
     summary: str
-    num_parameters: int | None = None
-    macs_per_sample: int | None = None
+    num_parameters: int | None = None  # if the source states them; tested
+    macs_per_sample: int | None = None  # multiply-accumulates of one forward pass, if the source states them
     clip_grad_norm: float | None = None
-    data_sets: tuple[str, ...] = ()
-    options: tuple[tuple[str, str | int | float], ...] = ()
+    data_sets: tuple[str, ...] = ()  # real ones that it can be run on
+    options: tuple[tuple[str, str | int | float], ...] = ()  # arguments for the family's builder
 
     @property
     def pretrained(self) -> str | None:

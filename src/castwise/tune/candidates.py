@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from castwise.analysis.statistics import Estimate
 from castwise.records.schema import Environment
 from castwise.registry.precisions import find_precision
-from castwise.registry.technique_constraints import why_unsupported
-from castwise.registry.techniques import TECHNIQUES
+from castwise.registry.techniques import TECHNIQUES, why_unsupported
 from castwise.spec.trial import TrialSpec
 from castwise.spec.types import Numerics
 from castwise.tune.changes import (

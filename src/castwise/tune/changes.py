@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from castwise.registry.precisions import find_precision
-from castwise.registry.technique_constraints import resolve, why_unsupported
 from castwise.registry.techniques import (
     PRECISION,
     TECHNIQUES,
     Rank,
     exclude_each_other,
     find_technique,
+    resolve,
     rows_of,
     step_config_of,
+    why_unsupported,
 )
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec

@@ -13,7 +13,7 @@ from pydantic import validate_call
 from castwise.errors import CastwiseError, TechniqueError, UsageError
 from castwise.records.messages import Call, Failed, Progress, Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
-from castwise.registry.technique_constraints import why_unsupported
+from castwise.registry.techniques import why_unsupported
 from castwise.registry.workloads import find_workload
 from castwise.spec.frozen import FrozenModel
 from castwise.spec.trial import TrialSpec

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from castwise.errors import TechniqueError, UsageError
 from castwise.records.schema import Facts
 from castwise.registry.precisions import Precision
-from castwise.registry.step_config import PLAIN, StepConfig
+from castwise.registry.techniques import PLAIN, StepConfig
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.loss_scale import is_dynamic
 from castwise.worker.distributed import Peers

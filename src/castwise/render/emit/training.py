@@ -2,7 +2,7 @@
 
 from castwise.errors import UsageError
 from castwise.registry.datasets import imitated_data_set
-from castwise.registry.step_config import StepConfig
+from castwise.registry.techniques import StepConfig
 from castwise.render.emit.builder import ScriptBuilder
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from castwise.errors import UsageError
-from castwise.registry.step_config import StepConfig
+from castwise.registry.techniques import StepConfig
 from castwise.render.emit.builder import ScriptBuilder
 from castwise.spec.user_model import UserModel
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from castwise.registry.step_config import StepConfig
+from castwise.registry.techniques import StepConfig
 from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_map_tensors
 

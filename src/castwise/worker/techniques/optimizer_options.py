@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import SGD, Adadelta, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop, lr_scheduler
 
 from castwise.errors import TechniqueError
-from castwise.registry.step_config import StepConfig
+from castwise.registry.techniques import StepConfig
 from castwise.registry.workloads import OptimizerSpec
 
 # Those whose state begins at zero, so that a skipped first step leaves zeros.
