@@ -8,25 +8,16 @@ from castwise.registry.precisions import Precision
 
 @dataclass(frozen=True)
 class Snippet:
-    """One line of a framework that does what a precision does.
-
-    Attributes:
-        framework: The framework's name.
-        code: The line; empty if the framework has no such mode.
-    """
+    """One line of a framework that does what a precision does."""
 
     framework: str
-    code: str
+    code: str  # empty if the framework has no such mode
 
 
 def framework_snippets(row: Precision, device_type: str, facts: Facts | None = None) -> tuple[Snippet, ...]:
     """Return a line for Lightning, Accelerate and transformers each, with the trial's clipping and accumulation.
 
-    Args:
-        row: The precision.
-        device_type: "cpu" or "cuda". The frameworks take the GPU by themselves and have to be told to use a CPU:
-            TrainingArguments refuse bf16 there otherwise.
-        facts: What the trial ran; None leaves clipping and accumulation out.
+    The frameworks use a GPU unasked and have to be told to use a CPU: TrainingArguments refuse bf16 there otherwise.
     """
     names = row.frameworks
     on_cpu = device_type == "cpu"
@@ -76,40 +67,27 @@ def pytorch_code(row: Precision, device_type: str, facts: Facts | None = None) -
 
     Gradients are unscaled before they are clipped. Unscaling, clipping, stepping and the scale's update come once for
     each optimizer step, after the backward pass of its last batch.
-
-    Args:
-        row: The precision.
-        device_type: "cpu" or "cuda".
-        facts: What the trial ran; None leaves clipping and accumulation out.
     """
     lines = row.code.replace("{device!r}", f'"{device_type}"').splitlines()
     if facts is None or not any(".backward()" in line for line in lines):
         return "\n".join(lines)
-    if facts.accumulate > 1:
-        lines = _accumulated(lines, facts.accumulate)
+    if facts.accumulate > 1:  # forward and backward become a loop over the batches of one step; the loss is their mean
+        last = next(index for index, line in enumerate(lines) if ".backward()" in line)
+        first = next(index for index, line in enumerate(lines) if line.startswith(("with torch.autocast", "loss =")))
+        head = f"for x, y in batches:  # {facts.accumulate} for one optimizer step"
+        body = [f"    {_divided(line, facts.accumulate)}" for line in lines[first : last + 1]]
+        lines = [*lines[:first], head, *body, *lines[last + 1 :]]
     if facts.clip_grad_norm is not None:
-        lines = _clipped(lines, facts.clip_grad_norm)
+        step = next(i for i, line in enumerate(lines) if line.endswith((".step(optimizer)", "optimizer.step()")))
+        tensors = "masters" if any(line.startswith("masters =") for line in lines) else "model.parameters()"
+        clipping = [f"torch.nn.utils.clip_grad_norm_({tensors}, {facts.clip_grad_norm:g})"]
+        if "scaler" in lines[step]:
+            clipping.insert(0, "scaler.unscale_(optimizer)")
+        lines = [*lines[:step], *clipping, *lines[step:]]
     return "\n".join(lines)
-
-
-def _accumulated(lines: list[str], count: int) -> list[str]:
-    """Put forward and backward into a loop over the batches of one optimizer step; the loss is their mean."""
-    last = next(index for index, line in enumerate(lines) if ".backward()" in line)
-    first = next(index for index, line in enumerate(lines) if line.startswith(("with torch.autocast", "loss =")))
-    body = ["    " + _divided(line, count) for line in lines[first : last + 1]]
-    return [*lines[:first], f"for x, y in batches:  # {count} for one optimizer step", *body, *lines[last + 1 :]]
 
 
 def _divided(line: str, count: int) -> str:
     """Divide the loss by the number of batches, if this is the line that computes it."""
     code, comment, rest = line.partition("  #")
     return f"{code} / {count}{comment}{rest}" if code.lstrip().startswith("loss = ") else line
-
-
-def _clipped(lines: list[str], norm: float) -> list[str]:
-    step = next(index for index, line in enumerate(lines) if line.endswith((".step(optimizer)", "optimizer.step()")))
-    tensors = "masters" if any(line.startswith("masters =") for line in lines) else "model.parameters()"
-    clipping = [f"torch.nn.utils.clip_grad_norm_({tensors}, {norm:g})"]
-    if "scaler" in lines[step]:
-        clipping.insert(0, "scaler.unscale_(optimizer)")
-    return [*lines[:step], *clipping, *lines[step:]]

@@ -30,34 +30,23 @@ _LONG_ENOUGH_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy of a trial.
+    """The energy of a trial, with a 95 % interval."""
 
-    Attributes:
-        joules_per_unit: From sustained steps: mean power × the time of a step. Without them: energy of all blocks over
-            units of all blocks.
-        low: The lower end of its 95 % interval: how late a counter's tick may be seen; without sustained steps by
-            Student's t over blocks, None if they are too few.
-        high: The upper end.
-        source: The driver's counter, read over sustained steps or over each block; or mean power × time if the counter
-            is not known for every block.
-        power_watts: Mean power of one GPU.
-    """
-
-    joules_per_unit: float
-    low: float | None
-    high: float | None
+    joules_per_unit: float  # of sustained steps: mean power × step time; else energy of all blocks ÷ their units
+    low: float | None  # how late a counter's tick may be seen; without sustained steps Student's t over blocks
+    high: float | None  # None, as is `low`, if the blocks are too few
     source: Source
-    power_watts: float
+    power_watts: float  # mean of one GPU
 
 
-def energy_of(trial: Trial) -> Energy | None:
-    """Return a trial's energy with its interval; None if no reading has it."""
-    return _sustained_energy(trial) or _energy_of_blocks(trial, has_interval=True)
+def energy_of(trial: Trial, *, has_interval: bool = True) -> Energy | None:
+    """Return a trial's energy; None if no reading has it. The interval of blocks needs scipy, which imports slowly."""
+    return _sustained_energy(trial) or _energy_of_blocks(trial, has_interval=has_interval)
 
 
 def joules_per_unit(trial: Trial) -> float | None:
-    """Return joules per image, token or sample of a trial, without the interval; None if no reading has them."""
-    energy = _sustained_energy(trial) or _energy_of_blocks(trial, has_interval=False)
+    """Return joules per image, token or sample of a trial; None if no reading has them."""
+    energy = energy_of(trial, has_interval=False)
     return None if energy is None else energy.joules_per_unit
 
 
@@ -156,15 +145,10 @@ def _units(trial: Trial) -> list[tuple[TelemetrySummary, int]]:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices in one currency; None if the user gave none.
-
-    Attributes:
-        per_kwh: Of a kilowatt-hour.
-        per_gpu_hour: Of a GPU for an hour, its electricity included.
-    """
+    """Prices in one currency; None if the user gave none."""
 
     per_kwh: float | None = None
-    per_gpu_hour: float | None = None
+    per_gpu_hour: float | None = None  # its electricity included
 
     def __bool__(self) -> bool:
         """Return whether any price is known."""
@@ -183,21 +167,13 @@ class Prices:
 
 @dataclass(frozen=True)
 class EpochCost:
-    """What training on a number of samples takes, on all GPUs of a trial together.
-
-    Attributes:
-        samples: How many.
-        seconds: The time it takes at the trial's throughput.
-        joules: The GPUs' energy, without the rest of the machine; None if it was not measured.
-        energy_cost: Of that energy, in the prices' currency; None without a price per kWh or without the energy.
-        gpu_hour_cost: Of the GPUs for that time; None without a price per GPU hour.
-    """
+    """What training on some samples takes, on all GPUs of a trial together; costs are in the prices' currency."""
 
     samples: int
-    seconds: float
-    joules: float | None
-    energy_cost: float | None
-    gpu_hour_cost: float | None
+    seconds: float  # at the trial's throughput
+    joules: float | None  # the GPUs', without the rest of the machine; None if it was not measured
+    energy_cost: float | None  # None without a price per kWh or without the energy
+    gpu_hour_cost: float | None  # None without a price per GPU hour
 
 
 def cost_of(trial: Trial, samples: int, prices: Prices) -> EpochCost | None:

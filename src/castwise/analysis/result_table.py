@@ -82,11 +82,7 @@ def group_of(trial: Trial) -> tuple[str, str]:
 def compare(trials: Sequence[Trial], margin: float = MARGIN) -> list[Row]:
     """Return a row for each configuration, in the order of their first trials, relative to fp32 in the same group.
 
-    A baseline that did not end `ok` gives no ratios.
-
-    Args:
-        trials: The trials of one job or of several.
-        margin: How far from 1 a speed-up still is "the same".
+    A baseline that did not end `ok` gives no ratios. A speed-up within the margin around 1 is "the same".
     """
     configurations: dict[tuple[str, str], list[Trial]] = {}
     groups: dict[tuple[str, str], list[Trial]] = {}

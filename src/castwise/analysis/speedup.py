@@ -26,12 +26,7 @@ def speedup_estimate(baselines: Sequence[Trial], trials: Sequence[Trial]) -> Est
     """Return the speed-up of one configuration over another, None if either was not measured.
 
     Each session gives one ratio, the pseudomedian over its blocks. If the two never shared a session (they do not fit
-    into memory together), or only once while both have more processes, drift does not cancel, and the ratio is that of
-    two independent means.
-
-    Args:
-        baselines: The trials of the baseline's configuration.
-        trials: The trials of the other.
+    into memory together), or only once while both have more processes, the ratio is that of two independent means.
     """
     baselines = [trial for trial in baselines if was_timed(trial)]
     trials = [trial for trial in trials if was_timed(trial)]
@@ -76,12 +71,7 @@ def step_estimate(trials: Sequence[Trial]) -> Estimate | None:
 
 
 def rate_estimate(trials: Sequence[Trial], step: Estimate | None) -> Estimate | None:
-    """Return the units a second of one configuration over its processes, None if nothing was timed.
-
-    Args:
-        trials: The configuration's trials.
-        step: Its seconds a step, by `step_estimate`.
-    """
+    """Return the units a second of one configuration, from its `step_estimate`; None if nothing was timed."""
     facts = next((trial.facts for trial in trials if trial.facts is not None), None)
     if step is None or facts is None:
         return None
@@ -102,12 +92,7 @@ def was_timed(trial: Trial) -> bool:
 def comparison_key(trial: Trial, *fields: str, **parts: dict[str, Any]) -> tuple[str, str]:
     """Return what a trial shares with those it can be compared with: the machine, and its spec but for some fields.
 
-    The number of its repeat and the time limit never enter.
-
-    Args:
-        trial: The trial.
-        *fields: Fields of the spec in which the others may differ.
-        **parts: Parts of fields in which they may, in the form of pydantic's `exclude`.
+    The number of its repeat and the time limit never enter. Parts of fields are in the form of pydantic's `exclude`.
     """
     exclude: dict[str, Any] = {**dict.fromkeys(fields, True), "repeat": True, **parts}
     return (trial.environment.fingerprint, trial.spec.without_timeout.model_dump_json(exclude=exclude))

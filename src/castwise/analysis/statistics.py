@@ -1,12 +1,7 @@
-"""Figures with intervals: the process is the replicate, and each process gives one value.
+"""Figures with intervals: the process is the replicate, and each process gives one value, its pseudomedian.
 
-Blocks of one process agree better than two processes of the same configuration do, because of where tensors lie in
-memory and which algorithm a library picked (docs/method.md says by how much on an H200). An interval from blocks alone
-calls equal configurations different. Here every process gives one number, its pseudomedian, and the interval is
-Student's over the processes' logarithms. It includes both sources of noise, and needs no model of how blocks depend on
-each other.
-
-Source: Student, "The probable error of a mean", Biometrika 6 (1908); the choice of the level: `LEVEL`.
+Blocks of one process agree better than two processes do, so an interval from blocks alone calls equal configurations
+different. Here it is Student's over the processes' logarithms (Biometrika 6, 1908), at the level `LEVEL`.
 """
 
 import math
@@ -35,19 +30,12 @@ _PSEUDOMEDIAN_OVER_MEAN = 1.0233  # the standard error of a normal sample's pseu
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval.
-
-    Attributes:
-        value: The figure.
-        low: The lower end; NaN if only one process was measured.
-        high: The upper end; the same.
-        n: The number of processes.
-    """
+    """A figure and its 95 % interval."""
 
     value: float
-    low: float
+    low: float  # NaN, as is `high`, if only one process was measured
     high: float
-    n: int
+    n: int  # processes
 
     @property
     def half_width(self) -> float:
@@ -59,17 +47,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a ratio of speeds.
-
-    Attributes:
-        kind: faster, slower, same (the whole interval lies within the margin), inconclusive, or incomparable.
-        reason: Why, in a sentence.
-        ratio: The speed-up; None if the two cannot be compared.
-    """
+    """The verdict on a ratio of speeds."""
 
     kind: VerdictKind
-    reason: str
-    ratio: Estimate | None
+    reason: str  # a sentence
+    ratio: Estimate | None  # the speed-up; None if the two cannot be compared
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
@@ -87,42 +69,26 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
-    """Return how many standard errors an interval reaches to either side, at these degrees of freedom.
-
-    Args:
-        freedom: Degrees of freedom.
-        level: The share of intervals that is to contain the true value; the default suits the stop rule.
-    """
+    """Return how many standard errors an interval of this level reaches to either side, at these degrees of freedom."""
     from scipy.special import stdtrit  # takes half a second to import; only figures of several processes need it
 
     return float(stdtrit(freedom, 0.5 + level / 2))
 
 
 def paired_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
-    """Return how many times as long the baseline's steps take, from the blocks of one session.
+    """Return how many times as long the baseline's steps take, from one session's seconds per step of each block.
 
-    Blocks of one number ran within moments of each other, so that what drifts (clock, temperature, neighbours) affects
-    both alike and cancels; the pseudomedian over blocks ignores what disturbed one of them by chance.
-
-    Args:
-        baseline: Seconds a step of each block.
-        candidate: The same of the other configuration; if one ended early, the blocks that both have count.
-
-    Returns:
-        The ratio; None if they share no block.
+    Blocks of one number ran within moments of each other, so drift (clock, temperature, neighbours) cancels; the
+    pseudomedian ignores a block that was disturbed by chance. Only blocks that both have count; None if there is none.
     """
     ratios = [before / after for before, after in zip(baseline, candidate, strict=False)]
     return pseudomedian(ratios) if ratios else None
 
 
 def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> Estimate:
-    """Return how many times as long the baseline takes, from processes of different sessions, with Welch's interval.
+    """Return how many times as long the baseline takes, from seconds of processes that share no session.
 
-    It is the ratio of two geometric means. If a side has one process only there is no interval.
-
-    Args:
-        baseline: Positive seconds, one for each process; at least one.
-        candidate: The same of the other side.
+    It is the ratio of two geometric means, with Welch's interval; there is none if a side has one process only.
     """
     found = mean_difference([math.log(value) for value in candidate], [math.log(value) for value in baseline])
     n = min(len(baseline), len(candidate))
@@ -131,16 +97,10 @@ def independent_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> 
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much the mean of some numbers is above that of others, with its interval.
-
-    Attributes:
-        value: The difference.
-        low: The lower end; NaN if a side has one number only.
-        high: The upper end; the same.
-    """
+    """By how much the mean of some numbers is above that of others, with its interval."""
 
     value: float
-    low: float
+    low: float  # NaN, as is `high`, if a side has one number only
     high: float
 
 
@@ -148,11 +108,6 @@ def mean_difference(before: Sequence[float], after: Sequence[float], level: floa
     """Return by how much the mean of independent numbers is above that of others, with Welch's interval.
 
     Source: B. L. Welch, "The generalization of 'Student's' problem ...", Biometrika 34 (1947).
-
-    Args:
-        before: The others; at least one.
-        after: At least one.
-        level: The share of intervals that is to contain the true value; see `student_quantile`.
     """
     value = statistics.fmean(after) - statistics.fmean(before)
     if min(len(before), len(after)) < MIN_PROCESSES:
@@ -171,11 +126,6 @@ def paired_difference(before: Sequence[float], after: Sequence[float], level: fl
     """Return the mean of the differences within pairs of numbers, with Student's interval.
 
     What both of a pair share, such as the weights that two runs began with, cancels.
-
-    Args:
-        before: The others; at least one.
-        after: As many, in the same order.
-        level: The share of intervals that is to contain the true value; see `student_quantile`.
     """
     return _mean([own - other for other, own in zip(before, after, strict=True)], level)
 
@@ -192,14 +142,10 @@ def _mean(values: Sequence[float], level: float) -> Difference:
 def pseudomedian(values: Sequence[float]) -> float:
     """Return the median of the means of all pairs, each value paired with itself too; of three or fewer, the median.
 
-    Up to 29 % of the values may be outliers (up to half for the median), and it is nearly as precise as the mean. If
-    step times alternate between two speeds, as in a loop that waits for its device once a step, the median is one of
-    the two by chance; the pseudomedian lies between them, as the mean does.
+    Up to 29 % of the values may be outliers, and it is nearly as precise as the mean. If step times alternate between
+    two speeds, the median is one of the two by chance; the pseudomedian lies between them.
 
     Source: J. L. Hodges and E. L. Lehmann, "Estimates of location based on rank tests", Ann. Math. Stat. 34 (1963).
-
-    Args:
-        values: At least one.
     """
     return _pseudomedian(tuple(values))
 
@@ -217,14 +163,10 @@ def _pseudomedian(values: tuple[float, ...]) -> float:
 
 
 def noise_of(seconds: Sequence[float], lengths: Sequence[float] = ()) -> float:
-    """Return the standard deviation of a process's blocks as a share of their median, from their quartiles.
+    """Return the standard deviation of a process's blocks (seconds per step) as a share of their median.
 
-    0 if there are too few of them.
-
-    Args:
-        seconds: Seconds a step of each block.
-        lengths: How many times as long as the shortest each block is; its noise counts as that of so many blocks. Empty
-            if all are alike.
+    It is computed from their quartiles, and 0 if there are too few. If `lengths` are given, a block that is n times as
+    long as the shortest counts with the noise of n blocks.
     """
     if len(seconds) < FEWEST_BLOCKS:
         return 0.0
@@ -239,9 +181,6 @@ def between_process_std(seconds: Sequence[float]) -> float:
     """Return the standard deviation of the step times of a configuration's processes, as a share of them.
 
     It includes the machine's drift from one process to the next. 0 with fewer than three processes.
-
-    Args:
-        seconds: Positive seconds a step, one for each process.
     """
     if len(seconds) < _FEWEST_FOR_STD:
         return 0.0
@@ -249,13 +188,9 @@ def between_process_std(seconds: Sequence[float]) -> float:
 
 
 def required_blocks(noise: float, tolerance: float = TOLERANCE) -> float:
-    """Return how many blocks of this noise give a pseudomedian with this standard error.
+    """Return how many blocks of this noise give a pseudomedian with this standard error, as a share of the step time.
 
     The default is far below the difference between two processes; from there on another process is worth more.
-
-    Args:
-        noise: The `noise_of` a process of the configuration.
-        tolerance: The standard error, as a share of the step time.
     """
     return (_PSEUDOMEDIAN_OVER_MEAN * noise / tolerance) ** 2
 
@@ -263,11 +198,7 @@ def required_blocks(noise: float, tolerance: float = TOLERANCE) -> float:
 def verdict_of(ratio: Estimate, margin: float = 0.01) -> Verdict:
     """Return the verdict on a speed-up.
 
-    "Same" is a finding, that the whole interval lies within the margin, and not the lack of one.
-
-    Args:
-        ratio: The speed-up with its interval.
-        margin: How far from 1 a speed-up still counts as the same.
+    "Same" is a finding: the whole interval lies within the margin around 1.
     """
     if math.isinf(ratio.half_width):
         processes = "1 process" if ratio.n == 1 else f"{ratio.n} processes"

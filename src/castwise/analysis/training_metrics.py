@@ -28,18 +28,11 @@ NO_TIME: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Split:
-    """How the wall time of a run's counted epochs divides, in seconds.
+    """How the wall time of a run's counted epochs divides, in seconds."""
 
-    Attributes:
-        start: The first step: libraries are loaded, algorithms searched, code compiled in it.
-        data: Waiting for batches; 0 if the record does not separate it from waiting for the device.
-        train: The steps but the first, batches brought to the device included.
-        validation: The passes over the validation data.
-    """
-
-    start: float
-    data: float
-    train: float
+    start: float  # the first step, which loads libraries, searches algorithms and compiles
+    data: float  # waiting for batches; 0 if the record does not separate it from waiting for the device
+    train: float  # the other steps, batches brought to the device included
     validation: float
 
     @property
@@ -50,38 +43,21 @@ class Split:
 
 @dataclass(frozen=True)
 class Run:
-    """One training trial's figures.
-
-    Attributes:
-        trial: The trial.
-        split: How its time divides; None if no epoch ended.
-        throughput: Units per second of all GPUs while training, waits for data included, without the epochs and
-            batches that the recipe does not count.
-        speedup: Over float32 at the same batch; see `speedup`. None without such a run.
-        throughput_ratio: Throughput over that run's; None without it.
-        efficiency: Throughput over that of as many single GPUs; None on one GPU or without the single one.
-        accuracy: After the last epoch; None without validation.
-        best_accuracy: After the epoch of the lowest validation loss.
-        perplexity: After the last epoch, of a language model; None for classifiers.
-        skipped_steps: Steps that loss scaling skipped.
-        peak_allocated_bytes: Peak of what tensors held.
-        peak_reserved_bytes: Peak of what the allocator held.
-        driver_used_bytes: In use on the device at the end, as the driver reports it.
-    """
+    """One training trial's figures; ratios are None without the run that they are relative to."""
 
     trial: Trial
-    split: Split | None
-    throughput: float | None
-    speedup: float | None
-    throughput_ratio: float | None
-    efficiency: float | None
-    accuracy: float | None
-    best_accuracy: float | None
-    perplexity: float | None
+    split: Split | None  # None if no epoch ended
+    throughput: float | None  # units per second of all GPUs, waits for data included, in what the recipe counts
+    speedup: float | None  # over float32 at the same batch
+    throughput_ratio: float | None  # the same of throughputs
+    efficiency: float | None  # throughput over that of as many single GPUs; None on one GPU
+    accuracy: float | None  # after the last epoch; None without validation
+    best_accuracy: float | None  # after the epoch of the lowest validation loss
+    perplexity: float | None  # after the last epoch of a language model
     skipped_steps: int
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
-    driver_used_bytes: int | None
+    driver_used_bytes: int | None  # on the device at the end
 
 
 def runs(trials: Iterable[Trial]) -> list[Run]:

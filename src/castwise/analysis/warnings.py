@@ -1,6 +1,6 @@
-"""Warnings about a trial's figures: one closed list, from the trial's record alone.
+"""Warnings about a trial's figures: one closed list, from the trial's record alone. They change no figure.
 
-If the record does not have what a warning needs, there is none. A trial with warnings keeps its figures.
+A record that lacks what a warning needs gives none.
 """
 
 import statistics
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analysis import steady_metrics
-from castwise.records.schema import TelemetrySummary, Trial
+from castwise.records.schema import Trial
 from castwise.spec.quantities import format_share
 
 WarningName = Literal[
@@ -30,8 +30,6 @@ WarningName = Literal[
 NOISE = 0.05
 # Boost clocks change with temperature in steps of 15 MHz, 1 % of 1.5 GHz; a few steps are normal.
 CLOCK_SHORTFALL = 0.05
-# As much as noise.
-FIRST_BLOCK_EXCESS = NOISE
 # The fewest values whose range contains the median in 95 % of cases: 1 - 2 (1/2)^6 = 0.97; for five it is 0.94.
 FEWEST_BLOCKS = 6
 # On any machine some task waits now and then; from a fifth of the time on it is likely the training loop.
@@ -39,7 +37,7 @@ PRESSURE = 0.2
 # If the kernel does not count pressure: 1.5 runnable tasks for each CPU.
 LOAD = 1.5
 # The share of the CPUs' time that a hypervisor takes away slows the host by as much.
-STEAL = NOISE
+STEAL = 0.05
 # A GPU that warms up by this drops one clock step.
 TEMPERATURE_RISE_CELSIUS = 5.0
 # Warm-up ends when step times agree within 2 % (docs/method.md).
@@ -47,8 +45,38 @@ DRIFT = 0.02
 
 # The reasons that hold a clock down; the others are idleness and settings. Source: nvml.h.
 _THROTTLING = ("sw_power_cap", "hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-_THERMAL = ("sw_thermal_slowdown", "hw_thermal_slowdown")
-_SETTINGS = ("applications_clocks_setting", "sync_boost", "display_clock_setting")
+# The cause and the advice for the first of these groups that has a trial's reason.
+_WHY_THROTTLED = (
+    (
+        ("sw_thermal_slowdown", "hw_thermal_slowdown"),
+        "the GPU is too hot for its clock",
+        "better cooling, or pauses between trials",
+    ),
+    (
+        ("hw_power_brake_slowdown",),
+        "the machine's power supply asked for less",
+        "fewer GPUs at work in this machine, or another supply",
+    ),
+    (
+        ("sw_power_cap",),
+        "the power limit sets the clock, which is normal for a big GPU under full load",
+        "nothing if the limit is the board's own; else raise it (nvidia-smi -pl)",
+    ),
+    (
+        ("hw_slowdown",),
+        "the hardware halved its clock, for heat or power",
+        "look at nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    ),
+)
+_WHY_BELOW_BOOST = (
+    (_THROTTLING, "the throttling above", "see there"),
+    (
+        ("applications_clocks_setting", "sync_boost", "display_clock_setting"),
+        "the clocks were set by hand",
+        "nvidia-smi -rgc -rac resets them",
+    ),
+    (("gpu_idle",), "the GPU waits for the host, and saves power", "larger batches, torch.compile or CUDA graphs"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +87,9 @@ class TrialWarning:
     seen: str
     cause: str
     advice: str
+
+
+_Found = tuple[str, str, str] | None  # what was seen, its likely cause, what to try
 
 
 def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
@@ -74,10 +105,10 @@ def warnings_of_all(trials: Sequence[Trial]) -> list[TrialWarning]:
 
 def warnings_of(trial: Trial) -> list[TrialWarning]:
     """Return a trial's warnings, in the list's order."""
-    return [warning for check in _CHECKS if (warning := check(trial)) is not None]
+    return [TrialWarning(name, *found) for name, check in _CHECKS.items() if (found := check(trial)) is not None]
 
 
-def _throttled(trial: Trial) -> TrialWarning | None:
+def _throttled(trial: Trial) -> _Found:
     counts = Counter(reason for reading in trial.readings for reason in reading.throttle_reasons or ())
     held = {reason: counts[reason] for reason in _THROTTLING if counts[reason]}
     if not held:
@@ -93,20 +124,7 @@ def _throttled(trial: Trial) -> TrialWarning | None:
     slowdown = steady_metrics.sustained_slowdown(trial)
     if slowdown is not None:
         seen += f"; sustained steps took {format_share(slowdown)} longer than those in the blocks"
-    return TrialWarning("throttled", seen, *_why_throttled(set(held)))
-
-
-def _why_throttled(held: set[str]) -> tuple[str, str]:
-    if held & set(_THERMAL):
-        return "the GPU is too hot for its clock", "better cooling, or pauses between trials"
-    if "hw_power_brake_slowdown" in held:
-        return "the machine's power supply asked for less", "fewer GPUs at work in this machine, or another supply"
-    if "sw_power_cap" in held:
-        return (
-            "the power limit sets the clock, which is normal for a big GPU under full load",
-            "nothing if the limit is the board's own; else raise it (nvidia-smi -pl)",
-        )
-    return "the hardware halved its clock, for heat or power", "look at nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+    return next((seen, cause, advice) for reasons, cause, advice in _WHY_THROTTLED if held.keys() & set(reasons))
 
 
 def _on_gpus(trial: Trial, name: str) -> str:
@@ -121,7 +139,7 @@ def _on_gpus(trial: Trial, name: str) -> str:
     return f" on {', '.join(sorted({device for devices in affected for device in devices}))}"
 
 
-def _clock_below_boost(trial: Trial) -> TrialWarning | None:
+def _clock_below_boost(trial: Trial) -> _Found:
     most = trial.gpu_facts.max_sm_clock_hertz if trial.gpu_facts is not None else None
     clocks = [reading.sm_clock_hertz for reading in trial.readings if reading.sm_clock_hertz is not None]
     if not most or not clocks or statistics.fmean(clocks) >= (1 - CLOCK_SHORTFALL) * most:
@@ -129,72 +147,62 @@ def _clock_below_boost(trial: Trial) -> TrialWarning | None:
     slowest = ", of the slowest GPU," if any(reading.num_gpus > 1 for reading in trial.readings) else ""
     seen = f"SM clock {statistics.fmean(clocks) / 1e6:.0f} MHz{slowest} of at most {most / 1e6:.0f} MHz"
     reasons = {reason for reading in trial.readings for reason in reading.throttle_reasons or ()}
-    for names, cause, advice in (
-        (_THROTTLING, "the throttling above", "see there"),
-        (_SETTINGS, "the clocks were set by hand", "nvidia-smi -rgc -rac resets them"),
-        (("gpu_idle",), "the GPU waits for the host, and saves power", "larger batches, torch.compile or CUDA graphs"),
-    ):
+    for names, cause, advice in _WHY_BELOW_BOOST:
         if reasons & set(names):
-            return TrialWarning("clock-below-boost", seen, cause, advice)
-    return TrialWarning("clock-below-boost", seen, "the driver gives no reason", "look at nvidia-smi -q -d CLOCK")
+            return seen, cause, advice
+    return seen, "the driver gives no reason", "look at nvidia-smi -q -d CLOCK"
 
 
-def _foreign_process(trial: Trial) -> TrialWarning | None:
+def _foreign_process(trial: Trial) -> _Found:
     counts = [reading.foreign_processes for reading in trial.readings if reading.foreign_processes is not None]
     shared = [count for count in counts if count]
     if not shared:
         return None
     several = any(reading.num_gpus > 1 for reading in trial.readings)
     where = _on_gpus(trial, "foreign_processes") or (" on the GPUs" if several else " on the GPU")
-    return TrialWarning(
-        "foreign-process",
-        f"up to {max(shared)} other process{'es' if max(shared) > 1 else ''}{where} in {len(shared)} of "
-        f"{len(counts)} blocks",
+    others = f"{max(shared)} other process{'es' if max(shared) > 1 else ''}"
+    return (
+        f"up to {others}{where} in {len(shared)} of {len(counts)} blocks",
         "they take time, memory and power from it",
         "end them (castwise doctor names them), or take another GPU",
     )
 
 
-def _noisy(trial: Trial) -> TrialWarning | None:
+def _noisy(trial: Trial) -> _Found:
     spread = steady_metrics.spread(trial)
     if spread is None or spread <= NOISE:
         return None
     settled = "" if trial.facts is None or trial.facts.settled else ", and the step time never settled"
-    return TrialWarning(
-        "noisy",
+    return (
         f"blocks spread by {format_share(spread)}{settled}",
         "either the host sets the pace, or the machine is busy with something else",
         "a quiet machine, or a larger batch",
     )
 
 
-def _first_block_slow(trial: Trial) -> TrialWarning | None:
+def _first_block_slow(trial: Trial) -> _Found:
     first, *others = steady_metrics.step_times(trial) or (0.0,)
-    if len(others) < 2 or first <= max(others):
+    if len(others) < 2 or first <= max(others) or first <= (1 + NOISE) * statistics.median(others):
         return None
-    middle = statistics.median(others)
-    if first <= (1 + FIRST_BLOCK_EXCESS) * middle:
-        return None
-    return TrialWarning(
-        "first-block-slow",
-        f"the first block took {100 * (first / middle - 1):.0f} % longer a step than the median of the others",
+    excess = first / statistics.median(others) - 1
+    return (
+        f"the first block took {100 * excess:.0f} % longer a step than the median of the others",
         "warm-up ended too early: algorithms, memory or clocks were still settling",
         "measure longer (--seconds); one block hardly changes the figure",
     )
 
 
-def _persistence_off(trial: Trial) -> TrialWarning | None:
+def _persistence_off(trial: Trial) -> _Found:
     if trial.gpu_facts is None or trial.gpu_facts.persistence_mode is not False:
         return None
-    return TrialWarning(
-        "persistence-off",
+    return (
         "persistence mode is off",
         "the driver unloads between processes: each start takes longer, and clocks start anew",
         "nvidia-smi -pm 1, or nvidia-persistenced",
     )
 
 
-def _ecc_errors(trial: Trial) -> TrialWarning | None:
+def _ecc_errors(trial: Trial) -> _Found:
     before = trial.gpu_facts.ecc_errors if trial.gpu_facts is not None else None
     counts = [count for count in (before, *(each.ecc_errors for each in trial.readings)) if count is not None]
     if not counts or max(counts) == 0:
@@ -202,30 +210,30 @@ def _ecc_errors(trial: Trial) -> TrialWarning | None:
     known = trial.gpu_facts is not None and not {"gpu", "ecc_errors"} & set(trial.gpu_facts.missing)
     more = max(counts) - (before or 0)
     during = f", {more} of them in this trial" if before is not None and known and more else ""
-    return TrialWarning(
-        "ecc-errors",
+    return (
         f"{max(counts)} uncorrected memory errors since the driver was loaded{during}{_on_gpus(trial, 'ecc_errors')}",
         "the GPU's memory is failing",
         "trust no figure; nvidia-smi -q -d ECC,ROW_REMAPPER, then reset or replace the GPU",
     )
 
 
-def _too_few_blocks(trial: Trial) -> TrialWarning | None:
+def _too_few_blocks(trial: Trial) -> _Found:
     count = len(steady_metrics.blocks_of(trial))
     if trial.status != "ok" or trial.session_id or not 0 < count < FEWEST_BLOCKS:
         return None  # in a session the interval comes from several processes, and each ends once it is precise enough
-    return TrialWarning(
-        "too-few-blocks",
+    return (
         f"{count} timed block{'s' if count > 1 else ''}",
         "the steps are long for the time given",
         f"a longer --seconds; a median needs at least {FEWEST_BLOCKS} blocks",
     )
 
 
-def _cpu_starved(trial: Trial) -> TrialWarning | None:
-    readings = trial.readings
-    pressure = _mean([reading.cpu_pressure for reading in readings])
-    steal, load = _mean([reading.cpu_steal for reading in readings]), _mean([each.cpu_load for each in readings])
+def _cpu_starved(trial: Trial) -> _Found:
+    def mean(field: str) -> float | None:
+        known = [value for reading in trial.readings if (value := getattr(reading, field)) is not None]
+        return statistics.fmean(known) if known else None
+
+    pressure, steal, load = mean("cpu_pressure"), mean("cpu_steal"), mean("cpu_load")
     if pressure is not None and pressure > PRESSURE:
         seen = f"tasks waited for a CPU {100 * pressure:.0f} % of the time"
     elif steal is not None and steal > STEAL:
@@ -234,12 +242,10 @@ def _cpu_starved(trial: Trial) -> TrialWarning | None:
         seen = f"{load:.1f} runnable tasks a CPU"
     else:
         return None
-    return TrialWarning(
-        "cpu-starved", seen, "other work on the machine, or more threads than CPUs", "a quiet machine, or more CPUs"
-    )
+    return seen, "other work on the machine, or more threads than CPUs", "a quiet machine, or more CPUs"
 
 
-def _thermal_drift(trial: Trial) -> TrialWarning | None:
+def _thermal_drift(trial: Trial) -> _Found:
     pairs = list(zip(trial.readings, steady_metrics.step_times(trial), strict=False))
     if len(pairs) < 2:
         return None
@@ -247,11 +253,12 @@ def _thermal_drift(trial: Trial) -> TrialWarning | None:
     cold, hot = first.max_temperature_celsius, last.max_temperature_celsius
     if cold is None or hot is None or hot - cold < TEMPERATURE_RISE_CELSIUS:
         return None
-    slower, drop = after / before - 1, _clock_drop(first, last)
+    slower, drop = after / before - 1, 0.0
+    if first.sm_clock_hertz and last.sm_clock_hertz is not None:
+        drop = 1 - last.sm_clock_hertz / first.sm_clock_hertz
     if slower < DRIFT and drop < DRIFT:
         return None
-    return TrialWarning(
-        "thermal-drift",
+    return (
         f"from {cold:.0f} to {hot:.0f} °C between first and last block, clock {-100 * drop:+.1f} %, step time "
         f"{100 * slower:+.1f} %",
         "the GPU was still warming up",
@@ -259,26 +266,15 @@ def _thermal_drift(trial: Trial) -> TrialWarning | None:
     )
 
 
-def _clock_drop(first: TelemetrySummary, last: TelemetrySummary) -> float:
-    if not first.sm_clock_hertz or last.sm_clock_hertz is None:
-        return 0.0
-    return 1 - last.sm_clock_hertz / first.sm_clock_hertz
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    given = [value for value in values if value is not None]
-    return statistics.fmean(given) if given else None
-
-
-_CHECKS: tuple[Callable[[Trial], TrialWarning | None], ...] = (
-    _throttled,
-    _clock_below_boost,
-    _foreign_process,
-    _noisy,
-    _first_block_slow,
-    _persistence_off,
-    _ecc_errors,
-    _too_few_blocks,
-    _cpu_starved,
-    _thermal_drift,
-)
+_CHECKS: dict[WarningName, Callable[[Trial], _Found]] = {
+    "throttled": _throttled,
+    "clock-below-boost": _clock_below_boost,
+    "foreign-process": _foreign_process,
+    "noisy": _noisy,
+    "first-block-slow": _first_block_slow,
+    "persistence-off": _persistence_off,
+    "ecc-errors": _ecc_errors,
+    "too-few-blocks": _too_few_blocks,
+    "cpu-starved": _cpu_starved,
+    "thermal-drift": _thermal_drift,
+}
