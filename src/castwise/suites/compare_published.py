@@ -16,24 +16,15 @@ from castwise.spec.trial import TrialSpec
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """One published figure and what was measured of the same configuration.
-
-    Attributes:
-        published: The source's figure.
-        published_speedup: Over the source's float32 run, at the batch it had.
-        trials: The measured trials, one a seed; empty if it was not run.
-        speedup: Measured, over float32 at the batch of the source's float32 run.
-        equal_batch_speedup: Measured, over float32 at the same batch.
-        accuracies: Published and measured accuracy after as many epochs; None if either is missing, or if the measured
-            one is of random samples or began with random weights.
-        num_epochs: Epochs after which those are.
-    """
+    """One published figure and what was measured of the same configuration."""
 
     published: Published
-    published_speedup: float | None
-    trials: tuple[Trial, ...]
-    speedup: float | None
-    equal_batch_speedup: float | None
+    published_speedup: float | None  # over the source's float32 run, at the batch that this had
+    trials: tuple[Trial, ...]  # one a seed; empty if it was not run
+    speedup: float | None  # measured, over float32 at the batch of the source's float32 run
+    equal_batch_speedup: float | None  # measured, over float32 at the same batch
+    # Published and measured accuracy after `num_epochs`; None if either is missing, or if the measured one is of random
+    # samples or began with random weights.
     accuracies: tuple[float, float] | None
     num_epochs: int | None
 
@@ -45,7 +36,24 @@ class PublishedComparison:
 
 def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[PublishedComparison]:
     """Return a row for each published figure, in the order of the suite."""
-    return [_compare(suite, figure, trials) for figure in suite.published]
+    rows = []
+    for figure in suite.published:
+        measured = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
+        baseline = baseline_of(suite, figure)
+        published_speedup = speedup = equal_batch_speedup = None
+        if baseline is not None and baseline.seconds is not None and figure.seconds is not None:
+            published_speedup = baseline.seconds / figure.seconds
+        if figure.precision != BASELINE:
+            batch_size = baseline.batch_size if baseline else figure.batch_size
+            speedup = median_speedup(_with_baselines(measured, trials, batch_size))
+            equal_batch_speedup = median_speedup(_with_baselines(measured, trials, figure.batch_size))
+        num_epochs, accuracies = _accuracies(figure, measured)
+        rows.append(
+            PublishedComparison(
+                figure, published_speedup, measured, speedup, equal_batch_speedup, accuracies, num_epochs
+            )
+        )
+    return rows
 
 
 def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
@@ -64,22 +72,6 @@ def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
     return pairs
 
 
-def _compare(suite: Suite, figure: Published, trials: Sequence[Trial]) -> PublishedComparison:
-    measured = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
-    baseline = baseline_of(suite, figure)
-    published_speedup = speedup = equal_batch_speedup = None
-    if baseline is not None and baseline.seconds is not None and figure.seconds is not None:
-        published_speedup = baseline.seconds / figure.seconds
-    if figure.precision != BASELINE:
-        batch_size = baseline.batch_size if baseline else figure.batch_size
-        speedup = median_speedup(_with_baselines(measured, trials, batch_size))
-        equal_batch_speedup = median_speedup(_with_baselines(measured, trials, figure.batch_size))
-    num_epochs, accuracies = _accuracies(figure, measured)
-    return PublishedComparison(
-        figure, published_speedup, measured, speedup, equal_batch_speedup, accuracies, num_epochs
-    )
-
-
 def _baseline_batch(suite: Suite, spec: TrialSpec) -> int | None:
     """Return the batch of the float32 run that the source compares a run like this with; None if nobody knows."""
     published = [
@@ -91,19 +83,19 @@ def _baseline_batch(suite: Suite, spec: TrialSpec) -> int | None:
     ]
     if published:
         return max((batch for batch in published if batch <= spec.batch_size), default=None)
+
+    def planned(precision: str) -> list[int]:
+        return [
+            batch
+            for cells in suite.cells
+            if spec.workload in (find_workload(name).name for name in cells.workloads)
+            and precision in (find_precision(name).name for name in cells.precisions)
+            for batch in cells.batch_sizes
+        ]
+
     # Without published figures it is the first batch that the plan names, unless the precision has that batch too.
-    first = next(iter(_planned_batches(suite, spec.workload, BASELINE)), None)
-    return None if first in _planned_batches(suite, spec.workload, spec.precision) else first
-
-
-def _planned_batches(suite: Suite, workload: str, precision: str) -> list[int]:
-    return [
-        batch
-        for cells in suite.cells
-        if workload in (find_workload(name).name for name in cells.workloads)
-        and precision in (find_precision(name).name for name in cells.precisions)
-        for batch in cells.batch_sizes
-    ]
+    first = next(iter(planned(BASELINE)), None)
+    return None if first in planned(spec.precision) else first
 
 
 def _with_baselines(

@@ -120,19 +120,15 @@ def published_row(row: PublishedComparison) -> FlatRow:
 
 def _lengths(trials: Sequence[Trial]) -> str | None:
     """Return how long runs were: `whole`, or `whole, 2 seeds; oom, 1 seed`."""
-    lengths = Counter(map(_length, trials))
+    lengths: Counter[str] = Counter()
+    for trial in trials:
+        length = "whole" if is_whole(trial) else length_in_words(trial) or "–"
+        if not is_whole(trial) and trial.status != "ok":
+            length = f"{trial.status} after {length}" if trial.ranks else trial.status
+        lengths[length] += 1
     if len(trials) < 2:
         return next(iter(lengths), None)
     return "; ".join(f"{length}, {count} seed{'s' if count > 1 else ''}" for length, count in lengths.items())
-
-
-def _length(trial: Trial) -> str:
-    if is_whole(trial):
-        return "whole"
-    if not trial.ranks:
-        return trial.status
-    length = length_in_words(trial) or "–"
-    return length if trial.status == "ok" else f"{trial.status} after {length}"
 
 
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
@@ -187,23 +183,19 @@ def limits_table(limits: Sequence[LimitFound]) -> DataTable[FlatRow]:
 
 def limit_row(limit: LimitFound) -> FlatRow:
     """Return the values of a largest batch."""
+
+    def text(batches: tuple[int | None, int | None]) -> str:
+        words = ("trains", "does not")
+        return ", ".join(f"{batch} {word}" for batch, word in zip(batches, words, strict=True) if batch is not None)
+
     return {
         "workload": limit.workload,
         "precision": limit.precision,
         "loss_scale": limit.loss_scale,
-        "published": f"{_limit_text(limit.published)} ({limit.gpu})" if limit.gpu else None,
-        "measured": _limit_text(limit.measured),
+        "published": f"{text(limit.published) or '–'} ({limit.gpu})" if limit.gpu else None,
+        "measured": text(limit.measured) or "–",
         "reserved_bytes": limit.reserved_bytes,
     }
-
-
-def _limit_text(batches: tuple[int | None, int | None]) -> str:
-    largest_batch, failing = batches
-    parts = (
-        "" if largest_batch is None else f"{largest_batch} trains",
-        "" if failing is None else f"{failing} does not",
-    )
-    return ", ".join(filter(None, parts)) or "–"
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
@@ -225,7 +217,7 @@ def print_suite(result: SuiteResult, console: Console) -> None:
         _print_lines(console, lines, "dim")
 
 
-def _print_lines(console: Console, lines: Iterable[str], style: str | None = None) -> None:
+def _print_lines(console: Console, lines: Iterable[str], style: str) -> None:
     for line in lines:
         print_line(console, f"  {line}", style)
 

@@ -22,40 +22,24 @@ _PREFETCHED_PER_WORKER = 2
 
 @dataclass(frozen=True)
 class LimitFound:
-    """The largest batch of a precision, published and measured.
-
-    Attributes:
-        workload: The workload.
-        precision: The precision.
-        loss_scale: The loss scale.
-        gpu: The source's GPU; None if it has no figure.
-        published: The source's largest batch that trained and its smallest that did not, None if it has none.
-        measured: The same here.
-        reserved_bytes: What the allocator held at the largest batch.
-    """
+    """The largest batch of a precision that trained and the smallest that did not, published and measured."""
 
     workload: str
     precision: str
     loss_scale: str
-    gpu: str | None
+    gpu: str | None  # the source's; None if it has no figure
     published: tuple[int | None, int | None]
     measured: tuple[int | None, int | None]
-    reserved_bytes: int | None
+    reserved_bytes: int | None  # what the allocator held at the largest batch
 
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """A suite, and what was measured of it.
-
-    Attributes:
-        suite: The suite.
-        trials: Its trials, in its order.
-        searches: The trials of each search for the largest batch.
-    """
+    """A suite, and what was measured of it."""
 
     suite: Suite
-    trials: tuple[Trial, ...]
-    searches: tuple[tuple[Trial, ...], ...] = ()
+    trials: tuple[Trial, ...]  # in the suite's order
+    searches: tuple[tuple[Trial, ...], ...] = ()  # the trials of each search for the largest batch
 
     @property
     def all_trials(self) -> tuple[Trial, ...]:
@@ -119,9 +103,7 @@ def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
 def notes(result: SuiteResult) -> Iterator[str]:
     """Yield what a reader of the tables must know, a line each."""
     rows = [run.trial for run in result.runs]
-    yield from _cut_short(rows)
-    yield from _by_throughput(result.runs)
-    yield from _prefetched(rows)
+    yield from _about_lengths(result.runs)
     yield from _substitutes(rows, result.all_trials)
     for trial in result.trials:
         if trial.status != "ok" and not lacks_gpus(trial):
@@ -139,7 +121,9 @@ def notes(result: SuiteResult) -> Iterator[str]:
         yield "the source gives no figures in numbers to compare these with"
 
 
-def _cut_short(rows: Sequence[Trial]) -> Iterator[str]:
+def _about_lengths(runs: Sequence[Run]) -> Iterator[str]:
+    """Say which runs are cut short, and what their speed-ups and throughputs leave out or count."""
+    rows = [run.trial for run in runs]
     succeeded = [trial for trial in rows if trial.status == "ok"]
     cut = [trial for trial in succeeded if not is_whole(trial)]
     if cut:
@@ -148,6 +132,33 @@ def _cut_short(rows: Sequence[Trial]) -> Iterator[str]:
             f"{_runs_in_words(len(cut), len(succeeded), among)} {'is' if len(cut) == 1 else 'are'} cut short (column "
             "length): speed-ups are ratios of throughput then, not of whole runs' times"
         )
+    ratios = [
+        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
+        for run in runs
+        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
+    ]
+    if ratios:
+        yield (
+            "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
+            f"{truncate_list(ratios)}"
+        )
+    trained = [trial for trial in rows if epochs_of(trial)]
+    prefetched = sum(map(_counts_prefetched_batches, trained))
+    if prefetched:
+        which = "" if len(trained) == len(rows) else " that trained"
+        yield (
+            f"{_runs_in_words(prefetched, len(trained), which)} {'counts' if prefetched == 1 else 'count'} batches "
+            "that the loader made while the first steps ran: if the loader limits the speed, a whole run is slower "
+            "than this"
+        )
+
+
+def _counts_prefetched_batches(trial: Trial) -> bool:
+    """Return whether batches that the loader had made beforehand raise the throughput of a run cut short."""
+    recipe, loader = trial.spec.recipe, loader_of(trial)
+    if recipe is None or loader is None or not any(epoch.shortened for epoch in epochs_of(trial)):
+        return False
+    return recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
 
 
 def _runs_in_words(count: int, among: int, which: str) -> str:
@@ -163,37 +174,6 @@ def _runs_in_words(count: int, among: int, which: str) -> str:
     if among == 1:
         return f"the run{which}"
     return f"all {among} runs{which}" if which else "all runs"
-
-
-def _by_throughput(rows: Sequence[Run]) -> Iterator[str]:
-    """Say if a whole run's speed-up is not what its throughput suggests."""
-    ratios = [
-        f"{run.throughput_ratio:.2f}× for {run.trial.spec.label} (speed-up {run.speedup:.2f}×)"
-        for run in rows
-        if run.speedup and run.throughput_ratio and abs(run.throughput_ratio / run.speedup - 1) > NOISE
-    ]
-    if ratios:
-        yield (
-            "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
-            f"{truncate_list(ratios)}"
-        )
-
-
-def _prefetched(rows: Sequence[Trial]) -> Iterator[str]:
-    """Say if batches that the loader had made beforehand raise the throughput of a run cut short."""
-    trained_rows = [trial for trial in rows if epochs_of(trial)]
-    count = 0
-    for trial in trained_rows:
-        recipe, loader = trial.spec.recipe, loader_of(trial)
-        is_cut = any(epoch.shortened for epoch in epochs_of(trial))
-        if recipe is not None and loader is not None and is_cut:
-            count += recipe.skip_batches < _PREFETCHED_PER_WORKER * loader.num_workers
-    if count:
-        which = "" if len(trained_rows) == len(rows) else " that trained"
-        yield (
-            f"{_runs_in_words(count, len(trained_rows), which)} {'counts' if count == 1 else 'count'} batches that the "
-            "loader made while the first steps ran: if the loader limits the speed, a whole run is slower than this"
-        )
 
 
 def _substitutes(rows: Sequence[Trial], trials: Sequence[Trial]) -> Iterator[str]:

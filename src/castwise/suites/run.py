@@ -1,6 +1,5 @@
 """One suite from request to records: its data, its trials, its searches for the largest batch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from castwise.orchestrator.job import Job, ResumePolicy, build_job
 from castwise.orchestrator.machine import Machine, check_device_name, provide
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import Listener
-from castwise.records.schema import Trial
 from castwise.records.store import Store, try_to_write
 from castwise.registry.datasets import find_data_set, is_real
 from castwise.registry.precisions import find_precision
@@ -26,76 +24,68 @@ _FIND_TIMEOUT_SECONDS = 3600.0  # five downloads, the largest of 242 MB
 
 @dataclass(frozen=True)
 class SuiteJob:
-    """A suite made concrete on this machine.
-
-    Attributes:
-        suite: The suite.
-        job: Its trials.
-        searches: The trial each search starts from, and the number its batch size is a multiple of.
-    """
+    """A suite made concrete on this machine."""
 
     suite: Suite
     job: Job
-    searches: tuple[tuple[TrialSpec, int], ...]
+    searches: tuple[tuple[TrialSpec, int], ...]  # what each starts from, and what its batch size is a multiple of
     _policy: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
     def run(self) -> SuiteResult:
         """Measure what is missing and return everything."""
         trials = tuple(self.job.run())
-        return SuiteResult(self.suite, trials, tuple(self._search(*search) for search in self.searches))
-
-    def _search(self, template: TrialSpec, multiple: int) -> tuple[Trial, ...]:
-        measure = CachedMeasure(self.job.runner, self._policy)
-        return tuple(find_limit(measure, template, BatchGrid(multiple, multiple, multiple)))
+        found = []
+        for template, multiple in self.searches:
+            measure = CachedMeasure(self.job.runner, self._policy)
+            found.append(tuple(find_limit(measure, template, BatchGrid(multiple, multiple, multiple))))
+        return SuiteResult(self.suite, trials, tuple(found))
 
 
 def prepare_suite(suite: Suite, options: SuiteOptions, machine: Machine, listener: Listener | None = None) -> SuiteJob:
     """Check a suite against the machine, and return the job that runs it.
 
-    Args:
-        suite: The suite.
-        options: What of it is run, and how.
-        machine: The machine.
-        listener: Receives the progress.
-
     Raises:
         UsageError: The suite has no such cells, or its data is missing or damaged.
         StoreError: The results folder, or that of weights, cannot be written.
     """
-    limit = options.timeout_seconds
-    specs = [_with_timeout(spec, limit) for spec in specs_of(suite, device=machine.device, choice=options)]
+
+    def limited(spec: TrialSpec) -> TrialSpec:
+        if options.timeout_seconds is None:
+            return spec
+        protocol = spec.protocol.model_copy(update={"timeout_seconds": options.timeout_seconds})
+        return spec.model_copy(update={"protocol": protocol})
+
+    specs = [limited(spec) for spec in specs_of(suite, device=machine.device, choice=options)]
     searches = [
-        (_with_timeout(spec, limit), multiple)
+        (limited(spec), multiple)
         for spec, multiple in limit_specs(suite, device=machine.device, choice=options)
         if machine.environment.gpu_memory_bytes
     ]
     store = Store(options.results) if options.results is not None else None
-    if options.keep_weights is not None:
-        _check_folder(options.keep_weights)
-    _provide_all([*specs, *(spec for spec, _ in searches)], machine)
-    policy = ResumePolicy(options.retry, options.again, weights=options.keep_weights)
+    kept = options.keep_weights
+    if kept is not None:
+        try:  # before a run of hours, and not after it
+            try_to_write(kept)
+        except OSError as error:
+            reason = error.strerror or error
+            raise StoreError(
+                f"Weights cannot be kept in '{kept}': {reason}. Name a folder under --keep-weights."
+            ) from None
+    data_sets = [spec.data_set for spec in (*specs, *(spec for spec, _ in searches)) if is_real(spec.data_set)]
+    for name in dict.fromkeys(data_sets):
+        try:
+            provide(machine.engine, find_data_set(name), machine.data_dir)
+        except MissingDataError as missing:
+            raise MissingDataError(
+                f"{missing} Or measure time and memory alone, on random samples of its shape, with --synthetic."
+            ) from None
+    policy = ResumePolicy(options.retry, options.again, weights=kept)
     job = build_job(machine, store, _with_weights(specs, options.weights, machine), policy, listener)
     return SuiteJob(suite, job, tuple(searches), policy)
 
 
-def _check_folder(kept: Path) -> None:
-    """Make sure that weights can be kept in a folder: before a run of hours, and not behind it."""
-    try:
-        try_to_write(kept)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StoreError(f"Weights cannot be kept in '{kept}': {reason}. Name a folder under --keep-weights.") from None
-
-
-def _with_timeout(spec: TrialSpec, seconds: float | None) -> TrialSpec:
-    if seconds is None:
-        return spec
-    protocol = spec.protocol.model_copy(update={"timeout_seconds": seconds})
-    return spec.model_copy(update={"protocol": protocol})
-
-
 def _with_weights(specs: list[TrialSpec], where: Path | None, machine: Machine) -> list[TrialSpec]:
-    """Return the specs with the pretrained weights that their sources start from, where they can be had."""
+    """Return the specs with the pretrained weights that their sources start from, if these can be found."""
     models = list(dict.fromkeys(model for spec in specs if (model := find_workload(spec.workload).pretrained)))
     if not models:
         return specs
@@ -110,18 +100,8 @@ def _with_weights(specs: list[TrialSpec], where: Path | None, machine: Machine) 
     return [spec.model_copy(update={"weights": path}) if path else spec for spec, path in found]
 
 
-def _provide_all(specs: Sequence[TrialSpec], machine: Machine) -> None:
-    for name in dict.fromkeys(spec.data_set for spec in specs if is_real(spec.data_set)):
-        try:
-            provide(machine.engine, find_data_set(name), machine.data_dir)
-        except MissingDataError as missing:
-            raise MissingDataError(
-                f"{missing} Or measure time and memory alone, on random samples of its shape, with --synthetic."
-            ) from None
-
-
 def check(options: SuiteOptions) -> None:
-    """Refuse what no run can have, before anything starts.
+    """Check the options before anything starts.
 
     Raises:
         UsageError: There is no such device, workload or precision.

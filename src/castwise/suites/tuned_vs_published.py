@@ -17,12 +17,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class TunedPair:
-    """Runs that differ in their loop and in their seeds alone.
-
-    Attributes:
-        published: In the source's loop, by seed.
-        tuned: In the other, by seed.
-    """
+    """Runs in the source's loop and in another, by seed, that differ in nothing else."""
 
     published: tuple[Run, ...]
     tuned: tuple[Run, ...]
@@ -71,7 +66,7 @@ class TunedPair:
     def difference(self) -> Difference | None:
         """Return by how much the tuned loop's score is higher, with its 95 % interval; None without scores.
 
-        If both sides have runs of the same seeds, which begin with the same weights, it is taken seed by seed.
+        If both sides have runs of the same seeds, which begin with the same weights, they are compared seed by seed.
         """
         before, after = self.scores(self.published), self.scores(self.tuned)
         if not before or not after:
@@ -93,17 +88,17 @@ def tuned_pairs(runs: Sequence[Run]) -> list[TunedPair]:
         if run.trial.status == "ok":
             of_configuration = loops.setdefault(run_comparison_key(run.trial, "techniques", "seed"), {})
             of_configuration.setdefault(run.trial.spec.techniques, []).append(run)
+
+    def by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
+        return tuple(sorted(runs, key=lambda run: run.trial.spec.seed))
+
     return [
-        TunedPair(_by_seed(of_configuration[()]), _by_seed(tuned))
+        TunedPair(by_seed(of_configuration[()]), by_seed(tuned))
         for of_configuration in loops.values()
         if () in of_configuration
         for techniques, tuned in of_configuration.items()
         if techniques
     ]
-
-
-def _by_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    return tuple(sorted(runs, key=lambda run: run.trial.spec.seed))
 
 
 def tuned_notes(pairs: Sequence[TunedPair]) -> list[str]:
