@@ -210,5 +210,4 @@ def test_hostile_names_stay_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_every_format_has_one_name() -> None:
-    names = [row.name for row in (*FILE_FORMATS, *TRACKER_FORMATS)]
-    assert len(set(names)) == len(names) == 6
+    assert len({*FILE_FORMATS, *TRACKER_FORMATS}) == 6

@@ -6,8 +6,8 @@ from fake_records import every_kind, steady
 
 from castwise.analysis.statistics import has_interval
 from castwise.records.schema import Trial
-from castwise.registry.suites import LIMIT_STEPS
-from castwise.report.collection import ComparisonGroup, collect, is_search, throughput_of
+from castwise.registry.suites import LIMIT_STEPS, is_search
+from castwise.report.collection import ComparisonGroup, collect, throughput_of
 
 
 def only_group(*trials: Trial) -> ComparisonGroup:
@@ -94,8 +94,8 @@ def test_training_runs_have_groups_of_their_own_that_name_their_length() -> None
         "resnet50: search for the largest batch",
     ]
     assert [group.is_training for group in groups] == [False, True, True, True]
-    assert is_search(search)
-    assert not is_search(fake_run(cut))
+    assert is_search(search.spec)
+    assert not is_search(cut)
 
 
 def test_rounds_give_intervals_and_single_processes_none() -> None:

@@ -50,27 +50,26 @@ def export(options: ExportOptions) -> None:
 
 def _write(found: Found, level: str, name: str | None, output: Path | None) -> str | None:
     """Write records for another program; return a line that says what was written, None if it is on stdout."""
-    from castwise.report.export.formats import FileFormat, find_format, format_of
+    from castwise.report.export.formats import FILE_FORMATS, TRACKER_FORMATS, choose_format
     from castwise.report.export.tables import flat_table
     from castwise.report.export.trackers import tracked_runs
 
-    row = find_format(name) if name is not None else format_of(output) if output is not None else find_format("csv")
-    if row is None:
-        raise UsageError(f"What '{output}' should be is not clear from its name; say --format.")
-    if isinstance(row, FileFormat):
-        content = row.encode(flat_table(level, found.collection, found.file_of))
+    chosen = choose_format(name, output)
+    if chosen in FILE_FORMATS:
+        content = FILE_FORMATS[chosen](flat_table(level, found.collection, found.file_of))
         if output is not None:
-            return f"{output}: {level} as {row.name}, {format_size(atomic_write(output, content))}"
-        if not row.is_text:
-            raise UsageError(f"{row.name} is not for terminals; name a file with --output.")
+            return f"{output}: {level} as {chosen}, {format_size(atomic_write(output, content))}"
+        if chosen == "parquet":
+            raise UsageError("parquet is not for terminals; name a file with --output.")
         sys.stdout.write(content.decode())
         return None
     if output is None:
-        raise UsageError(f"{row.name} needs a folder; name one with --output.")
+        raise UsageError(f"{chosen} needs a folder; name one with --output.")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"'{output}' is there already; name a new folder, so that no run is in it twice.")
+    write, command = TRACKER_FORMATS[chosen]
     try:
-        count = row.write(tracked_runs(found.collection, found.file_of), output)
+        count = write(tracked_runs(found.collection, found.file_of), output)
     except OSError as error:
         raise StoreError(f"'{output}' cannot be written: {error.strerror or error}.") from None
-    return f"{output}: {pluralize(count, 'run')}. To see them: {row.then.format(folder=output)}"
+    return f"{output}: {pluralize(count, 'run')}. To see them: {command.format(folder=output)}"

@@ -14,8 +14,8 @@ from castwise.analysis.training_metrics import Run
 from castwise.max_batch.result import MaxBatch, is_max_batch_trial, max_batches_of
 from castwise.records.schema import Environment, Trial
 from castwise.records.store import free_name
-from castwise.registry import suites
 from castwise.registry.precisions import known_precision, precision_sort_key
+from castwise.registry.suites import is_search
 from castwise.render.fields import interval_values, trial_values
 from castwise.render.units import format_bytes, pluralize
 from castwise.spec.quantities import truncate_list
@@ -243,11 +243,6 @@ def machine_traits(machine: Environment) -> dict[str, str]:
     return {name: value or "–" for name, value in traits.items()}
 
 
-def is_search(trial: Trial) -> bool:
-    """Return whether a trial is a step in a suite's search for the largest batch, whose times say nothing."""
-    return suites.is_search(trial.spec)
-
-
 def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
     steady = [
         Configuration(
@@ -297,30 +292,31 @@ def _groups(trials: Sequence[Trial]) -> tuple[ComparisonGroup, ...]:
     return tuple(groups.values())
 
 
-_DISTINCTIONS: tuple[tuple[str, Callable[[Environment], object]], ...] = (
-    ("on host {}", lambda machine: machine.host),
-    ("{}-GPU machine", lambda machine: machine.num_gpus),
-    ("torch {}", lambda machine: machine.torch),
-    ("driver {}", lambda machine: machine.driver),
-    ("castwise {}", lambda machine: machine.castwise),
-    ("machine {}", lambda machine: machine.fingerprint),
-)
+# What tells machines with the same device apart: the field of the environment, and how a title has it.
+_DISTINCTIONS = {
+    "host": "on host {}",
+    "num_gpus": "{}-GPU machine",
+    "torch": "torch {}",
+    "driver": "driver {}",
+    "castwise": "castwise {}",
+    "fingerprint": "machine {}",
+}
 
 
 def _distinction(machine: Environment, machines: Sequence[Environment]) -> str:
-    """Return the first of `_DISTINCTIONS` that tells machines with the same device apart; empty for one machine."""
-    fingerprints = {each.fingerprint for each in machines}
-    for text, value in _DISTINCTIONS:
-        pairs = {(each.fingerprint, value(each)) for each in machines}
-        if len(fingerprints) > 1 and len(pairs) == len({value(each) for each in machines}):
-            return f", {text.format(value(machine))}"
+    """Return the first of `_DISTINCTIONS` that has another value on each machine; empty for one machine."""
+    num_machines = len({each.fingerprint for each in machines})
+    for name, text in _DISTINCTIONS.items():
+        pairs = {(each.fingerprint, getattr(each, name)) for each in machines}
+        if num_machines > 1 and len(pairs) == len({value for _, value in pairs}):
+            return f", {text.format(getattr(machine, name))}"
     return ""
 
 
 def _title(trial: Trial, has_devices: bool) -> str:
     spec = trial.spec
     title = spec.workload if spec.data_set == SYNTHETIC else f"{spec.workload} on {spec.data_set}"
-    if is_search(trial):
+    if is_search(spec):
         title += ": search for the largest batch"
     elif spec.recipe is not None:
         steps = spec.recipe.max_steps

@@ -8,8 +8,9 @@ from castwise.analysis.training_metrics import epochs_of, is_whole, length_in_wo
 from castwise.max_batch.result import max_batches_of
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, precision_row
+from castwise.registry.suites import is_search
 from castwise.registry.techniques import join
-from castwise.report.collection import Collection, ComparisonGroup, Configuration, is_search, value_of
+from castwise.report.collection import Collection, ComparisonGroup, Configuration, value_of
 from castwise.spec.quantities import truncate_list
 
 _MAX_NAMES = 4  # of workloads or devices in the sentence for all
@@ -44,7 +45,7 @@ def answers_of(collection: Collection) -> list[Answer]:
     """Return the answers of all groups, in order; searches for the largest batch have none."""
     answers: list[Answer] = []
     for group in collection.groups:
-        if group.is_max_batch or is_search(group.first):
+        if group.is_max_batch or is_search(group.first.spec):
             continue
         answers += _answers_of_runs(group) if group.is_training else _answers_of_steady_state(group)
     return answers

@@ -37,10 +37,14 @@ class MachineResult:
     machine: ComparedMachine
     entry: Entry
     throughput: Estimate | None = None  # units per second, of whole runs if all are or if it is published
-    ratio: Estimate | None = None  # speed relative to the first machine, > 1 is faster
     verdict: Verdict | None = None  # None on the first machine
     speedup: Estimate | None = None  # over float32 on the same machine
     broke: bool = False  # it ended well on the first machine and did not here
+
+    @property
+    def ratio(self) -> Estimate | None:
+        """Return the speed relative to the first machine, > 1 is faster; None if the times cannot be compared."""
+        return None if self.verdict is None else self.verdict.ratio
 
 
 @dataclass(frozen=True)
@@ -139,38 +143,38 @@ def _row(machines: Sequence[ComparedMachine], key: tuple[object, ...], margin: f
     results = []
     for machine, entry in present:
         is_other = machine is not machines[0]
-        ratio, verdict = _verdict(machines[0], base, machine, entry, margin) if is_other else (None, None)
+        verdict = _verdict(machines[0], base, machine, entry, margin) if is_other else None
         if units and entry.run_seconds and (is_whole or not entry.unit_seconds):
             throughput = estimate([units / seconds for seconds in entry.run_seconds])
         else:
             throughput = estimate([1 / seconds for seconds in entry.unit_seconds])
         speedup = _speedup(machine, entry, batch)
         broke = is_other and base is not None and base.status == "ok" and entry.status in _FAILED
-        results.append(MachineResult(machine, entry, throughput, ratio, verdict, speedup, broke))
+        results.append(MachineResult(machine, entry, throughput, verdict, speedup, broke))
     return ComparisonRow(spec, tuple(results), batch, is_whole)
 
 
 def _verdict(
     first: ComparedMachine, base: Entry | None, machine: ComparedMachine, entry: Entry, margin: float
-) -> tuple[Estimate | None, Verdict]:
+) -> Verdict:
     if base is None:
-        return None, Verdict("incomparable", f"{first.name} has no such configuration", None)
+        return Verdict("incomparable", f"{first.name} has no such configuration", None)
     sides = ((first, base), (machine, entry))
     for side, one in sides:
         if not one.is_timed:
             reason = f"{one.status} on {side.name}" + (f": {one.message}" if one.message else "")
-            return None, Verdict("incomparable", reason, None)
+            return Verdict("incomparable", reason, None)
     if base.run_seconds and entry.run_seconds:
         ratio = independent_ratio(base.run_seconds, entry.run_seconds)
     elif base.unit_seconds and entry.unit_seconds and base.spec.recipe == entry.spec.recipe:
         ratio = independent_ratio(base.unit_seconds, entry.unit_seconds)
     else:
         lengths = [f"{f'cut short ({one.cut})' if one.cut else 'a whole run'} on {side.name}" for side, one in sides]
-        return None, Verdict("incomparable", f"{', '.join(lengths)}: these times are of different work", None)
+        return Verdict("incomparable", f"{', '.join(lengths)}: these times are of different work", None)
     if ratio.n < MIN_PROCESSES:
         few = [side.name for side, one in sides if max(len(one.run_seconds), len(one.unit_seconds)) < MIN_PROCESSES]
-        return ratio, Verdict("inconclusive", f"one process on {' and on '.join(few)}: no interval", ratio)
-    return ratio, verdict_of(ratio, margin)
+        return Verdict("inconclusive", f"one process on {' and on '.join(few)}: no interval", ratio)
+    return verdict_of(ratio, margin)
 
 
 def _speedup(machine: ComparedMachine, entry: Entry, batch: int) -> Estimate | None:

@@ -105,15 +105,14 @@ def _throughput_text(name: str) -> Callable[[FlatRow], str]:
 def trait_table(comparison: MachineComparison) -> DataTable[FlatRow]:
     """Return the table of what differs between the machines."""
     machines = comparison.machines
-    measured = [machine for machine in machines if not machine.is_published]
+    measured = [machine.traits for machine in machines if not machine.is_published]
     rows: list[FlatRow] = []
     for name in dict.fromkeys(name for machine in machines for name in machine.traits):
         values = [machine.traits.get(name, "–") for machine in machines]
         # What a source does not say of its machine is no difference.
-        differs = len({machine.traits.get(name) for machine in measured}) > 1 or name in _ALWAYS_SHOWN
+        differs = len({traits.get(name) for traits in measured}) > 1 or name in _ALWAYS_SHOWN
         if differs and len(set(values)) > 1:
             rows.append({"trait": name} | {f"machine_{number}": value for number, value in enumerate(values, start=1)})
-
     fields = [Field(f"machine_{number}", machine.name, wraps=True) for number, machine in enumerate(machines, start=1)]
     return DataTable([Field("trait", "of the machine"), *fields], rows)
 
@@ -243,8 +242,8 @@ def _json_row(title: str, row: ComparisonRow) -> dict[str, Any]:
                 "status": result.entry.status,
                 "throughput_per_second": _json_estimate(result.throughput),
                 "ratio": _json_estimate(result.ratio),
-                "verdict": None if result.verdict is None else result.verdict.kind,
-                "why": None if result.verdict is None else result.verdict.reason,
+                "verdict": result.verdict and result.verdict.kind,
+                "why": result.verdict and result.verdict.reason,
                 "speedup": _json_estimate(result.speedup),
             }
             for result in row.results

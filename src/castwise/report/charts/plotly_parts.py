@@ -92,7 +92,7 @@ def axis(title: str = "", **settings: Any) -> Document:
 
 def names_axis(**settings: Any) -> Document:
     """Return an axis of names, which plotly must not take for numbers or dates."""
-    return axis(**{"type": "category", "showgrid": False, **settings})
+    return axis(type="category", showgrid=False, **settings)
 
 
 def layout(height: int = 340, **settings: Any) -> Document:

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.errors import UsageError, unknown_name
@@ -49,50 +48,27 @@ def to_parquet(table: FlatTable) -> bytes:
     return out.getvalue()
 
 
-@dataclass(frozen=True)
-class FileFormat:
-    """A format that is one file; `is_text` says whether a terminal can show it."""
-
-    name: str
-    suffix: str
-    encode: Callable[[FlatTable], bytes]
-    is_text: bool = True
-
-
-@dataclass(frozen=True)
-class TrackerFormat:
-    """A format of an experiment tracker: `write` fills a folder and returns the number of runs, `then` opens it."""
-
-    name: str
-    write: Callable[[Iterable[TrackedRun], Path], int]
-    then: str
+FILE_FORMATS: dict[str, Callable[[FlatTable], bytes]] = {"csv": to_csv, "json": to_json, "parquet": to_parquet}
+# What fills a folder and returns the number of runs, and the command that shows them.
+TRACKER_FORMATS: dict[str, tuple[Callable[[Iterable[TrackedRun], Path], int], str]] = {
+    "tensorboard": (write_tensorboard, "tensorboard --logdir {folder}"),
+    "mlflow": (write_mlflow, "mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db"),
+    "wandb": (write_wandb, "wandb sync {folder}/wandb/offline-run-*"),
+}
 
 
-FILE_FORMATS: tuple[FileFormat, ...] = (
-    FileFormat("csv", ".csv", to_csv),
-    FileFormat("json", ".json", to_json),
-    FileFormat("parquet", ".parquet", to_parquet, is_text=False),
-)
-TRACKER_FORMATS: tuple[TrackerFormat, ...] = (
-    TrackerFormat("tensorboard", write_tensorboard, "tensorboard --logdir {folder}"),
-    TrackerFormat("mlflow", write_mlflow, "mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db"),
-    TrackerFormat("wandb", write_wandb, "wandb sync {folder}/wandb/offline-run-*"),
-)
-
-
-def find_format(name: str) -> FileFormat | TrackerFormat:
-    """Return the row with this name.
+def choose_format(name: str | None, output: Path | None) -> str:
+    """Return the name of the format that is asked for, or that a file's suffix stands for; without both it is CSV.
 
     Raises:
-        UsageError: No row has it; the message offers the nearest.
+        UsageError: No format has the name, which the message corrects, or the suffix.
     """
-    rows: tuple[FileFormat | TrackerFormat, ...] = (*FILE_FORMATS, *TRACKER_FORMATS)
-    for row in rows:
-        if row.name == name.lower():
-            return row
-    raise unknown_name("format", name, [row.name for row in rows])
-
-
-def format_of(path: Path) -> FileFormat | None:
-    """Return the format that a file's suffix stands for, if any."""
-    return next((row for row in FILE_FORMATS if row.suffix == path.suffix.lower()), None)
+    if name is None and output is not None:
+        suffix = output.suffix.lower().removeprefix(".")
+        if suffix not in FILE_FORMATS:
+            raise UsageError(f"What '{output}' should be is not clear from its name; say --format.")
+        return suffix
+    chosen = (name or "csv").lower()
+    if chosen not in FILE_FORMATS and chosen not in TRACKER_FORMATS:
+        raise unknown_name("format", name or "", [*FILE_FORMATS, *TRACKER_FORMATS])
+    return chosen

@@ -6,6 +6,7 @@ from castwise.analysis import steady_metrics
 from castwise.analysis.warnings import TrialWarning, warnings_of
 from castwise.max_batch import render as max_batch_render
 from castwise.registry.precisions import BASELINE
+from castwise.registry.suites import is_search
 from castwise.registry.techniques import join
 from castwise.render import run_report, training_table
 from castwise.render.fields import Field, FlatRow, find_field, find_fields, trial_values, worth_showing
@@ -19,7 +20,6 @@ from castwise.report.collection import (
     Collection,
     ComparisonGroup,
     FileOf,
-    is_search,
     machine_traits,
     throughput_of,
 )
@@ -145,7 +145,7 @@ def _trial_table(collection: Collection, file_of: FileOf) -> DataTable[FlatRow]:
     rows: list[FlatRow] = [
         {
             **trial_values(trial),
-            "kind": "search" if is_search(trial) else trial.spec.kind,
+            "kind": "search" if is_search(trial.spec) else trial.spec.kind,
             "throughput_per_second": throughput_of(trial),
             "step_seconds": steady_metrics.step_seconds(trial),
             "peak_allocated_bytes": steady_metrics.peak_allocated_bytes(trial),
