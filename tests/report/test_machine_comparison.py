@@ -97,12 +97,6 @@ class TestMachines:
         assert (len(whole.run_seconds), whole.cut) == (3, ""), "whole runs go before short ones"
         assert any("measured in several ways" in note for note in machine.notes)
 
-    def test_cut_run_has_no_wall_time_and_failed_trial_no_time(self) -> None:
-        cut = only_entry(fake_run(fake_training(recipe={"stop_after": 1})))
-        assert (cut.run_seconds, bool(cut.unit_seconds), cut.cut) == ((), True, "1 of 2 epochs")
-        failed = only_entry(fake_trial(status="oom", message="too large", step_seconds=()))
-        assert (failed.status, failed.message, failed.is_timed) == ("oom", "too large", False)
-
     def test_published_figures_are_whole_runs(self) -> None:
         machine = published_machine(find_published("T4"))
         assert (machine.is_published, machine.name) == (True, "Tesla T4 (published)")
@@ -112,12 +106,6 @@ class TestMachines:
         assert entries["wrn-28-10", "fp16-true", 128].status == "diverged"
         narrowed = published_machine(find_published("T4"), ["mlp-4096"], ["fp32"])
         assert [entry.spec.label for entry in narrowed.entries.values()] == ["mlp-4096 fp32 batch 512"]
-
-    def test_suite_run_has_the_key_of_its_published_figure(self) -> None:
-        figure = find_published("P100").figures[1]
-        assert figure.spec is not None
-        quick = figure.spec.model_copy(update={"device": "cuda:3", "seed": 5, "data_set": "synthetic:cifar10"})
-        assert only_entry(fake_run(quick)).key in published_machine(find_published("P100")).entries
 
 
 def test_ratio_is_that_of_independent_means_with_welchs_interval() -> None:

@@ -377,12 +377,6 @@ def test_setting_names_the_loop_if_loops_differ(open_page: Opener, trials: list[
     assert open_page(report_of(trials)).column("answers", "setting") == settings
 
 
-def test_one_trial_makes_a_page(open_page: Opener) -> None:
-    made = open_page(report_of([fake_trial(fake_spec())]))
-    assert "stay with fp32" in made.page.locator("p.answer").inner_text()
-    assert made.column("machines", "of the machine")[0] == "device"
-
-
 def test_groups_without_charts_are_named() -> None:
     page = report_of([fake_trial(fake_spec(workload=f"model-{n:02}")) for n in range(MAX_SECTIONS + 10)])
     assert "10 more comparisons have no charts on this page" in page

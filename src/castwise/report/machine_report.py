@@ -132,16 +132,12 @@ def incomparable_line(found: Incomparable) -> str:
 def remark_lines(comparison: MachineComparison) -> list[str]:
     """Return what a reader of the table must know: what throughput and speed-up are, and why verdicts are missing."""
     rows, lines = comparison.rows, []
-    digests = {
-        id(row): {r.entry.spec.user_model.digest for r in row.results if r.entry.spec.user_model is not None}
-        for row in rows
-    }
     if any(row.is_whole for row in rows):
         lines.append("Throughput and ratio of whole training runs are by their wall time, validation included.")
     if any(not row.is_whole and row.spec.kind == "training" for row in rows):
         lines.append("Throughput of runs that were cut short is that of their steps, without validation.")
-    changed = dict.fromkeys(row.spec.workload for row in rows if len(digests[id(row)]) > 1)
-    lines += [f"The code of {name} is not the same on all machines." for name in changed]
+    for name in dict.fromkeys(row.spec.workload for row in rows if len(_code_versions(row)) > 1):
+        lines.append(f"The code of {name} is not the same on all machines.")
     other = [row for row in rows if row.baseline_batch != row.spec.batch_size]
     if other:
         pairs = dict.fromkeys(f"{row.spec.label} over batch {row.baseline_batch}" for row in other)
@@ -155,6 +151,12 @@ def remark_lines(comparison: MachineComparison) -> list[str]:
                 reason = f"{result.verdict.kind}: {result.verdict.reason}"
                 reasons.setdefault(reason, {})[row.spec.label] = None
     return lines + [f"{truncate_list(list(labels), most=_MAX_LABELS)}: {why}" for why, labels in reasons.items()]
+
+
+def _code_versions(row: ComparisonRow) -> set[str]:
+    """Return the digests of a user's model, one for each version of its code."""
+    models = (result.entry.spec.user_model for result in row.results)
+    return {model.digest for model in models if model is not None}
 
 
 def note_lines(comparison: MachineComparison) -> list[str]:

@@ -26,7 +26,8 @@ def throughput(subject: GroupSubject) -> Chart | None:
         subject,
         group.configurations,
         lambda c: c.throughput,
-        (format_rate, f" {group.unit}/s"),
+        format_rate,
+        f" {group.unit}/s",
         f"{group.unit} per second",
     )
     rate = format_rate(best.throughput.value)
@@ -49,7 +50,7 @@ def speedup(subject: GroupSubject) -> Chart | None:
     if not others:
         return None
     best = max(others, key=lambda c: value_of(c.speedup))
-    traces, document, note = _bars(subject, compared, lambda c: c.speedup, (format_ratio, ""), "speed-up over fp32")
+    traces, document, note = _bars(subject, compared, lambda c: c.speedup, format_ratio, "", "speed-up over fp32")
     document["shapes"] = [plot.rule_at_one()]
     return Chart(
         name="speedup",
@@ -66,14 +67,12 @@ def _bars(
     subject: GroupSubject,
     configurations: Sequence[Configuration],
     get: Callable[[Configuration], Estimate | None],
-    form: tuple[Callable[[float | None], str], str],
+    text_of: Callable[[float | None], str],
+    unit: str,
     y_title: str,
 ) -> tuple[list[plot.Document], plot.Document, str]:
-    """Return a trace for each precision, or one trace if nothing else differs; their layout; and what is left out.
-
-    `form` is the format of a figure, and its unit.
-    """
-    group, (text_of, unit) = subject.group, form
+    """Return a trace for each precision, or one trace if nothing else differs; their layout; and what is left out."""
+    group = subject.group
     highest_first = sorted(configurations, key=lambda config: -value_of(get(config)))
     kept = {id(config) for config in highest_first[: plot.MAX_BARS]}
     shown = [config for config in configurations if id(config) in kept]
@@ -99,8 +98,8 @@ def _bars(
         own = [bar(config) for config in shown if precision in ("", config.precision)]
         if own:
             highest = value_of(get(highest_first[0]))
-            settings_of = {"name": plot.escape(precision), "showlegend": not is_alone}
-            traces.append(plot.labelled_bars(own, highest, len(group.configurations), **settings_of))
+            legend = {"name": plot.escape(precision), "showlegend": not is_alone}
+            traces.append(plot.labelled_bars(own, highest, len(group.configurations), **legend))
     x_axis = plot.names_axis(tickfont={"size": 11})
     if not is_alone:
         x_axis |= {"categoryorder": "array", "categoryarray": [plot.wrap(each, _SETTING_WIDTH) for each in settings]}

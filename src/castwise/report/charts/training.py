@@ -1,9 +1,10 @@
 """Loss, accuracy and perplexity of training runs, over time and over epochs, and where the wall time went."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from castwise.analysis import training_metrics
-from castwise.records.schema import Trial
+from castwise.records.schema import Epoch, Trial
 from castwise.render.fields import Field, FlatRow, find_field
 from castwise.render.table import DataTable
 from castwise.render.units import format_percent, format_seconds
@@ -16,32 +17,10 @@ _PARTS = {"first step": "start", "waiting for data": "data", "training": "train"
 _LEAST_WAIT = 0.0005  # of the training: less is shown as nothing
 
 
-def loss(subject: GroupSubject) -> Chart | None:
-    """Return the training loss over time and over epochs."""
-    return _curves(subject, "loss", "Training loss", "training loss", series.losses)
-
-
-def accuracy(subject: GroupSubject) -> Chart | None:
-    """Return the validation accuracy over time and over epochs."""
-
-    def percent(trial: Trial) -> Iterator[Point]:
-        return series.epoch_ends(trial, lambda epoch: None if epoch.accuracy is None else 100 * epoch.accuracy)
-
-    return _curves(subject, "accuracy", "Validation accuracy", "accuracy, %", percent)
-
-
-def perplexity(subject: GroupSubject) -> Chart | None:
-    """Return a language model's perplexity over time and over epochs."""
-
-    def points(trial: Trial) -> Iterator[Point]:
-        return series.epoch_ends(trial, training_metrics.perplexity)
-
-    return _curves(subject, "perplexity", "Validation perplexity", "perplexity", points)
-
-
 def _curves(
     subject: GroupSubject, name: str, title: str, y_title: str, points_of: Callable[[Trial], Iterator[Point]]
 ) -> Chart | None:
+    """Return a value of each run over time and over epochs."""
     group = subject.group
     every = [(config, points) for config in group.configurations if (points := list(points_of(config.trial)))]
     if not every:
@@ -80,6 +59,27 @@ def _curves(
         table=DataTable(fields, rows),
         note=left_out("{} of {:,} runs; `castwise export` has all.", shown, every),
     )
+
+
+def _percent(epoch: Epoch) -> float | None:
+    return None if epoch.accuracy is None else 100 * epoch.accuracy
+
+
+loss = partial(_curves, name="loss", title="Training loss", y_title="training loss", points_of=series.losses)
+accuracy = partial(
+    _curves,
+    name="accuracy",
+    title="Validation accuracy",
+    y_title="accuracy, %",
+    points_of=partial(series.epoch_ends, value_of=_percent),
+)
+perplexity = partial(
+    _curves,
+    name="perplexity",
+    title="Validation perplexity",
+    y_title="perplexity",
+    points_of=partial(series.epoch_ends, value_of=training_metrics.perplexity),
+)
 
 
 def time_split(subject: GroupSubject) -> Chart | None:
