@@ -98,13 +98,14 @@ def telemetry(subject: GroupSubject) -> Chart | None:
 def _rows(subject: GroupSubject, config: Configuration) -> list[FlatRow]:
     """Return a row for each timed block or epoch of a configuration, counted from 1 over its processes."""
     rows: list[FlatRow] = []
+    label = subject.group.label(config)
     for trial in config.trials:
         times, readings = steady_metrics.step_times(trial), trial.readings
         for index in range(max(len(times), len(readings))):
             reading = readings[index] if index < len(readings) else None
             values = {name: None if reading is None else value(reading) for name, _, _, value in _READINGS}
-            block = {"configuration": subject.group.label(config), "block": len(rows) + 1}
-            rows.append({**block, "step_seconds": times[index] if index < len(times) else None, **values})
+            seconds = times[index] if index < len(times) else None
+            rows.append({"configuration": label, "block": len(rows) + 1, "step_seconds": seconds, **values})
     return rows
 
 

@@ -50,13 +50,22 @@ def flat_table(level: str, collection: Collection, file_of: FileOf) -> FlatTable
     return LEVELS[level](collection, file_of)
 
 
+def _question(trial: Trial) -> dict[str, Any]:
+    spec = trial.spec
+    names = {name: _plain(getattr(spec, name)) for name in QUESTION[2:]}
+    return {"key": spec.key, "cell": spec.configuration, **names}
+
+
+def _machine(trial: Trial) -> dict[str, Any]:
+    return {name: getattr(trial.environment, name) for name in _MACHINE}
+
+
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return all columns of a trial but its file."""
     spec, epochs, final_loss = trial.spec, training_metrics.epochs_of(trial), steady_metrics.final_loss(trial)
     return {
-        "key": spec.key,
-        "cell": spec.configuration,
-        **{name: _plain(getattr(spec, name)) for name in (*QUESTION[2:], "repeat")},
+        **_question(trial),
+        "repeat": spec.repeat,
         "recipe": spec.recipe and spec.recipe.model_dump_json(),
         "protocol": spec.protocol.model_dump_json(),
         "status": trial.status,
@@ -77,7 +86,7 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "joules_per_unit": joules_per_unit(trial),
         "power_watts": power_watts(trial),
         **{name: getattr(trial.facts, name, None) for name in _FACTS},
-        **{name: getattr(trial.environment, name) for name in _MACHINE},
+        **_machine(trial),
         "schema_version": trial.schema_version,
     }
 
@@ -90,15 +99,21 @@ def _trials(collection: Collection, file_of: FileOf) -> FlatTable:
 def _configurations(collection: Collection, file_of: FileOf) -> FlatTable:
     rows = []
     for config in collection.configurations:
-        verdict = config.verdict
-        row = {
-            **trial_row(config.trial),
-            **{name: value for name, value in config.values.items() if name in _FIGURES},
+        trial, verdict = config.trial, config.verdict
+        figures = {
+            **config.values,
             "verdict_reason": None if verdict is None else verdict.reason,
             "driver_used_bytes": config.driver_used_bytes,
-            "file": file_of(config.trial),
         }
-        rows.append({name: row[name] for name in (*QUESTION, *_FIGURES, "status", "message", *_MACHINE, "file")})
+        row = {
+            **_question(trial),
+            **{name: figures[name] for name in _FIGURES},
+            "status": trial.status,
+            "message": trial.message,
+            **_machine(trial),
+            "file": file_of(trial),
+        }
+        rows.append(row)
     return FlatTable(find_fields(rows[0] if rows else ()), rows)
 
 
