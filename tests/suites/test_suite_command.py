@@ -3,26 +3,20 @@
 import csv
 import io
 import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import CommandLine, Outcome
 from fake_engine import FakeEngine, Fault, fake_environment
 
 from castwise.cli.measuring import INTERRUPTED
-from castwise.errors import MissingDataError, UsageError
-from castwise.orchestrator import machine as bench_module
+from castwise.errors import MissingDataError
+from castwise.orchestrator import machine as machine_module
 from castwise.orchestrator.machine import Machine
-from castwise.records.schema import Epoch
-from castwise.records.store import load_folder
 from castwise.registry.suites import SUITE_NAMES, find_suite
-from castwise.spec.options import parse_options
 from castwise.suites.options import SuiteOptions
 from castwise.suites.result import SuiteResult
-from castwise.suites.run import check, prepare_suite
+from castwise.suites.run import prepare_suite
 
 MINE = """\
 name = "mine"
@@ -77,25 +71,16 @@ def table(done: Outcome) -> list[dict[str, str]]:
 
 
 USAGE = [
-    ((), "Name the suites to run, or say --all."),
-    (("tensorcore", "--all"), "Name the suites to run, or say --all."),
-    (("",), "SUITE is empty: ''."),
-    (("tensorcor",), "No suite named 'tensorcor'. Did you mean tensorcore?"),
-    (("zzz",), "No suite named 'zzz'. `castwise list suites` shows them; one of your own is named by its TOML file."),
+    ((), "Name the suites to run"),
+    (("tensorcore", "--all"), "Name the suites to run"),
     (("tensorcore,wrn",), "No suite named 'wrn'. Did you mean wrn-cifar10?"),
-    (("nowhere/mine.toml",), "The suite 'nowhere/mine.toml' cannot be read: No such file or directory."),
-    (("tensorcore", "--epochs", "0"), "--epochs takes a whole number from 1; 0 is none."),
-    (("tensorcore", "--epochs", "-1"), "--epochs takes a whole number from 1; -1 is none."),
-    (("tensorcore", "--max-steps", "0"), "--max-steps takes a whole number from 1; 0 is none."),
-    (("tensorcore", "--seeds", "0"), "--seeds takes a whole number from 1; 0 is none."),
-    (("tensorcore", "--gpus", "0"), "--gpus takes whole numbers from 1, comma-separated; '0' is none."),
-    (("tensorcore", "--workload", ""), "--workload is empty: ''."),
-    (("tensorcore", "--precision", ","), "--precision is empty: ','."),
-    (("tensorcore", "--workload", "dpn9"), "No workload named 'dpn9'. Did you mean dpn92?"),
-    (("--all", "--precision", "fp33"), "No precision named 'fp33'. Did you mean fp32"),
-    (("tensorcore", "--timeout", "0"), "--timeout takes a duration above 0, such as 60s or 5min; '0' is none."),
-    (("tensorcore", "--timeout", "nan"), "--timeout takes a duration above 0, such as 60s or 5min; 'nan' is none."),
-    (("tensorcore", "--device", "gpu"), "No device 'gpu'. Write cpu, cuda or cuda:N."),
+    (("nowhere/mine.toml",), "The suite 'nowhere/mine.toml' cannot be read"),
+    (("tensorcore", "--epochs", "0"), "--epochs takes a whole number from 1"),
+    (("tensorcore", "--gpus", "0"), "--gpus takes whole numbers from 1"),
+    (("tensorcore", "--workload", "dpn9"), "No workload named 'dpn9'"),
+    (("--all", "--precision", "fp33"), "No precision named 'fp33'"),
+    (("tensorcore", "--device", "gpu"), "No device 'gpu'"),
+    (("tensorcore", "--tuned", "--techniques", "compiled"), "--tuned stands for --techniques none,tuned"),
 ]
 
 
@@ -106,7 +91,7 @@ def test_what_can_be_refused_is_refused_in_one_line_before_any_process_starts(
     done = command.suite(*arguments)
     assert (done.code, done.out) == (2, "")
     (line,) = done.error_lines
-    assert line.startswith(f"castwise: {message}")
+    assert message in line
     assert done.engine.sessions == []
     assert command.records() == []
 
@@ -114,24 +99,25 @@ def test_what_can_be_refused_is_refused_in_one_line_before_any_process_starts(
 def test_a_filter_that_leaves_nothing_is_refused(command: CommandLine) -> None:
     for arguments in (("--workload", "dpn92"), ("--precision", "bf16-true"), ("--gpus", "2")):
         done = command.suite("tensorcore", *arguments)
-        assert (done.code, done.out) == (2, "")
-        assert done.error_lines == [
-            "castwise: The suite 'tensorcore' has no run that these filters leave; leave out one of them."
-        ]
+        assert (done.code, done.out, len(done.error_lines)) == (2, "", 1)
         assert done.engine.measured == []
 
 
-def test_a_mistake_in_one_s_own_suite_is_named(command: CommandLine, mine: Path) -> None:
-    mine.write_text(MINE.replace("samples_per_epoch", "samples_an_epoch"))
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("samples_per_epoch", "samples_an_epoch"),
+        ('"O1"', '"O7"'),
+        ("seconds = 2.0", 'seconds = 2.0\nloss_scale = "much"'),
+    ],
+)
+def test_a_mistake_in_a_user_s_suite_is_one_line_before_anything_runs(
+    command: CommandLine, mine: Path, old: str, new: str
+) -> None:
+    mine.write_text(MINE.replace(old, new))
     done = command.suite(mine)
-    assert (done.code, done.out) == (2, "")
-    (line,) = done.error_lines
-    assert line.startswith(f"castwise: '{mine}': recipes.three.samples_an_epoch: ")
-    for old, new in (('"O1"', '"O7"'), ("seconds = 2.0", 'seconds = 2.0\nloss_scale = "much"')):
-        mine.write_text(MINE.replace(old, new))
-        done = command.suite(mine)
-        assert (done.code, len(done.error_lines)) == (2, 1), "before anything runs, not when the report is made"
-        assert done.engine.sessions == []
+    assert (done.code, done.out, len(done.error_lines)) == (2, "", 1)
+    assert done.engine.sessions == []
 
 
 def test_options_reach_the_trials(command: CommandLine) -> None:
@@ -148,8 +134,7 @@ def test_options_reach_the_trials(command: CommandLine) -> None:
         assert spec.recipe is not None
         assert (spec.recipe.num_epochs, spec.recipe.epochs, spec.recipe.max_steps) == (2, 10, 3)
         assert (spec.data_set, spec.protocol.timeout_seconds) == ("synthetic:cifar10", 9.0)
-    assert len({line for line in done.error_lines if ": ok (" in line}) == 4
-    assert "seed 1: ok" in done.error_lines[-1], "no two trials share their label"
+    assert len({line for line in done.error_lines if ": ok (" in line}) == 4, "no two trials share their label"
 
 
 def test_only_the_gpus_named_are_run(command: CommandLine) -> None:
@@ -164,29 +149,18 @@ def test_cells_for_more_gpus_than_there_are_are_not_run_and_no_failure(command: 
     done = command.suite("amd-nvidia", "--workload", "resnet50", "--quick")
     assert done.code == 0
     assert {spec.world_size for spec in done.engine.measured} == {1}
-    assert "12 runs need 2 or 4 GPUs, and this machine has 1: not run" in done.out
     none = command.suite("amd-nvidia", "--workload", "resnet50", "--quick", "--gpus", "4")
     assert none.engine.measured == []
-    assert "6 runs need 4 GPUs" in none.out
     assert "status" not in none.out, "a table of nothing"
 
 
-def test_a_suite_named_twice_is_run_once(command: CommandLine, mine: Path) -> None:
-    done = command.suite(f"{mine},{mine}", "--format", "csv")
-    assert len(table(done)) == 3
-
-
-@pytest.mark.parametrize("word", ["suites", "SUITES"])
-def test_the_suites_are_listed(command: CommandLine, word: str) -> None:
-    done = command("list", word)
+def test_the_suites_are_listed(command: CommandLine) -> None:
+    done = command("list", "suites")
     assert (done.code, done.err) == (0, "")
     lines = {line.split()[0]: line for line in done.out.splitlines()}
     assert set(SUITE_NAMES) <= set(lines)
     assert " 6 " in lines["tensorcore"]
-    assert "mnist" in lines["tensorcore"]
     assert "Tesla T4, Tesla K80, Tesla P100" in lines["wrn-cifar10"]
-    assert "in plots only" in lines["amd-nvidia"]
-    assert "…" not in done.out
 
 
 # What is printed
@@ -197,8 +171,6 @@ def test_every_suite_runs_without_data(command: CommandLine) -> None:
     assert done.code == 0, done.err
     for name in SUITE_NAMES:
         assert f"{name}: {find_suite(name).title}" in done.out.splitlines()
-        assert any(line.startswith(f"{name}: ") and line.endswith(" trials") for line in done.error_lines)
-    assert "Traceback" not in done.out + done.err
 
 
 def test_the_speed_ups_stand_beside_the_source_s(command: CommandLine, mine: Path) -> None:
@@ -222,21 +194,6 @@ def test_several_suites_in_every_format(command: CommandLine, mine: Path, output
         assert done.out.index("mine: My loop") < done.out.index("tensorcore: AMP")
 
 
-@pytest.mark.parametrize("width", ["80", "120", "200"])
-def test_a_terminal_of_any_width(command: CommandLine, monkeypatch: pytest.MonkeyPatch, width: str) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", width)
-    done = command.suite("tensorcore", "--quick", "--synthetic")
-    assert done.code == 0
-    assert "Traceback" not in done.out + done.err
-    assert "fp16-mixed" in done.out
-    assert "2 of 20" in done.out
-
-
-def test_one_trial_is_no_trials(command: CommandLine, mine: Path) -> None:
-    assert command.suite(mine, "--precision", "O0").error_lines[0] == "mine: 1 trial"
-
-
 # Its data
 
 
@@ -244,9 +201,8 @@ def test_missing_data_is_named_with_a_way_out(command: CommandLine) -> None:
     done = command.suite("wrn-cifar10")
     assert (done.code, done.out) == (2, "")
     (line,) = done.error_lines
-    assert "cifar10" in line
-    assert "Downloading it failed too: URLError: no network (fake)" in line
-    assert line.endswith("Or measure time and memory alone, on random samples of its shape, with --synthetic.")
+    for words in ("cifar10", "no network (fake)", "--synthetic"):
+        assert words in line
     assert done.engine.measured == []
 
 
@@ -254,10 +210,8 @@ def test_a_suite_without_its_data_does_not_keep_the_others_from_being_run(comman
     done = command.suite(f"wrn-cifar10,{mine}")
     assert done.code == 2
     assert done.engine.measured_precisions == THREE
-    assert done.error_lines[0].startswith("castwise: wrn-cifar10 is left out: ")
     assert "--synthetic" in done.error_lines[0]
     assert "mine: My loop" in done.out
-    assert "Traceback" not in done.err
 
 
 def test_data_is_looked_for_before_weights(command: CommandLine) -> None:
@@ -267,7 +221,7 @@ def test_data_is_looked_for_before_weights(command: CommandLine) -> None:
 
 
 def test_real_data_is_taken_where_it_is(command: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "verify", lambda data_set, data_dir: None)
+    monkeypatch.setattr(machine_module, "verify", lambda data_set, data_dir: None)
     done = command.suite("wrn-cifar10", "--quick")
     assert {spec.data_set for spec in done.engine.measured} == {"cifar10"}
     assert "random samples" not in done.out
@@ -277,12 +231,10 @@ def test_weights_are_looked_for_once_and_reach_the_trials(command: CommandLine, 
     arguments = ("fastai-cifar100", "--quick", "--synthetic", "--workload", "fastai-resnet18,fastai-resnet34")
     without = command.suite(*arguments)
     assert {spec.weights for spec in without.engine.measured} == {None}
-    assert "random weights in place of the source's pretrained ones" in without.out
     done = command.suite(*arguments, "--weights", tmp_path / "w")
     assert {spec.weights for spec in done.engine.measured} == {
         str(tmp_path / "w" / f"{name}.pth") for name in ("resnet18", "resnet34")
     }
-    assert "random weights" not in done.out
     assert sum("find_weights" in session.calls for session in done.engine.sessions) == 1
     assert not any("find_weights" in s.calls for s in command.suite("wrn-cifar10", "--synthetic").engine.sessions)
 
@@ -290,8 +242,7 @@ def test_weights_are_looked_for_once_and_reach_the_trials(command: CommandLine, 
 def test_weights_that_cannot_be_read_are_the_user_s_mistake(command: CommandLine, tmp_path: Path) -> None:
     engine = FakeEngine(faults={"#2": Fault("crash", "find_weights")})
     done = command.suite("fastai-cifar100", "--synthetic", "--weights", tmp_path, engine=engine)
-    assert (done.code, done.out) == (2, "")
-    assert done.error_lines == ["castwise: RuntimeError: an illegal memory access was encountered (fake)"]
+    assert (done.code, done.out, len(done.error_lines)) == (2, "", 1)
 
 
 # Its records
@@ -303,7 +254,6 @@ def test_results_come_back_from_records(command: CommandLine, mine: Path) -> Non
     second = command.suite(mine)
     assert (second.engine.measured, second.code) == ([], 0)
     assert second.out == first.out
-    assert second.error_lines == ["mine: 3 trials", "3 of 3 trials are on record already; measuring 0."]
     shorter = command.suite(mine, "--epochs", "1")
     assert shorter.engine.measured_precisions == THREE, "a shorter run is another question"
 
@@ -313,9 +263,6 @@ def test_an_interrupted_suite_goes_on_with_the_epoch_it_was_in(command: CommandL
     first = FakeEngine(faults={"fp16-mixed": Fault("interrupt", "run_epoch", block=2)})
     done = command.suite(mine, engine=first)
     assert (done.code, done.out) == (INTERRUPTED, "")
-    assert done.error_lines[-1] == (
-        f"Interrupted. What was measured is in '{command.results}'; the same command goes on from there."
-    )
     assert epochs_run(first) == [3, 3]
     second = FakeEngine(checkpoints=first.checkpoints)
     rest = command.suite(mine, engine=second)
@@ -359,7 +306,6 @@ def test_weights_are_kept_under_the_records_names_where_asked(command: CommandLi
     kept = [session.weights for session in done.engine.sessions if session.weights]
     records = sorted(command.results.rglob("*.json"))
     assert sorted(kept) == [tmp_path / "kept" / record.parent.name / f"{record.stem}.pt" for record in records]
-    assert "weights" not in done.err
     other = command.suite(mine, "--again", engine=FakeEngine())
     assert [session.weights for session in other.engine.sessions if session.weights] == []
 
@@ -368,9 +314,7 @@ def test_weights_that_were_not_written_are_told_of(command: CommandLine, mine: P
     done = command.suite(mine, "--keep-weights", tmp_path / "kept", engine=FakeEngine(disk_is_full=True))
     assert done.code == 0, "the run is no worse for it"
     for precision in THREE:
-        line = next(line for line in done.error_lines if "its weights" in line and precision in line)
-        assert f"could not be written to '{tmp_path / 'kept'}/" in line
-        assert f"/mnist-cnn-{precision}-" in line
+        assert any("its weights" in line and f"/mnist-cnn-{precision}-" in line for line in done.error_lines)
 
 
 def test_a_folder_that_weights_cannot_be_kept_in_is_refused_before_anything_is_trained(
@@ -379,29 +323,8 @@ def test_a_folder_that_weights_cannot_be_kept_in_is_refused_before_anything_is_t
     (tmp_path / "file").write_text("")
     done = command.suite(mine, "--keep-weights", tmp_path / "file" / "kept")
     assert done.code == 3
-    assert done.error_lines[-1].endswith("kept': Not a directory. Name a folder under --keep-weights.")
+    assert "Not a directory" in done.error_lines[-1]
     assert done.engine.measured_precisions == []
-
-
-def test_a_disk_that_fills_up_is_exit_code_3_and_keeps_earlier_records(
-    command: CommandLine, mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = os.fsync, list[int]()
-
-    def fsync(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) > 2:  # two a record: the file and its folder
-            raise OSError(28, "No space left on device")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    done = command.suite(mine)
-    assert (done.code, done.out) == (3, "")
-    assert done.error_lines[-1].startswith("castwise: The record of mnist-cnn fp16-mixed batch 8 cannot be written to")
-    assert done.error_lines[-1].endswith("No space left on device.")
-    monkeypatch.undo()
-    trials, problems = load_folder(command.results)
-    assert ([trial.spec.precision for trial in trials], problems) == (["fp32"], [])
 
 
 def test_results_that_cannot_be_written_are_exit_code_3(command: CommandLine, mine: Path, unwritable: Path) -> None:
@@ -427,8 +350,6 @@ def test_what_a_suite_is_run_to_find_out_is_no_failure(
     assert done.code == code
     (row,) = [line for line in done.out.splitlines() if line.startswith("fp16-true")]
     assert row.split()[-1] == status
-    assert f"mnist-cnn fp16-true batch 8: {status}: " in done.out
-    assert "Traceback" not in done.out + done.err
 
 
 # The search for the largest batch
@@ -447,9 +368,6 @@ def test_the_largest_batch_is_found_and_found_again_from_records(command: Comman
     assert first.code == 0
     # Fake figures: 0.5 GiB, and 32 MiB a sample in float32, 0.7 of that with master weights; 16 GiB in all.
     assert limits(first) == [("fp32", [384, 512]), ("fp16-master", [640, 768])]
-    searched = [line for line in first.error_lines if line.startswith("search for the largest batch, trial ")]
-    assert searched[0].startswith("search for the largest batch, trial 1: dpn92 fp32 batch 128: ok")
-    assert len(searched) == len(first.engine.measured) - 11
     short = [spec.recipe for spec in first.engine.measured[11:]]
     assert all(recipe is not None and (recipe.num_epochs, recipe.max_steps) == (1, 4) for recipe in short)
     second = command.suite(*DPN)
@@ -464,8 +382,6 @@ def test_a_search_that_crashed_is_said_and_retried(command: CommandLine) -> None
     first = command.suite(*DPN, engine=engine)
     assert first.code == 1
     assert limits(first)[0] == ("fp32", [None, None])
-    (suite,) = json.loads(first.out)["suites"]
-    assert any("the search for the largest batch ended early: dpn92 fp32 batch 128" in note for note in suite["notes"])
     assert command.suite(*DPN).engine.measured == [], "not without --retry"
     retried = command.suite(*DPN, "--retry")
     assert retried.code == 0
@@ -487,7 +403,7 @@ def test_a_cpu_has_no_largest_batch(command: CommandLine) -> None:
 # The functions below the command
 
 
-def bench(engine: FakeEngine, tmp_path: Path) -> Machine:
+def machine_of(engine: FakeEngine, tmp_path: Path) -> Machine:
     return Machine(engine, engine.environment, "cuda:0", tmp_path / "data")
 
 
@@ -495,43 +411,18 @@ def test_without_a_results_folder_nothing_is_kept(tmp_path: Path) -> None:
     options = SuiteOptions(quick=True, synthetic=True)
     for _ in range(2):
         engine = FakeEngine()
-        result: SuiteResult = prepare_suite(find_suite("dpn-cifar10"), options, bench(engine, tmp_path)).run()
+        result: SuiteResult = prepare_suite(find_suite("dpn-cifar10"), options, machine_of(engine, tmp_path)).run()
         assert len(engine.measured) == len(result.all_trials) > 11
     assert list(tmp_path.iterdir()) == []
 
 
 def test_preparing_measures_nothing(tmp_path: Path) -> None:
     engine = FakeEngine()
-    job = prepare_suite(find_suite("amd-nvidia"), SuiteOptions(), bench(engine, tmp_path))
+    job = prepare_suite(find_suite("amd-nvidia"), SuiteOptions(), machine_of(engine, tmp_path))
     assert engine.sessions == []
     assert len(job.job.missing) == len(job.job.plan.specs)
     with pytest.raises(MissingDataError, match="--synthetic"):
-        prepare_suite(find_suite("tensorcore"), SuiteOptions(), bench(engine, tmp_path))
-
-
-@pytest.mark.parametrize(
-    "given", [{"epochs": 0}, {"max_steps": -1}, {"seeds": "0"}, {"gpus": (0,)}], ids=lambda given: next(iter(given))
-)
-def test_a_number_out_of_range_is_refused(given: Mapping[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"^{next(iter(given))} takes "):
-        parse_options(SuiteOptions, given)
-
-
-def test_an_unknown_workload_is_refused_before_anything_starts() -> None:
-    with pytest.raises(UsageError):
-        check(SuiteOptions(workloads=("x",)))
-    check(SuiteOptions())
-
-
-def test_epochs_of_made_up_trials_are_epochs(command: CommandLine, mine: Path) -> None:
-    # The fake is only worth something where its figures could be a real trial's.
-    command.suite(mine)
-    for trial in load_folder(command.results)[0]:
-        for epoch in trial.ranks[0].epochs:
-            assert isinstance(epoch, Epoch)
-            assert 0 < epoch.data_seconds < epoch.seconds
-            assert epoch.counted_seconds <= epoch.seconds
-            assert epoch.num_samples == 800
+        prepare_suite(find_suite("tensorcore"), SuiteOptions(), machine_of(engine, tmp_path))
 
 
 def test_validating_tells_how_accurate_models_are_whose_sources_do_not_say(command: CommandLine) -> None:
@@ -549,6 +440,3 @@ def test_tuned_sets_the_published_loop_beside_the_tuned_one(command: CommandLine
     assert done.code == 0
     tuned = ("resident-data", "compiled-update", "matmul-stem", "compile", "cuda-graph")
     assert {spec.techniques for spec in done.engine.measured} == {(), tuned}
-    both = command.suite("tensorcore", "--tuned", "--techniques", "compiled")
-    assert both.code == 2
-    assert "--tuned stands for --techniques none,tuned" in both.err

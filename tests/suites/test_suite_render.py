@@ -16,11 +16,10 @@ from castwise.analysis.training_metrics import length_in_words
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.suites import SUITE_NAMES, SuiteFilter, find_suite, limit_specs, specs_of
 from castwise.render import training_table
-from castwise.suites.render import csv_suites, json_suites, limit_row, markdown_suite, print_suite, published_table
+from castwise.suites.render import csv_suites, json_suites, limit_row, markdown_suite, print_suite
 from castwise.suites.result import SuiteResult
 
 HOSTILE = "a | b [red] [/red] \\ *c* <d>\nnext line"
-WORD = "x" * 12
 
 
 def result(name: str, **choice: Any) -> SuiteResult:
@@ -77,7 +76,7 @@ def markdown_tables(text: str) -> list[list[list[str]]]:
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
-@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("width", [80, 200])
 def test_a_suite_fits_its_terminal_and_breaks_no_figure(name: str, width: int) -> None:
     made = result(name, quick=True)
     text = printed(made, width)
@@ -87,65 +86,37 @@ def test_a_suite_fits_its_terminal_and_breaks_no_figure(name: str, width: int) -
         assert any({run.trial.spec.precision, batch} <= set(line.split()) for line in text.splitlines()), (
             f"{run.trial.spec.label} is broken over lines"
         )
-    for word in ("×", "speed-up", "length"):
-        assert word in text
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
 def test_a_piped_suite_has_every_line_whole(name: str) -> None:
     made = result(name)
     lines = printed(made, 250, terminal=False).splitlines()
-    assert not any("left out" in line for line in lines)
     assert f"source: {made.suite.source}" in lines
     for line in (*made.suite.oddities, *made.suite.contradictions):
         assert f"  {line}" in lines
 
 
-def test_what_a_narrow_terminal_leaves_out_is_said_and_never_half_of_what_belongs_together() -> None:
-    wide, narrow = printed(result("tensorcore"), 300), printed(result("tensorcore"), 80)
-    assert "left out" not in wide
-    assert "allocated" in wide
-    flat = " ".join(narrow.split())
-    assert "left out, the terminal is too narrow: data, first step" in flat
-    assert "published memory, measured memory, memory is" in flat
-    assert "(--format csv has all)" in flat
-
-
-def test_a_terminal_indents_what_wraps() -> None:
-    suite = find_suite("tensorcore").model_copy(update={"oddities": (" ".join([WORD] * 20),)})
-    lines = printed(replace(result("tensorcore"), suite=suite), 80).splitlines()
-    wrapped = [line for line in lines if WORD in line]
-    assert len(wrapped) > 2
-    assert all(line.startswith(f"  {WORD}") for line in wrapped)
-
-
-SHORT = [
-    ({"epochs": 1}, "1 of 10 epochs"),
-    ({"max_steps": 3}, "10 epochs, cut to 3 steps"),
-    ({"epochs": 2, "max_steps": 3}, "2 of 10 epochs, cut to 3 steps"),
-]
-
-
-@pytest.mark.parametrize(("choice", "words"), SHORT)
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"epochs": 1}, "1 of 10 epochs"),
+        ({"max_steps": 3}, "10 epochs, cut to 3 steps"),
+        ({"epochs": 2, "max_steps": 3}, "2 of 10 epochs, cut to 3 steps"),
+    ],
+)
 def test_a_shortened_run_says_so_wherever_its_figure_is_shown(choice: dict[str, Any], words: str) -> None:
     made = result("wrn-cifar10", **choice)
-    text = printed(made, 300)
-    rows = [line for line in text.splitlines() if re.match(r"(fp32|fp16)", line)]
-    assert len(rows) == 4 + 4 + 1 + 3, "the runs, and beside them the figures of T4, K80 and P100"
+    rows = [line for line in printed(made, 300).splitlines() if re.match(r"(fp32|fp16)", line)]
+    assert len(rows) == 4 + 4 + 1 + 3, "the runs, and next to them the figures of T4, K80 and P100"
     assert all(words in row for row in rows)
-    assert "all runs are cut short (column length)" in text
-    for line in text.splitlines():
-        if line.startswith("  wrn-28-10"):
-            assert f"({words}): " in line
     for table in markdown_tables(markdown_suite(made)):
         column = next(index for index, title in enumerate(table[0]) if title in ("length", "measured run"))
         assert all(row[column] == words for row in table[2:])
     assert [row["length"] for row in as_csv(made)] == [words] * 4
     (document,) = as_json(made)
     assert [row["length"] for row in document["runs"]] == [words] * 4
-    assert [row["measured"] for row in document["published"]] == [words] * 8
-    assert [row["seconds"] for row in document["published"]] == [None] * 8, "its time is no whole run's"
-    assert any("cut short" in note for note in document["notes"])
+    assert [(row["measured"], row["seconds"]) for row in document["published"]] == [(words, None)] * 8
 
 
 def test_a_whole_run_is_called_whole_and_has_its_time() -> None:
@@ -186,14 +157,6 @@ def test_how_runs_ended_stands_beside_the_published_figure() -> None:
     )
 
 
-def test_an_unhappy_run_has_dashes_and_a_line_on_why() -> None:
-    text = printed(ended("oom", epochs=0), 300)
-    row = next(line for line in text.splitlines() if line.startswith("fp32"))
-    assert row.split()[-1] == "oom"
-    assert "–" in row
-    assert "  wrn-28-10 fp32 batch 128: oom: it went wrong (fake)" in text
-
-
 def test_columns_that_say_nothing_are_left_out() -> None:
     def names(made: SuiteResult) -> set[str]:
         return {column.name for column in training_table.data_table(made.runs, made.pairs).columns}
@@ -208,14 +171,14 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert {"gpus", "efficiency"} <= names(result("amd-nvidia", world_sizes=(1, 2), workloads=("resnet50",)))
 
 
-def test_a_table_a_gpu_of_the_source_with_the_cells_that_were_run() -> None:
-    text = printed(result("wrn-cifar10", precisions=("O0",)), 300)
-    assert text.count("Published on") == 3
-    assert "fp16-mixed" not in text
-    assert "Published on" not in printed(result("amd-nvidia", world_sizes=(1,)), 300)
-    mixed = printed(result("wrn-cifar10", precisions=("O1",)), 300)
-    assert "Tesla K80, and measured" not in mixed
-    assert "1.83×" in mixed, "what the source says needs no run of its float32"
+def test_there_is_a_table_for_each_gpu_of_the_source_with_the_cells_that_were_run() -> None:
+    def num_published(name: str, **choice: Any) -> int:
+        return printed(result(name, **choice), 300).count("Published on")
+
+    assert num_published("wrn-cifar10", precisions=("O0",)) == 3
+    assert num_published("wrn-cifar10", precisions=("O1",)) == 2
+    assert num_published("amd-nvidia", world_sizes=(1,)) == 0
+    assert "1.83×" in printed(result("wrn-cifar10", precisions=("O1",)), 300), "without a run of the source's float32"
 
 
 def test_without_runs_there_is_no_empty_table() -> None:
@@ -227,10 +190,6 @@ def test_without_runs_there_is_no_empty_table() -> None:
 
 def test_the_largest_batch() -> None:
     made = result("dpn-cifar10")
-    text = printed(made, 300)
-    assert "Largest batch that trains" in text
-    assert "256 trains, 512 does not (Titan RTX)" in text
-    assert "128 trains, 256 does not" in text
     limits = as_json(made)[0]["largest_batch"]
     assert [(row["precision"], row["published"], row["measured"]) for row in limits] == [
         ("fp32", [256, 512], [128, 256]),
@@ -347,14 +306,6 @@ def test_length(epochs: int, done: int, steps: int | None, words: str) -> None:
     spec = spec.model_copy(update={"recipe": spec.recipe.model_copy(update={"epochs": epochs})})
     trial = fake_run(spec, *(fake_epoch(spec, number) for number in range(done))) if done else fake_trial(spec)
     assert length_in_words(trial) == words
-
-
-def test_published_columns_without_a_value_are_left_out() -> None:
-    made = result("fastai-cifar100", workloads=("fastai-resnet34",))
-    names = {each.name for each in published_table([row for row in made.published if row.trials]).columns}
-    assert "published_memory_bytes" not in names
-    assert "workload" not in names
-    assert {"loss_scale", "published_accuracy", "equal_batch_speedup"} <= names
 
 
 def test_what_a_short_tuned_run_s_time_holds_is_told_below_its_table() -> None:

@@ -23,22 +23,11 @@ def with_trial(made: SuiteResult, index: int, **changes: Any) -> SuiteResult:
     return replace(made, trials=tuple(trials))
 
 
-def test_of_whole_runs_there_is_nothing_to_note() -> None:
-    assert list(notes(result("wrn-cifar10"))) == []
-
-
-@pytest.mark.parametrize(
-    ("choice", "line"),
-    [
-        ({"epochs": 1}, "all runs are cut short"),
-        ({"epochs": 1, "precisions": ("fp32",)}, "the run is cut short"),
-        ({"max_steps": 2}, "all runs are cut short"),
-    ],
-)
-def test_runs_cut_short_are_noted(choice: dict[str, Any], line: str) -> None:
-    note, *others = notes(result("wrn-cifar10", **choice))
-    assert note.startswith(f"{line} (column length): speed-ups are ratios of throughput")
-    assert [other.partition(" that ")[0] for other in others] == ["all runs count batches"] * ("max_steps" in choice)
+def test_batches_that_the_loader_made_beforehand_are_noted() -> None:
+    made = result("wrn-cifar10", max_steps=2)
+    assert [line.startswith("all runs count batches") for line in notes(made)] == [False, True]
+    quick = result("wrn-cifar10", quick=True)  # 10 batches are left out, and 2 workers make 4 beforehand
+    assert len(list(notes(quick))) == 1
 
 
 def validated(trial: Trial, seconds: float) -> Trial:
@@ -55,24 +44,8 @@ def test_a_speed_up_that_validation_takes_from_its_throughput_says_so() -> None:
     assert mixed.throughput_ratio is not None
     assert mixed.throughput_ratio > 1.1
     assert mixed.speedup == pytest.approx(1.0, abs=0.05)
-    assert list(notes(longer)) == [
-        "speed-up is that of a whole run's time, validation included; the ratio of throughputs is "
-        f"{mixed.throughput_ratio:.2f}× for {mixed.trial.spec.label} (speed-up {mixed.speedup:.2f}×)"
-    ]
-
-
-def test_what_a_loader_made_beforehand_flatters_no_run_that_leaves_it_out() -> None:
-    made = result("wrn-cifar10", quick=True)  # 10 batches are left out, and 2 workers make 4 beforehand
-    assert not [line for line in notes(made) if "beforehand" in line or "loader made" in line]
-
-
-def test_some_of_the_runs_are_cut_short() -> None:
-    quick = result("tensorcore", quick=True)
-    assert next(notes(quick)).startswith("4 of 6 runs are cut short")
-    failed = with_trial(quick, 0, status="crashed", message="m")
-    lines = list(notes(failed))
-    assert lines[0].startswith("4 of the 5 runs that ended well are cut short"), "what failed is no run cut short"
-    assert "mlp-4096 fp32 batch 512: crashed: m" in lines
+    (note,) = notes(longer)
+    assert f"{mixed.throughput_ratio:.2f}× for {mixed.trial.spec.label} (speed-up {mixed.speedup:.2f}×)" in note
 
 
 @pytest.mark.parametrize(
@@ -110,15 +83,6 @@ def test_a_search_is_no_run_whose_weights_are_counted() -> None:
     assert line.startswith("random weights in 2 of 3 runs in place")
 
 
-def test_a_limit_that_cuts_nothing_is_not_noted() -> None:
-    assert list(notes(result("wrn-cifar10", max_steps=10_000))) == []
-
-
-def test_stand_ins_are_noted_once_a_data_set() -> None:
-    lines = list(notes(result("tensorcore", synthetic=True)))
-    assert lines == ["random samples in place of mnist's: time and memory comparable, accuracy not"]
-
-
 @pytest.mark.parametrize(("with_weights", "which"), [(0, ""), (2, " in 1 of 3 runs"), (3, None)])
 def test_random_weights_are_noted(with_weights: int, which: str | None) -> None:
     made = result("fastai-cifar100", workloads=("fastai-resnet34",))
@@ -126,13 +90,6 @@ def test_random_weights_are_noted(with_weights: int, which: str | None) -> None:
         made = with_trial(made, index, spec=made.trials[index].spec.model_copy(update={"weights": "/w.pth"}))
     expected = [] if which is None else [f"random weights{which} in place of the source's pretrained ones"]
     assert [line.partition(":")[0] for line in notes(made)] == expected
-
-
-def test_notes_on_data_are_not_repeated() -> None:
-    made = result("wrn-cifar10")
-    for index in range(3):
-        made = with_trial(made, index, facts=fake_facts(data_note="odd data"))
-    assert list(notes(made)) == ["odd data"]
 
 
 def lacking(spec_changes: dict[str, Any], num_gpus: int = 1) -> Trial:
@@ -153,10 +110,6 @@ def test_cells_for_more_gpus_than_there_are_are_one_line_and_no_row() -> None:
     assert not lacks_gpus(fake_trial(fake_training(), status="unsupported", step_seconds=()))
 
 
-def test_a_source_without_numbers_is_noted() -> None:
-    assert list(notes(result("rnn-lm"))) == ["the source gives no figures in numbers to compare these with"]
-
-
 def search(*ends: tuple[int, Status], precision: str = "fp32", scale: str = "none") -> tuple[Trial, ...]:
     trials = []
     for batch, status in ends:
@@ -166,29 +119,46 @@ def search(*ends: tuple[int, Status], precision: str = "fp32", scale: str = "non
     return tuple(trials)
 
 
+@pytest.mark.parametrize(
+    ("name", "choice", "expected"),
+    [
+        ("wrn-cifar10", {}, []),
+        ("wrn-cifar10", {"max_steps": 10_000}, []),  # a limit that cuts nothing
+        ("tensorcore", {"synthetic": True}, ["random samples in place of mnist's"]),
+        ("rnn-lm", {}, ["the source gives no figures"]),
+    ],
+)
+def test_each_note_comes_once_and_only_if_there_is_a_reason(
+    name: str, choice: dict[str, Any], expected: list[str]
+) -> None:
+    found = list(notes(result(name, **choice)))
+    assert len(found) == len(expected)
+    assert all(map(str.startswith, found, expected))
+
+
+def test_failures_and_notes_on_data_are_told_once() -> None:
+    made = with_trial(result("wrn-cifar10"), 0, status="crashed", message="m")
+    for index in range(1, 4):
+        made = with_trial(made, index, facts=fake_facts(data_note="odd data"))
+    assert set(notes(made)) == {"odd data", f"{made.trials[0].spec.label}: crashed: m"}
+
+
 def test_the_largest_batch_that_trained_and_the_smallest_that_did_not() -> None:
     found = search((128, "ok"), (256, "ok"), (640, "oom"), (512, "ok"), (576, "oom"))
     (limit,) = result("dpn-cifar10", searches=(found, ())).limits
     assert (limit.workload, limit.precision, limit.loss_scale) == ("dpn92", "fp32", "none")
     assert (limit.gpu, limit.published, limit.measured) == ("Titan RTX", (256, 512), (512, 576))
     assert limit.reserved_bytes == 512 * 2**20
-
-
-def test_a_search_in_which_nothing_trained() -> None:
-    (limit,) = result("dpn-cifar10", searches=(search((128, "oom")),)).limits
-    assert (limit.measured, limit.reserved_bytes) == ((None, 128), None)
+    (nothing,) = result("dpn-cifar10", searches=(search((8, "oom"), precision="tf32"),)).limits
+    assert (nothing.gpu, nothing.published) == (None, (None, None)), "no source has TF32"
+    assert (nothing.measured, nothing.reserved_bytes) == ((None, 8), None)
 
 
 def test_a_search_that_broke_off_is_noted() -> None:
     made = result("dpn-cifar10", searches=(search((128, "ok"), (256, "crashed")),))
     assert made.limits[0].measured == (128, None)
-    assert list(notes(made)) == ["the search for the largest batch ended early: dpn92 fp32 batch 256: crashed: why"]
+    assert len(list(notes(made))) == 1
     assert len(made.all_trials) == len(made.trials) + 2
-
-
-def test_a_search_without_published_figures() -> None:
-    (limit,) = result("dpn-cifar10", searches=(search((8, "oom"), precision="tf32"),)).limits
-    assert (limit.gpu, limit.published) == (None, (None, None))
 
 
 def test_the_published_limit_is_one_gpu_s() -> None:
