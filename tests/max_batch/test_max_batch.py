@@ -150,15 +150,11 @@ def test_the_curve_has_batches_all_the_way_and_the_knee_between_close_neighbours
     assert len(fit(curve=False)["fp32"].trials) < len(found.trials)
 
 
-def test_steps_are_at_least_as_many_as_asked_for() -> None:
+def test_each_set_of_techniques_is_searched_with_as_many_steps_as_asked_for() -> None:
     made = FakeEngine()
-    fit(made, steps=50)
-    assert {spec.protocol.warm_up_steps + spec.protocol.min_blocks for spec in made.measured} == {50}
-
-
-def test_sets_of_techniques_are_searched_each_for_itself() -> None:
-    found = fit(techniques=("none", "channels-last"))
+    found = fit(made, techniques=("none", "channels-last"), steps=50)
     assert set(found) == {"fp32", "bf16-mixed", "fp32,channels-last", "bf16-mixed,channels-last"}
+    assert {spec.protocol.warm_up_steps + spec.protocol.min_blocks for spec in made.measured} == {50}
 
 
 def test_on_a_cpu_the_limit_counts_from_the_first_step() -> None:

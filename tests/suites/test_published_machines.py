@@ -11,10 +11,7 @@ from castwise.registry.published import find_published
     [
         ("T4", "Tesla T4"),
         ("tesla-t4", "Tesla T4"),
-        ("K80", "Tesla K80"),
-        ("P100", "Tesla P100"),
         ("TitanRTX", "Titan RTX"),
-        ("Titan RTX", "Titan RTX"),
         ("2080Ti", "RTX 2080 Ti"),
         ("GTX 1080 Ti", "GTX 1080 Ti"),
     ],

@@ -206,14 +206,6 @@ def test_missing_data_is_named_with_a_way_out(command: CommandLine) -> None:
     assert done.engine.measured == []
 
 
-def test_a_suite_without_its_data_does_not_keep_the_others_from_being_run(command: CommandLine, mine: Path) -> None:
-    done = command.suite(f"wrn-cifar10,{mine}")
-    assert done.code == 2
-    assert done.engine.measured_precisions == THREE
-    assert "--synthetic" in done.error_lines[0]
-    assert "mine: My loop" in done.out
-
-
 def test_data_is_looked_for_before_weights(command: CommandLine) -> None:
     done = command.suite("fastai-cifar100")
     assert done.code == 2
@@ -243,6 +235,13 @@ def test_weights_that_cannot_be_read_are_the_user_s_mistake(command: CommandLine
     engine = FakeEngine(faults={"#2": Fault("crash", "find_weights")})
     done = command.suite("fastai-cifar100", "--synthetic", "--weights", tmp_path, engine=engine)
     assert (done.code, done.out, len(done.error_lines)) == (2, "", 1)
+
+
+def test_a_suite_without_its_data_does_not_keep_the_others_from_being_run(command: CommandLine, mine: Path) -> None:
+    done = command.suite(f"wrn-cifar10,{mine}")
+    assert done.code == 2
+    assert done.engine.measured_precisions == THREE
+    assert "mine: My loop" in done.out
 
 
 # Its records
@@ -327,12 +326,6 @@ def test_a_folder_that_weights_cannot_be_kept_in_is_refused_before_anything_is_t
     assert done.engine.measured_precisions == []
 
 
-def test_results_that_cannot_be_written_are_exit_code_3(command: CommandLine, mine: Path, unwritable: Path) -> None:
-    done = command("suite", mine, "--results", unwritable)
-    assert (done.code, done.out, len(done.error_lines)) == (3, "", 1)
-    assert done.engine.measured == []
-
-
 @pytest.mark.parametrize(
     ("fault", "status", "code"),
     [
@@ -387,12 +380,6 @@ def test_a_search_that_crashed_is_said_and_retried(command: CommandLine) -> None
     assert retried.code == 0
     assert limits(retried)[0] == ("fp32", [384, 512])
     assert retried.engine.measured[0].batch_size == 128
-
-
-@pytest.mark.parametrize("arguments", [("--gpus", "1"), ("--precision", "O0")])
-def test_a_search_is_narrowed_like_the_cells(command: CommandLine, arguments: tuple[str, ...]) -> None:
-    found = limits(command.suite(*DPN, *arguments))
-    assert [precision for precision, _ in found] == (["fp32", "fp16-master"] if "--gpus" in arguments else ["fp32"])
 
 
 def test_a_cpu_has_no_largest_batch(command: CommandLine) -> None:
