@@ -8,7 +8,8 @@ from fake_engine import fake_epoch, fake_run, fake_training, fake_trial
 from castwise.analysis import training_metrics
 from castwise.records.schema import Trial
 from castwise.registry.suites import Published, Suite, SuiteFilter, find_suite, parse_suite, specs_of
-from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
+from castwise.render.fields import FlatRow
+from castwise.suites.compare_published import compare_with_published, published_pairs
 
 MINE = """\
 name = "mine"
@@ -31,15 +32,13 @@ def ran(suite: Suite, **choice: Any) -> list[Trial]:
     return [fake_run(spec) for spec in specs_of(suite, device="cuda:0", choice=SuiteFilter(**choice))]
 
 
-def find(
-    rows: list[PublishedComparison], precision: str, batch: int, scale: str | None = None, gpu: str | None = None
-) -> PublishedComparison:
+def find(rows: list[FlatRow], precision: str, batch: int, scale: str | None = None, gpu: str | None = None) -> FlatRow:
     (row,) = [
         row
         for row in rows
-        if (row.published.precision, row.published.batch_size) == (precision, batch)
-        and (scale is None or row.published.loss_scale == scale)
-        and (gpu is None or row.published.gpu == gpu)
+        if (row["precision"], row["batch_size"]) == (precision, batch)
+        and scale in (None, row["loss_scale"])
+        and gpu in (None, row["gpu"])
     ]
     return row
 
@@ -72,10 +71,10 @@ def test_a_larger_batch_is_paired_as_the_source_paired_it() -> None:
     slow, equal, fast = (
         time_of(trials, name, size) for name, size in (("fp32", 512), ("fp32", 1024), ("fp16-mixed", 1024))
     )
-    assert row.published_speedup == pytest.approx(107.228 / 100.529)
-    assert row.speedup == pytest.approx(slow / fast)
-    assert row.equal_batch_speedup == pytest.approx(equal / fast)
-    assert row.ratio == pytest.approx(slow / fast / (107.228 / 100.529))
+    assert row["published_speedup"] == pytest.approx(107.228 / 100.529)
+    assert row["speedup"] == pytest.approx(slow / fast)
+    assert row["equal_batch_speedup"] == pytest.approx(equal / fast)
+    assert row["ratio"] == pytest.approx(slow / fast / (107.228 / 100.529))
     same = [trial.spec.key for trial in trials if trial.spec.precision == "fp16-mixed"]
     pairs = published_pairs(suite, trials)
     assert list(pairs) == [same[1]], "of equal batches it is the ordinary speed-up"
@@ -88,11 +87,11 @@ def test_where_the_source_s_float32_did_not_fit_it_is_paired_with_the_largest_th
     row = find(compare_with_published(suite, trials), "fp16-master", 512, "128")
     times = {(spec.precision, spec.batch_size, spec.loss_scale): t for t in trials for spec in (t.spec,)}
     fast = times["fp16-master", 512, "128"]
-    assert row.published_speedup == pytest.approx(204 / 140)
-    assert row.speedup == training_metrics.speedup(times["fp32", 256, "none"], fast)
-    assert row.equal_batch_speedup == training_metrics.speedup(times["fp32", 512, "none"], fast)
+    assert row["published_speedup"] == pytest.approx(204 / 140)
+    assert row["speedup"] == training_metrics.speedup(times["fp32", 256, "none"], fast)
+    assert row["equal_batch_speedup"] == training_metrics.speedup(times["fp32", 512, "none"], fast)
     pairs = published_pairs(suite, trials)
-    assert pairs[fast.spec.key] == row.speedup
+    assert pairs[fast.spec.key] == row["speedup"]
     assert fast.spec.key in pairs
     assert times["fp16-master", 256, "128"].spec.key not in pairs
 
@@ -101,10 +100,10 @@ def test_a_loss_scale_in_the_published_figure_tells_runs_apart() -> None:
     suite = find_suite("dpn-cifar10")
     rows = compare_with_published(suite, ran(suite))
     for scale in ("64", "128", "256"):
-        (trial,) = find(rows, "fp16-master", 512, scale).trials
+        (trial,) = find(rows, "fp16-master", 512, scale)["trials"]
         assert trial.spec.loss_scale == scale
     suite = find_suite("wrn-cifar10")  # whose figures name none
-    (trial,) = find(compare_with_published(suite, ran(suite)), "fp16-mixed", 128, gpu="Tesla T4").trials
+    (trial,) = find(compare_with_published(suite, ran(suite)), "fp16-mixed", 128, gpu="Tesla T4")["trials"]
     assert trial.spec.loss_scale == "dynamic-apex"
 
 
@@ -141,9 +140,9 @@ def test_without_the_published_baseline_there_is_no_published_speed_up() -> None
     suite = suite_with(published(precision="fp16-mixed", batch_size=16, seconds=3.0))
     trials = ran(suite)
     (row,) = compare_with_published(suite, trials)
-    assert (row.published_speedup, row.ratio) == (None, None)
-    assert row.speedup == row.equal_batch_speedup
-    assert row.speedup == pytest.approx(time_of(trials, "fp32", 16) / time_of(trials, "fp16-mixed", 16))
+    assert (row["published_speedup"], row["ratio"]) == (None, None)
+    assert row["speedup"] == row["equal_batch_speedup"]
+    assert row["speedup"] == pytest.approx(time_of(trials, "fp32", 16) / time_of(trials, "fp16-mixed", 16))
 
 
 @pytest.mark.parametrize(
@@ -156,9 +155,9 @@ def test_the_ratio_needs_both_sides(lost: str, status: str | None, num_trials: i
         lost_trials = [trial for trial in ran(suite) if trial.spec.precision == lost]
         trials += [trial.model_copy(update={"status": status}) for trial in lost_trials]
     row = find(compare_with_published(suite, trials), "fp16-mixed", 8)
-    assert row.published_speedup == 2.0
-    assert (row.speedup, row.ratio) == (None, None)
-    assert len(row.trials) == num_trials
+    assert row["published_speedup"] == 2.0
+    assert (row["speedup"], row["ratio"]) == (None, None)
+    assert len(row["trials"]) == num_trials
 
 
 def test_names_of_figures_may_be_aliases() -> None:
@@ -168,8 +167,8 @@ def test_names_of_figures_may_be_aliases() -> None:
     assert [figure.precision for figure in suite.published] == ["fp32", "fp16-mixed"]
     assert suite.published[1].loss_scale == "64"
     trials = [fake_run(fake_training(p, workload="mnist-cnn", batch_size=8)) for p in ("fp32",)]
-    assert compare_with_published(suite, trials)[0].trials == (trials[0],)
-    assert compare_with_published(suite, trials)[1].published_speedup == 2.0
+    assert compare_with_published(suite, trials)[0]["trials"] == (trials[0],)
+    assert compare_with_published(suite, trials)[1]["published_speedup"] == 2.0
 
 
 def seeds(suite: Suite, statuses: dict[tuple[str, int], str]) -> list[Trial]:
@@ -189,11 +188,11 @@ def seeds(suite: Suite, statuses: dict[tuple[str, int], str]) -> list[Trial]:
 
 def test_seeds_are_paired_with_their_own_baseline_and_the_median_is_taken() -> None:
     suite = suite_with(published(seconds=4.0), published(precision="fp16-mixed", seconds=2.0))
-    assert find(compare_with_published(suite, seeds(suite, {})), "fp16-mixed", 8).speedup == pytest.approx(3.0)
+    assert find(compare_with_published(suite, seeds(suite, {})), "fp16-mixed", 8)["speedup"] == pytest.approx(3.0)
     without_first = seeds(suite, {("fp32", 0): "crashed"})
     row = find(compare_with_published(suite, without_first), "fp16-mixed", 8)
-    assert row.speedup == pytest.approx(3.5), "the second and third seeds' own, 3 and 4"
-    assert len(row.trials) == 3
+    assert row["speedup"] == pytest.approx(3.5), "the second and third seeds' own, 3 and 4"
+    assert len(row["trials"]) == 3
 
 
 def test_runs_of_another_length_are_no_pair() -> None:
@@ -206,7 +205,7 @@ def test_runs_of_another_length_are_no_pair() -> None:
         for trial in ran(suite)
         if (trial.spec.precision == "fp32") == (trial.spec.recipe is not None and trial.spec.recipe.epochs == 5)
     ]
-    assert find(compare_with_published(suite, trials), "fp16-mixed", 8).speedup is None
+    assert find(compare_with_published(suite, trials), "fp16-mixed", 8)["speedup"] is None
 
 
 def judged(accuracies: tuple[float, ...], *, epochs: int = 2, shortened: bool = False, **changes: Any) -> Trial:
@@ -225,31 +224,26 @@ def test_accuracies_are_after_as_many_epochs() -> None:
     figure = published(accuracy=0.9, epoch_accuracy=(0.3, 0.5, 0.9), seconds=1.0)
     suite = suite_with(figure)
 
-    def beside(*trials: Trial) -> tuple[int | None, tuple[float, float] | None]:
+    def accuracies(*trials: Trial) -> tuple[float, float] | None:
         (row,) = compare_with_published(suite, trials)
-        return row.num_epochs, row.accuracies
+        return None if row["accuracy"] is None else (row["published_accuracy"], row["accuracy"])
 
-    assert beside(judged((0.2, 0.8, 0.7), epochs=3)) == (3, (0.9, 0.8)), "the best, as the source selects it"
-    assert beside(judged((0.2, 0.4), epochs=3)) == (2, (0.5, 0.4)), "of a run cut short the last"
-    assert beside(judged((0.2,), epochs=3, shortened=True)) == (None, None), "not of an epoch cut short"
-    assert beside(judged((0.2, 0.4), epochs=3, data_set="synthetic:mnist")) == (None, None), "not of random samples"
-    assert beside(judged((0.1, 0.2, 0.3, 0.4), epochs=9)) == (None, None), "the source had no fourth epoch"
+    assert accuracies(judged((0.2, 0.8, 0.7), epochs=3)) == (0.9, 0.8), "the best, as the source selects it"
+    assert accuracies(judged((0.2, 0.4), epochs=3)) == (0.5, 0.4), "of a run cut short the last"
+    assert accuracies(judged((0.2,), epochs=3, shortened=True)) is None, "not of an epoch cut short"
+    assert accuracies(judged((0.2, 0.4), epochs=3, data_set="synthetic:mnist")) is None, "not of random samples"
+    assert accuracies(judged((0.1, 0.2, 0.3, 0.4), epochs=9)) is None, "the source had no fourth epoch"
     both = [judged((0.2, value), epochs=3, seed=seed) for seed, value in enumerate((0.4, 0.6))]
-    assert beside(*both) == (2, (0.5, 0.5))
-    assert beside(judged((0.2,), epochs=3, seed=2), *both) == (2, (0.5, 0.5)), "seeds that got further speak"
-    assert beside(fake_trial(fake_training(workload="mnist-cnn", batch_size=8), status="oom", step_seconds=())) == (
-        None,
-        None,
-    )
+    assert accuracies(*both) == (0.5, 0.5)
+    assert accuracies(judged((0.2,), epochs=3, seed=2), *both) == (0.5, 0.5), "seeds that got further count"
+    failed = fake_trial(fake_training(workload="mnist-cnn", batch_size=8), status="oom", step_seconds=())
+    assert accuracies(failed) is None
 
 
 def test_accuracy_from_random_weights_is_not_set_beside_that_of_pretrained_ones() -> None:
     suite = find_suite("fastai-cifar100")
     (spec, *_) = specs_of(suite, device="cuda:0", choice=SuiteFilter(workloads=("fastai-resnet34",)))
     for weights in (None, "/w/resnet34.pth"):
-        row = first_with_trials(compare_with_published(suite, [fake_run(spec.model_copy(update={"weights": weights}))]))
-        assert (row.accuracies is None) == (weights is None)
-
-
-def first_with_trials(rows: list[PublishedComparison]) -> PublishedComparison:
-    return next(row for row in rows if row.trials)
+        rows = compare_with_published(suite, [fake_run(spec.model_copy(update={"weights": weights}))])
+        accuracy = next(row["accuracy"] for row in rows if row["trials"])
+        assert (accuracy is None) == (weights is None)

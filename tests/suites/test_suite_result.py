@@ -146,17 +146,17 @@ def test_failures_and_notes_on_data_are_told_once() -> None:
 def test_the_largest_batch_that_trained_and_the_smallest_that_did_not() -> None:
     found = search((128, "ok"), (256, "ok"), (640, "oom"), (512, "ok"), (576, "oom"))
     (limit,) = result("dpn-cifar10", searches=(found, ())).limits
-    assert (limit.workload, limit.precision, limit.loss_scale) == ("dpn92", "fp32", "none")
-    assert (limit.gpu, limit.published, limit.measured) == ("Titan RTX", (256, 512), (512, 576))
-    assert limit.reserved_bytes == 512 * 2**20
+    assert (limit["workload"], limit["precision"], limit["loss_scale"]) == ("dpn92", "fp32", "none")
+    assert (limit["gpu"], limit["published"], limit["measured"]) == ("Titan RTX", (256, 512), (512, 576))
+    assert limit["reserved_bytes"] == 512 * 2**20
     (nothing,) = result("dpn-cifar10", searches=(search((8, "oom"), precision="tf32"),)).limits
-    assert (nothing.gpu, nothing.published) == (None, (None, None)), "no source has TF32"
-    assert (nothing.measured, nothing.reserved_bytes) == ((None, 8), None)
+    assert (nothing["gpu"], nothing["published"]) == (None, (None, None)), "no source has TF32"
+    assert (nothing["measured"], nothing["reserved_bytes"]) == ((None, 8), None)
 
 
 def test_a_search_that_broke_off_is_noted() -> None:
     made = result("dpn-cifar10", searches=(search((128, "ok"), (256, "crashed")),))
-    assert made.limits[0].measured == (128, None)
+    assert made.limits[0]["measured"] == (128, None)
     assert len(list(notes(made))) == 1
     assert len(made.all_trials) == len(made.trials) + 2
 
@@ -166,4 +166,4 @@ def test_the_published_limit_is_one_gpu_s() -> None:
     other = Published(gpu="Other", workload="dpn92", precision="fp32", batch_size=8192, seconds=1.0)
     more = suite.model_copy(update={"published": (*suite.published, other)})
     (limit,) = SuiteResult(more, (), (search((128, "oom")),)).limits
-    assert (limit.gpu, limit.published) == ("Titan RTX", (256, 512))
+    assert (limit["gpu"], limit["published"]) == ("Titan RTX", (256, 512))

@@ -1,41 +1,38 @@
 """Compare a suite's published figures with what was measured of the same configurations."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from castwise.analysis.training_metrics import best_accuracy, epochs_of, is_whole, median, median_speedup
-from castwise.analysis.training_metrics import run_comparison_key as comparison_key
+from castwise.analysis.steady_metrics import largest, peak_allocated_bytes, peak_reserved_bytes
+from castwise.analysis.training_metrics import (
+    best_accuracy,
+    driver_used_bytes,
+    epochs_of,
+    is_whole,
+    length_in_words,
+    median,
+    median_speedup,
+    run_comparison_key,
+    split,
+)
 from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import BASELINE, find_precision
 from castwise.registry.published import baseline_of, is_figure_of
 from castwise.registry.suites import Published, Suite
 from castwise.registry.workloads import find_workload
+from castwise.render.fields import FlatRow
 from castwise.spec.trial import TrialSpec
 
-
-@dataclass(frozen=True)
-class PublishedComparison:
-    """One published figure and what was measured of the same configuration."""
-
-    published: Published
-    published_speedup: float | None  # over the source's float32 run, at the batch that this had
-    trials: tuple[Trial, ...]  # one a seed; empty if it was not run
-    speedup: float | None  # measured, over float32 at the batch of the source's float32 run
-    equal_batch_speedup: float | None  # measured, over float32 at the same batch
-    # Published and measured accuracy after `num_epochs`; None if either is missing, or if the measured one is of random
-    # samples or began with random weights.
-    accuracies: tuple[float, float] | None
-    num_epochs: int | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Return the measured speed-up over the published one."""
-        return self.speedup / self.published_speedup if self.speedup and self.published_speedup else None
+_PEAKS = {"allocated": peak_allocated_bytes, "reserved": peak_reserved_bytes, "driver": driver_used_bytes}
 
 
-def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[PublishedComparison]:
-    """Return a row for each published figure, in the order of the suite."""
+def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[FlatRow]:
+    """Return each published figure and what was measured of the same configuration, in the order of the suite.
+
+    The source's `gpu` and the measured `trials`, one a seed, are in the rows besides the fields; `speedup` is over
+    float32 at the batch of the source's float32 run, `equal_batch_speedup` over float32 at the same batch.
+    """
     rows = []
     for figure in suite.published:
         measured = tuple(trial for trial in trials if is_figure_of(figure, trial.spec))
@@ -48,12 +45,45 @@ def compare_with_published(suite: Suite, trials: Sequence[Trial]) -> list[Publis
             speedup = median_speedup(_with_baselines(measured, trials, batch_size))
             equal_batch_speedup = median_speedup(_with_baselines(measured, trials, figure.batch_size))
         num_epochs, accuracies = _accuracies(figure, measured)
-        rows.append(
-            PublishedComparison(
-                figure, published_speedup, measured, speedup, equal_batch_speedup, accuracies, num_epochs
-            )
-        )
+        published_accuracy, accuracy = accuracies or (figure.accuracy, None)
+        whole = [trial for trial in measured if is_whole(trial)]  # times of runs cut short say nothing
+        row: FlatRow = {
+            "gpu": figure.gpu,
+            "trials": measured,
+            "workload": figure.workload,
+            "precision": figure.precision,
+            "loss_scale": figure.loss_scale,
+            "batch_size": figure.batch_size,
+            "published_seconds": figure.seconds,
+            "published_outcome": figure.outcome,
+            "measured": _lengths(measured),
+            "seconds": median(parts.total for trial in whole if (parts := split(trial)) is not None),
+            "published_speedup": published_speedup,
+            "speedup": speedup,
+            "ratio": speedup / published_speedup if speedup and published_speedup else None,
+            "equal_batch_speedup": equal_batch_speedup,
+            "published_memory_bytes": figure.memory_bytes,
+            "memory_bytes": largest(map(_PEAKS[figure.memory], measured)) if figure.memory_bytes else None,
+            "memory": figure.memory if figure.memory_bytes else None,
+            "published_accuracy": published_accuracy,
+            "accuracy": accuracy,
+            "accuracy_after": f"epoch {num_epochs}" if accuracies is not None and not whole else None,
+        }
+        rows.append(row)
     return rows
+
+
+def _lengths(trials: Sequence[Trial]) -> str | None:
+    """Return how long runs were: `whole`, or `whole, 2 seeds; oom, 1 seed`."""
+    lengths: Counter[str] = Counter()
+    for trial in trials:
+        length = "whole" if is_whole(trial) else length_in_words(trial) or "–"
+        if not is_whole(trial) and trial.status != "ok":
+            length = f"{trial.status} after {length}" if trial.ranks else trial.status
+        lengths[length] += 1
+    if len(trials) < 2:
+        return next(iter(lengths), None)
+    return "; ".join(f"{length}, {count} seed{'s' if count > 1 else ''}" for length, count in lengths.items())
 
 
 def published_pairs(suite: Suite, trials: Sequence[Trial]) -> dict[str, float]:
@@ -104,7 +134,7 @@ def _with_baselines(
     """Return pairs of a float32 run of this batch and a chosen run; runs without such a float32 run are left out."""
 
     def key(trial: Trial) -> tuple[object, ...]:
-        return comparison_key(trial, "precision", "loss_scale", "batch_size")
+        return run_comparison_key(trial, "precision", "loss_scale", "batch_size")
 
     baselines: dict[tuple[object, ...], Trial] = {}
     for trial in trials:
@@ -116,7 +146,8 @@ def _with_baselines(
 def _accuracies(figure: Published, trials: Sequence[Trial]) -> tuple[int | None, tuple[float, float] | None]:
     """Return published and measured accuracy after as many epochs, and that number.
 
-    For whole runs both are those of the epoch with the lowest validation loss, as the source selects it.
+    For whole runs both are those of the epoch with the lowest validation loss, as the source selects it. Runs on random
+    samples, and from random weights in place of pretrained ones, have none.
     """
     comparable = [trial for trial in trials if _has_comparable_accuracy(trial)]
     num_epochs = max((len(epochs_of(trial)) for trial in comparable), default=0)

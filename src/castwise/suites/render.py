@@ -3,23 +3,21 @@
 import json
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
-from castwise.analysis.steady_metrics import largest, peak_allocated_bytes, peak_reserved_bytes
-from castwise.analysis.training_metrics import driver_used_bytes, is_whole, length_in_words, median, split
-from castwise.records.schema import Trial
+from castwise.analysis.steady_metrics import largest
+from castwise.analysis.training_metrics import median
 from castwise.registry.techniques import join
 from castwise.render import training_table
 from castwise.render.console import print_line
 from castwise.render.fields import FlatRow, estimate_values, find_field, find_fields, worth_showing
 from castwise.render.notes import measured_on
 from castwise.render.table import DataTable, csv_grid, json_values, markdown_grid, print_data_table
-from castwise.suites.compare_published import PublishedComparison
-from castwise.suites.result import LimitFound, SuiteResult, notes
+from castwise.suites.result import SuiteResult, notes
 from castwise.suites.tuned_vs_published import TunedPair, tuned_notes
 
 PUBLISHED = (
@@ -77,58 +75,10 @@ _DROP_FIRST = (
 )
 
 
-def published_table(rows: Sequence[PublishedComparison]) -> DataTable[FlatRow]:
+def published_table(rows: Sequence[FlatRow]) -> DataTable[FlatRow]:
     """Return the table of published figures next to measured ones."""
-    flat = [published_row(row) for row in rows]
     fields = [find_field(name, _PUBLISHED_TITLES.get(name, "")) for name in PUBLISHED]
-    return DataTable(worth_showing(fields, flat, ("batch_size", "published_seconds")), flat)
-
-
-def published_row(row: PublishedComparison) -> FlatRow:
-    """Return the values of a published figure and of what was measured of the same configuration."""
-    figure = row.published
-    peak_of_kind = {
-        "allocated": peak_allocated_bytes,
-        "reserved": peak_reserved_bytes,
-        "driver": driver_used_bytes,
-    }[figure.memory]
-    # Times of runs cut short say nothing.
-    times = [parts.total for trial in row.trials if is_whole(trial) and (parts := split(trial)) is not None]
-    published_accuracy, accuracy = row.accuracies or (figure.accuracy, None)
-    is_cut = row.accuracies is not None and not any(is_whole(trial) for trial in row.trials)
-    return {
-        "workload": figure.workload,
-        "precision": figure.precision,
-        "loss_scale": figure.loss_scale,
-        "batch_size": figure.batch_size,
-        "published_seconds": figure.seconds,
-        "published_outcome": figure.outcome,
-        "measured": _lengths(row.trials),
-        "seconds": median(times),
-        "published_speedup": row.published_speedup,
-        "speedup": row.speedup,
-        "ratio": row.ratio,
-        "equal_batch_speedup": row.equal_batch_speedup,
-        "published_memory_bytes": figure.memory_bytes,
-        "memory_bytes": largest(map(peak_of_kind, row.trials)) if figure.memory_bytes else None,
-        "memory": figure.memory if figure.memory_bytes else None,
-        "published_accuracy": published_accuracy,
-        "accuracy": accuracy,
-        "accuracy_after": f"epoch {row.num_epochs}" if is_cut else None,
-    }
-
-
-def _lengths(trials: Sequence[Trial]) -> str | None:
-    """Return how long runs were: `whole`, or `whole, 2 seeds; oom, 1 seed`."""
-    lengths: Counter[str] = Counter()
-    for trial in trials:
-        length = "whole" if is_whole(trial) else length_in_words(trial) or "–"
-        if not is_whole(trial) and trial.status != "ok":
-            length = f"{trial.status} after {length}" if trial.ranks else trial.status
-        lengths[length] += 1
-    if len(trials) < 2:
-        return next(iter(lengths), None)
-    return "; ".join(f"{length}, {count} seed{'s' if count > 1 else ''}" for length, count in lengths.items())
+    return DataTable(worth_showing(fields, rows, ("batch_size", "published_seconds")), rows)
 
 
 def tuned_table(pairs: Sequence[TunedPair]) -> DataTable[FlatRow]:
@@ -175,27 +125,19 @@ def _score(pair: TunedPair, value: float, sign: str = "") -> str:
     return f"{value:{sign}.1f}" if pair.is_language_model else f"{100 * value:{sign}.2f}"
 
 
-def limits_table(limits: Sequence[LimitFound]) -> DataTable[FlatRow]:
+def limits_table(limits: Sequence[FlatRow]) -> DataTable[FlatRow]:
     """Return the table of the largest batches."""
-    fields = [find_field(name, "here" if name == "measured" else "") for name in LIMITS]
-    return DataTable(fields, [limit_row(limit) for limit in limits])
-
-
-def limit_row(limit: LimitFound) -> FlatRow:
-    """Return the values of a largest batch."""
 
     def text(batches: tuple[int | None, int | None]) -> str:
-        words = ("trains", "does not")
-        return ", ".join(f"{batch} {word}" for batch, word in zip(batches, words, strict=True) if batch is not None)
+        words = zip(batches, ("trains", "does not"), strict=True)
+        return ", ".join(f"{batch} {word}" for batch, word in words if batch is not None) or "–"
 
-    return {
-        "workload": limit.workload,
-        "precision": limit.precision,
-        "loss_scale": limit.loss_scale,
-        "published": f"{text(limit.published) or '–'} ({limit.gpu})" if limit.gpu else None,
-        "measured": text(limit.measured) or "–",
-        "reserved_bytes": limit.reserved_bytes,
+    texts = {
+        "published": lambda row: f"{text(row['published'])} ({row['gpu']})" if row["gpu"] else "–",
+        "measured": lambda row: text(row["measured"]),
     }
+    fields = [find_field(name, "here" if name == "measured" else "") for name in LIMITS]
+    return DataTable([replace(field, format=texts.get(field.name, field.format)) for field in fields], limits)
 
 
 def print_suite(result: SuiteResult, console: Console) -> None:
@@ -227,10 +169,10 @@ def _comparisons(result: SuiteResult) -> list[tuple[str, DataTable[FlatRow], lis
     tables = []
     if result.tuned:
         tables.append(("The published loop, and the tuned one", tuned_table(result.tuned), tuned_notes(result.tuned)))
-    by_gpu: dict[str, list[PublishedComparison]] = {}
+    by_gpu: dict[str, list[FlatRow]] = {}
     for row in result.published:
-        if row.trials:
-            by_gpu.setdefault(row.published.gpu, []).append(row)
+        if row["trials"]:
+            by_gpu.setdefault(row["gpu"], []).append(row)
     for gpu, rows in by_gpu.items():
         tables.append((f"Published on {gpu}, and measured here", published_table(rows), []))
     if result.limits:
@@ -301,11 +243,8 @@ def _document(result: SuiteResult) -> dict[str, Any]:
         "machine": result.suite.machine,
         "runs": [selected(training_table.IN_FILES, run) for run in runs],
         "tuned": [selected(TUNED, tuned_row(pair)) for pair in result.tuned],
-        "published": [selected(PUBLISHED, published_row(row)) for row in result.published],
-        "largest_batch": [
-            selected(LIMITS, limit_row(limit)) | {"published": limit.published, "measured": limit.measured}
-            for limit in result.limits
-        ],
+        "published": [selected(PUBLISHED, row) for row in result.published],
+        "largest_batch": [selected(LIMITS, limit) for limit in result.limits],
         "notes": [*notes(result), *tuned_notes(result.tuned)],
         "oddities": list(result.suite.oddities),
         "contradictions": list(result.suite.contradictions),

@@ -12,25 +12,13 @@ from castwise.records.schema import Trial
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.suites import Suite
 from castwise.registry.workloads import find_workload
+from castwise.render.fields import FlatRow
 from castwise.spec.quantities import truncate_list
-from castwise.suites.compare_published import PublishedComparison, compare_with_published, published_pairs
+from castwise.suites.compare_published import compare_with_published, published_pairs
 from castwise.suites.tuned_vs_published import TunedPair, tuned_pairs
 
 # Source: torch.utils.data.DataLoader (prefetch_factor).
 _PREFETCHED_PER_WORKER = 2
-
-
-@dataclass(frozen=True)
-class LimitFound:
-    """The largest batch of a precision that trained and the smallest that did not, published and measured."""
-
-    workload: str
-    precision: str
-    loss_scale: str
-    gpu: str | None  # the source's; None if it has no figure
-    published: tuple[int | None, int | None]
-    measured: tuple[int | None, int | None]
-    reserved_bytes: int | None  # what the allocator held at the largest batch
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,7 @@ class SuiteResult:
         return tuned_pairs(self.runs)
 
     @cached_property
-    def published(self) -> list[PublishedComparison]:
+    def published(self) -> list[FlatRow]:
         """Return the published figures, each with what was measured of the same configuration."""
         return compare_with_published(self.suite, self.trials)
 
@@ -67,8 +55,8 @@ class SuiteResult:
         return published_pairs(self.suite, self.trials)
 
     @cached_property
-    def limits(self) -> list[LimitFound]:
-        """Return the largest batches."""
+    def limits(self) -> list[FlatRow]:
+        """Return the largest batch that trained and the smallest that did not, published and measured."""
         return [_limit(self.suite, search) for search in self.searches if search]
 
 
@@ -77,7 +65,7 @@ def lacks_gpus(trial: Trial) -> bool:
     return trial.status == "unsupported" and trial.spec.world_size > max(1, trial.environment.num_gpus)
 
 
-def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
+def _limit(suite: Suite, search: Sequence[Trial]) -> FlatRow:
     spec = search[0].spec
     largest = max((t for t in search if has_trained(t)), key=lambda t: t.spec.batch_size, default=None)
     failing = min((t.spec.batch_size for t in search if t.status == "oom"), default=None)
@@ -86,18 +74,18 @@ def _limit(suite: Suite, search: Sequence[Trial]) -> LimitFound:
     ]
     gpu = figures[0].gpu if figures else None
     figures = [figure for figure in figures if figure.gpu == gpu]
-    return LimitFound(
-        workload=spec.workload,
-        precision=spec.precision,
-        loss_scale=spec.loss_scale,
-        gpu=gpu,
-        published=(
+    return {
+        "workload": spec.workload,
+        "precision": spec.precision,
+        "loss_scale": spec.loss_scale,
+        "gpu": gpu,
+        "published": (
             max((f.batch_size for f in figures if f.outcome == "ok"), default=None),
             min((f.batch_size for f in figures if f.outcome == "oom"), default=None),
         ),
-        measured=(None if largest is None else largest.spec.batch_size, failing),
-        reserved_bytes=None if largest is None else peak_reserved_bytes(largest),
-    )
+        "measured": (None if largest is None else largest.spec.batch_size, failing),
+        "reserved_bytes": None if largest is None else peak_reserved_bytes(largest),
+    }
 
 
 def notes(result: SuiteResult) -> Iterator[str]:
