@@ -18,8 +18,9 @@ from goal_summary import HAND, OURS, Turn, middle_of_blocks, turn_of_run
 
 from castwise.analysis.steady_metrics import step_times
 from castwise.analysis.training_metrics import epochs_of
-from castwise.orchestrator.job import ResumePolicy, build_job
+from castwise.orchestrator.job import build_job
 from castwise.orchestrator.machine import Machine
+from castwise.orchestrator.resume import ResumePolicy
 from castwise.records.schema import Trial
 from castwise.records.store import Store
 

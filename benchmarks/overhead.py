@@ -53,7 +53,7 @@ def measure(cell_name: str, rounds: int, device: torch.device) -> dict[str, obje
     plan = build_plan(
         ParameterGrid(workloads=(workload,), precisions=(precision,)), device=str(device), protocol=_PROTOCOL
     )
-    (spec,) = plan.specs
+    (spec,) = plan
     with numeric_state(find_precision(precision)):
         sides = [_castwise(spec), _by_hand(spec, device)]
         steps = sides[0][1]

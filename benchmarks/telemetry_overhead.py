@@ -42,7 +42,7 @@ def measure(cell_name: str, models: int, rounds: int, engine: Engine, environmen
     plan = build_plan(
         ParameterGrid(workloads=(workload,), precisions=(precision,)), device="cuda:0", protocol=_PROTOCOL
     )
-    (spec,) = plan.specs
+    (spec,) = plan
     telemetry = Telemetry()
     with ExitStack() as stack:
         stack.callback(telemetry.close)

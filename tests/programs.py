@@ -24,7 +24,7 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import faulty_worker
 from castwise.spec.plan import MeasurementProtocol, TrialSpec
-from castwise.orchestrator import processes, rpc
+from castwise.orchestrator import processes
 from castwise.worker import entry
 from castwise.orchestrator.session import TrialFailedError
 processes._PRELOAD = []

@@ -68,7 +68,7 @@ def test_few_blocks() -> None:
 def test_large_between_process_std_needs_fewer_blocks() -> None:
     """Of processes that are 2 % apart one need not be known to a seventh of a per cent."""
     noise, step_seconds = 0.01, 0.1
-    alike = PriorStats(noise, step_seconds, apart=0.001)
-    differing = PriorStats(noise, step_seconds, apart=0.02)
+    alike = PriorStats(noise, step_seconds, process_std=0.001)
+    differing = PriorStats(noise, step_seconds, process_std=0.02)
     assert sum(run(BlockSchedule(PROTOCOL, alike), noisy(noise))) == 12
     assert run(BlockSchedule(PROTOCOL, differing), noisy(noise)) == [1, 1, 1, 1]

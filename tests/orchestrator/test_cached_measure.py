@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, fake_spec, fake_trial
 
-from castwise.orchestrator.cached_measure import CachedMeasure
-from castwise.orchestrator.job import ResumePolicy
+from castwise.orchestrator.resume import CachedMeasure, ResumePolicy
 from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial

@@ -9,7 +9,7 @@ from fake_engine import FAKE_CPU, FakeEngine, Fault, fake_environment
 import castwise
 from castwise.errors import DataError, StoreError, UsageError
 from castwise.orchestrator import machine as machine_module
-from castwise.orchestrator.job import Job, _rule, prepare
+from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.rounds import StopRule
 from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
@@ -17,7 +17,7 @@ from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
 from castwise.registry.datasets import MNIST
 from castwise.registry.precisions import PRECISIONS
-from castwise.spec.options import DurationOptions, RunOptions
+from castwise.spec.options import RunOptions
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL
 
 ALL = [row.name for row in PRECISIONS]
@@ -43,7 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepare:
 
 
 def precisions(job: Job) -> list[str]:
-    return [spec.precision for spec in job.plan.specs]
+    return [spec.precision for spec in job.specs]
 
 
 def statuses(trials: list[Trial]) -> dict[str, str]:
@@ -53,7 +53,7 @@ def statuses(trials: list[Trial]) -> dict[str, str]:
 def test_a_job_measures_its_plan_and_returns_it_in_order(job: Prepare, tmp_path: Path) -> None:
     made = job(precisions=("bf16-mixed", "fp32"), batch_sizes=(8, 4))
     trials = made.run()
-    assert [trial.spec for trial in trials] == list(made.plan.specs) == list(made.missing)
+    assert [trial.spec for trial in trials] == list(made.specs) == list(made.missing)
     assert len(load_folder(tmp_path / "results")[0]) == 4
 
 
@@ -291,12 +291,12 @@ def test_the_device_is_the_one_asked_for_or_the_first_gpu(
 ) -> None:
     engine = FakeEngine(environment=fake_environment(capability), devices=("cpu", "cuda", "cuda:1"))
     made = job(engine, device=asked, precisions=("fp32",))
-    assert [spec.device for spec in made.plan.specs] == [device]
-    assert made.plan.specs[0].protocol == (CPU_PROTOCOL if device == "cpu" else CUDA_PROTOCOL)
+    assert [spec.device for spec in made.specs] == [device]
+    assert made.specs[0].protocol == (CPU_PROTOCOL if device == "cpu" else CUDA_PROTOCOL)
 
 
 def test_seconds_and_timeout_go_into_the_protocol(job: Prepare) -> None:
-    protocol = job(seconds=4.0, timeout_seconds=7.0).plan.specs[0].protocol
+    protocol = job(seconds=4.0, timeout_seconds=7.0).specs[0].protocol
     assert (protocol.max_seconds, protocol.timeout_seconds) == (4.0, 7.0)
     assert protocol.block_seconds * protocol.num_blocks == pytest.approx(4.0)
     assert protocol.num_blocks == CUDA_PROTOCOL.num_blocks
@@ -304,7 +304,7 @@ def test_seconds_and_timeout_go_into_the_protocol(job: Prepare) -> None:
 
 def test_a_bare_job_suits_a_gpu(job: Prepare) -> None:
     made = job(workloads=None)
-    assert {spec.workload for spec in made.plan.specs} == {"resnet50"}
+    assert {spec.workload for spec in made.specs} == {"resnet50"}
     assert precisions(made) == ALL
     assert made.notes == ()
 
@@ -312,7 +312,7 @@ def test_a_bare_job_suits_a_gpu(job: Prepare) -> None:
 def test_a_bare_job_on_a_cpu_takes_mnist_or_says_that_it_does_not(job: Prepare, tmp_path: Path) -> None:
     engine = FakeEngine(environment=fake_environment(None))
     made = job(engine, workloads=None, data_dir=tmp_path / "data")
-    assert {(spec.workload, spec.data_set) for spec in made.plan.specs} == {("mnist-cnn", "synthetic")}
+    assert {(spec.workload, spec.data_set) for spec in made.specs} == {("mnist-cnn", "synthetic")}
     assert precisions(made) == ["fp32", "bf16-mixed", "fp16-mixed", "bf16-true"]
     (note,) = made.notes
     assert note.startswith("Synthetic images stand in for MNIST's: MNIST is not in ")
@@ -324,15 +324,13 @@ def test_a_bare_job_on_a_cpu_takes_mnist_or_says_that_it_does_not(job: Prepare, 
 def test_a_bare_job_takes_mnist_where_it_is(job: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "verify", lambda data_set, data_dir: None)
     made = job(FakeEngine(environment=fake_environment(None)), workloads=None)
-    assert {spec.data_set for spec in made.plan.specs} == {"mnist"}
+    assert {spec.data_set for spec in made.specs} == {"mnist"}
     assert made.notes == ()
 
 
 def test_a_bare_jobs_axes_can_be_named(job: Prepare) -> None:
     made = job(workloads=None, precisions=("O1",), batch_sizes=(2,), data_set="synthetic")
-    assert [(spec.workload, spec.precision, spec.batch_size) for spec in made.plan.specs] == [
-        ("resnet50", "fp16-mixed", 2)
-    ]
+    assert [(spec.workload, spec.precision, spec.batch_size) for spec in made.specs] == [("resnet50", "fp16-mixed", 2)]
 
 
 def test_a_data_set_that_is_asked_for_and_missing_is_refused(job: Prepare, tmp_path: Path) -> None:
@@ -450,18 +448,19 @@ def test_a_record_made_under_other_defaults_answers_another_question(job: Prepar
 
 
 @pytest.mark.parametrize(
-    ("rule", "budget"),
+    ("device", "rounds", "budget"),
     [
-        (StopRule.of(DurationOptions(within=0.01)), 75.0),
-        (StopRule.of(DurationOptions(budget_seconds=9.0)), 9.0),
-        (StopRule.of(DurationOptions(budget_seconds=9.0, rounds=2)), 9.0),
-        (StopRule.of(DurationOptions(rounds=2)), None),
-        (StopRule.of(DurationOptions(within=0.01, rounds=StopRule.max_rounds)), None),
+        ("cpu", {"within": 0.01}, 75.0),
+        ("cpu", {"budget_seconds": 9.0}, 9.0),
+        ("cpu", {"budget_seconds": 9.0, "rounds": 2}, 9.0),
+        ("cpu", {"rounds": 2}, None),
+        ("cpu", {"within": 0.01, "rounds": StopRule.max_rounds}, None),
+        ("cuda", {"within": 0.01}, None),
     ],
-    ids=["within", "budget", "budget and rounds", "rounds", "the default's number, named"],
 )
-def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(rule: StopRule, budget: float | None) -> None:
-    found = _rule(rule, "cpu")
-    assert found is not None
-    assert found.budget_seconds == budget
-    assert _rule(StopRule(), "cuda:0") == StopRule()
+def test_rounds_on_a_cpu_end_by_a_budget_unless_their_number_is_named(
+    device: str, rounds: dict[str, Any], budget: float | None, job: Prepare
+) -> None:
+    rule = job(device=device, **rounds).rule
+    assert rule is not None
+    assert rule.budget_seconds == budget

@@ -20,9 +20,8 @@ from faulty_worker import BLOCK, ENVIRONMENT, FACTS
 from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
 from castwise.errors import EngineError
-from castwise.orchestrator import processes, rpc
-from castwise.orchestrator.processes import ForkserverEngine, Target
-from castwise.orchestrator.rpc import RpcSession
+from castwise.orchestrator import processes
+from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
 from castwise.orchestrator.session import BackgroundCloser, TrialFailedError
 from castwise.records.schema import RankSamples
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -267,7 +266,7 @@ def test_weights_are_files_by_model(start: Start, tmp_path: Path) -> None:
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "_OPEN_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "_OPEN_TIMEOUT_SECONDS", 0.2)
     failure = failure_of(start(faulty_worker.ignore_everything))
     assert (failure.status, failure.message) == ("timeout", "'open' took longer than 0.2 s")
 
@@ -363,7 +362,7 @@ def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rpc, "wait", interrupt)
+        patch.setattr(processes, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             session.set_up(SPEC)
     monkeypatch.setattr(processes, "_EXIT_SECONDS", PATIENCE_SECONDS)

@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
-from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, _times_kernels_without_lock, prior_stats_of
+from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, prior_stats_of
 from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import NullListener
@@ -140,22 +140,23 @@ class WatchedSession(NoisySession):
 
 
 @pytest.mark.parametrize(
-    ("techniques", "alone"),
-    [(("cudnn-search",), False), (("compile",), False), (("compile-max-autotune",), True), (("channels-last",), False)],
+    ("techniques", "world_size", "alone"),
+    [
+        ("cudnn-search", 1, False),
+        ("cudnn-search", 2, True),
+        ("compile", 1, False),
+        ("compile-max-autotune", 1, True),
+        ("channels-last", 1, False),
+        ("channels-last", 2, False),
+    ],
 )
-def test_set_up_alone_if_kernels_are_timed_while_compiling(
-    techniques: tuple[str, ...], alone: bool, monkeypatch: pytest.MonkeyPatch
+def test_set_up_alone_if_kernels_are_timed_without_the_devices_lock(
+    techniques: str, world_size: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WatchedSession, "most_at_once", 0)
-    specs = [spec.model_copy(update={"techniques": techniques}) for spec in cells()]
-    compare(Watched(), specs)
+    update = {"techniques": (techniques,), "world_size": world_size}
+    compare(Watched(), [spec.model_copy(update=update) for spec in cells()])
     assert (WatchedSession.most_at_once == 1) is alone
-
-
-@pytest.mark.parametrize(("techniques", "untold"), [(("cudnn-search",), True), (("channels-last",), False)])
-def test_set_up_alone_if_kernels_are_timed_on_several_devices(techniques: tuple[str, ...], untold: bool) -> None:
-    spec = fake_spec(techniques=techniques, world_size=2, parallelism="ddp")
-    assert _times_kernels_without_lock(spec) is untold
 
 
 def test_any_configuration_may_be_the_baseline() -> None:

@@ -15,9 +15,8 @@ import pytest
 from faulty_worker import BLOCK, ENVIRONMENT, EPOCH, FACTS, failed, returned
 from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
 
-from castwise.orchestrator import rpc
-from castwise.orchestrator.processes import ForkserverEngine, Target
-from castwise.orchestrator.rpc import RpcSession
+from castwise.orchestrator import processes
+from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
 from castwise.orchestrator.session import ProcessGoneError, TrialFailedError
 from castwise.records.schema import RankSamples
 from castwise.spec.trial import TrialSpec
@@ -160,7 +159,7 @@ def test_progress_of_rank_0_is_reported() -> None:
 
 def test_progress_of_any_rank_restarts_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     made, now = Ranks(timeout_seconds=10.0), [0.0]
-    monkeypatch.setattr(rpc, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
     waits: list[float] = []
 
     def wait(ends: list[Any], timeout: float) -> list[Any]:
@@ -171,7 +170,7 @@ def test_progress_of_any_rank_restarts_the_time_limit(monkeypatch: pytest.Monkey
         made.processes[rank].come(event)
         return [end for end in ends if end.poll()]
 
-    monkeypatch.setattr(rpc, "wait", wait)
+    monkeypatch.setattr(processes, "wait", wait)
     for process in made.processes:
         process.events["run_epoch"] = []
     assert made.session.run_epoch() == EPOCH

@@ -37,7 +37,7 @@ def registered() -> Iterator[Technique]:
 @pytest.mark.usefixtures("registered")
 def test_a_new_row_is_planned_and_listed() -> None:
     axes = ParameterGrid(workloads=("mnist-cnn", "lstm-lm"), precisions=("fp32",), techniques=(NAME,))
-    images, words = build_plan(axes, device="cpu").specs
+    images, words = build_plan(axes, device="cpu")
     assert images.techniques == (NAME,)
     assert why_unsupported(images) is None
     assert "is for images" in str(why_unsupported(words))

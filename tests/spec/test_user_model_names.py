@@ -5,7 +5,7 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 
 from castwise.errors import UsageError
-from castwise.orchestrator.reuse import matches_configuration
+from castwise.orchestrator.resume import ResumePolicy, reusable_trials
 from castwise.records.schema import Trial
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import ParameterGrid, build_plan
@@ -109,15 +109,13 @@ def test_a_plan_has_the_models_digest_and_own_batch_size() -> None:
     model = UserModel(kind="file", path="/train_me.py", name="build", digest="0123456789ab")
     known = {"/train_me.py:build": UserWorkload(model=model, batch_size=48)}
     axes = ParameterGrid(workloads=("/train_me.py:build",), precisions=("fp32",))
-    (spec,) = build_plan(axes, device="cpu", user_workloads=known).specs
+    (spec,) = build_plan(axes, device="cpu", user_workloads=known)
     assert (spec.workload, spec.user_model, spec.batch_size) == ("train_me.py:build", model, 48)
     edited = {"/train_me.py:build": UserWorkload(model=model.model_copy(update={"digest": "ba9876543210"}))}
-    (other,) = build_plan(axes, device="cpu", user_workloads=edited).specs
+    (other,) = build_plan(axes, device="cpu", user_workloads=edited)
     assert other.key != spec.key
     assert other.batch_size == find_workload("train_me.py:build").cpu_batch_size
-    (asked,) = build_plan(
-        ParameterGrid(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", user_workloads=known
-    ).specs
+    (asked,) = build_plan(ParameterGrid(**{**vars(axes), "batch_sizes": (7,)}), device="cpu", user_workloads=known)
     assert asked.batch_size == 7
 
 
@@ -142,7 +140,8 @@ def test_records_name_no_folder(kind: OwnKind, path: str, name: str, has_place: 
     # It answers the question that was asked, whether it was read or has just been measured.
     assert trial.spec.key == spec.key
     assert trial.spec.configuration == spec.configuration
-    assert matches_configuration(Trial.model_validate_json(trial.model_dump_json()), spec)
+    again = Trial.model_validate_json(trial.model_dump_json())
+    assert reusable_trials([spec], {spec.key: again}, ResumePolicy()) == {spec.key: again}
 
 
 def test_a_record_of_before_with_a_folder_in_it_still_answers() -> None:
@@ -152,7 +151,7 @@ def test_a_record_of_before_with_a_folder_in_it_still_answers() -> None:
     document["spec"] = json.loads(spec.model_dump_json())
     del document["spec"]["own"]["place"]
     trial = Trial.model_validate(document)
-    assert matches_configuration(trial, spec)
+    assert reusable_trials([spec], {spec.key: trial}, ResumePolicy())
     assert trial.spec.key == spec.key
 
 

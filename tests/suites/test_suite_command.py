@@ -407,7 +407,7 @@ def test_preparing_measures_nothing(tmp_path: Path) -> None:
     engine = FakeEngine()
     job = prepare_suite(find_suite("amd-nvidia"), SuiteOptions(), machine_of(engine, tmp_path))
     assert engine.sessions == []
-    assert len(job.job.missing) == len(job.job.plan.specs)
+    assert len(job.job.missing) == len(job.job.specs)
     with pytest.raises(MissingDataError, match="--synthetic"):
         prepare_suite(find_suite("tensorcore"), SuiteOptions(), machine_of(engine, tmp_path))
 

@@ -36,11 +36,11 @@ def announce(job: Job) -> None:
     announce_notes(job)
     for problem in job.problems:
         say(f"Left as it is: {problem.path}: {problem.reason}", style="yellow")
-    found = len(job.plan.specs) - len(job.missing)
+    found = len(job.specs) - len(job.missing)
     if found and job.rule is not None:
         say(f"{len(job.recorded)} trials of earlier rounds are on record already.")
     elif found:
-        say(f"{found} of {len(job.plan.specs)} trials are on record already; measuring {len(job.missing)}.")
+        say(f"{found} of {len(job.specs)} trials are on record already; measuring {len(job.missing)}.")
 
 
 def announce_notes(job: Job) -> None:

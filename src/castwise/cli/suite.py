@@ -86,7 +86,7 @@ def _run(suite: "Suite", options: SuiteOptions, machine: "Machine") -> "SuiteRes
 
     progress = live_progress()
     job = prepare_suite(suite, options, machine, progress)
-    count = len(job.job.plan.specs)
+    count = len(job.job.specs)
     say(f"{suite.name}: {count} trial{'s' if count > 1 else ''}")
     announce(job.job)
     with progress:

@@ -24,10 +24,9 @@ from castwise.max_batch.result import (
     next_small,
     predict,
 )
-from castwise.orchestrator.cached_measure import CachedMeasure
-from castwise.orchestrator.job import Job, ResumePolicy, prepare
+from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.reuse import is_reusable
+from castwise.orchestrator.resume import CachedMeasure, is_reusable
 from castwise.orchestrator.trial import Listener
 from castwise.records.schema import Environment, Trial
 from castwise.spec.options import steps_of
@@ -154,19 +153,18 @@ class MaxBatchJob:
     grid: BatchGrid
     curve: bool  # whether batches below the largest are measured
     job: Job = field(repr=False)
-    _policy: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
     def run(self) -> MaxBatchResult:
         """Search for each loop's largest batch, and fill in its curve."""
         began = time.perf_counter()
-        measure = CachedMeasure(self.job.runner, self._policy)
+        measure = CachedMeasure(self.job.runner, self.job.policy)
         found: list[MaxBatch] = []
         for template in self.templates:
             # How much of this device fragmentation takes is known once one search has ended.
             usable = next((share for each in reversed(found) if (share := each.usable) is not None), USABLE)
             trials = find_limit(measure, template, self.grid, usable)
             # What an earlier search of the same loop measured belongs to it, too.
-            earlier = [] if self._policy.again else [t for t in measure.known.values() if _is_of(t, template)]
+            earlier = [] if self.job.policy.again else [t for t in measure.known.values() if _is_of(t, template)]
             tried = {trial.spec.key: trial for trial in (*earlier, *trials)}
             while self.curve and (size := self._next_of_curve(max_batches_of(tried.values())[0])) is not None:
                 trial = measure(template.model_copy(update={"batch_size": size}))
@@ -222,11 +220,10 @@ def prepare_max_batch(
     if request.timeout_seconds is not None:
         protocol = protocol.model_copy(update={"timeout_seconds": request.timeout_seconds})
     update = {"protocol": protocol, "memory_limit_bytes": limit}
-    templates = tuple(spec.model_copy(update=update) for spec in job.plan.specs)
-    finest = max((own.accumulate for own in job.own.values()), default=1)
+    templates = tuple(spec.model_copy(update=update) for spec in job.specs)
+    finest = max((own.accumulate for own in job.user_workloads.values()), default=1)
     multiple = finest if request.exact else math.lcm(MULTIPLE, finest)
-    policy = ResumePolicy(request.retry, request.again)
-    return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job, policy)
+    return MaxBatchJob(templates, BatchGrid(multiple, finest, math.lcm(START, finest)), request.curve, job)
 
 
 def _limit(request: MaxBatchOptions, environment: Environment) -> int | None:

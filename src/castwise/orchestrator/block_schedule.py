@@ -9,32 +9,20 @@ from castwise.spec.trial import MeasurementProtocol
 _MAX_LENGTH = 3
 # How well a process must be known, as a share of the standard deviation between processes of its configuration. The
 # interval is then an eighth wider than if each were known exactly; more blocks gain less than another process.
-_SHARE_OF_BETWEEN_PROCESSES = 0.5
+_SHARE_OF_PROCESS_STD = 0.5
 
 
 @dataclass(frozen=True)
 class PriorStats:
-    """What earlier processes of the same configuration measured.
+    """What earlier processes of the same configuration measured."""
 
-    Attributes:
-        noise: The largest noise of any of them, as a share of the step time, of a block of usual length.
-        step_seconds: Seconds a step.
-        apart: The standard deviation between their step times, as a share of it; 0 if they are too few.
-    """
-
-    noise: float
+    noise: float  # the largest of any of them, of a block of usual length, as a share of the step time
     step_seconds: float
-    apart: float = 0.0
+    process_std: float = 0.0  # between their step times, as a share of the step time; 0 if they are too few
 
 
 class BlockSchedule:
-    """The blocks of one process.
-
-    Args:
-        protocol: How many blocks it may take, and for how long.
-        prior: What other processes of its configuration measured; None if there were none.
-        adaptive: Whether it ends as soon as the step time is known well enough, and may take longer blocks.
-    """
+    """The blocks of one process; if adaptive, it ends once the step time is known, and may take longer blocks."""
 
     def __init__(
         self, protocol: MeasurementProtocol, prior: PriorStats | None = None, *, adaptive: bool = True
@@ -47,13 +35,7 @@ class BlockSchedule:
         self._seconds = 0.0
 
     def add(self, seconds: float, num_steps: int, length: int = 1) -> None:
-        """Add a timed block.
-
-        Args:
-            seconds: The time of its steps.
-            num_steps: How many they were.
-            length: How many times as long as usual it was.
-        """
+        """Add a timed block that was `length` times as long as usual."""
         self._seconds += seconds
         self._step_times.append(seconds / num_steps)
         self._lengths.append(length)
@@ -105,5 +87,5 @@ class BlockSchedule:
         noise = noise_of(self._step_times, self._lengths)
         if self._prior is None:
             return required_blocks(noise)
-        tolerance = max(TOLERANCE, _SHARE_OF_BETWEEN_PROCESSES * self._prior.apart)
+        tolerance = max(TOLERANCE, _SHARE_OF_PROCESS_STD * self._prior.process_std)
         return required_blocks(max(noise, self._prior.noise), tolerance)

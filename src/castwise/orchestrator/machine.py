@@ -12,7 +12,7 @@ from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.session import BackgroundCloser, Engine, TrialFailedError
 from castwise.records.schema import Environment
 from castwise.registry.datasets import DataSet, default_data_dir, verify
-from castwise.spec.user_model import UserModel, UserWorkload, locate
+from castwise.spec.user_model import UserModel, UserWorkload
 
 COMMIT_VARIABLE = "CASTWISE_COMMIT"
 
@@ -24,25 +24,18 @@ EngineFactory = Callable[[Path | None, str | None], Engine]
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that jobs run on.
-
-    Attributes:
-        engine: Starts the processes.
-        environment: What the device is.
-        device: "cpu" or "cuda:N".
-        data_dir: Where real data lies.
-    """
+    """The machine that jobs run on."""
 
     engine: Engine
     environment: Environment
-    device: str
+    device: str  # "cpu" or "cuda:N"
     data_dir: Path
 
 
 def detect_machine(
     device: str | None, data_dir: Path | None, make_engine: EngineFactory | None = None, zoo_models: Sequence[str] = ()
 ) -> Machine:
-    """Return the machine with the device asked for; None takes the first GPU, or the CPU where there is none.
+    """Return the machine with the device asked for; None takes the first GPU, or the CPU if there is none.
 
     Raises:
         UsageError: There is no such device, or a zoo has no such model.
@@ -51,7 +44,11 @@ def detect_machine(
     folder = data_dir or default_data_dir()
     engine = (make_engine or ForkserverEngine)(folder, find_commit())
     environment = choose_device(engine, device, zoo_models)
-    return Machine(engine, environment, _device_of(device, environment), folder)
+    if environment.gpu is None:
+        device = "cpu"
+    elif device is None or ":" not in device:
+        device = "cuda:0"
+    return Machine(engine, environment, device, folder)
 
 
 def detect_devices(make_engine: EngineFactory | None = None) -> list[Environment]:
@@ -66,12 +63,7 @@ def detect_devices(make_engine: EngineFactory | None = None) -> list[Environment
 
 
 def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] = ()) -> Environment:
-    """Return the environment that a trial on this device has, from a process of its own.
-
-    Args:
-        engine: Starts the process.
-        device: "cpu", "cuda", "cuda:N"; None takes the first GPU, or the CPU if there is none.
-        zoo_models: Workloads of model zoos, which only the process can look up.
+    """Return the environment that a trial on this device has, from a process that also looks up models of zoos.
 
     Raises:
         UsageError: There is no such device, or a zoo has no such model.
@@ -94,16 +86,12 @@ def choose_device(engine: Engine, device: str | None, zoo_models: Sequence[str] 
         BackgroundCloser().close([session])
 
 
-def inspect_user_model(machine: Machine, references: Sequence[str]) -> dict[str, UserWorkload]:
-    """Return what is known of the user's models, by reference; the code of each runs in a process of its own.
+def inspect_user_model(machine: Machine, model: UserModel) -> UserWorkload:
+    """Return what is known of a user's model, whose code runs in a process of its own.
 
     Raises:
-        UsageError: There is no such file or function, it raises, or what it returns cannot be trained.
+        UsageError: There is no such function, it raises, or what it returns cannot be trained.
     """
-    return {reference: _inspect(machine, locate(reference)) for reference in references}
-
-
-def _inspect(machine: Machine, model: UserModel) -> UserWorkload:
     session = machine.engine.start(_PROBE_TIMEOUT_SECONDS)
     try:
         session.open(machine.device)
@@ -138,22 +126,19 @@ def find_commit() -> str | None:
     named = os.environ.get(COMMIT_VARIABLE)
     if named:
         return named
-    here = Path(__file__).resolve()
-    if not (here.parents[3] / ".git").exists():
+    package = Path(__file__).resolve().parents[1]
+    if not (package.parents[1] / ".git").exists():
         return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+
     try:
-        git = ["git", "-C", str(here.parent), "describe", "--always", "--abbrev=12", "--exclude=*"]
-        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-        changed = subprocess.run(
-            ["git", "-C", str(here.parents[1]), "status", "--porcelain", "--", "."],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        ).stdout.strip()
+        commit = git("describe", "--always", "--abbrev=12", "--exclude=*")
+        return commit + ("+" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+" if changed else "")
 
 
 def check_device_name(device: str | None) -> None:
@@ -164,9 +149,3 @@ def check_device_name(device: str | None) -> None:
     """
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device or "cpu"):
         raise UsageError(f"No device '{device}'. Write cpu, cuda or cuda:N.")
-
-
-def _device_of(asked: str | None, environment: Environment) -> str:
-    if environment.gpu is None:
-        return "cpu"
-    return asked if asked is not None and ":" in asked else "cuda:0"

@@ -1,35 +1,48 @@
-"""Real trial processes: forked from a server that has torch imported and holds no CUDA context."""
+"""Real trial processes: forked from a server that has torch imported and no CUDA context, and called over pipes."""
 
 import importlib.util
+import inspect
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import struct
 import sys
 import tempfile
+import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from castwise.errors import EngineError
-from castwise.orchestrator.rpc import RpcSession
-from castwise.orchestrator.session import ProcessGoneError
+from castwise.orchestrator.session import OnProgress, ProcessGoneError, Session, TrialFailedError
+from castwise.records.messages import EVENT, Call, Failed, Progress
+from castwise.records.schema import Environment, Epoch, RankSamples
+from castwise.spec.trial import TrialSpec, device_of_rank
 from castwise.worker import entry
 
+_OPEN_TIMEOUT_SECONDS = 300.0  # torch's first import from a cold network disk has been seen to take minutes
+_CAUSE_SECONDS = 0.5  # when a process dies, the others lose their connections to it, and may report that first
 _EXIT_SECONDS = 5.0  # what a process may take to end once it has closed its pipe or was killed
 _LOG_TAIL_BYTES = 4000
 _LAST_LINE_CHARACTERS = 200
-# The largest message that is read; a block is about 100 bytes.
-_MESSAGE_BYTES = 64 * 2**20
+_MESSAGE_BYTES = 64 * 2**20  # the largest message that is read; a block is about 100 bytes
 _STALL_SECONDS = 10  # between two pieces of one message
 _PRELOAD = ["castwise.worker.preload"]  # what the server imports once for all trials
 
 Target = Callable[[Connection, str], None]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class ForkserverEngine:
@@ -55,32 +68,283 @@ class ForkserverEngine:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOAD)
 
-    def start(self, timeout_seconds: float, num_processes: int = 1) -> RpcSession:
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> "RpcSession":
         """Start the processes of one trial, one a rank."""
-
-        def start_process() -> TrialProcess:
-            return TrialProcess(self._context, self._target)
-
+        start_process = partial(TrialProcess, self._context, self._target)
         return RpcSession(start_process, num_processes, timeout_seconds, self._data_dir, self._commit)
+
+
+def _remote(method: Callable[Concatenate[Any, _P], _R]) -> Callable[Concatenate["RpcSession", _P], _R]:
+    """Return a method that calls the workers' method of this name, and returns rank 0's answer.
+
+    The signature of `Session`'s method says what is sent and what must come back.
+    """
+    signature = inspect.signature(method)
+    returns: TypeAdapter[_R] = TypeAdapter(signature.return_annotation)
+
+    def call(self: "RpcSession", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        del arguments["self"]
+        return self._call(method.__name__, arguments, returns)[0]
+
+    call.__doc__ = method.__doc__
+    return call
+
+
+class RpcSession:
+    """The processes of one trial, one a rank: each call goes to all of them, and all are listened to at once.
+
+    Ranks are not started by elastic torchrun: it has an agent process that imports torch a second time, and its workers
+    live on, with their GPU memory, when it is killed (docs/architecture.md has the figures).
+
+    Attributes:
+        ready_seconds: From the request for the processes until their devices were open.
+        processes: The processes, by rank.
+        timeout_seconds: How long one call may take.
+    """
+
+    def __init__(
+        self,
+        start_process: Callable[[], "TrialProcess"],
+        num_processes: int,
+        timeout_seconds: float,
+        data_dir: Path | None,
+        commit: str | None,
+    ) -> None:
+        self.ready_seconds = 0.0
+        self._started = time.perf_counter()
+        self.timeout_seconds = timeout_seconds
+        self._data_dir = data_dir
+        self._commit = commit
+        self.processes: list[TrialProcess] = []
+        self._folder: Path | None = None  # where several ranks meet
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            if num_processes > 1:
+                try:
+                    self._folder = Path(tempfile.mkdtemp(prefix="castwise-ranks-"))
+                except OSError as error:
+                    raise EngineError(
+                        f"No folder could be made for a trial's ranks: {error}. TMPDIR names its place."
+                    ) from None
+            for _ in range(num_processes):
+                self.processes.append(start_process())
+            undo.pop_all()
+
+    def open(self, device: str) -> Environment:
+        """Open each rank's device, and describe the first.
+
+        Raises:
+            TrialFailedError: As for any call; also if the ranks' devices differ, since a figure is of one device.
+        """
+        arguments = [{"device": device_of_rank(device, rank), "commit": self._commit} for rank in self._ranks]
+        environments = self._call("open", arguments, TypeAdapter(Environment), timeout_seconds=_OPEN_TIMEOUT_SECONDS)
+        names = list(dict.fromkeys(environment.device_name for environment in environments))
+        if len(names) > 1:
+            raise TrialFailedError("unsupported", f"the ranks' devices differ: {', '.join(names)}")
+        self.ready_seconds = time.perf_counter() - self._started
+        return environments[0]
+
+    def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
+        """Build model, data and optimizer in every rank; a training trial resumes from an existing checkpoint."""
+        arguments = [
+            {
+                "spec": spec.model_copy(update={"device": device_of_rank(spec.device, rank)}),
+                "checkpoint": checkpoint,
+                "data_dir": self._data_dir,
+                "rank": rank,
+                "rendezvous": None if self._folder is None else (self._folder / "rendezvous").as_uri(),
+            }
+            for rank in self._ranks
+        ]
+        self._call("set_up", arguments, TypeAdapter(None))
+
+    check = _remote(Session.check)
+    inspect = _remote(Session.inspect)
+    fetch = _remote(Session.fetch)
+    find_weights = _remote(Session.find_weights)
+    warm_up = _remote(Session.warm_up)
+    lead_in = _remote(Session.lead_in)
+    run_block = _remote(Session.run_block)
+    run_sustained = _remote(Session.run_sustained)
+    resume = _remote(Session.resume)
+
+    def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
+        """Train one epoch, validate, and write the checkpoint; the time limit starts again with each progress event."""
+        return self._call("run_epoch", {}, TypeAdapter(Epoch), on_progress=on_progress)[0]
+
+    def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
+        """Return all that was measured, by rank, and end the processes."""
+        return tuple(self._call("finish", {"weights": weights}, TypeAdapter(RankSamples)))
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing, and remove the folder in which they met."""
+        for process in self.processes:
+            if process.is_busy:  # an idle process may be waiting for a busy one, so all of these go first
+                process.kill()
+        for process in self.processes:
+            process.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _ranks(self) -> range:
+        return range(len(self.processes))
+
+    def _call(
+        self,
+        method: str,
+        arguments: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        returns: TypeAdapter[_R],
+        *,
+        timeout_seconds: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> list[_R]:
+        """Call a method of every rank's worker, with the same arguments or those of each, and return all answers.
+
+        Raises:
+            TrialFailedError: A process failed, or did not answer in time.
+        """
+        each = [arguments] * len(self.processes) if isinstance(arguments, Mapping) else arguments
+        try:
+            for rank, process in enumerate(self.processes):
+                process.is_busy = True
+                call = Call(method=method, arguments=to_jsonable_python(each[rank]))
+                try:
+                    process.send(call.model_dump_json().encode())
+                except ProcessGoneError as failure:
+                    raise self._with_ranks([rank], failure) from None
+            return self._listen(method, returns, timeout_seconds or self.timeout_seconds, on_progress)
+        except TrialFailedError:
+            if len(self.processes) > 1:
+                for process in self.processes:
+                    process.is_busy = True  # none has anything left to do: closing kills them all
+            raise
+
+    def _listen(self, method: str, returns: TypeAdapter[_R], limit: float, on_progress: OnProgress | None) -> list[_R]:
+        """Return every rank's answer, received in the order in which they come.
+
+        Raises:
+            TrialFailedError: A rank failed, however many others wait for it; or the time is up.
+        """
+        answers: dict[int, _R] = {}
+        deadline = time.monotonic() + limit
+        while len(answers) < len(self.processes):
+            waiting = [rank for rank in self._ranks if rank not in answers]
+            ready = self._ready(waiting, deadline)
+            if not ready:
+                # An epoch may take as long as it likes, as long as it reports progress.
+                words = "gave no sign of life for" if method == "run_epoch" else "took longer than"
+                log = self.processes[waiting[0]].log_tail()
+                failure = TrialFailedError("timeout", f"{_label(method)} {words} {limit:g} s", log)
+                raise self._with_ranks(waiting, failure)
+            for rank in ready:
+                try:
+                    event = self._receive(rank, method)
+                    if isinstance(event, Progress):
+                        deadline = time.monotonic() + limit
+                        if rank == 0 and on_progress is not None:
+                            on_progress(event.done)
+                        continue
+                    try:
+                        answers[rank] = returns.validate_python(event)
+                    except ValueError:
+                        raise self._no_answer(rank, method) from None
+                except TrialFailedError as failure:
+                    waiting.remove(rank)
+                    raise self._cause(method, rank, failure, waiting) from None
+                waiting.remove(rank)
+        return [answers[rank] for rank in self._ranks]
+
+    def _ready(self, ranks: Sequence[int], deadline: float) -> list[int]:
+        """Return the ranks that have an event to receive; none if there is none until the deadline."""
+        ends = {id(end): (rank, end) for rank in ranks for end in self.processes[rank].ends}
+        ready = wait([end for _, end in ends.values()], timeout=max(0.0, deadline - time.monotonic()))
+        return sorted({ends[id(end)][0] for end in ready})
+
+    def _receive(self, rank: int, method: str) -> Any:
+        """Return a rank's progress, or else what its method returned.
+
+        Raises:
+            TrialFailedError: The method failed, the process has ended (ProcessGoneError), or the message is not an
+                answer to the call.
+        """
+        process = self.processes[rank]
+        message = process.receive()
+        try:
+            event = EVENT.validate_json(message)
+        except ValueError:
+            raise self._no_answer(rank, method) from None
+        if isinstance(event, Progress):
+            return event
+        if isinstance(event, Failed):
+            process.is_busy = False
+            raise TrialFailedError(event.status, event.message, process.log_tail(), event.refused, event.shortfall)
+        if event.method != method:
+            raise self._no_answer(rank, method)
+        process.is_busy = False
+        return event.result
+
+    def _no_answer(self, rank: int, method: str) -> TrialFailedError:
+        process = self.processes[rank]
+        process.is_busy = True  # what it is doing is not known
+        return TrialFailedError("crashed", f"{_label(method)} was answered with what is no answer", process.log_tail())
+
+    def _cause(self, method: str, rank: int, failure: TrialFailedError, waiting: list[int]) -> TrialFailedError:
+        """Return what ended the trial: the first failure, or the process whose silent end caused it."""
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while waiting and not isinstance(failure, ProcessGoneError):
+            ready = self._ready(waiting, deadline)
+            if not ready:
+                break
+            for other in ready:
+                try:
+                    is_over = not isinstance(self._receive(other, method), Progress)
+                except TrialFailedError as its_failure:
+                    is_over = True
+                    if isinstance(its_failure, ProcessGoneError):
+                        rank, failure = other, its_failure
+                if is_over:
+                    waiting.remove(other)
+        return self._with_ranks([rank], failure)
+
+    def _with_ranks(self, ranks: Sequence[int], failure: TrialFailedError) -> TrialFailedError:
+        """Return a failure with the ranks that it is of; a refusal by castwise itself is of none."""
+        if failure.refused or len(self.processes) == 1:
+            return failure
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        return TrialFailedError(failure.status, f"{who}: {failure.message}", failure.log)
+
+
+def _label(method: str) -> str:
+    return f"'{method.replace('_', ' ')}'"
 
 
 class TrialProcess:
     """One process of a trial, seen from the parent: messages out and in, and its end."""
 
     def __init__(self, context: Any, target: Target) -> None:
-        self.is_busy = False
+        self.is_busy = False  # whether it has a call to answer; set by the session
         with ExitStack() as undo:
-            self._log = _make_log()
+            try:
+                handle, log = tempfile.mkstemp(prefix="castwise-trial-", suffix=".log")
+            except OSError as error:
+                raise EngineError(
+                    f"No file could be made for a trial's output: {error}. TMPDIR names its folder."
+                ) from None
+            os.close(handle)
+            self._log = Path(log)
             undo.callback(self._log.unlink, missing_ok=True)
             self._connection, theirs = context.Pipe()
             undo.callback(self._connection.close)
-            arguments = (theirs, str(self._log))
-            self._process = context.Process(target=target, args=arguments, name="castwise-trial", daemon=True)
+            self._process = context.Process(target=target, args=(theirs, log), name="castwise-trial", daemon=True)
             with theirs:
                 _start(self._process)
             undo.pop_all()
         self._group: int | None = self._process.pid  # worker_main makes it a group of its own
-        _limit_stalls(self._connection)
+        # A read of a half-sent message fails after a while: it would block for ever.
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
 
     @property
     def ends(self) -> list[Any]:
@@ -125,13 +389,19 @@ class TrialProcess:
         return message
 
     def log_tail(self) -> str:
-        """Return the end of what the process printed."""
+        """Return the end of what the process printed.
+
+        Tracebacks name files from their package on: records are shared, home folders are not.
+        """
         try:
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
-                return _without_folders(log.read(_LOG_TAIL_BYTES).decode("utf-8", "replace"))
+                text = log.read(_LOG_TAIL_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
+        for folder in sorted(filter(os.path.isabs, sys.path), key=len, reverse=True):
+            text = text.replace(folder.rstrip("/") + "/", "")
+        return text
 
     def kill(self) -> None:
         """End the process at once; `close` must still be called."""
@@ -153,34 +423,20 @@ class TrialProcess:
         self._log.unlink(missing_ok=True)
 
     def _gone(self) -> ProcessGoneError:
-        return ProcessGoneError("crashed", self._how_it_ended(), self.log_tail())
-
-    def _how_it_ended(self) -> str:
         self._process.join(_EXIT_SECONDS)
-        code = self._process.exitcode
+        code, log = self._process.exitcode, self.log_tail()
         if code is None:
-            return "the process broke off the conversation but did not end"
-        if code < 0:
+            how = "the process broke off the conversation but did not end"
+        elif code < 0:
             hint = ": the host may be out of memory" if -code == signal.SIGKILL else ""
-            return f"the process was ended by {_signal_name(-code)}{hint}"
-        last = self.log_tail().strip().splitlines()[-1:]  # of a traceback, the line that says what was raised
-        return f"the process ended with exit code {code}" + (f" ({_shortened(last[0].strip())})" if last else "")
-
-
-def _without_folders(text: str) -> str:
-    """Return a log whose tracebacks name files from their package on: records are shared, home folders are not."""
-    for folder in sorted(filter(os.path.isabs, sys.path), key=len, reverse=True):
-        text = text.replace(folder.rstrip("/") + "/", "")
-    return text
-
-
-def _make_log() -> Path:
-    try:
-        handle, path = tempfile.mkstemp(prefix="castwise-trial-", suffix=".log")
-    except OSError as error:
-        raise EngineError(f"No file could be made for a trial's output: {error}. TMPDIR names its folder.") from None
-    os.close(handle)
-    return Path(path)
+            known = {each.value: each.name for each in signal.Signals}  # most real-time signals have no name
+            how = f"the process was ended by {known.get(-code, f'signal {-code}')}{hint}"
+        else:
+            last = "".join(log.strip().splitlines()[-1:]).strip()  # of a traceback, the line that says what was raised
+            if len(last) > _LAST_LINE_CHARACTERS:
+                last = last[: _LAST_LINE_CHARACTERS - 1] + "…"
+            how = f"the process ended with exit code {code}" + (f" ({last})" if last else "")
+        return ProcessGoneError("crashed", how, log)
 
 
 def _start(process: Any) -> None:
@@ -209,23 +465,6 @@ def _start_server() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _limit_stalls(connection: Connection) -> None:
-    """Let a read of a half-sent message fail after a while: it would block for ever."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have none
-        return f"signal {number}"
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= _LAST_LINE_CHARACTERS else line[: _LAST_LINE_CHARACTERS - 1] + "…"
 
 
 @contextmanager

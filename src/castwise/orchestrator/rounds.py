@@ -3,8 +3,9 @@
 import itertools
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 from castwise.analysis.speedup import baselines_among, process_stds, speedup_estimate, step_estimate
@@ -74,14 +75,6 @@ class StopRule:
             return False
         return verdict_of(ratio, self.margin).kind != "inconclusive"
 
-    def share_of_budget(self, comparisons: int) -> "StopRule":
-        """Return the rule for the next of several comparisons that share the budget left."""
-        return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds / comparisons)
-
-    def after(self, seconds: float) -> "StopRule":
-        """Return the rule once some of the budget is spent."""
-        return self if self.budget_seconds is None else replace(self, budget_seconds=self.budget_seconds - seconds)
-
 
 @dataclass(frozen=True)
 class ComparedTrials:
@@ -100,62 +93,61 @@ class ComparedTrials:
 
 
 class Rounds:
-    """The rounds of one comparison: of configurations with one of them, the baseline."""
+    """The rounds of one comparison: of configurations with one of them, the baseline.
+
+    Args:
+        runner: Measures, saves the records and reports progress.
+        specs: The configurations, as specs with repeat 0.
+        rule: When to end.
+        recorded: Trials of these configurations that need not be measured again.
+        baseline: The configuration that the others are compared with; None takes float32's.
+    """
 
     def __init__(
         self,
         runner: TrialRunner,
-        cells: Sequence[TrialSpec],
+        specs: Sequence[TrialSpec],
         rule: StopRule,
         recorded: Sequence[Trial] = (),
         baseline: TrialSpec | None = None,
     ) -> None:
-        """Continue where earlier jobs ended.
-
-        Args:
-            runner: Measures, saves the records and reports progress.
-            cells: The configurations, as specs with repeat 0.
-            rule: When to end.
-            recorded: Trials of these configurations that need not be measured again.
-            baseline: The configuration that the others are compared with; None takes float32's.
-        """
         self._runner, self._rule, self._baseline = runner, rule, baseline
         # The baseline is set up first: without it nothing can be compared.
-        self._cells = sorted(cells, key=lambda spec: not self._is_baseline(spec))
+        self._specs = sorted(specs, key=lambda spec: not self._is_baseline(spec))
         self._trials = list(recorded)
         self._started = time.perf_counter()
         self._longest_round = 0.0
 
     def run(self) -> ComparedTrials:
         """Run rounds until the rule ends them."""
-        self._runner.note_gpu_processes(self._cells)
-        # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
-        threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
-        try:
+        with self._prepared():
+            # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
+            threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
             while (ending := self._ending()) is None:
                 started = time.perf_counter()
                 self._run_round(self._unfinished())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
-        finally:
-            self._runner.closer.wait()
-            self._runner.telemetry.close()
         self._report_ending(ending)
         return ComparedTrials(tuple(self._trials), ending, time.perf_counter() - self._started)
 
     def run_once(self) -> ComparedTrials:
         """Measure all configurations once more, however many rounds they had."""
-        started = time.perf_counter()
-        self._runner.note_gpu_processes(self._cells)
-        try:
+        with self._prepared():
             self._run_round(self._not_failed())
+        return ComparedTrials(tuple(self._trials), "rounds", time.perf_counter() - self._started)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        self._runner.note_gpu_processes(self._specs)
+        try:
+            yield
         finally:
             self._runner.closer.wait()
             self._runner.telemetry.close()
-        return ComparedTrials(tuple(self._trials), "rounds", time.perf_counter() - started)
 
     def _report_ending(self, ending: Ending) -> None:
-        rounds = max((self._num_trials(spec) for spec in self._cells if not self._is_baseline(spec)), default=0)
-        rounds, share = rounds or self._num_trials(self._cells[0]), f"{self._rule.half_width:.3g}"
+        rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
+        rounds, share = rounds or self._num_trials(self._specs[0]), f"{self._rule.half_width:.3g}"
         doubt = f"not every speed-up is known within {share} and told from 1"
         why = {
             "narrow": f"every speed-up is known within a share of {share}",
@@ -163,10 +155,9 @@ class Rounds:
             "rounds": f"they are all that were allowed; {doubt}",
             "failed": "nothing is left that could be compared",
         }[ending]
-        spec = self._cells[0]
-        where = f"{spec.workload} batch {spec.batch_size}" + (
-            f" on {spec.world_size_label}" if spec.world_size_label else ""
-        )
+        spec = self._specs[0]
+        where = f"{spec.workload} batch {spec.batch_size}"
+        where += f" on {spec.world_size_label}" if spec.world_size_label else ""
         where += f" {join(spec.techniques)}" if spec.techniques else ""
         self._runner.listener.remark(f"{where}: {rounds} round{'' if rounds == 1 else 's'}: {why}")
 
@@ -193,83 +184,65 @@ class Rounds:
         baseline = [spec for spec in well if self._is_baseline(spec) and spec not in wide]
         return [*baseline, *wide] if wide else []
 
-    def _not_failed(self) -> list[TrialSpec]:
-        return [spec for spec in self._cells if not self._has_failed(spec)]
-
     def _is_narrow(self, spec: TrialSpec) -> bool:
-        own = self._of(spec)
-        if len(own) < self._rule.min_rounds:
+        trials = self._of(spec)
+        if len(trials) < self._rule.min_rounds:
             return False
-        if self._is_baseline(spec) or self._has_lost_baseline():
-            return True  # the baseline's own interval is not needed; without a baseline there is no ratio
-        ratio = speedup_estimate(self._baseline_trials(), own)
+        # The baseline's own interval is not needed; without a baseline there is no ratio.
+        if self._is_baseline(spec) or any(self._is_baseline(each) and self._has_failed(each) for each in self._specs):
+            return True
+        baseline = baselines_among(self._trials) if self._baseline is None else self._of(self._baseline)
+        ratio = speedup_estimate(baseline, trials)
         return ratio is None or self._rule.is_answered(ratio)
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
+        memory = self._runner.environment.gpu_memory_bytes
         first = not all(map(self._num_trials, specs))  # how much memory each needs is not known yet
-        waiting = self._groups(specs) if not first else [specs]
+        waiting = [specs]
+        if not first and memory is not None:
+            bytes_of = {spec.key: self._bytes_of(spec) for spec in specs}
+            baseline = [spec for spec in specs if self._is_baseline(spec)]
+            waiting = group_by_memory(baseline, [s for s in specs if s not in baseline], bytes_of, memory * _USABLE)
+        # On a CPU they would slow each other down, and the set-up time would be of none.
+        is_slowed = first and not self._specs[0].device.startswith("cuda")
         while waiting:
-            cells = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may just have failed
-            if not cells:
+            group = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may just have failed
+            if not group:
                 continue
-            group = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in cells]
-            self._announce(group[0])
+            repeats = [{trial.spec.repeat for trial in self._of(spec)} for spec in group]
+            fresh = [
+                spec.model_copy(update={"repeat": next(each for each in itertools.count() if each not in taken)})
+                for spec, taken in zip(group, repeats, strict=True)
+            ]
+            self._announce(fresh[0])
+            setup_order: SetupOrder = "one by one" if is_slowed or any(map(_times_kernels, group)) else "together"
+            prior = {spec.configuration: prior_stats_of(self._of(spec)) for spec in group}
             session = run_interleaved(
                 self._runner,
-                group,
-                setup_order=self._setup_order(group, first),
+                fresh,
+                setup_order=setup_order,
                 number=number,
-                earlier=self._prior_stats(),
+                earlier={configuration: stats for configuration, stats in prior.items() if stats is not None},
                 baseline=None if self._baseline is None else self._baseline.configuration,
             )
-            self._keep(session.trials)
+            for trial in session.trials:
+                if self._runner.store is not None:
+                    self._runner.store.save(trial)
+                self._announce(trial.spec)
+                self._trials.append(trial)
+                self._runner.listener.ended(trial)
             postponed = {spec.configuration for spec in session.postponed}
-            waiting += self._less_crowded([spec for spec in cells if spec.configuration in postponed], cells)
-
-    def _prior_stats(self) -> dict[str, PriorStats]:
-        found = {spec.configuration: prior_stats_of(self._of(spec)) for spec in self._cells}
-        return {cell: earlier for cell, earlier in found.items() if earlier is not None}
-
-    def _setup_order(self, group: Sequence[TrialSpec], first: bool) -> SetupOrder:
-        """Return how the configurations of a session are set up.
-
-        On a CPU they would slow each other down, and the set-up time would be of none. One that times kernels takes the
-        device's lock by itself, unless it does so within a compilation, or on several devices.
-        """
-        if any(_times_kernels_without_lock(spec) for spec in group):
-            return "one by one"
-        return "one by one" if first and not self._cells[0].device.startswith("cuda") else "together"
+            waiting += self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
 
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return the next sessions of those that did not fit into a group: with the baseline while that may work."""
-        if not postponed:
-            return []
         baseline = [spec for spec in group if self._is_baseline(spec) and spec not in postponed]
-        if baseline and len(postponed) + 1 < len(group):
+        if baseline and 0 < len(postponed) < len(group) - 1:
             return [[*baseline, *postponed]]
         if baseline and len(postponed) > 1:
             return [[*baseline, spec] for spec in postponed]
         return [[spec] for spec in postponed]
-
-    def _groups(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
-        """Return sessions that fit into memory by the peaks of the first round, each with the baseline."""
-        memory = self._runner.environment.gpu_memory_bytes
-        if memory is None:
-            return [specs]
-        baseline = [spec for spec in specs if self._is_baseline(spec)]
-        room = memory * _USABLE - sum(self._bytes_of(spec) for spec in baseline)
-        groups: list[list[TrialSpec]] = []
-        left = 0.0
-        for spec in (spec for spec in specs if spec not in baseline):
-            needed = self._bytes_of(spec)
-            if not groups or needed > left:
-                groups.append([*baseline, spec] if needed <= room else [spec])
-                left = room - needed
-            else:
-                groups[-1].append(spec)
-                left -= needed
-        return groups or [baseline]
 
     def _bytes_of(self, spec: TrialSpec) -> float:
         peaks = [
@@ -279,42 +252,48 @@ class Rounds:
         ]
         return max(peaks, default=0) + _CONTEXT_BYTES
 
-    def _keep(self, trials: Sequence[Trial]) -> None:
-        for trial in trials:
-            if self._runner.store is not None:
-                self._runner.store.save(trial)
-            self._announce(trial.spec)
-            self._trials.append(trial)
-            self._runner.listener.ended(trial)
-
     def _announce(self, spec: TrialSpec) -> None:
         """Report which trial this is, of as many as there will be at least."""
         index = len(self._trials) + 1
-        self._runner.listener.started(spec, index, max(index, len(self._cells) * self._rule.min_rounds))
+        self._runner.listener.started(spec, index, max(index, len(self._specs) * self._rule.min_rounds))
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
         return [trial for trial in self._trials if trial.spec.configuration == spec.configuration]
 
+    def _num_trials(self, spec: TrialSpec) -> int:
+        return len(self._of(spec))
+
     def _has_failed(self, spec: TrialSpec) -> bool:
         return any(trial.status not in ("ok", "diverged") for trial in self._of(spec))
 
-    def _has_lost_baseline(self) -> bool:
-        return any(self._is_baseline(spec) and self._has_failed(spec) for spec in self._cells)
+    def _not_failed(self) -> list[TrialSpec]:
+        return [spec for spec in self._specs if not self._has_failed(spec)]
 
     def _is_baseline(self, spec: TrialSpec) -> bool:
-        return (
-            spec.precision == BASELINE if self._baseline is None else spec.configuration == self._baseline.configuration
-        )
+        if self._baseline is None:
+            return spec.precision == BASELINE
+        return spec.configuration == self._baseline.configuration
 
-    def _baseline_trials(self) -> list[Trial]:
-        return baselines_among(self._trials) if self._baseline is None else self._of(self._baseline)
 
-    def _free_repeat(self, spec: TrialSpec) -> int:
-        taken = {trial.spec.repeat for trial in self._of(spec)}
-        return next(number for number in itertools.count() if number not in taken)
+def group_by_memory(
+    baseline: list[TrialSpec], others: Sequence[TrialSpec], bytes_of: Mapping[str, float], usable_bytes: float
+) -> list[list[TrialSpec]]:
+    """Return sessions that fit into memory, each with the baseline; what does not fit next to it is alone.
 
-    def _num_trials(self, spec: TrialSpec) -> int:
-        return len(self._of(spec))
+    `bytes_of` is what each needs, by the key of its spec.
+    """
+    room = usable_bytes - sum(bytes_of[spec.key] for spec in baseline)
+    groups: list[list[TrialSpec]] = []
+    left = 0.0
+    for spec in others:
+        needed = bytes_of[spec.key]
+        if not groups or needed > left:
+            groups.append([*baseline, spec] if needed <= room else [spec])
+            left = room - needed
+        else:
+            groups[-1].append(spec)
+            left -= needed
+    return groups or [baseline]
 
 
 def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:
@@ -327,7 +306,10 @@ def prior_stats_of(trials: Sequence[Trial]) -> PriorStats | None:
     return PriorStats(noise, found.value, process_stds(timed))
 
 
-def _times_kernels_without_lock(spec: TrialSpec) -> bool:
-    """Return whether a configuration's set-up times kernels without holding the device's lock."""
+def _times_kernels(spec: TrialSpec) -> bool:
+    """Return whether a configuration's set-up times kernels without holding the device's lock.
+
+    One that times kernels takes the lock by itself, unless it does so within a compilation, or on several devices.
+    """
     names = spec.techniques
     return times_kernels_while_compiling(names) or (times_kernels(names) and not spec.may_hold_device_alone)

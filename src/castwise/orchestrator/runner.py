@@ -10,24 +10,39 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.session import BackgroundCloser, Engine, Session, TrialFailedError
-from castwise.orchestrator.trial import Listener, TrialInProgress, unsupported_reason
-from castwise.records.schema import Environment, Trial
+from castwise.orchestrator.trial import Listener, status_of, unsupported_reason
+from castwise.records.schema import (
+    Block,
+    EnergyMeasurement,
+    Environment,
+    Epoch,
+    Facts,
+    GpuFacts,
+    RankSamples,
+    TelemetrySummary,
+    Trial,
+)
 from castwise.records.store import Store, name_of, stem_of
 from castwise.registry.precisions import BASELINE
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.telemetry.sampler import Telemetry
-from castwise.telemetry.summary import unwatched
+from castwise.telemetry.summary import telemetry_note, unwatched
 
 # Seconds of sustained steps for the energy counter: ten of its ticks for a lone trial, five in a session (H200).
 _ENERGY_SECONDS_ALONE = 1.1
 _ENERGY_SECONDS = 0.5
 
+# How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
+# one, if they would slow each other down.
 SetupOrder = Literal["together", "first alone", "one by one"]
 
 
@@ -36,12 +51,8 @@ class TrialRunner:
     """Measures trials, saves their records and reports progress.
 
     Attributes:
-        engine: Starts the processes.
-        store: Keeps the records; None keeps none.
         environment: The machine, for the record of a process that failed before it described its own.
-        listener: Receives progress.
         data_note: Goes into every record's facts.
-        telemetry: Watches device and host while blocks and epochs are timed.
         closer: Ends the processes of measured trials in the background.
         weights: The folder in which trained models' weights are kept; None keeps none.
     """
@@ -64,9 +75,18 @@ class TrialRunner:
                 self.listener.started(spec, index, len(specs))
                 reason = unsupported_reason(spec, self.environment)
                 if reason is not None:  # not saved: with more GPUs visible it can be measured
-                    trial = TrialInProgress(spec, self.environment).refuse(reason)
+                    trial = Trial(
+                        spec=spec,
+                        status="unsupported",
+                        message=reason,
+                        environment=self.environment,
+                        started_at=_now(),
+                        duration_seconds=0.0,
+                    )
                 else:
-                    trial = self._run_alone(spec)
+                    (measurement,) = _run_session(self, [spec], round_number=None)
+                    self.closer.wait()
+                    trial = measurement.record(session_id=None)
                     if self.store is not None:
                         self.store.save(trial)
                 trials.append(trial)
@@ -79,11 +99,6 @@ class TrialRunner:
         """Note which processes use the GPUs of these specs, before a process of this job does."""
         gpus = {device: uuid for spec in specs for device, uuid in self.environment.gpus_of(spec).items()}
         self.telemetry.note_processes({device: uuid for device, uuid in gpus.items() if uuid})
-
-    def _run_alone(self, spec: TrialSpec) -> Trial:
-        (measurement,) = _run_session(self, [spec], round_number=None)
-        self.closer.wait()
-        return measurement.record(session_id=None)
 
 
 @dataclass(frozen=True)
@@ -116,16 +131,15 @@ def run_interleaved(
     Args:
         runner: Starts the processes and reports progress.
         specs: The configurations, the baseline first: it is the last to run out of memory.
-        setup_order: How they are set up: all at once; the first alone and then the others at once; or one by one, if
-            they would slow each other down. If the first does not fit next to the others, all start again with the
-            first alone. They are always warmed up one by one.
+        setup_order: How they are set up. If the first does not fit next to the others, all start again with the first
+            alone. They are always warmed up one by one.
         number: The round's number, for progress and for the random order of blocks. Energy is measured in the first
             round, and for a configuration without earlier processes.
         earlier: What earlier processes of a configuration measured, by configuration.
         baseline: The configuration that the others are compared with; None takes float32's.
     """
     measurements = _run_session(
-        runner, specs, round_number=number, setup_order=setup_order, earlier=earlier or {}, baseline=baseline
+        runner, specs, round_number=number, setup_order=setup_order, earlier=earlier, baseline=baseline
     )
     session_id = secrets.token_hex(6) if sum(each.can_continue for each in measurements) > 1 else None
     may_fit_alone = [each for each in measurements if each.hit_oom and len(measurements) > 1]
@@ -136,48 +150,46 @@ def run_interleaved(
 
 
 class _Measurement:
-    """One trial of a session, in its process.
-
-    Args:
-        runner: Starts the process.
-        spec: What is measured.
-        prior: What earlier processes of its configuration measured; None if there were none.
-        is_baseline: Whether the session's other configurations are compared with this one.
-        is_alone: Whether it is a lone trial, not part of an interleaved session.
-
-    Attributes:
-        is_done: Whether it takes no further blocks.
-    """
+    """One trial of a session, in its process: what was measured before a failure is in its record, too."""
 
     def __init__(
         self, runner: TrialRunner, spec: TrialSpec, prior: PriorStats | None, *, is_baseline: bool, is_alone: bool
     ) -> None:
         self.spec = spec
-        self.trial = TrialInProgress(spec, runner.environment)
         self.schedule = BlockSchedule(spec.protocol, prior, adaptive=not is_alone)
         self.is_baseline = is_baseline
-        self.is_done = False
-        self._started = time.perf_counter()
-        self.session: Session = runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
+        self.is_done = False  # whether it takes no further blocks
+        self.is_first = prior is None
+        self.failure: TrialFailedError | None = None
         self._runner = runner
         self._prior = prior
         self._is_alone = is_alone
         self._has_led_in = False
+        self._environment = runner.environment
+        self._facts: Facts | None = None
+        self._blocks: list[Block] = []
+        self._epochs: list[Epoch] = []
+        self._samples: tuple[RankSamples, ...] = ()
+        self._readings: list[TelemetrySummary] = []
+        self._gpu_facts: GpuFacts | None = None
+        self._energy: EnergyMeasurement | None = None
+        self._started_at = _now()
+        self._started = time.perf_counter()
         self._seconds_to_failure: float | None = None
+        self.session: Session = runner.engine.start(spec.protocol.timeout_seconds, spec.num_processes)
 
     @property
     def can_continue(self) -> bool:
         """Return whether it has neither failed nor diverged in training."""
-        epochs = self.trial.epochs
-        return self.trial.failure is None and not (epochs and epochs[-1].diverged)
+        return self.failure is None and not (self._epochs and self._epochs[-1].diverged)
 
     @property
     def goes_on(self) -> bool:
         """Return whether it needs another block or epoch."""
         if not self.can_continue:
             return False
-        if self.runs_all_epochs and self.spec.recipe is not None:
-            return len(self.trial.epochs) < self.spec.recipe.num_epochs
+        if self._is_alone and self.spec.recipe is not None:
+            return len(self._epochs) < self.spec.recipe.num_epochs
         return self.schedule.goes_on
 
     @property
@@ -186,31 +198,34 @@ class _Measurement:
         return self._is_alone and self.spec.recipe is not None
 
     @property
-    def hit_oom(self) -> bool:
-        """Return whether it ran out of the device's memory."""
-        return self.trial.failure is not None and self.trial.failure.status == "oom"
+    def _gpus(self) -> dict[str, str]:
+        return self._environment.gpus_of(self.spec)
 
-    def attempt(self, step: Callable[..., None], **arguments: bool) -> None:
+    @property
+    def hit_oom(self) -> bool:
+        return self.failure is not None and self.failure.status == "oom"
+
+    def attempt(self, step: Callable[[], None]) -> None:
         """Run a step unless an earlier one failed. A failure ends the process and frees its memory for the others."""
-        if self.trial.failure is not None:
+        if self.failure is not None:
             return
         try:
-            step(**arguments)
+            step()
         except TrialFailedError as failure:
-            self.trial.failure = failure
+            self.failure = failure
             self.session.close()
             self._seconds_to_failure = time.perf_counter() - self._started
 
     def open_device(self) -> None:
-        self.trial.environment = self.session.open(self.spec.device)
+        self._environment = self.session.open(self.spec.device)
 
     def set_up(self) -> None:
         """Build the trial, which ends with its first step."""
         checkpoint = None
         if self._is_alone and self._runner.store is not None:
-            checkpoint = self._runner.store.checkpoint(self.spec, self.trial.environment)
+            checkpoint = self._runner.store.checkpoint(self.spec, self._environment)
         self.session.set_up(self.spec, checkpoint)
-        self.trial.gpu_facts = self._runner.telemetry.gpu_facts(self.trial.gpus)
+        self._gpu_facts = self._runner.telemetry.gpu_facts(self._gpus)
 
     def warm_up(self) -> None:
         """Run until the step time has settled; a training run resumes, and runs the epochs that are not counted."""
@@ -220,44 +235,38 @@ class _Measurement:
         else:
             resumed = self.session.resume()
             facts = resumed.facts
-            self.trial.epochs += resumed.epochs
-            self.trial.readings += unwatched(len(resumed.epochs))
+            self._epochs += resumed.epochs
+            self._readings += unwatched(len(resumed.epochs))
         update = {"ready_seconds": self.session.ready_seconds, "data_note": self._runner.data_note}
-        self.trial.facts = facts.model_copy(update=update)
+        self._facts = facts.model_copy(update=update)
         if recipe is not None and not self._is_alone:
             for _ in range(recipe.skip_epochs):
                 if self.can_continue:
                     self._run_epoch(recipe)
 
-    def measure_next(self, *, may_be_long: bool = False) -> None:
-        """Time one block; of a training run, run one epoch.
-
-        Args:
-            may_be_long: Whether the block may be longer than usual, if that saves blocks.
-        """
-        recipe = self.spec.recipe
-        if recipe is None:
+    def measure_next(self, *, may_be_long: bool) -> None:
+        """Time one block, longer than usual if it may be and that saves blocks; of a training run, run one epoch."""
+        if self.spec.recipe is None:
             self._time_block(self.schedule.length if may_be_long else 1)
         else:
-            self._run_epoch(recipe)
+            self._run_epoch(self.spec.recipe)
 
     def _time_block(self, length: int) -> None:
         if not self._has_led_in:
             self._lead_in()
         self._has_led_in = False
-        blocks, readings = self.trial.blocks, self.trial.readings
         try:
-            with self._runner.telemetry.watch(self.trial.gpus) as watch:
+            with self._runner.telemetry.watch(self._gpus) as watch:
                 block = self.session.run_block(length)
-                blocks.append(block)
+                self._blocks.append(block)
                 self.schedule.add(block.seconds, block.num_steps, length)
                 # Alone, the next steps start before the last look at the GPU, which takes milliseconds. In a session
                 # that look must not see another configuration's steps: each leads in right before its own block.
                 if self._is_alone and self.goes_on:
                     self._lead_in()
         finally:
-            if len(blocks) > len(readings):
-                readings.append(watch.reading)
+            if len(self._blocks) > len(self._readings):
+                self._readings.append(watch.reading)
 
     def _lead_in(self) -> None:
         if self.spec.protocol.lead_in_seconds:
@@ -265,51 +274,69 @@ class _Measurement:
             self._has_led_in = True
 
     def _run_epoch(self, recipe: Recipe) -> None:
-        number = len(self.trial.epochs) + 1
+        number = len(self._epochs) + 1
 
         def report(share: float) -> None:
             done = (number - 1 + share) / recipe.num_epochs
             self._runner.listener.phase(f"epoch {number} of {recipe.num_epochs}", 0.05 + 0.95 * done)
 
-        if self.runs_all_epochs:
+        if self._is_alone:
             report(0.0)
-        with self._runner.telemetry.watch(self.trial.gpus) as watch:
-            epoch = self.session.run_epoch(report if self.runs_all_epochs else None)
-        self.trial.epochs.append(epoch)
-        self.trial.readings.append(watch.reading)
+        with self._runner.telemetry.watch(self._gpus) as watch:
+            epoch = self.session.run_epoch(report if self._is_alone else None)
+        self._epochs.append(epoch)
+        self._readings.append(watch.reading)
         if number > recipe.skip_epochs:
             self.schedule.add(epoch.seconds, epoch.num_steps)
 
-    @property
-    def needs_energy(self) -> bool:
-        """Return whether no earlier process of its configuration is known."""
-        return self._prior is None
-
     def measure_energy(self) -> None:
         """Run sustained steps for the energy counter, if the GPUs have one; readings cover a training run's epochs."""
-        if self.spec.recipe is not None or not self._runner.telemetry.has_counter(self.trial.gpus):
+        if self.spec.recipe is not None or not self._runner.telemetry.has_counter(self._gpus):
             return
         self._runner.listener.phase("metering", 1.0)
-        with self._runner.telemetry.meter(self.trial.gpus) as meter:
+        with self._runner.telemetry.meter(self._gpus) as meter:
             steps = self.session.run_sustained(_ENERGY_SECONDS_ALONE if self._is_alone else _ENERGY_SECONDS)
-        self.trial.energy_measurement = meter.energy.model_copy(
-            update={"step_seconds": steps.seconds / steps.num_steps}
-        )
+        self._energy = meter.energy.model_copy(update={"step_seconds": steps.seconds / steps.num_steps})
 
     def finish(self) -> None:
         """Fetch what the process measured; keep a trained model's weights."""
         weights = None
         if self._is_alone and self._runner.weights is not None and self.spec.kind == "training":
-            weights = self._runner.weights / name_of(self.trial.environment) / f"{stem_of(self.spec)}.pt"
-        self.trial.samples = self.session.finish(weights)
+            weights = self._runner.weights / name_of(self._environment) / f"{stem_of(self.spec)}.pt"
+        self._samples = self.session.finish(weights)
         if weights is not None and not weights.is_file():
             self._runner.listener.remark(f"{self.spec.label}: its weights could not be written to '{weights}'")
 
     def record(self, session_id: str | None) -> Trial:
-        """Return the trial's record."""
-        seconds = self._seconds_to_failure
-        trial = self.trial.record(time.perf_counter() - self._started if seconds is None else seconds)
-        return trial.model_copy(update={"session_id": session_id})
+        """Return the trial's record.
+
+        Raises:
+            UsageError: castwise refused the user's model: a mistake in it is not a trial's result.
+        """
+        failure, seconds = self.failure, self._seconds_to_failure
+        if self.spec.user_model is not None and failure is not None and failure.refused:
+            raise UsageError(failure.message, failure.log)
+        samples = self._samples
+        if not samples and (self._blocks or self._epochs):
+            samples = (RankSamples(blocks=tuple(self._blocks), epochs=tuple(self._epochs)),)
+        trial = Trial(
+            spec=self.spec,
+            status="ok" if failure is None else failure.status,
+            message="" if failure is None else failure.message,
+            facts=self._facts,
+            ranks=samples,
+            environment=self._environment,
+            started_at=self._started_at,
+            duration_seconds=time.perf_counter() - self._started if seconds is None else seconds,
+            log="" if failure is None else failure.log,
+            session_id=session_id,
+            readings=tuple(self._readings),
+            energy_measurement=self._energy,
+            gpu_facts=self._gpu_facts,
+            shortfall=None if failure is None else failure.shortfall,
+            telemetry_note=telemetry_note(self._readings, self._gpu_facts, self._energy),
+        )
+        return status_of(trial) if failure is None else trial
 
 
 def _run_session(
@@ -321,16 +348,7 @@ def _run_session(
     earlier: Mapping[str, PriorStats] | None = None,
     baseline: str | None = None,
 ) -> list[_Measurement]:
-    """Measure specs together, from the start of their processes to their samples.
-
-    Args:
-        runner: Starts the processes.
-        specs: What is measured; a lone trial is one spec without a round number.
-        round_number: As `number` of `run_interleaved`, which says what the other arguments are.
-        setup_order: See there.
-        earlier: See there.
-        baseline: See there.
-    """
+    """Measure specs together, as `run_interleaved` says; without a round number, one spec alone."""
     prefix = "" if round_number is None else f"round {round_number}: "
     measurements: list[_Measurement] = []
 
@@ -354,7 +372,9 @@ def _run_session(
 
     try:
         set_up_all(setup_order)
-        if setup_order == "together" and _first_lacked_memory(measurements):
+        # If memory was short, a library may report the first one's failure as another error.
+        lacks_memory = len(measurements) > 1 and any(each.hit_oom for each in measurements)
+        if setup_order == "together" and lacks_memory and not measurements[0].can_continue:
             _close(measurements)
             measurements.clear()
             set_up_all("first alone")
@@ -366,7 +386,7 @@ def _run_session(
             each.attempt(each.warm_up)
         _time_interleaved(measurements, random.Random(round_number), report)
         for each in measurements:
-            if round_number in (None, 1) or each.needs_energy:
+            if round_number in (None, 1) or each.is_first:
                 each.attempt(each.measure_energy)
         _all_at_once(_Measurement.finish, measurements)
     except BaseException:
@@ -376,50 +396,41 @@ def _run_session(
     return measurements
 
 
-def _first_lacked_memory(measurements: Sequence[_Measurement]) -> bool:
-    """Return whether the first failed and memory was short: a library may report that as another error."""
-    if len(measurements) < 2 or measurements[0].can_continue:
-        return False
-    return any(each.hit_oom for each in measurements)
-
-
 def _time_interleaved(
     measurements: Sequence[_Measurement], rng: random.Random, report: Callable[[str, float], None]
 ) -> None:
-    """Time blocks, one of each configuration in a random order, and again until none needs another."""
-    while order := _take_next_block(measurements):
+    """Time blocks, one of each configuration in a random order, and again until none needs another.
+
+    All that need a block take the next one, and the baseline, whose blocks every ratio needs. While the baseline needs
+    blocks, no ratio is known well enough, and all take them. One that was left out stays out: a ratio pairs the blocks
+    of both sides one by one from the first.
+    """
+    while True:
+        for each in measurements:
+            each.is_done |= not each.can_continue
+        if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
+            for each in measurements:
+                each.is_done |= not each.is_baseline and not each.goes_on
+        order = [each for each in measurements if not each.is_done]
+        if not any(each.goes_on for each in order):
+            return
         rng.shuffle(order)
         if not all(each.runs_all_epochs for each in order):
             report("timing", 0.4 + 0.6 * min(each.schedule.share for each in order))
         # Longer blocks of the others save blocks of a baseline that needs few itself.
         may_be_long = all(each.schedule.is_quiet for each in order if each.is_baseline)
         for each in order:
-            each.attempt(each.measure_next, may_be_long=may_be_long)
-
-
-def _take_next_block(measurements: Sequence[_Measurement]) -> list[_Measurement]:
-    """Return those that take the next block: all that need one, and the baseline, whose blocks every ratio needs.
-
-    While the baseline needs blocks, no ratio is known well enough, and all take them. One that was left out stays out:
-    a ratio pairs the blocks of both sides one by one from the first.
-    """
-    for each in measurements:
-        each.is_done |= not each.can_continue
-    if not any(each.goes_on for each in measurements if each.is_baseline and not each.is_done):
-        for each in measurements:
-            each.is_done |= not each.is_baseline and not each.goes_on
-    order = [each for each in measurements if not each.is_done]
-    return order if any(each.goes_on for each in order) else []
+            each.attempt(partial(each.measure_next, may_be_long=may_be_long))
 
 
 def _all_at_once(step: Callable[[_Measurement], None], measurements: Sequence[_Measurement]) -> None:
     """Run a step of several trials in parallel."""
     if len(measurements) == 1:
-        measurements[0].attempt(lambda: step(measurements[0]))
+        measurements[0].attempt(partial(step, measurements[0]))
     elif measurements:
         with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
             try:
-                list(pool.map(lambda each: each.attempt(lambda: step(each)), measurements))
+                list(pool.map(lambda each: each.attempt(partial(step, each)), measurements))
             except BaseException:
                 _close(measurements)  # the pool waits for its threads before it raises, and they wait for the processes
                 raise
@@ -430,3 +441,7 @@ def _close(measurements: Sequence[_Measurement]) -> None:
     if measurements:
         with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
             list(pool.map(lambda each: each.session.close(), measurements))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

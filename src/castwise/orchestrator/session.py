@@ -16,8 +16,6 @@ class TrialFailedError(Exception):
     """A trial failed.
 
     Attributes:
-        status: The trial's status.
-        message: What happened, in a line.
         log: The end of what the process printed.
         refused: Whether castwise itself refused the request: the user's mistake, not the model's.
         shortfall: By how much memory fell short, if the process reported it.
@@ -61,20 +59,14 @@ class Session(Protocol):
     def find_weights(self, models: Sequence[str], where: Path | None) -> dict[str, str | None]:
         """Return the file of pretrained weights of each model of torchvision, None if it cannot be had.
 
-        Args:
-            models: torchvision's names.
-            where: A file, or a folder with files; None tries torchvision's download.
+        `where` is a file, or a folder with files; None tries torchvision's download.
         """
 
     def set_up(self, spec: TrialSpec, checkpoint: Path | None = None) -> None:
         """Build model, data and optimizer; a training trial resumes from its checkpoint if there is one."""
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
-        """Run until the step time has settled.
-
-        Args:
-            step_seconds: Seconds a step in earlier processes of the same configuration; None if there were none.
-        """
+        """Run until the step time has settled; `step_seconds` is that of earlier processes of the configuration."""
 
     def lead_in(self) -> None:
         """Launch the steps that lead to the next block, and do not wait for them."""
@@ -89,18 +81,10 @@ class Session(Protocol):
         """Return what a training trial runs, and the epochs that are done."""
 
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
-        """Train one epoch, validate, and write the checkpoint.
-
-        Args:
-            on_progress: Receives the share of the epoch that is done now and then, 0 to 1.
-        """
+        """Train one epoch, validate, and write the checkpoint; progress is the share of the epoch, 0 to 1."""
 
     def finish(self, weights: Path | None = None) -> tuple[RankSamples, ...]:
-        """Return all that was measured, by rank, and end the processes.
-
-        Args:
-            weights: Where a training trial's weights are kept; None keeps none.
-        """
+        """Return all that was measured, by rank, and end the processes; a training trial's weights are kept."""
 
     def close(self) -> None:
         """End the processes, whatever they are doing. May be called at any time, and again."""
@@ -114,11 +98,7 @@ class Engine(Protocol):
     """Starts trial processes."""
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> Session:
-        """Start the processes of one trial.
-
-        Args:
-            timeout_seconds: How long one phase may take.
-            num_processes: How many, one a rank.
+        """Start the processes of one trial, one a rank; each phase may take `timeout_seconds`.
 
         Raises:
             EngineError: No process could be started.

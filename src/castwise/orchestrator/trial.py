@@ -1,28 +1,12 @@
-"""A trial in progress: its listeners, what was measured so far, and the record that it becomes."""
+"""What is told of a trial while it runs, whether a machine can run it, and whether it diverged."""
 
 import math
-from datetime import UTC, datetime
 from typing import Protocol
 
-from castwise.errors import UsageError
-from castwise.orchestrator.session import TrialFailedError
-from castwise.records.schema import (
-    Block,
-    EnergyMeasurement,
-    Environment,
-    Epoch,
-    Facts,
-    GpuFacts,
-    RankSamples,
-    TelemetrySummary,
-    Trial,
-)
+from castwise.records.schema import Environment, Trial
 from castwise.registry.techniques import why_unsupported
 from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.trial import TrialSpec
-from castwise.telemetry.summary import telemetry_note
-
-FAILED = ("crashed", "timeout")
 
 
 class Listener(Protocol):
@@ -58,12 +42,7 @@ class NullListener:
 
 
 class UnboundedProgress:
-    """Passes progress on when the number of trials is not known beforehand.
-
-    Args:
-        listener: Receives it.
-        remarks: Whether remarks are passed on.
-    """
+    """Passes progress on when the number of trials is not known beforehand; remarks only if they are wanted."""
 
     def __init__(self, listener: Listener, *, remarks: bool = True) -> None:
         self._listener = listener
@@ -87,67 +66,6 @@ class UnboundedProgress:
             self._listener.remark(line)
 
 
-class TrialInProgress:
-    """One trial as far as it got: what was measured before a failure is in the record too."""
-
-    def __init__(self, spec: TrialSpec, environment: Environment) -> None:
-        self.spec = spec
-        self.environment = environment
-        self.facts: Facts | None = None
-        self.blocks: list[Block] = []
-        self.epochs: list[Epoch] = []
-        self.samples: tuple[RankSamples, ...] = ()
-        self.failure: TrialFailedError | None = None
-        self.readings: list[TelemetrySummary] = []
-        self.gpu_facts: GpuFacts | None = None
-        self.energy_measurement: EnergyMeasurement | None = None
-        self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-
-    @property
-    def gpus(self) -> dict[str, str]:
-        """Return the UUIDs of the GPUs that it runs on, by torch's names for them; none on a CPU."""
-        return self.environment.gpus_of(self.spec)
-
-    def record(self, duration_seconds: float) -> Trial:
-        """Return the trial's record.
-
-        Raises:
-            UsageError: castwise refused the user's model: a mistake in it is not a trial's result.
-        """
-        if self.spec.user_model is not None and self.failure is not None and self.failure.refused:
-            raise UsageError(self.failure.message, self.failure.log)
-        samples = self.samples
-        if not samples and (self.blocks or self.epochs):
-            samples = (RankSamples(blocks=tuple(self.blocks), epochs=tuple(self.epochs)),)
-        trial = Trial(
-            spec=self.spec,
-            status="ok",
-            facts=self.facts,
-            ranks=samples,
-            environment=self.environment,
-            started_at=self._started_at,
-            duration_seconds=duration_seconds,
-            readings=tuple(self.readings),
-            gpu_facts=self.gpu_facts,
-            energy_measurement=self.energy_measurement,
-            telemetry_note=telemetry_note(self.readings, self.gpu_facts, self.energy_measurement),
-        )
-        if self.failure is None:
-            return status_of(trial)
-        update = {
-            "status": self.failure.status,
-            "message": self.failure.message,
-            "log": self.failure.log,
-            "shortfall": self.failure.shortfall,
-        }
-        return trial.model_copy(update=update)
-
-    def refuse(self, reason: str) -> Trial:
-        """Return the record of a trial that was not even started."""
-        self.failure = TrialFailedError("unsupported", reason)
-        return self.record(0.0)
-
-
 def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
     """Return why a machine cannot run a spec (a technique does not apply, or there are too few GPUs), or None."""
     reason = why_unsupported(spec, environment.capability)
@@ -168,7 +86,6 @@ def status_of(trial: Trial) -> Trial:
 
 
 def _why_diverged(trial: Trial) -> str | None:
-    """Return why a steady trial diverged, or None."""
     blocks = trial.ranks[0].blocks
     last = blocks[-1]
     num_steps = sum(block.all_steps for block in blocks)

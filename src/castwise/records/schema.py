@@ -31,28 +31,51 @@ Status = Literal["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]
 
 
 class Environment(FrozenModel):
-    """The machine and software a trial ran on."""
+    """The machine and software a trial ran on.
+
+    Attributes:
+        castwise: castwise's version.
+        commit: The commit castwise was run from, with "+" where files were changed; None outside a checkout.
+        python: Python's version.
+        torch: torch's version.
+        host: The machine's name.
+        system: Operating system and kernel.
+        cpu: The processor's name.
+        num_threads: Threads that torch uses for one operation.
+        cpu_features: The processor's instructions for 16-bit floats, by the kernel's names ("avx512_bf16").
+        gpu: The GPU's exact name, or None on a CPU.
+        gpu_uuid: The GPU's UUID as NVML knows it.
+        gpu_uuids: The UUIDs of all GPUs that torch sees, in its order; empty in older records.
+        capability: CUDA compute capability, as (major, minor).
+        gpu_memory_bytes: The GPU's memory.
+        num_gpus: GPUs that torch sees.
+        driver: The GPU driver's version.
+        cuda: The CUDA version torch was built with.
+        cudnn: cuDNN's version as torch prints it.
+        torchvision: torchvision's version, or None if it is not installed.
+        fp32_precision: What float32 products compute in before a trial sets it, by torch's switches.
+    """
 
     castwise: str
-    commit: str | None = None  # castwise's, with "+" if files were changed; None outside a checkout
+    commit: str | None = None
     python: str
     torch: str
     host: str
-    system: str  # operating system and kernel
+    system: str
     cpu: str
-    num_threads: int  # that torch uses for one operation
-    cpu_features: tuple[str, ...] = ()  # instructions for 16-bit floats, by the kernel's names ("avx512_bf16")
+    num_threads: int
+    cpu_features: tuple[str, ...] = ()
     gpu: str | None = None
-    gpu_uuid: str | None = None  # as NVML knows it
-    gpu_uuids: tuple[str, ...] = ()  # of all GPUs that torch sees, in its order; empty in older records
-    capability: tuple[int, int] | None = None  # CUDA compute capability
+    gpu_uuid: str | None = None
+    gpu_uuids: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
     gpu_memory_bytes: int | None = None
-    num_gpus: int = 0  # that torch sees
+    num_gpus: int = 0
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
     torchvision: str | None = None
-    fp32_precision: dict[str, str] = Field(default_factory=dict)  # by torch's switches, before a trial sets them
+    fp32_precision: dict[str, str] = Field(default_factory=dict)
 
     @property
     def device_name(self) -> str:
@@ -294,23 +317,42 @@ class EnergyMeasurement(FrozenModel):
 
 
 class Trial(FrozenModel):
-    """The result of a spec on a machine, with all raw samples."""
+    """The result of a spec on a machine, with all raw samples.
+
+    Attributes:
+        spec: What was measured.
+        status: How it ended; everything but `ok` has a message.
+        message: What happened, in a line.
+        facts: What actually ran; None if set-up did not get that far.
+        ranks: The samples of each process; empty if nothing was timed.
+        environment: The machine and software.
+        started_at: UTC, ISO 8601.
+        duration_seconds: The whole trial, set-up included; in an interleaved session with the others' blocks, too.
+        session_id: Shared by trials whose processes were interleaved; None for one that ran by itself.
+        log: The end of what the process printed, if it failed.
+        readings: One for each timed block or epoch, in order; empty in records without telemetry.
+        energy_measurement: Its energy; None if it was not measured over sustained steps.
+        gpu_facts: What the driver says of the GPUs; None on a CPU and without telemetry.
+        shortfall: By how much memory fell short; None if it did not, or if it is not known.
+        telemetry_note: Which readings are "not available: why"; empty where all are.
+        schema_version: The version of this format.
+    """
 
     spec: TrialSpec
     status: Status
-    message: str = ""  # what happened, in a line; empty if the status is `ok`
-    facts: Facts | None = None  # None if set-up did not get that far
-    ranks: tuple[RankSamples, ...] = ()  # empty if nothing was timed
+    message: str = ""
+    facts: Facts | None = None
+    ranks: tuple[RankSamples, ...] = ()
     environment: Environment
-    started_at: str  # UTC, ISO 8601
-    duration_seconds: float  # set-up included; in an interleaved session the others' blocks, too
-    log: str = ""  # the end of what the process printed, if it failed
-    session_id: str | None = renamed(None, "sitting")  # shared by interleaved trials; None for a lone one
-    readings: tuple[TelemetrySummary, ...] = ()  # one for each timed block or epoch; empty without telemetry
+    started_at: str
+    duration_seconds: float
+    log: str = ""
+    session_id: str | None = renamed(None, "sitting")
+    readings: tuple[TelemetrySummary, ...] = ()
     energy_measurement: EnergyMeasurement | None = renamed(None, "metered")
-    gpu_facts: GpuFacts | None = None  # None on a CPU and without telemetry
-    shortfall: Shortfall | None = None  # None if memory did not fall short, or if it is not known by how much
-    telemetry_note: str = ""  # which readings are "not available: why"; empty if all are
+    gpu_facts: GpuFacts | None = None
+    shortfall: Shortfall | None = None
+    telemetry_note: str = ""
     schema_version: int = SCHEMA_VERSION
 
     @field_validator("spec")

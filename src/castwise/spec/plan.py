@@ -1,4 +1,4 @@
-"""The plan of a job: workloads, precisions, batch sizes and techniques crossed into trial specs."""
+"""The plan of a job: workloads, precisions, batch sizes and techniques, crossed into trial specs."""
 
 import itertools
 from collections.abc import Mapping
@@ -10,18 +10,11 @@ from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.techniques import NONE, find_technique, normalize_for_world_size, parse_techniques, resolve
 from castwise.registry.techniques import SETS as TECHNIQUE_SETS
 from castwise.registry.workloads import check_data_set, find_workload
-from castwise.spec.frozen import FrozenModel
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.options import ParameterGrid
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
 from castwise.spec.types import SYNTHETIC, Parallelism
 from castwise.spec.user_model import UserWorkload
-
-
-class Plan(FrozenModel):
-    """The trials of one job, in the order in which they run."""
-
-    specs: tuple[TrialSpec, ...]
 
 
 def build_plan(
@@ -32,8 +25,8 @@ def build_plan(
     protocol: MeasurementProtocol | None = None,
     seed: int = 0,
     user_workloads: Mapping[str, UserWorkload] = MappingProxyType({}),
-) -> Plan:
-    """Return the product of a grid's parameters as a plan, each configuration once.
+) -> tuple[TrialSpec, ...]:
+    """Return the product of a grid's parameters, each configuration once, in the order in which they run.
 
     A loss scale applies to the precisions that scale their loss by default, so that `--loss-scale dynamic,128` with
     fp32 does not measure fp32 twice. If none of the precisions does, it applies to all: `fp16-true` with a scale of 128
@@ -94,7 +87,7 @@ def build_plan(
                 # Techniques on one GPU are compared with those on several, so all know the largest number.
                 spec = resolve(normalize_for_world_size(techniques, world_size, max(world_sizes)), spec)
                 specs.setdefault(spec.key, spec)
-    return Plan(specs=tuple(specs.values()))
+    return tuple(specs.values())
 
 
 def _parse_step_techniques(text: str) -> tuple[str, ...]:

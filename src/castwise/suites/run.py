@@ -1,13 +1,13 @@
 """One suite from request to records: its data, its trials, its searches for the largest batch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from castwise.errors import MissingDataError, StoreError, UsageError
 from castwise.max_batch.search import BatchGrid, find_limit
-from castwise.orchestrator.cached_measure import CachedMeasure
-from castwise.orchestrator.job import Job, ResumePolicy, build_job
+from castwise.orchestrator.job import Job, build_job
 from castwise.orchestrator.machine import Machine, check_device_name, provide
+from castwise.orchestrator.resume import CachedMeasure, ResumePolicy
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import Listener
 from castwise.records.store import Store, try_to_write
@@ -29,14 +29,13 @@ class SuiteJob:
     suite: Suite
     job: Job
     searches: tuple[tuple[TrialSpec, int], ...]  # what each starts from, and what its batch size is a multiple of
-    _policy: ResumePolicy = field(default_factory=ResumePolicy, repr=False)
 
     def run(self) -> SuiteResult:
         """Measure what is missing and return everything."""
         trials = tuple(self.job.run())
         found = []
         for template, multiple in self.searches:
-            measure = CachedMeasure(self.job.runner, self._policy)
+            measure = CachedMeasure(self.job.runner, self.job.policy)
             found.append(tuple(find_limit(measure, template, BatchGrid(multiple, multiple, multiple))))
         return SuiteResult(self.suite, trials, tuple(found))
 
@@ -79,9 +78,9 @@ def prepare_suite(suite: Suite, options: SuiteOptions, machine: Machine, listene
             raise MissingDataError(
                 f"{missing} Or measure time and memory alone, on random samples of its shape, with --synthetic."
             ) from None
-    policy = ResumePolicy(options.retry, options.again, weights=kept)
-    job = build_job(machine, store, _with_weights(specs, options.weights, machine), policy, listener)
-    return SuiteJob(suite, job, tuple(searches), policy)
+    specs = _with_weights(specs, options.weights, machine)
+    job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener, kept)
+    return SuiteJob(suite, job, tuple(searches))
 
 
 def _with_weights(specs: list[TrialSpec], where: Path | None, machine: Machine) -> list[TrialSpec]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.reuse import is_reusable
+from castwise.orchestrator.resume import is_reusable
 from castwise.orchestrator.rounds import Rounds, StopRule
 from castwise.orchestrator.trial import Listener, UnboundedProgress
 from castwise.records.schema import Trial
@@ -133,9 +133,7 @@ def prepare_tuning(
         timeout_seconds=limit,
     )
     job = prepare(run_options, listener, make_engine, rule=StopRule())
-    specs = [
-        spec for spec in job.plan.specs if request.precisions or find_precision(spec.precision).keeps_float32_weights
-    ]
+    specs = [spec for spec in job.specs if request.precisions or find_precision(spec.precision).keeps_float32_weights]
     start = specs[0]
     if source is not None:
         start = _training_spec(start, *source)
