@@ -85,17 +85,11 @@ _FAILURES: dict[str, tuple[Status, str, str]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with a trial, and when.
+    """What goes wrong with a trial, and when."""
 
-    Attributes:
-        kind: oom, crash, timeout, unsupported or refused; nan or inf (the loss); interrupt (as Ctrl-C would); hang.
-        phase: One of PHASES; empty takes the kind's own.
-        block: The timed block in which it strikes, where the phase is run_block, or before which, where it is lead.
-    """
-
-    kind: str
-    phase: str = ""
-    block: int = 0
+    kind: str  # oom, crash, timeout, unsupported or refused; nan or inf (the loss); interrupt (as Ctrl-C would); hang
+    phase: str = ""  # one of PHASES; empty takes the kind's own
+    block: int = 0  # the timed block or epoch in which it strikes
 
     @property
     def strikes_in(self) -> str:
@@ -213,47 +207,27 @@ def fake_run(
 
 @dataclass
 class FakeEngine:
-    """Starts made-up trials, one at a time, and keeps count of them.
-
-    Attributes:
-        environment: The machine it claims to be.
-        faults: What goes wrong, by precision, technique, spec key, or the session's number ("#1" is the first).
-        data_set: Puts a data set into a folder; None: there is no network.
-        exclusive: Whether two trials must not be open at once: True but for rounds.
-        devices: What `open` accepts besides "auto".
-        models: The models that its zoos have.
-        own: The batch size that users' own models have, None where they do not tell; or why they cannot be run.
-        on_hang: Is called when a trial starts to hang.
-        usable: Of its memory, the share that tensors can come to in a trial that is about memory.
-        load_seconds: What the loader takes for a sample; a training trial waits where its steps take less.
-        gain: How many times as fast a loop is as its precision alone makes it; made up by the test.
-        holds: How many times the memory a loop holds that its precision alone makes it; made up by the test.
-        refuses: Why the model allows no such loop, as its process finds out; None where it does.
-        fixed_bytes: What a loop holds on top of that, whatever its batch.
-        disk_is_full: Whether a trial can write nothing.
-        measured: The specs that were set up, in order.
-        sessions: Every session that was started.
-        checkpoints: The epochs that training trials have done, by spec key; they outlive a session.
-    """
+    """Starts made-up trials, one at a time, and keeps count of them."""
 
     environment: Environment = field(default_factory=fake_environment)
+    # By precision, technique, spec key, or the session's number ("#1" is the first).
     faults: Mapping[str, Fault] = field(default_factory=dict)
-    data_set: Callable[[str, Path], None] | None = None
-    exclusive: bool = True
-    devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")
-    models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")
-    own: int | TrialFailedError | None = 16
-    on_hang: Callable[[], None] = lambda: None
-    usable: float = 0.94
-    load_seconds: float = 0.0
-    gain: Callable[[TrialSpec], float] = lambda _: 1.0
-    holds: Callable[[TrialSpec], float] = lambda _: 1.0
-    refuses: Callable[[TrialSpec], str | None] = lambda _: None
-    fixed_bytes: int = 0
+    data_set: Callable[[str, Path], None] | None = None  # puts a data set into a folder; None: there is no network
+    exclusive: bool = True  # two trials must not be open at once; False for rounds
+    devices: tuple[str, ...] = ("cpu", "cuda", "cuda:0")  # what `open` accepts besides "auto"
+    models: tuple[str, ...] = ("torchvision:alexnet", "timm:vit_tiny")  # of its zoos
+    own: int | TrialFailedError | None = 16  # the batch size of users' own models; or why they cannot be run
+    on_hang: Callable[[], None] = lambda: None  # is called when a trial starts to hang
+    usable: float = 0.94  # the share of memory that tensors can come to in a trial that is about memory
+    load_seconds: float = 0.0  # of the loader, for a sample; a training trial waits if its steps take less
+    gain: Callable[[TrialSpec], float] = lambda _: 1.0  # how much faster a loop is than its precision makes it
+    holds: Callable[[TrialSpec], float] = lambda _: 1.0  # how much more memory it holds than its precision makes it
+    refuses: Callable[[TrialSpec], str | None] = lambda _: None  # why the model allows no such loop
+    fixed_bytes: int = 0  # what a loop holds whatever its batch
     disk_is_full: bool = False
-    measured: list[TrialSpec] = field(default_factory=list)
+    measured: list[TrialSpec] = field(default_factory=list)  # the specs that were set up, in order
     sessions: list["FakeSession"] = field(default_factory=list)
-    checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)
+    checkpoints: dict[str, list[Epoch]] = field(default_factory=dict)  # the epochs done, by spec key
 
     def start(self, timeout_seconds: float, num_processes: int = 1) -> "FakeSession":
         assert timeout_seconds > 0
@@ -381,7 +355,7 @@ class FakeSession:
 
     def run_epoch(self, on_progress: OnProgress | None = None) -> Epoch:
         self._enter("run_epoch", after="resume")
-        if self._reserved_bytes() > (self._engine.environment.gpu_memory_bytes or 2**63):
+        if self._line_bytes() > (self._engine.environment.gpu_memory_bytes or 2**63):
             raise TrialFailedError("oom", "CUDA out of memory. Tried to allocate 1.00 GiB (fake)", log="(fake)")
         if on_progress is not None:
             on_progress(0.5)
@@ -407,7 +381,7 @@ class FakeSession:
     def _samples(self) -> RankSamples:
         on_cpu = self.spec.device == "cpu"
         if self._epochs:
-            reserved = self._reserved_bytes()
+            reserved = self._line_bytes()
             return RankSamples(
                 epochs=tuple(self._epochs),
                 peak_allocated_bytes=reserved - 2**21,
@@ -453,10 +427,6 @@ class FakeSession:
             peak_reserved_bytes=None if on_cpu else min(round(1.2 * line), self._room()),
             memory_parts=parts,
         )
-
-    def _reserved_bytes(self) -> int:
-        of_sample = SAMPLE_BYTES.get(self.spec.workload, OTHER_SAMPLE_BYTES)
-        return FIXED_BYTES + round(of_sample * self.spec.batch_size * memory_of(self.spec.precision))
 
     def close(self) -> None:
         self.closed = True
@@ -509,15 +479,7 @@ def recipe_of(spec: TrialSpec) -> Recipe:
 def fake_epoch(
     spec: TrialSpec, number: int = 0, *, broken: bool = False, load_seconds: float = 0.0, gain: float = 1.0
 ) -> Epoch:
-    """Return an epoch of a made-up training trial; it counts what a real one counts.
-
-    Args:
-        spec: The trial.
-        number: Epochs done before.
-        broken: Whether its loss is no number.
-        load_seconds: What the loader takes for a sample.
-        gain: How many times as fast its loop is as the plain one.
-    """
+    """Return an epoch of a made-up training trial after `number` others; it counts what a real one counts."""
     recipe, step, batch_size = recipe_of(spec), step_seconds(spec) / gain, spec.process_batch_size
     whole = max(1, (recipe.samples_per_epoch or DATA_SET_SAMPLES) // batch_size)
     steps = min(whole, recipe.max_steps or whole)

@@ -1,7 +1,7 @@
-"""Trial processes that misbehave: targets for `ForkserverEngine`, all but one without torch.
+"""Trial processes that misbehave, all but one without torch.
 
-Each speaks the protocol of `worker/server.py` up to the point where it goes wrong. A `functools.partial` over the
-leading parameters is a target.
+Each speaks the protocol of `worker/server.py` up to the call at which it goes wrong. `fail_at(METHOD, FAULT)` is a
+target for `ForkserverEngine`: a fault is a function of the worker's connection and of the path of its log.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -45,9 +46,12 @@ RESULTS: dict[str, Any] = {
     "run_block": BLOCK,
     "resume": Resumed(facts=FACTS, epochs=()),
     "run_epoch": EPOCH,
-    "find_weights": {"resnet18": "/w.pth", "resnet34": None},
     "finish": RankSamples(blocks=(BLOCK,)),
 }
+
+Target = Callable[[Connection, str], None]
+
+_FOR_EVER_SECONDS = 600.0  # longer than any test; a leak ends by itself all the same
 
 
 def returned(method: str, result: object = None) -> bytes:
@@ -61,185 +65,142 @@ def failed(status: str, message: str, refused: bool = False) -> bytes:
     return json.dumps({"event": "failed", "status": status, "message": message, "refused": refused}).encode()
 
 
-_FOR_EVER_SECONDS = 600.0  # longer than any test; a leak ends by itself all the same
-
-
 def behave(connection: Connection, log_path: str) -> None:
-    """Answer every command as a good worker would."""
-    _serve(connection, log_path, None, lambda: None)
+    """Answer every call as a good worker would."""
+    _serve("", behave, connection, log_path)
+
+
+def fail_at(method: str, fault: Target) -> Target:
+    """Return a worker that answers calls until "finish" or the end of the pipe, but at one of them errs first."""
+    return partial(_serve, method, fault)
+
+
+def _serve(fault_at: str, fault: Target, connection: Connection, log_path: str) -> None:
+    entry.init_process(log_path)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    method = ""
+    with contextlib.suppress(EOFError, OSError):
+        while method != "finish":
+            method = json.loads(connection.recv_bytes())["method"]
+            if method == fault_at:
+                fault(connection, log_path)
+            connection.send_bytes(returned(method))
 
 
 def chat(connection: Connection, log_path: str) -> None:
-    """Answer every command, and print in every way there is, in the middle and at the end."""
-
-    def talk() -> None:
-        print("print to stdout", flush=True)
-        print("print to stderr", file=sys.stderr, flush=True)
-        os.write(1, b"write to 1\n")
-        os.write(2, b"write to 2\n")
-        os.system("echo from a shell; echo from a shell >&2")
-
-    _serve(connection, log_path, "set_up", talk)
-    talk()
+    """Print in every way there is."""
+    print("print to stdout", flush=True)
+    print("print to stderr", file=sys.stderr, flush=True)
+    os.write(1, b"write to 1\n")
+    os.write(2, b"write to 2\n")
+    os.system("echo from a shell; echo from a shell >&2")
 
 
 def die_of(number: int, connection: Connection, log_path: str) -> None:
-    """Be ended by a signal while a block runs."""
-    _serve(connection, log_path, "run_block", lambda: os.kill(os.getpid(), number))
+    os.kill(os.getpid(), number)
 
 
-def sleep_at(command: str, connection: Connection, log_path: str) -> None:
-    """Never answer this command."""
-    _serve(connection, log_path, command, lambda: time.sleep(_FOR_EVER_SECONDS))
+def hang(connection: Connection, log_path: str) -> None:
+    time.sleep(_FOR_EVER_SECONDS)
+
+
+def stay_after_failing(connection: Connection, log_path: str) -> None:
+    """Report a failure and stay, whatever becomes of the pipe."""
+    connection.send_bytes(failed("crashed", "RuntimeError: it broke"))
+    time.sleep(_FOR_EVER_SECONDS)
+
+
+def exit_with_traceback(connection: Connection, log_path: str) -> None:
+    """Say on stderr where it went wrong and end with exit code 3."""
+    try:
+        raise ValueError("no such thing")
+    except ValueError:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(3)
+
+
+def exit_silently(connection: Connection, log_path: str) -> None:
+    os._exit(0)
+
+
+def raise_memory_error(connection: Connection, log_path: str) -> None:
+    raise MemoryError("no more of it")
+
+
+def flood_stdout(connection: Connection, log_path: str) -> None:
+    """Print 40 MB without a line break, then a line, then end with exit code 3."""
+    for _ in range(40):
+        os.write(1, b"x" * 2**20)
+    os.write(1, b"\n" + b"y" * 1000 + b"\n")
+    os._exit(3)
+
+
+def report(status: str, message: str, connection: Connection, log_path: str) -> None:
+    """Answer with a failure."""
+    connection.send_bytes(failed(status, message))
+
+
+def send_raw(content: bytes, connection: Connection, log_path: str) -> None:
+    """Write these bytes where the answer should begin, and stay."""
+    os.write(connection.fileno(), content)
+    time.sleep(_FOR_EVER_SECONDS)
+
+
+def hang_up(connection: Connection, log_path: str) -> None:
+    """Close the pipe and go on running."""
+    connection.close()
+    time.sleep(_FOR_EVER_SECONDS)
+
+
+def leave_child_behind(connection: Connection, log_path: str) -> None:
+    """Die while a child of this process holds its end of the pipe; the child ends with the log."""
+    if os.fork() == 0:
+        while os.path.exists(log_path):
+            time.sleep(0.05)
+    os._exit(4)
+
+
+def send_events(events: Sequence[bytes], pause: float, connection: Connection, log_path: str) -> None:
+    """Send these events, a pause before each."""
+    for event in events:
+        time.sleep(pause)
+        connection.send_bytes(event)
+
+
+def send_events_and_hang(events: Sequence[bytes], connection: Connection, log_path: str) -> None:
+    send_events(events, 0.0, connection, log_path)
+    time.sleep(_FOR_EVER_SECONDS)
+
+
+def have_children(connection: Connection, log_path: str) -> None:
+    """Start a process through multiprocessing, as a data loader does, and end it."""
+    child = multiprocessing.get_context("fork").Process(target=os.getpid, daemon=True)
+    child.start()
+    child.join()
+
+
+def leave_a_helper(path: str, last: str, connection: Connection, log_path: str) -> None:
+    """Start a process that outlives this one, write its number to a file, and then "hang" or "die", or go on."""
+    helper = subprocess.Popen(["sleep", str(_FOR_EVER_SECONDS)])
+    with open(path, "w") as file:
+        file.write(str(helper.pid))
+    if last == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if last:
+        time.sleep(_FOR_EVER_SECONDS)
 
 
 def ignore_everything(connection: Connection, log_path: str) -> None:
-    """Read nothing, answer nothing, and survive every signal that can be survived."""
+    """Be a worker that reads nothing, answers nothing, and survives every signal that can be survived."""
     entry.init_process(log_path)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(_FOR_EVER_SECONDS)
 
 
-def stay_after_failing(connection: Connection, log_path: str) -> None:
-    """Report a failure at "set_up" and stay, whatever becomes of the pipe."""
-
-    def fail() -> None:
-        connection.send_bytes(failed("crashed", "RuntimeError: it broke"))
-        time.sleep(_FOR_EVER_SECONDS)
-
-    _serve(connection, log_path, "set_up", fail)
-
-
-def exit_with_real_traceback(connection: Connection, log_path: str) -> None:
-    """Say on stderr where it went wrong and end with exit code 3."""
-
-    def leave() -> None:
-        try:
-            raise ValueError("no such thing")
-        except ValueError:
-            traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(3)
-
-    _serve(connection, log_path, "warm_up", leave)
-
-
-def exit_with_traceback(connection: Connection, log_path: str) -> None:
-    """Say what happened on stderr and end with exit code 3."""
-
-    def leave() -> None:
-        print("Traceback (most recent call last):\n  File ...\nValueError: no such thing", file=sys.stderr, flush=True)
-        os._exit(3)
-
-    _serve(connection, log_path, "warm_up", leave)
-
-
-def exit_silently(connection: Connection, log_path: str) -> None:
-    """End with exit code 0 in the middle of the trial, without a word."""
-    _serve(connection, log_path, "warm_up", lambda: os._exit(0))
-
-
-def raise_memory_error(connection: Connection, log_path: str) -> None:
-    """Let an exception out of the process's main function."""
-
-    def exhaust() -> None:
-        raise MemoryError("no more of it")
-
-    _serve(connection, log_path, "warm_up", exhaust)
-
-
-def flood_stdout(connection: Connection, log_path: str) -> None:
-    """Print 40 MB without a line break, then a line, then end with exit code 3."""
-
-    def flood() -> None:
-        piece = b"x" * 2**20
-        for _ in range(40):
-            os.write(1, piece)
-        os.write(1, b"\n" + b"y" * 1000 + b"\n")
-        os._exit(3)
-
-    _serve(connection, log_path, "warm_up", flood)
-
-
-def report(status: str, message: str, connection: Connection, log_path: str, refused: bool = False) -> None:
-    """Answer "set_up" with a failure."""
-    send(failed(status, message, refused), connection, log_path)
-
-
-def send(message: bytes, connection: Connection, log_path: str) -> None:
-    """Answer "set_up" with this message."""
-    _serve(connection, log_path, "set_up", lambda: connection.send_bytes(message))
-
-
-def send_twice(first: bytes, second: bytes, connection: Connection, log_path: str) -> None:
-    """Answer "set_up" with one message and, before it is asked, "warm_up" with another."""
-
-    def send_both() -> None:
-        connection.send_bytes(first)
-        connection.send_bytes(second)
-
-    _serve(connection, log_path, "set_up", send_both)
-
-
-def send_raw(content: bytes, connection: Connection, log_path: str) -> None:
-    """Write these bytes where the answer to "set_up" should begin, and stay."""
-
-    def write() -> None:
-        os.write(connection.fileno(), content)
-        time.sleep(_FOR_EVER_SECONDS)
-
-    _serve(connection, log_path, "set_up", write)
-
-
-def hang_up(connection: Connection, log_path: str) -> None:
-    """Close the pipe at "set_up" and go on running."""
-
-    def close() -> None:
-        connection.close()
-        time.sleep(_FOR_EVER_SECONDS)
-
-    _serve(connection, log_path, "set_up", close)
-
-
-def leave_child_behind(connection: Connection, log_path: str) -> None:
-    """Die at "set_up" while a child of this process holds its end of the pipe; the child ends with the log."""
-
-    def fork() -> None:
-        if os.fork() == 0:
-            while os.path.exists(log_path):
-                time.sleep(0.05)
-        os._exit(4)
-
-    _serve(connection, log_path, "set_up", fork)
-
-
-def tell(events: Sequence[bytes], pause: float, hang: bool, connection: Connection, log_path: str) -> None:
-    """Send these events at "run_epoch", a pause before each; then answer, or hang."""
-
-    def send_all() -> None:
-        for event in events:
-            time.sleep(pause)
-            connection.send_bytes(event)
-        if hang:
-            time.sleep(_FOR_EVER_SECONDS)
-
-    _serve(connection, log_path, "run_epoch", send_all)
-
-
-def have_children(connection: Connection, log_path: str) -> None:
-    """Start a process through multiprocessing at "set_up", as a data loader does, and end it."""
-
-    def start() -> None:
-        child = multiprocessing.get_context("fork").Process(target=os.getpid, daemon=True)
-        child.start()
-        child.join()
-
-    _serve(connection, log_path, "set_up", start)
-
-
 def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) -> None:
-    """Be one of several ranks that, from "warm_up" on, wait for each other; this rank errs there, by fault.
+    """Be a worker of several that, from "warm_up" on, wait for each other; this rank errs there, by fault.
 
     `die` of a signal, `raise` (an error is told, and the others tell of a lost connection), `hang`.
     """
@@ -258,38 +219,3 @@ def err_in_rank(rank: int, fault: str, connection: Connection, log_path: str) ->
         elif own == rank and fault == "raise":
             connection.send_bytes(failed("oom", "CUDA out of memory"))
         time.sleep(_FOR_EVER_SECONDS)
-
-
-def _serve(connection: Connection, log_path: str, fault_at: str | None, fault: Callable[[], object]) -> None:
-    """Answer commands until "finish" or the end of the pipe; at one of them, the fault comes first."""
-    entry.init_process(log_path)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    method = ""
-    with contextlib.suppress(EOFError, OSError):
-        while method != "finish":
-            method = json.loads(connection.recv_bytes())["method"]
-            if method == fault_at:
-                fault()
-            connection.send_bytes(returned(method))
-
-
-def leave_a_helper(path: str, last: str, connection: Connection, log_path: str) -> None:
-    """Start a process that outlives this one, note its number, and go on until `last`, which never comes to an end.
-
-    Args:
-        path: Gets the number.
-        last: The command that hangs; "" for none; "die" ends this process by a signal at "run_block".
-        connection: The child's end of the pipe.
-        log_path: Takes what is printed.
-    """
-
-    def start() -> None:
-        helper = subprocess.Popen(["sleep", str(_FOR_EVER_SECONDS)])
-        with open(path, "w") as file:
-            file.write(str(helper.pid))
-        if last == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if last:
-            time.sleep(_FOR_EVER_SECONDS)
-
-    _serve(connection, log_path, "run_block", start)

@@ -32,6 +32,24 @@ SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batc
 """
 
 
+SPEAKING = """
+from castwise.orchestrator.trial import NullListener
+
+class Speaking(NullListener):
+    def phase(self, name, done):
+        print(name, flush=True)
+"""
+
+
+def run_trial(target: str, spec: str = "SPEC") -> str:
+    """Return the code, after LIGHT, that runs a trial with a target and prints its phases."""
+    return f"""{SPEAKING}
+from castwise.orchestrator.runner import TrialRunner
+engine = processes.ForkserverEngine(target={target})
+TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([{spec}])
+"""
+
+
 @dataclass
 class Program:
     """A program that uses castwise, with a mark in the environment that all its processes inherit."""

@@ -3,7 +3,9 @@
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_spec, fake_training, step_seconds
@@ -30,11 +32,12 @@ class Engine(FakeEngine):
         return self.sessions[-1]
 
 
-def run_pair(engine: FakeEngine, setup_order: SetupOrder = "together") -> InterleavedResult:
-    specs = [fake_spec("fp32"), fake_spec("bf16-mixed")]
-    return run_interleaved(
-        TrialRunner(engine, None, engine.environment, NullListener()), specs, setup_order=setup_order
-    )
+def run(engine: FakeEngine, specs: Sequence[TrialSpec] = (), **options: Any) -> InterleavedResult:
+    runner = TrialRunner(engine, None, engine.environment, NullListener())
+    try:
+        return run_interleaved(runner, specs or [fake_spec("fp32"), fake_spec("bf16-mixed")], **options)
+    finally:
+        runner.closer.wait()
 
 
 class Slow(FakeSession):
@@ -55,32 +58,9 @@ def test_interrupt_during_parallel_set_up() -> None:
     threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_pair(engine)
+        run(engine)
     assert time.monotonic() - started < LONG_SECONDS / 2
     assert engine.num_open == 0
-
-
-class Timed(FakeSession):
-    """Takes a while to be set up, and says when it was asked for and opened."""
-
-    def __init__(self, engine: FakeEngine, num_processes: int = 1) -> None:
-        super().__init__(engine, num_processes)
-        self.asked = time.perf_counter()
-
-    def open(self, device: str) -> Environment:
-        self.ready_seconds = time.perf_counter() - self.asked
-        return super().open(device)
-
-    def warm_up(self, step_seconds: float | None = None) -> Facts:
-        time.sleep(0.5)
-        return super().warm_up(step_seconds)
-
-
-def test_sequential_set_up_is_timed_apart() -> None:
-    engine = Engine()
-    engine.session = Timed
-    trials = run_pair(engine, "one by one").trials
-    assert all(trial.facts is not None and trial.facts.ready_seconds < 0.25 for trial in trials)
 
 
 class Uneven(FakeSession):
@@ -104,7 +84,7 @@ def run_unevenly(*, restless_baseline: bool = False) -> InterleavedResult:
     engine.restless_baseline = restless_baseline  # type: ignore[attr-defined]
     protocol = MeasurementProtocol(num_blocks=20, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
-    return run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs)
+    return run(engine, specs)
 
 
 class Leisurely(FakeSession):
@@ -118,7 +98,7 @@ class Leisurely(FakeSession):
 def test_duration_of_a_failed_trial() -> None:
     engine = Engine(faults={"bf16-mixed": Fault("crash")})
     engine.session = Leisurely
-    whole, failed = run_pair(engine).trials
+    whole, failed = run(engine).trials
     assert (whole.status, failed.status) == ("ok", "crashed")
     assert failed.duration_seconds < whole.duration_seconds - 0.2
 
@@ -147,7 +127,7 @@ def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
 
     engine.session, engine.seen = Counted, []  # type: ignore[attr-defined]
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
-    run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs, setup_order=setup_order)
+    run(engine, specs, setup_order=setup_order)
     assert engine.seen == order  # type: ignore[attr-defined]
 
 
@@ -168,9 +148,7 @@ def test_first_that_does_not_fit_is_set_up_alone() -> None:
 
     engine.session = Greedy
     specs = [fake_spec(name) for name in ("fp32", "tf32", "bf16-mixed")]
-    runner = TrialRunner(engine, None, engine.environment, NullListener())
-    session = run_interleaved(runner, specs)
-    runner.closer.wait()
+    session = run(engine, specs)
     assert len(engine.sessions) == 6
     assert engine.num_open == 0
     assert session.trials[0].spec.precision == "fp32"
@@ -214,9 +192,7 @@ def test_prior_stats_shorten_warm_up_and_blocks() -> None:
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
     earlier = {specs[0].configuration: PriorStats(0.0001, 0.3), specs[1].configuration: PriorStats(0.02, 0.2)}
-    runner = TrialRunner(engine, None, engine.environment, NullListener())
-    trials = run_interleaved(runner, specs, number=2, earlier=earlier).trials
-    runner.closer.wait()
+    trials = run(engine, specs, number=2, earlier=earlier).trials
     assert told == {"fp32": 0.3, "tf32": 0.2, "bf16-mixed": None}
     first = {trial.spec.precision: trial.ranks[0].blocks[0].num_steps for trial in trials}
     usual = {spec.precision: round(protocol.block_seconds / step_seconds(spec)) for spec in specs}
@@ -227,7 +203,7 @@ def train(engine: FakeEngine, num_turns: int = 4) -> InterleavedResult:
     protocol = MeasurementProtocol(num_blocks=num_turns, min_blocks=2)
     recipe = {"epochs": 9, "skip_epochs": 1}
     specs = [fake_training(name, recipe, protocol=protocol) for name in ("fp32", "bf16-mixed")]
-    return run_interleaved(TrialRunner(engine, None, engine.environment, NullListener()), specs)
+    return run(engine, specs)
 
 
 def test_training_epochs_are_interleaved_without_skipped_ones() -> None:
@@ -271,11 +247,3 @@ def test_lead_in_after_another_configuration_failed() -> None:
     session = run_with_lead_in(engine)
     assert [trial.status for trial in session.trials] == ["ok", "crashed", "ok"]
     assert [len(trial.ranks[0].blocks) for trial in session.trials] == [4, 1, 4]
-
-
-def test_failed_lead_in_of_a_session() -> None:
-    engine = NotingEngine(tf32=Fault("oom", "lead_in"))
-    session = run_with_lead_in(engine)
-    assert [trial.spec.precision for trial in session.trials] == ["fp32", "fp16-true"]
-    assert [trial.status for trial in session.trials] == ["ok", "ok"]
-    assert [spec.precision for spec in session.postponed] == ["tf32"]

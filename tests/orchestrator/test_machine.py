@@ -4,11 +4,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, Fault, fake_environment
+from fake_engine import FakeEngine, Fault
 
-from castwise.errors import DataError, EngineError, MissingDataError, UsageError
+from castwise.errors import DataError, EngineError, UsageError
 from castwise.orchestrator import machine as machine_module
-from castwise.orchestrator.machine import check_device_name, choose_device, detect_machine, find_commit, provide
+from castwise.orchestrator.machine import check_device_name, choose_device, find_commit, provide
 from castwise.registry.datasets import MNIST
 
 
@@ -27,17 +27,6 @@ def test_failing_probe_is_an_engine_error(device: str | None) -> None:
     assert engine.num_open == 0
 
 
-@pytest.mark.parametrize(
-    ("asked", "capability", "device"),
-    [(None, (9, 0), "cuda:0"), ("cuda", (9, 0), "cuda:0"), ("cuda:1", (9, 0), "cuda:1"), (None, None, "cpu")],
-)
-def test_machine_device(asked: str | None, capability: tuple[int, int] | None, device: str, tmp_path: Path) -> None:
-    engine = FakeEngine(environment=fake_environment(capability), devices=("cuda", "cuda:1"))
-    bench = detect_machine(asked, tmp_path, lambda data_dir, commit: engine)
-    assert (bench.device, bench.data_dir, bench.environment) == (device, tmp_path, engine.environment)
-    assert engine.num_open == 0
-
-
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", "cuda:1000"])
 def test_impossible_device_name(name: str) -> None:
     with pytest.raises(UsageError, match="Write cpu, cuda or cuda:N"):
@@ -51,13 +40,6 @@ def test_present_data_needs_no_process(tmp_path: Path, monkeypatch: pytest.Monke
     assert engine.sessions == []
 
 
-def test_failed_download(tmp_path: Path) -> None:
-    engine = FakeEngine()
-    with pytest.raises(MissingDataError, match=r"Downloading it failed too: URLError: no network \(fake\)"):
-        provide(engine, MNIST, tmp_path)
-    assert engine.num_open == 0
-
-
 def test_download_is_verified(tmp_path: Path) -> None:
     def download(name: str, folder: Path) -> None:
         for file in MNIST.files:
@@ -69,7 +51,7 @@ def test_download_is_verified(tmp_path: Path) -> None:
 
 def test_a_changed_checkout_has_a_plus_behind_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(machine_module.COMMIT_VARIABLE, raising=False)
-    here = tmp_path / "src" / "castwise" / "sweep" / "bench.py"
+    here = tmp_path / "src" / "castwise" / "orchestrator" / "machine.py"
     here.parent.mkdir(parents=True)
     here.write_text("")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@x"]

@@ -16,8 +16,19 @@ from pathlib import Path
 
 import faulty_worker
 import pytest
-from faulty_worker import BLOCK, ENVIRONMENT, FACTS
-from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
+from faulty_worker import (
+    BLOCK,
+    FACTS,
+    die_of,
+    exit_silently,
+    exit_with_traceback,
+    fail_at,
+    hang_up,
+    leave_child_behind,
+    raise_memory_error,
+    report,
+)
+from programs import LIGHT, PATIENCE_SECONDS, SPEAKING, Program, run_trial, wait_until
 
 from castwise.errors import EngineError
 from castwise.orchestrator import processes
@@ -126,15 +137,6 @@ def test_a_device_that_is_not_there(start: Start) -> None:
         assert "Traceback" in caught.value.log
 
 
-def test_answers_come_back_as_documents(start: Start) -> None:
-    session = start()
-    assert session.open("cpu") == ENVIRONMENT
-    session.set_up(SPEC)
-    assert session.warm_up() == FACTS
-    assert session.run_block() == BLOCK
-    assert session.finish() == (RankSamples(blocks=(BLOCK,)),)
-
-
 def test_several_sessions_at_once(start: Start) -> None:
     first, second = start(), start()
     first.open("cpu")
@@ -145,50 +147,38 @@ def test_several_sessions_at_once(start: Start) -> None:
 
 
 def test_a_trial_may_have_processes_of_its_own(start: Start) -> None:
-    assert drive(start(faulty_worker.have_children)).blocks == (BLOCK,)
+    assert drive(start(fail_at("set_up", faulty_worker.have_children))).blocks == (BLOCK,)
 
 
 # Each way to fail
 
 
 @pytest.mark.parametrize(
-    ("target", "status", "message"),
+    ("method", "fault", "status", "message"),
     [
-        (partial(faulty_worker.die_of, signal.SIGSEGV), "crashed", "the process was ended by SIGSEGV"),
-        (partial(faulty_worker.die_of, signal.SIGTERM), "crashed", "the process was ended by SIGTERM"),
+        ("run_block", partial(die_of, signal.SIGSEGV), "crashed", "the process was ended by SIGSEGV"),
         (
-            partial(faulty_worker.die_of, signal.SIGKILL),
+            "run_block",
+            partial(die_of, signal.SIGKILL),
             "crashed",
             "the process was ended by SIGKILL: the host may be out of memory",
         ),
-        (partial(faulty_worker.die_of, signal.SIGRTMIN + 1), "crashed", "the process was ended by signal 35"),
-        (
-            faulty_worker.exit_with_traceback,
-            "crashed",
-            "the process ended with exit code 3 (ValueError: no such thing)",
-        ),
-        (faulty_worker.exit_silently, "crashed", "the process ended with exit code 0"),
-        (
-            faulty_worker.raise_memory_error,
-            "crashed",
-            "the process ended with exit code 1 (MemoryError: no more of it)",
-        ),
-        (faulty_worker.leave_child_behind, "crashed", "the process ended with exit code 4"),
-        (
-            partial(faulty_worker.report, "oom", "CUDA out of memory. Tried to allocate 1.00 GiB"),
-            "oom",
-            "CUDA out of memory. Tried to allocate 1.00 GiB",
-        ),
-        (faulty_worker.hang_up, "crashed", "the process broke off the conversation but did not end"),
+        ("run_block", partial(die_of, signal.SIGRTMIN + 1), "crashed", "the process was ended by signal 35"),
+        ("warm_up", exit_with_traceback, "crashed", "the process ended with exit code 3 (ValueError: no such thing)"),
+        ("warm_up", exit_silently, "crashed", "the process ended with exit code 0"),
+        ("warm_up", raise_memory_error, "crashed", "the process ended with exit code 1 (MemoryError: no more of it)"),
+        ("set_up", leave_child_behind, "crashed", "the process ended with exit code 4"),
+        ("set_up", partial(report, "oom", "CUDA out of memory"), "oom", "CUDA out of memory"),
+        ("set_up", hang_up, "crashed", "the process broke off the conversation but did not end"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_how_a_process_can_fail(
-    target: Target, status: str, message: str, start: Start, monkeypatch: pytest.MonkeyPatch
+    method: str, fault: Target, status: str, message: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if target is faulty_worker.hang_up:
+    if fault is hang_up:
         monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
-    failure = failure_of(start(target))
+    failure = failure_of(start(fail_at(method, fault)))
     assert (failure.status, failure.message) == (status, message)
 
 
@@ -203,22 +193,19 @@ def test_how_a_process_can_fail(
 def test_garbage_on_the_pipe(content: bytes, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
     monkeypatch.setattr(processes, "_STALL_SECONDS", 1)
-    failure = failure_of(start(partial(faulty_worker.send_raw, content)))
+    failure = failure_of(start(fail_at("set_up", partial(faulty_worker.send_raw, content))))
     assert (failure.status, failure.message) == (
         "crashed",
         "the process broke off the conversation but did not end",
     )
 
 
-@pytest.mark.parametrize("method", ["set_up", "warm_up", "run_block", "finish"])
-def test_a_phase_that_takes_too_long(method: str, start: Start) -> None:
-    failure = failure_of(start(partial(faulty_worker.sleep_at, method)), hurry_at=method)
-    phase = method.replace("_", " ")
-    assert (failure.status, failure.message) == ("timeout", f"'{phase}' took longer than 0.25 s")
-
-
 def progress(done: float) -> bytes:
     return json.dumps({"event": "progress", "done": done}).encode()
+
+
+def telling(events: list[bytes], pause: float) -> Target:
+    return fail_at("run_epoch", partial(faulty_worker.send_events, events, pause))
 
 
 def in_epoch(session: RpcSession) -> RpcSession:
@@ -231,38 +218,26 @@ def in_epoch(session: RpcSession) -> RpcSession:
 
 def test_progress_comes_before_the_answer_and_in_order(start: Start) -> None:
     told: list[float] = []
-    session = in_epoch(start(partial(faulty_worker.tell, [progress(share) for share in (0.25, 0.5, 1)], 0.0, False)))
+    session = in_epoch(start(telling([progress(share) for share in (0.25, 0.5, 1)], 0.0)))
     assert session.run_epoch(told.append) == faulty_worker.EPOCH
     assert told == [0.25, 0.5, 1.0]
     assert session.run_epoch() == faulty_worker.EPOCH, "nobody need listen"
 
 
 def test_progress_restarts_the_time_limit(start: Start) -> None:
-    session = in_epoch(start(partial(faulty_worker.tell, [progress(0.5)] * 4, 0.4, False)))
+    session = in_epoch(start(telling([progress(0.5)] * 4, 0.4)))
     session.timeout_seconds = 1.0
     assert session.run_epoch() == faulty_worker.EPOCH, "it takes longer than the limit in all"
 
 
 def test_timeout_without_progress(start: Start) -> None:
     told: list[float] = []
-    session = in_epoch(start(partial(faulty_worker.tell, [progress(0.5)] * 2, 0.0, True)))
+    session = in_epoch(start(fail_at("run_epoch", partial(faulty_worker.send_events_and_hang, [progress(0.5)] * 2))))
     session.timeout_seconds = 1.0
     with pytest.raises(TrialFailedError) as caught:
         session.run_epoch(told.append)
     assert (caught.value.status, caught.value.message) == ("timeout", "'run epoch' gave no sign of life for 1 s")
     assert told == [0.5, 0.5]
-
-
-def test_a_failure_after_progress_is_that_failure(start: Start) -> None:
-    events = [progress(0.5), faulty_worker.failed("oom", "full")]
-    session = in_epoch(start(partial(faulty_worker.tell, events, 0.0, False)))
-    with pytest.raises(TrialFailedError) as caught:
-        session.run_epoch()
-    assert (caught.value.status, caught.value.message) == ("oom", "full")
-
-
-def test_weights_are_files_by_model(start: Start, tmp_path: Path) -> None:
-    assert start().find_weights(["resnet18", "resnet34"], tmp_path) == {"resnet18": "/w.pth", "resnet34": None}
 
 
 def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +247,7 @@ def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytes
 
 
 def test_the_other_phases_have_the_protocol_s_limit(logs: Path) -> None:
-    session = ForkserverEngine(target=partial(faulty_worker.sleep_at, "set_up")).start(0.3)
+    session = ForkserverEngine(target=fail_at("set_up", faulty_worker.hang)).start(0.3)
     try:
         session.open("cpu")
         with pytest.raises(TrialFailedError, match=r"'set up' took longer than 0\.3 s"):
@@ -283,28 +258,18 @@ def test_the_other_phases_have_the_protocol_s_limit(logs: Path) -> None:
 
 def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
-    session = start(faulty_worker.stay_after_failing)
+    session = start(fail_at("set_up", faulty_worker.stay_after_failing))
     failure = failure_of(session)
     assert (failure.status, failure.message) == ("crashed", "RuntimeError: it broke")
     assert session.processes[0].exit_code == -signal.SIGKILL
 
 
-def test_refusal(start: Start) -> None:
-    assert failure_of(start(partial(faulty_worker.report, "unsupported", "No.", refused=True))).refused
-    assert not failure_of(start(partial(faulty_worker.report, "unsupported", "No."))).refused
-
-
 def test_of_a_flood_the_end_is_kept(start: Start) -> None:
-    failure = failure_of(start(faulty_worker.flood_stdout))
+    failure = failure_of(start(fail_at("warm_up", faulty_worker.flood_stdout)))
     assert failure.status == "crashed"
     assert failure.message == f"the process ended with exit code 3 ({'y' * 199}…)"
     assert len(failure.log) == 4000
     assert failure.log.endswith("x\n" + "y" * 1000 + "\n")
-
-
-def test_what_a_failed_process_printed_is_kept(start: Start) -> None:
-    log = failure_of(start(faulty_worker.exit_with_traceback)).log
-    assert log == "Traceback (most recent call last):\n  File ...\nValueError: no such thing\n"
 
 
 def test_a_session_after_its_end_is_a_failed_trial(start: Start) -> None:
@@ -345,17 +310,8 @@ def test_background_closer(start: Start, logs: Path) -> None:
     assert session.processes[0].exit_code is not None
 
 
-def test_closing_after_a_crash(start: Start, logs: Path) -> None:
-    session = start(partial(faulty_worker.die_of, signal.SIGKILL))
-    with contextlib.suppress(TrialFailedError):
-        drive(session)
-    session.close()
-    session.close()
-    assert not list(logs.iterdir())
-
-
 def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
-    session = start(partial(faulty_worker.sleep_at, "set_up"))
+    session = start(fail_at("set_up", faulty_worker.hang))
     session.open("cpu")
 
     def interrupt(*_: object, **__: object) -> None:
@@ -440,7 +396,7 @@ def test_the_caller_s_program_runs_once(way: str, program: Program) -> None:
 
 
 def test_what_a_worker_prints_reaches_neither_stdout_nor_stderr(program: Program) -> None:
-    process = program.start_script(LIGHT + ONE_TRIAL.replace("TARGET", "chat"))
+    process = program.start_script(LIGHT + ONE_TRIAL.replace("TARGET", 'fail_at("set_up", faulty_worker.chat)'))
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (out, err, process.returncode) == ("top\nFake CPU\nbottom\n", "", 0)
 
@@ -456,15 +412,11 @@ sys.stdin.readline()
 
 from castwise.spec.options import RunOptions
 from castwise.orchestrator.job import prepare
-from castwise.orchestrator.trial import NullListener
-
-class Speaking(NullListener):
-    def phase(self, name, done):
-        print(name, flush=True)
-
+SPEAKING
 grid = {"workloads": ("mnist-cnn",), "precisions": ("fp32",), "batch_sizes": (8,)}
 prepare(RunOptions(**grid, device="cpu", seconds=3600.0), Speaking()).run()
-"""
+""".replace("SPEAKING", SPEAKING)
+HANGING = run_trial('faulty_worker.fail_at("run_block", faulty_worker.hang)')
 
 
 def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
@@ -485,19 +437,6 @@ def test_unguarded_script_and_its_sudden_end(program: Program) -> None:
     process.kill()
     wait_until(lambda: not program.alive(), "the end of every process")
     assert process.stdout.read() == ""
-
-
-HANGING = """\
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
-
-class Speaking(NullListener):
-    def phase(self, name, done):
-        print(name, flush=True)
-
-engine = processes.ForkserverEngine(target=partial(faulty_worker.sleep_at, "run_block"))
-TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
-"""
 
 
 @pytest.mark.parametrize(
@@ -561,7 +500,7 @@ def test_a_server_that_dies_of_its_imports(program: Program) -> None:
 
 
 def test_a_log_names_files_from_their_package_on(start: Start) -> None:
-    log = failure_of(start(faulty_worker.exit_with_real_traceback)).log
+    log = failure_of(start(fail_at("warm_up", exit_with_traceback))).log
     assert 'File "faulty_worker.py", line' in log
     assert str(Path(faulty_worker.__file__).parent) not in log
 
@@ -572,7 +511,7 @@ def test_a_log_names_files_from_their_package_on(start: Start) -> None:
 @pytest.mark.parametrize("last", ["", "hang", "die"])
 def test_processes_started_by_the_users_code_end(last: str, logs: Path, tmp_path: Path) -> None:
     note = tmp_path / "helper"
-    target = partial(faulty_worker.leave_a_helper, str(note), last)
+    target = fail_at("run_block", partial(faulty_worker.leave_a_helper, str(note), last))
     session = ForkserverEngine(target=target).start(PATIENCE_SECONDS)
     with contextlib.suppress(TrialFailedError):
         drive(session, hurry_at="run_block" if last == "hang" else "")

@@ -1,4 +1,4 @@
-"""Rounds of session_ids on the fake engine: who takes turns with whom, when it ends, what becomes of the unlucky."""
+"""Rounds on the fake engine: what is interleaved, when it ends, what follows a failure."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
-from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, prior_stats_of
+from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, group_by_memory, prior_stats_of
 from castwise.orchestrator.runner import TrialRunner
 from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import NullListener
@@ -199,32 +199,11 @@ def test_rounds_go_on_until_the_interval_is_narrow() -> None:
     assert len(of(wide, "fp32")) > len(of(narrow, "fp32")) == 3
 
 
-def test_rounds_end_when_they_are_spent() -> None:
-    compared = compare(engine(process_noise=0.1), max_rounds=5)
-    assert compared.ending == "rounds"
-    assert len(of(compared, "fp32")) == 5
-
-
 def test_configuration_with_a_narrow_ratio_stops() -> None:
-    class Uneven(Noisy):
-        pass
-
-    made = Uneven()
-    original = NoisySession.run_block
-
-    def uneven(self: NoisySession, length: int = 1) -> Block:
-        block = original(self, length)
-        if self.spec.precision != "fp16-mixed":
-            return block
-        effect = 1 + 0.02 * (len(self.noisy.sessions) // 3 % 3 - 1)
-        self._blocks[-1] = block.model_copy(update={"seconds": block.seconds * effect})
-        return self._blocks[-1]
-
-    NoisySession.run_block = uneven  # type: ignore[method-assign]
-    try:
-        compared = compare(made, max_rounds=6)
-    finally:
-        NoisySession.run_block = original  # type: ignore[method-assign]
+    made = engine()
+    unsteady = {"fp16-mixed": 0.02}
+    made.gain = lambda spec: 1 + unsteady.get(spec.precision, 0.0) * (len(made.sessions) // 3 % 3 - 1)
+    compared = compare(made, max_rounds=6)
     assert len(of(compared, "bf16-mixed")) == 3
     assert len(of(compared, "fp16-mixed")) == len(of(compared, "fp32")) == 6
 
@@ -365,13 +344,29 @@ def test_free_repeat_numbers_are_used() -> None:
     ],
 )
 def test_remark_on_the_ending(noise: float, rule: dict[str, object], words: str) -> None:
+    lines: list[str] = []
+
     class Notes(NullListener):
-        lines: list[str] = []  # noqa: RUF012
-
         def remark(self, line: str) -> None:
-            self.lines.append(line)
+            lines.append(line)
 
-    made, notes = engine(process_noise=noise), Notes()
-    notes.lines = []
-    Rounds(TrialRunner(made, None, made.environment, notes), cells(), StopRule(**rule)).run()  # type: ignore[arg-type]
-    assert notes.lines == [f"resnet50 batch 256: {words}"]
+    made = engine(process_noise=noise)
+    Rounds(TrialRunner(made, None, made.environment, Notes()), cells(), StopRule(**rule)).run()  # type: ignore[arg-type]
+    assert lines == [f"resnet50 batch 256: {words}"]
+
+
+@pytest.mark.parametrize(
+    ("usable", "groups"),
+    [
+        (20.0, ["fp32 a b c d"]),
+        (8.0, ["fp32 a b", "fp32 c", "fp32 d"]),
+        (5.0, ["fp32 a", "fp32 b", "c", "fp32 d"]),
+    ],
+)
+def test_sessions_fit_into_memory(usable: float, groups: list[str]) -> None:
+    """The baseline needs 2; what does not fit next to it is measured alone."""
+    needed = {"fp32": 2.0, "a": 3.0, "b": 3.0, "c": 4.0, "d": 3.0}
+    baseline, *others = (fake_spec(workload=name) for name in needed)
+    bytes_of = {spec.key: needed[spec.workload] for spec in (baseline, *others)}
+    found = group_by_memory([baseline], others, bytes_of, usable)
+    assert [" ".join(spec.workload for spec in group) for group in found] == groups

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import faulty_worker
 import pytest
 from faulty_worker import BLOCK, ENVIRONMENT, EPOCH, FACTS, failed, returned
-from programs import LIGHT, PATIENCE_SECONDS, Program, wait_until
+from programs import LIGHT, PATIENCE_SECONDS, Program, run_trial, wait_until
 
-from castwise.orchestrator import processes
 from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
 from castwise.orchestrator.session import ProcessGoneError, TrialFailedError
 from castwise.records.schema import RankSamples
@@ -157,27 +155,6 @@ def test_progress_of_rank_0_is_reported() -> None:
     made.session.close()
 
 
-def test_progress_of_any_rank_restarts_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, now = Ranks(timeout_seconds=10.0), [0.0]
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    waits: list[float] = []
-
-    def wait(ends: list[Any], timeout: float) -> list[Any]:
-        """Let four seconds pass before each event; rank 1's progress comes after rank 0's answer."""
-        waits.append(timeout)
-        now[0] += 4
-        rank, event = [(0, returned("run_epoch")), (1, PROGRESS), (1, returned("run_epoch"))][len(waits) - 1]
-        made.processes[rank].come(event)
-        return [end for end in ends if end.poll()]
-
-    monkeypatch.setattr(processes, "wait", wait)
-    for process in made.processes:
-        process.events["run_epoch"] = []
-    assert made.session.run_epoch() == EPOCH
-    assert waits == [10.0, 6.0, 10.0]
-    made.session.close()
-
-
 @pytest.mark.parametrize(("silent", "who"), [([1], "rank 1"), ([0, 1], "ranks 0, 1")])
 def test_ranks_that_do_not_answer_are_named(silent: list[int], who: str) -> None:
     made = Ranks(timeout_seconds=0.05)
@@ -301,18 +278,9 @@ def test_ranks_that_hang(logs: Path) -> None:
     assert (failure.status, failure.message) == ("timeout", "ranks 0, 1: 'warm up' took longer than 2 s")
 
 
-HANGING = """\
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
-
-class Speaking(NullListener):
-    def phase(self, name, done):
-        print(name, flush=True)
-
-SPEC = SPEC.model_copy(update={"world_size": 2, "parallelism": "ddp"})
-engine = processes.ForkserverEngine(target=partial(faulty_worker.err_in_rank, 1, "hang"))
-TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
-"""
+HANGING = run_trial(
+    'partial(faulty_worker.err_in_rank, 1, "hang")', 'SPEC.model_copy(update={"world_size": 2, "parallelism": "ddp"})'
+)
 
 
 @pytest.mark.parametrize(

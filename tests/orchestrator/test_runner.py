@@ -6,9 +6,8 @@ from fake_engine import PHASES, FakeEngine, Fault, fake_environment, fake_spec, 
 from noting import NotingEngine
 
 from castwise.analysis.steady_metrics import final_loss
-from castwise.errors import EngineError, StoreError
+from castwise.errors import StoreError
 from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.session import TrialFailedError
 from castwise.orchestrator.trial import Listener, NullListener, status_of, unsupported_reason
 from castwise.records.schema import Block, RankSamples, Trial
 from castwise.records.store import Store, load_folder
@@ -17,7 +16,6 @@ from castwise.spec.recipe import Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 
 SPECS = tuple(fake_spec(row.name) for row in PRECISIONS)
-OTHERS = tuple(spec for spec in SPECS if spec.precision != "bf16-mixed")
 
 # How each fault ends: the record's status, and a word of its message.
 ENDS = [
@@ -32,7 +30,6 @@ ENDS = [
     (Fault("nan"), "diverged", "the loss was nan"),
     (Fault("inf", block=3), "diverged", "the loss was inf"),
 ]
-each_end = pytest.mark.parametrize(("fault", "status", "word"), ENDS, ids=lambda value: str(value)[:40])
 
 
 class Diary:
@@ -81,54 +78,26 @@ def test_trial_contents() -> None:
     assert trial.started_at.endswith("+00:00")
 
 
-@each_end
+@pytest.mark.parametrize(("fault", "status", "word"), ENDS, ids=lambda value: str(value)[:40])
 def test_every_outcome_is_a_record_and_the_run_goes_on(fault: Fault, status: str, word: str, tmp_path: Path) -> None:
     engine, store = FakeEngine(faults={"bf16-mixed": fault}), Store(tmp_path)
     trials = runner(engine, store).run(SPECS)
     ends = {trial.spec.precision: trial for trial in trials}
-    assert ends["bf16-mixed"].status == status
-    assert word in ends["bf16-mixed"].message
-    assert "\n" not in ends["bf16-mixed"].message
-    assert [ends[spec.precision].status for spec in OTHERS] == ["ok"] * len(OTHERS)
+    failed = ends.pop("bf16-mixed")
+    assert failed.status == status
+    assert word in failed.message
+    assert "\n" not in failed.message
+    assert failed.environment == engine.environment
+    assert bool(failed.log) == (status != "diverged")
+    # What was timed before the fault is kept.
+    assert (failed.facts is not None) == (fault.strikes_in in ("run_block", "finish") or status == "diverged")
+    if fault.strikes_in == "run_block" and status != "diverged":
+        assert len(failed.ranks[0].blocks if failed.ranks else ()) == fault.block
+    assert {trial.status for trial in ends.values()} == {"ok"}
     assert engine.num_open == 0
     recorded, problems = store.load(engine.environment)
     assert problems == []
     assert {key: repr(trial) for key, trial in recorded.items()} == {t.spec.key: repr(t) for t in trials}
-
-
-@each_end
-def test_failed_trial_keeps_log_and_environment(fault: Fault, status: str, word: str) -> None:
-    engine = FakeEngine(faults={"fp32": fault})
-    (trial,) = runner(engine).run([fake_spec()])
-    assert trial.environment == engine.environment
-    assert bool(trial.log) == (status != "diverged")
-    # What was timed before the fault is not thrown away.
-    timed = fault.strikes_in in ("run_block", "finish") or status == "diverged"
-    assert (trial.facts is not None) == timed
-    blocks = trial.ranks[0].blocks if trial.ranks else ()
-    assert len(blocks) == (fault.block if fault.strikes_in == "run_block" and status != "diverged" else len(blocks))
-
-
-def test_several_failures() -> None:
-    faults = {"fp32": Fault("crash"), "tf32": Fault("timeout"), "bf16-mixed": Fault("oom"), "fp16-true": Fault("nan")}
-    engine = FakeEngine(faults=faults)
-    statuses = {trial.spec.precision: trial.status for trial in runner(engine).run(SPECS)}
-    assert statuses == {
-        "fp32": "crashed",
-        "tf32": "timeout",
-        "fp16-mixed": "ok",
-        "bf16-mixed": "oom",
-        "fp16-master": "ok",
-        "bf16-master": "ok",
-        "fp16-true": "diverged",
-        "bf16-true": "ok",
-    }
-
-
-def test_failure_of_one_batch_size() -> None:
-    small, large = fake_spec(batch_size=1), fake_spec(batch_size=4096)
-    trials = runner(FakeEngine(faults={large.key: Fault("oom")})).run([small, large])
-    assert [trial.status for trial in trials] == ["ok", "oom"]
 
 
 def test_process_that_dies_on_open_is_a_record(tmp_path: Path) -> None:
@@ -139,7 +108,7 @@ def test_process_that_dies_on_open_is_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("number", [1, 4, 7])
+@pytest.mark.parametrize("number", [1, 7])
 def test_interrupt_keeps_records_and_leaves_no_process(phase: str, number: int, tmp_path: Path) -> None:
     engine, store = FakeEngine(faults={f"#{number}": Fault("interrupt", phase)}), Store(tmp_path)
     with pytest.raises(KeyboardInterrupt):
@@ -151,25 +120,6 @@ def test_interrupt_keeps_records_and_leaves_no_process(phase: str, number: int, 
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_record_is_saved_before_the_next_trial(tmp_path: Path) -> None:
-    engine, store, seen = FakeEngine(), Store(tmp_path), list[int]()
-    start = engine.start
-
-    def counting(timeout_seconds: float, num_processes: int) -> object:
-        seen.append(len(load_folder(tmp_path)[0]))
-        return start(timeout_seconds, num_processes)
-
-    engine.start = counting  # type: ignore[method-assign, assignment]
-    runner(engine, store).run(SPECS)
-    assert seen == list(range(len(SPECS)))
-
-
-def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    runner(FakeEngine()).run(SPECS)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_failing_store_leaves_no_process(tmp_path: Path) -> None:
     engine, store = FakeEngine(), Store(tmp_path)
     store.machine_folder(engine.environment).write_text("in the way")
@@ -177,17 +127,6 @@ def test_failing_store_leaves_no_process(tmp_path: Path) -> None:
         runner(engine, store).run(SPECS)
     assert len(engine.sessions) == 1
     assert engine.num_open == 0
-
-
-def test_failing_engine_ends_the_run() -> None:
-    engine = FakeEngine()
-
-    def refuse(timeout_seconds: float, num_processes: int) -> object:
-        raise EngineError("no process (fake)")
-
-    engine.start = refuse  # type: ignore[method-assign, assignment]
-    with pytest.raises(EngineError):
-        runner(engine).run(SPECS)
 
 
 def test_listener_receives_phases_in_order() -> None:
@@ -199,12 +138,7 @@ def test_listener_receives_phases_in_order() -> None:
     assert second == ["started", "starting", "setting up", "ended"]
     assert [value for name, value in diary.entries if name == "started"] == [("fp32", 1, 2), ("tf32", 2, 2)]
     assert [value for name, value in diary.entries if name == "ended"] == ["ok", "oom"]
-
-
-def test_progress_is_monotonic() -> None:
-    diary = Diary()
-    runner(FakeEngine(), listener=diary).run([fake_spec()])
-    done = [value for name, value in diary.entries if name not in ("started", "ended")]
+    done = [value for name, value in diary.entries[: len(first)] if name not in ("started", "ended")]
     assert done == sorted(done)  # type: ignore[type-var]
     assert 0 <= done[0] <= done[-1] <= 1  # type: ignore[operator]
 
@@ -215,9 +149,7 @@ def test_progress_is_monotonic() -> None:
         (MeasurementProtocol(num_blocks=7, block_seconds=0.001, max_seconds=1e6), 7),
         # Steps of 26.6 ms: timing ends after the block in which more than 0.1 s have passed.
         (MeasurementProtocol(num_blocks=20, block_seconds=0.001, max_seconds=0.1), 4),
-        (MeasurementProtocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=3), 3),
         (MeasurementProtocol(num_blocks=20, block_seconds=0.001, max_seconds=1e-9, min_blocks=1), 1),
-        (MeasurementProtocol(num_blocks=1, min_blocks=1), 1),
     ],
 )
 def test_number_of_blocks(protocol: MeasurementProtocol, num_blocks: int) -> None:
@@ -239,11 +171,7 @@ def test_non_finite_last_loss_diverged(loss: float) -> None:
     trial = judged(1.0, loss)
     assert trial.status == "diverged"
     assert trial.message == f"the loss was {loss} 20 steps after warm-up; times were taken on such numbers"
-
-
-def test_loss_that_recovered_is_ok() -> None:
-    trial = judged(math.nan, 1.0)
-    assert (trial.status, trial.message) == ("ok", "")
+    assert judged(loss, 1.0).status == "ok"
 
 
 @pytest.mark.parametrize(("name", "told"), [("dynamic", True), ("dynamic-apex", True), ("128", False)])
@@ -293,19 +221,6 @@ def test_fake_session_checks_the_order_of_calls() -> None:
     session.close()
     with pytest.raises(AssertionError, match="open after close"):
         session.open("auto")
-
-
-def test_fake_engine_is_exclusive() -> None:
-    engine = FakeEngine()
-    engine.start(1.0)
-    with pytest.raises(AssertionError, match="share the machine"):
-        engine.start(1.0)
-
-
-def test_a_failure_carries_what_the_record_needs() -> None:
-    failure = TrialFailedError("oom", "no memory", "log")
-    assert (failure.status, failure.message, failure.log, failure.refused) == ("oom", "no memory", "log", False)
-    assert str(failure) == "no memory"
 
 
 def test_environment_of_the_trials_process_counts() -> None:

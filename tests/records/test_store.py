@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import gc
 import json
@@ -13,7 +14,7 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.errors import StoreError
 from castwise.records.collector import gc_disabled
-from castwise.records.schema import SCHEMA_VERSION, Trial
+from castwise.records.schema import SCHEMA_VERSION
 from castwise.records.store import KEPT, Store, free_name, load_folder, slug
 
 RECORD = fake_trial().model_dump_json()
@@ -54,7 +55,8 @@ def test_a_record_comes_back_as_it_was_saved(store: Store) -> None:
     trials, problems = store.load(trial.environment)
     assert problems == []
     assert repr(trials) == repr({trial.spec.key: trial})
-    assert Trial.model_validate_json(path.read_bytes()).spec == trial.spec
+    assert json.loads(path.read_bytes())["schema_version"] == SCHEMA_VERSION == 1
+    assert [str(store.folder / name) for name in tree(store.folder)] == [str(path)]
 
 
 def test_a_store_leaves_no_folder_before_its_first_record(tmp_path: Path) -> None:
@@ -76,11 +78,6 @@ def test_a_name_stays_short_and_inside_the_folder(store: Store) -> None:
     path = store.save(fake_trial(fake_spec(workload="../../" + "x" * 500), environment=fake_environment(gpu="../..")))
     assert store.folder in path.parents
     assert len(path.name) < 120
-
-
-def test_nothing_but_the_record_is_left_in_the_folder(store: Store) -> None:
-    path = store.save(fake_trial())
-    assert [str(store.folder / name) for name in tree(store.folder)] == [str(path)]
 
 
 def test_others_may_read_a_record_as_far_as_the_user_lets_them(store: Store) -> None:
@@ -166,14 +163,6 @@ def test_other_files_are_none_of_its_business(store: Store) -> None:
     assert store.load(trial.environment)[1] == []
 
 
-def test_another_machines_records_are_not_this_ones(store: Store) -> None:
-    here, there = fake_environment(), fake_environment(host="another-host")
-    assert here.fingerprint != there.fingerprint
-    store.save(fake_trial(environment=there))
-    assert store.load(here) == ({}, [])
-    assert len(store.load(there)[0]) == 1
-
-
 def test_another_machines_record_is_not_taken_even_where_it_was_copied_into_the_folder(store: Store) -> None:
     here, there = fake_environment(), fake_environment(host="another-host")
     mine = store.save(fake_trial(fake_spec("fp32"), environment=here))
@@ -190,13 +179,6 @@ def test_loading_an_absent_folder_finds_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(unwritable: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot be written to '.*a-file/results': Not a directory\. Name another"):
         Store(unwritable)
-
-
-def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "results").write_text("in the way")
-    with pytest.raises(StoreError, match="cannot be written"):
-        Store(tmp_path / "results")
-    assert (tmp_path / "results").read_text() == "in the way"
 
 
 def test_a_folder_that_may_only_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,18 +245,6 @@ def test_a_file_system_without_hard_links_will_do(store: Store, monkeypatch: pyt
     assert len(tree(store.folder)) == 2
 
 
-def test_records_are_json_that_other_programs_read(store: Store) -> None:
-    path = store.save(fake_trial(losses=(float("nan"),)))
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    document = json.loads(path.read_text(), parse_constant=refuse)
-    assert document["schema_version"] == SCHEMA_VERSION
-    assert document["ranks"][0]["blocks"][0]["loss"] == "NaN"
-    assert path.read_bytes().endswith(b"}\n")
-
-
 @pytest.mark.parametrize(
     ("text", "name", "with_points"),
     [
@@ -301,30 +271,16 @@ def test_files_are_named_by_what_every_file_system_takes(text: str, name: str, w
 )
 def test_a_name_that_is_taken_gets_the_first_free_number(taken: tuple[str, ...], name: str) -> None:
     assert free_name("resnet50", taken) == name
+    assert free_name("resnet50", [each.replace(" #", "-") for each in taken], "-") == name.replace(" #", "-")
 
 
-def test_numbers_are_set_apart_as_files_names_have_them() -> None:
-    assert free_name("resnet50", {"resnet50"}, "-") == "resnet50-2"
-
-
-def test_the_collector_rests_and_works_again() -> None:
-    assert gc.isenabled()
-
-    def fail() -> None:
-        with gc_disabled():
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_collector_is_off_and_then_as_it_was(is_enabled: bool) -> None:
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with contextlib.suppress(KeyError), gc_disabled():
             assert not gc.isenabled()
             raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert gc.isenabled()
-
-
-def test_one_that_was_off_stays_off() -> None:
-    gc.disable()
-    try:
-        with gc_disabled():
-            pass
-        assert not gc.isenabled()
+        assert gc.isenabled() == is_enabled
     finally:
         gc.enable()

@@ -90,9 +90,6 @@ def test_a_configuration_is_a_file_a_folder_or_a_type(tmp_path: Path) -> None:
     assert locate("transformers:bert") == UserModel(kind="transformers", path="", name="bert")
     with pytest.raises(UsageError, match="There is no configuration"):
         locate(f"transformers:{tmp_path}/none/config.json")
-
-
-def test_a_sessions_object_cannot_be_had_again() -> None:
     with pytest.raises(UsageError, match="object of a Python session"):
         locate("own:Net")
 
