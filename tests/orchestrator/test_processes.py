@@ -86,7 +86,7 @@ def failure_of(session: RpcSession, hurry_at: str = "") -> TrialFailedError:
     with pytest.raises(TrialFailedError) as caught:
         drive(session, hurry_at)
     session.close()
-    wait_until(lambda: session.processes[0].exit_code is not None, "its end")
+    wait_until(lambda: session.processes[0].process.exitcode is not None, "its end")
     good = ForkserverEngine(target=faulty_worker.behave).start(PATIENCE_SECONDS)
     assert drive(good).blocks == (BLOCK,)
     good.close()
@@ -114,7 +114,7 @@ def test_a_real_trial(start: Start, tmp_path: Path) -> None:
         assert all(block.seconds > 0 and 0 < block.loss < 10 for block in blocks)
     finally:
         session.close()
-    assert session.processes[0].exit_code == 0
+    assert session.processes[0].process.exitcode == 0
 
 
 def test_a_real_refusal_is_the_user_s_mistake(start: Start) -> None:
@@ -261,7 +261,7 @@ def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest
     session = start(fail_at("set_up", faulty_worker.stay_after_failing))
     failure = failure_of(session)
     assert (failure.status, failure.message) == ("crashed", "RuntimeError: it broke")
-    assert session.processes[0].exit_code == -signal.SIGKILL
+    assert session.processes[0].process.exitcode == -signal.SIGKILL
 
 
 def test_of_a_flood_the_end_is_kept(start: Start) -> None:
@@ -299,7 +299,7 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
     for _ in range(3):
         session.close()
         assert not log.exists()
-        assert session.processes[0].exit_code is not None
+        assert session.processes[0].process.exitcode is not None
 
 
 def test_background_closer(start: Start, logs: Path) -> None:
@@ -307,7 +307,7 @@ def test_background_closer(start: Start, logs: Path) -> None:
     drive(session)
     BackgroundCloser().close([session])
     wait_until(lambda: not list(logs.iterdir()), "its log is dropped")
-    assert session.processes[0].exit_code is not None
+    assert session.processes[0].process.exitcode is not None
 
 
 def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
@@ -325,7 +325,7 @@ def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.Mo
     started = time.monotonic()
     session.close()
     assert time.monotonic() - started < PATIENCE_SECONDS / 2, "a busy process was waited for"
-    assert session.processes[0].exit_code == -signal.SIGKILL
+    assert session.processes[0].process.exitcode == -signal.SIGKILL
     assert not list(logs.iterdir())
 
 

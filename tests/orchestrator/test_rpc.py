@@ -34,9 +34,6 @@ PROGRESS = b'{"event": "progress", "done": 0.5}'
 class FakeProcess:
     """A rank without a process: the events in `events` come when a method is called, those of a good worker if none."""
 
-    exit_code: int | None = None
-    pid = 0
-
     def __init__(self) -> None:
         self.is_busy = self.killed = self.closed = False
         self.calls: list[dict[str, Any]] = []
@@ -246,7 +243,7 @@ def failure_of(target: Target, timeout_seconds: float = PATIENCE_SECONDS) -> Tri
             session.warm_up()
     finally:
         session.close()
-    assert all(process.exit_code is not None for process in session.processes)
+    assert all(process.process.exitcode is not None for process in session.processes)
     assert not list(Path(tempfile.gettempdir()).glob("castwise-*"))
     return caught.value
 
@@ -306,7 +303,7 @@ processes._PRELOAD = ["castwise.worker.server"]
 session = processes.ForkserverEngine().start(1000.0, 2)
 session.open("cpu")
 session.set_up(SPEC)
-os.kill(session.processes[1].pid, signal.SIGSTOP)
+os.kill(session.processes[1].process.pid, signal.SIGSTOP)
 print("met", flush=True)
 session.warm_up()
 """

@@ -1,7 +1,6 @@
 """Pickle the objects of a Python session for the trials' processes, with the code that defines them."""
 
 import hashlib
-import io
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,22 +15,24 @@ _MAX_DEPTH = 12
 
 
 def pickle_user_objects(parts: Mapping[str, Any], folder: Path) -> str:
-    """Write objects to a file for the trials' processes, and return the reference of the workload that they are.
+    """Write the parts of a user's model to a file in a folder, and return the reference of the workload that they are.
 
     cloudpickle includes the code of what is defined in `__main__`, in a notebook cell or in a function; what is
     defined in a module is imported there again.
-
-    Args:
-        parts: The parts of the user's model, by the names of the contract.
-        folder: Where the file goes; it is made if it does not exist.
 
     Raises:
         UsageError: cloudpickle is not installed, or one of the objects cannot be pickled.
         StoreError: The file cannot be written.
     """
-    content = _pickled(parts)
-    digest = hashlib.sha256(content).hexdigest()[:12]
-    path = folder.absolute() / f"{digest}.pickle"
+    try:
+        content = _dumps(dict(parts))
+    except _FAILURES as error:
+        where, culprit = _culprit(dict(parts))
+        raise UsageError(
+            f"{where} ({type(culprit).__name__}) cannot travel to the process that measures: {error}. Leave it out, or "
+            "give a function that returns the model in its place, and makes it there."
+        ) from None
+    path = folder.absolute() / f"{hashlib.sha256(content).hexdigest()[:12]}.pickle"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -46,17 +47,6 @@ def name_of(model: Any) -> str:
     return str(name) if str(name).isidentifier() else "model"
 
 
-def _pickled(parts: Mapping[str, Any]) -> bytes:
-    try:
-        return _dumps(dict(parts))
-    except _FAILURES as error:
-        where, culprit = _culprit(dict(parts))
-        raise UsageError(
-            f"{where} ({type(culprit).__name__}) cannot travel to the process that measures: {error}. Leave it out, or "
-            "give a function that returns the model in its place, and makes it there."
-        ) from None
-
-
 def _dumps(value: Any) -> bytes:
     try:
         import cloudpickle
@@ -65,9 +55,8 @@ def _dumps(value: Any) -> bytes:
             "castwise.compare needs cloudpickle, which is not installed. Install it with: "
             "pip install 'castwise[measure]'"
         ) from None
-    buffer = io.BytesIO()
-    cloudpickle.dump(value, buffer, protocol=pickle.HIGHEST_PROTOCOL)
-    return buffer.getvalue()
+    content: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return content
 
 
 def _culprit(parts: dict[str, Any]) -> tuple[str, Any]:

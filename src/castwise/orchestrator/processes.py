@@ -337,11 +337,11 @@ class TrialProcess:
             undo.callback(self._log.unlink, missing_ok=True)
             self._connection, theirs = context.Pipe()
             undo.callback(self._connection.close)
-            self._process = context.Process(target=target, args=(theirs, log), name="castwise-trial", daemon=True)
+            self.process = context.Process(target=target, args=(theirs, log), name="castwise-trial", daemon=True)
             with theirs:
-                _start(self._process)
+                _start(self.process)
             undo.pop_all()
-        self._group: int | None = self._process.pid  # worker_main makes it a group of its own
+        self._group: int | None = self.process.pid  # worker_main makes it a group of its own
         # A read of a half-sent message fails after a while: it would block for ever.
         with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _STALL_SECONDS, 0))
@@ -349,19 +349,7 @@ class TrialProcess:
     @property
     def ends(self) -> list[Any]:
         """Return what becomes ready when there is an event to receive: the pipe, and the end of the process."""
-        return [self._connection, self._process.sentinel]
-
-    @property
-    def pid(self) -> int:
-        """Return the process's number."""
-        number: int = self._process.pid
-        return number
-
-    @property
-    def exit_code(self) -> int | None:
-        """Return the exit code, negative for a signal; None while the process runs."""
-        code: int | None = self._process.exitcode
-        return code
+        return [self._connection, self.process.sentinel]
 
     def send(self, message: bytes) -> None:
         """Send a message.
@@ -405,17 +393,17 @@ class TrialProcess:
 
     def kill(self) -> None:
         """End the process at once; `close` must still be called."""
-        if self._process.is_alive():
-            self._process.kill()  # it has nothing to save
+        if self.process.is_alive():
+            self.process.kill()  # it has nothing to save
 
     def close(self) -> None:
         """End the process and all that it started, and remove its log. May be called again."""
         self._connection.close()
-        self._process.join(_EXIT_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
+        self.process.join(_EXIT_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
             # Not for ever: a process in the middle of a broken driver's system call cannot even be killed.
-            self._process.join(_EXIT_SECONDS)
+            self.process.join(_EXIT_SECONDS)
         pid, self._group = self._group, None  # once: the number may be given to another group later
         if pid is not None:
             with suppress(ProcessLookupError, PermissionError):
@@ -423,8 +411,8 @@ class TrialProcess:
         self._log.unlink(missing_ok=True)
 
     def _gone(self) -> ProcessGoneError:
-        self._process.join(_EXIT_SECONDS)
-        code, log = self._process.exitcode, self.log_tail()
+        self.process.join(_EXIT_SECONDS)
+        code, log = self.process.exitcode, self.log_tail()
         if code is None:
             how = "the process broke off the conversation but did not end"
         elif code < 0:

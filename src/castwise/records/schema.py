@@ -208,16 +208,8 @@ class MemoryParts(FrozenModel):
     @property
     def tensors_bytes(self) -> int:
         """Return what tensors held at that moment."""
-        return (
-            self.weights_bytes
-            + self.masters_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.batches_bytes
-            + self.saved_bytes
-            + self.weight_casts_bytes
-            + self.temporaries_bytes
-        )
+        others = ("workspace_bytes", "outside_bytes", "missing")
+        return sum(value for name, value in self if name not in others)
 
     @property
     def peak_bytes(self) -> int:

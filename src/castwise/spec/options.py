@@ -1,7 +1,6 @@
-"""The options of commands: one class a command, from which the command line and the Python API are made.
+"""The options of commands: one class a command, whose fields are `Annotated` with an `Option`.
 
-A field of an options class is `Annotated` with an `Option`. `castwise.cli.options` makes an option or an argument of a
-command from it, `castwise.api` a keyword.
+`castwise.cli.options` makes an option or an argument of a command from each, `castwise.api` a keyword.
 """
 
 import inspect
@@ -21,39 +20,22 @@ DEFAULT_RESULTS = Path("castwise-results")
 
 @dataclass(frozen=True)
 class Option:
-    """How a field of an options class is given.
-
-    Attributes:
-        help: What it means.
-        keyword: Its name in Python, and with dashes on the command line; that of the field by default.
-        flags: Its names on the command line, if they are not "--" and the keyword.
-        parse: Reads what a user gave, after the option's name for messages; None goes by the type.
-        metavar: What the help shows as its value, or as the argument.
-        completion: From which names the shell completes it.
-        environment: The environment variable that gives it, too.
-        is_argument: Whether the command line has it by its place.
-        takes_many: Whether that argument may be repeated.
-        default: What the command line takes without it, if not what Python takes.
-        hidden: Whether the help leaves it out.
-        name: The field's name; filled in by `options_of`, as what follows.
-        type: The field's type, but for None.
-        field_default: The field's default.
-        is_required: Whether it has none.
-    """
+    """How a field of an options class is given."""
 
     help: str = ""
-    keyword: str = ""
-    flags: tuple[str, ...] = ()
-    parse: Callable[[str, Any], Any] | None = None
-    metavar: str | None = None
-    completion: Literal["workloads", "precisions", "techniques", "suites"] | None = None
-    environment: str | None = None
-    is_argument: bool = False
-    takes_many: bool = False
-    default: Any = None
-    hidden: bool = False
+    keyword: str = ""  # in Python, and with dashes on the command line; by default the field's name
+    flags: tuple[str, ...] = ()  # on the command line, if they are not "--" and the keyword
+    parse: Callable[[str, Any], Any] | None = None  # from the option's name and what a user gave; None goes by the type
+    metavar: str | None = None  # what the help shows as its value, or as the argument
+    completion: Literal["workloads", "precisions", "techniques", "suites"] | None = None  # by the shell
+    environment: str | None = None  # the variable that gives it, too
+    is_argument: bool = False  # whether the command line has it by its place
+    takes_many: bool = False  # whether that argument may be repeated
+    default: Any = None  # of the command line, if it differs from that of Python
+    hidden: bool = False  # from the help
+    # Of the field, filled in by `options_of`.
     name: str = ""
-    type: Any = None
+    type: Any = None  # without None
     field_default: Any = None
     is_required: bool = False
 
@@ -95,11 +77,7 @@ def without_none(kind: Any) -> Any:
 
 
 def parse_options(options: type[_Options], given: Mapping[str, Any], *, on_command_line: bool = False) -> _Options:
-    """Return the options that a user gave by keyword; None is as good as not given.
-
-    Raises:
-        UsageError: One of them cannot be understood.
-    """
+    """Return the options that a user gave by keyword; None is as good as not given."""
     values: dict[str, Any] = {}
     for option in options_of(options):
         value = given.get(option.keyword)
@@ -125,11 +103,7 @@ COUNT: dict[str, Any] = {"parse": parse_count, "metavar": "N"}
 
 
 def parse_workload(option: str, value: Any) -> str:
-    """Return the name of one workload.
-
-    Raises:
-        UsageError: It is a list.
-    """
+    """Return the name of one workload; a list is refused."""
     name = str(value).strip()
     if "," in name:
         raise UsageError(f"{option} is one name here, and '{name}' is a list. Give one command for each.")

@@ -16,11 +16,7 @@ _NUMBER = re.compile(r"\s*([0-9.eE+-]+|nan|inf)\s*([a-z%]*)\s*", re.IGNORECASE)
 
 
 def parse_duration(option: str, text: str | float) -> float:
-    """Return the seconds of `90`, `90s`, `2min` or `1h`; a number is seconds.
-
-    Raises:
-        UsageError: It is no duration above 0.
-    """
+    """Return the seconds of `90`, `90s`, `2min` or `1h`; a number is seconds."""
     seconds = _parse_amount(text, _SECONDS)
     if not (math.isfinite(seconds) and seconds > 0):
         raise UsageError(f"{option} takes a duration above 0, such as 60s or 5min; '{text}' is none.")
@@ -28,11 +24,7 @@ def parse_duration(option: str, text: str | float) -> float:
 
 
 def parse_share(option: str, text: str | float) -> float:
-    """Return the share that `1%` or `0.01` is.
-
-    Raises:
-        UsageError: It is no share above 0 and below 1.
-    """
+    """Return the share that `1%` or `0.01` is."""
     share = _parse_amount(text, _SHARES)
     if not 0 < share < 1:
         raise UsageError(f"{option} takes a share between 0 and 100 %, such as 1% or 0.01; '{text}' is none.")
@@ -46,11 +38,7 @@ def format_share(share: float) -> str:
 
 
 def parse_memory(option: str, text: str | float) -> float:
-    """Return the bytes of `8GiB`, `500MB` or `1024`.
-
-    Raises:
-        UsageError: It is no amount of memory above 0.
-    """
+    """Return the bytes of `8GiB`, `500MB` or `1024`."""
     size = _parse_amount(text, _BYTES)
     if not (math.isfinite(size) and size > 0):
         raise UsageError(f"{option} takes an amount of memory above 0, such as 8GiB or 500MB; '{text}' is none.")
@@ -83,11 +71,7 @@ def _parse_amount(text: object, units: Mapping[str, float]) -> float:
 
 
 def parse_list(option: str, given: object) -> tuple[str, ...]:
-    """Return the parts of a text between commas, of several such texts, or numbers as texts.
-
-    Raises:
-        UsageError: There is no part.
-    """
+    """Return the parts of a text between commas, of several such texts, or numbers as texts."""
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     text = ",".join(map(str, several))
     parts = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -97,11 +81,7 @@ def parse_list(option: str, given: object) -> tuple[str, ...]:
 
 
 def parse_numbers(option: str, given: object) -> tuple[int, ...]:
-    """Return the whole numbers of a list, as `parse_list` reads it.
-
-    Raises:
-        UsageError: One of them is none, or is under 1.
-    """
+    """Return the whole numbers of a list, as `parse_list` reads it."""
     parts = parse_list(option, given)
     for part in parts:
         if not _is_count(part):
@@ -110,11 +90,7 @@ def parse_numbers(option: str, given: object) -> tuple[int, ...]:
 
 
 def parse_count(option: str, given: object) -> int:
-    """Return a whole number from 1.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Return a whole number from 1."""
     text = str(given).strip()
     if not _is_count(text):
         raise UsageError(f"{option} takes a whole number from 1; {text} is none.")
