@@ -28,7 +28,7 @@ from castwise.registry.workloads import OptimizerSpec, Workload, find_workload
 from castwise.spec.recipe import Recipe
 from castwise.worker.models import build_task
 from castwise.worker.precision import numeric_state
-from castwise.worker.timing import stopwatch_of
+from castwise.worker.steady_run import time_work
 
 _FIRST_STEPS = 4  # libraries are loaded, algorithms searched, code compiled
 _FEWEST_BLOCKS = 3
@@ -120,12 +120,11 @@ def _rank(rank: int, values: dict[str, Any], port: int, answer: str) -> None:
 def _time_steps(task: HandTask, device: torch.device) -> dict[str, object]:
     with numeric_state(find_precision(task.precision)):
         work = _steps_of(task, device)
-        stopwatch = stopwatch_of(device)
 
         def timed(steps: int) -> float:
             if distributed.is_initialized():
                 distributed.barrier()
-            return stopwatch.time(lambda: work(steps))
+            return time_work(device, lambda: work(steps))
 
         started = time.perf_counter()
         for _ in range(_FIRST_STEPS):

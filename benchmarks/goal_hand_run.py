@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.workloads import OptimizerSpec
 from castwise.spec.recipe import Recipe
-from castwise.worker.data.preloaded import load_images
+from castwise.worker.data.datasets import load_images
 from castwise.worker.data.transforms import STATISTICS
 from castwise.worker.models import build_task
 

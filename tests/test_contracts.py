@@ -17,7 +17,7 @@ from castwise.registry.workloads import WORKLOADS, OptimizerSpec, Workload, find
 from castwise.spec.loss_scale import parse_loss_scale
 from castwise.spec.types import SYNTHETIC
 from castwise.worker.models import _BUILDERS
-from castwise.worker.precision import _switch, numeric_state, read_fp32_precision, torch_dtype
+from castwise.worker.precision import numeric_state, read_fp32_precision, restore_fp32_precision
 from castwise.worker.step import describe_optimizer
 
 every_precision = pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)
@@ -38,8 +38,7 @@ def switches() -> Iterator[None]:
     """Give the float32 switches back, whatever the test leaves."""
     before = read_fp32_precision()
     yield
-    for path, value in before.items():
-        _switch("" if path == "all" else path).fp32_precision = value
+    restore_fp32_precision(before)
 
 
 # Names
@@ -130,7 +129,7 @@ def test_a_precision_says_things_that_exist(row: Precision) -> None:
     assert row.peak_dtype in PEAK_DTYPES
     assert parse_loss_scale(row.loss_scale) == row.loss_scale
     for name in (row.param_dtype, row.batch_norm_dtype, row.autocast_dtype or row.param_dtype):
-        assert torch_dtype(name).is_floating_point
+        assert getattr(torch, name).is_floating_point
     assert row.summary
     assert len(row.summary.splitlines()) == 1
 

@@ -13,7 +13,7 @@ from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import TECHNIQUES, join, why_unsupported
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker.precision import autocast, numeric_state
+from castwise.worker.precision import autocast_maker, numeric_state
 from castwise.worker.steady_run import SteadyRun
 from castwise.worker.techniques.first_conv import SpaceToDepthConv
 from castwise.worker.training_run import TrainingRun
@@ -142,7 +142,7 @@ def test_a_convolution_over_pairs_of_pixels_is_the_plain_one(
     with numeric_state(find_precision(precision)):
         for conv in (plain, paired, torch.compile(paired)):
             plain.weight.grad = None
-            with autocast(find_precision(precision), "cuda"):
+            with autocast_maker(find_precision(precision), "cuda")():
                 output = conv(images)
             assert output.is_contiguous(memory_format=torch.channels_last)
             output.float().square().mean().backward()
@@ -222,7 +222,7 @@ def test_a_graph_s_steady_cell_is_timed_and_recorded() -> None:
 
 
 def run_mnist(techniques: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **recipe: Any) -> Any:
-    from castwise.worker.data import preloaded
+    from castwise.worker.data import datasets
 
     def digits(_: Path, split: str) -> tuple[Tensor, Tensor]:
         count = 1000 if split == "train" else 100
@@ -232,7 +232,7 @@ def run_mnist(techniques: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_
             image[0, 2 * label : 2 * label + 3] = 255
         return images, labels
 
-    monkeypatch.setitem(preloaded.IMAGE_SETS, "mnist", digits)
+    monkeypatch.setitem(datasets.IMAGE_SETS, "mnist", digits)
     fields: dict[str, Any] = {
         "epochs": 2,
         "transform": "mnist",

@@ -182,12 +182,14 @@ def test_memory_that_the_allocator_does_not_hold_is_counted_from_when_it_is_ther
     monkeypatch.setattr(step._reduce, "mean", Shared(GROUPS, Peers(), THERE))
     more, (allocated, reserved) = Shared.outside_bytes, Shared.earlier_peaks
     assert (step.peak_allocated(10), step.peak_reserved(20)) == (more + 10, more + 20)
-    assert (step.peak_allocated_ever(10), step.peak_reserved_ever(20)) == (allocated, reserved), "the first step's"
-    assert (step.peak_allocated_ever(allocated), step.peak_reserved_ever(reserved)) == (
+    assert (step.peak_allocated(10, ever=True), step.peak_reserved(20, ever=True)) == (allocated, reserved), (
+        "the first step's"
+    )
+    assert (step.peak_allocated(allocated, ever=True), step.peak_reserved(reserved, ever=True)) == (
         allocated + more,
         reserved + more,
     )
-    assert step.peak_allocated_ever(None) is step.peak_reserved_ever(None) is None
+    assert step.peak_allocated(None, ever=True) is step.peak_reserved(None, ever=True) is None
 
 
 def test_shares_of_all_ranks_make_the_mean_rounded_once() -> None:

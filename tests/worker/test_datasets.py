@@ -8,6 +8,7 @@ import pickle
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,8 @@ from castwise.registry.datasets import (
     read_verified,
     verify,
 )
-from castwise.worker.data import fetch
-from castwise.worker.data import images as image_files
-from castwise.worker.data.images import load_cifar10, load_cifar100, load_mnist
-from castwise.worker.data.preloaded import resident_batches
+from castwise.worker.data import datasets
+from castwise.worker.data.datasets import fetch, load_cifar, load_mnist, resident_batches
 
 CPU = torch.device("cpu")
 NUM_TRAIN, NUM_TEST = 50, 20
@@ -80,7 +79,7 @@ def store(folder: Path, data_set: DataSet = SMALL, *, suffix: str = "") -> Path:
 @pytest.fixture
 def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a small set that stands in for MNIST."""
-    monkeypatch.setattr(image_files, "MNIST", SMALL)
+    monkeypatch.setitem(datasets.IMAGE_SETS, "mnist", partial(load_mnist, SMALL))
     return store(tmp_path)
 
 
@@ -119,27 +118,11 @@ def test_files_of_one_set_may_lie_in_several_folders(tmp_path: Path) -> None:
     verify(SMALL, tmp_path)
 
 
-def missing_folder(tmp_path: Path) -> Path:
-    return tmp_path / "nowhere"
-
-
-def a_file(tmp_path: Path) -> Path:
+@pytest.mark.parametrize("name", [".", "nowhere", "file", "x" * 300])
+def test_missing_files_are_named_with_the_ways_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    return tmp_path / "file"
-
-
-def a_name_too_long(tmp_path: Path) -> Path:
-    return tmp_path / ("x" * 300)
-
-
-def folders_in_the_files_places(tmp_path: Path) -> Path:
     (tmp_path / IMAGES.name).mkdir()
-    return tmp_path
-
-
-@pytest.mark.parametrize("make", [Path, missing_folder, a_file, a_name_too_long, folders_in_the_files_places])
-def test_missing_files_are_named_with_the_ways_out(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = tmp_path / name
     with pytest.raises(MissingDataError) as caught:
         verify(SMALL, folder)
     message = str(caught.value)
@@ -192,14 +175,6 @@ def test_where_data_is_looked_for(variables: dict[str, str], expected: str, monk
 # Verifying
 
 
-def truncated(content: bytes) -> bytes:
-    return content[:-1]
-
-
-def one_byte_too_long(content: bytes) -> bytes:
-    return content + b"\0"
-
-
 def one_bit_wrong(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
@@ -208,11 +183,9 @@ def one_bit_wrong(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncated, r"holds 39,215 bytes where mnist has 39,216\."),
-        (lambda _: b"", r"holds 0 bytes where mnist has 39,216\."),
-        (one_byte_too_long, r"holds more than 39,216 bytes where mnist has 39,216\."),
+        (lambda content: content[:-1], r"holds 39,215 bytes where mnist has 39,216\."),
+        (lambda content: content + b"\0", r"holds more than 39,216 bytes where mnist has 39,216\."),
         (one_bit_wrong, r"is not mnist's: its checksum is wrong\."),
-        (lambda content: bytes(len(content)), r"is not mnist's: its checksum is wrong\."),
     ],
 )
 def test_content_that_is_not_the_official_one(
@@ -229,10 +202,8 @@ def test_content_that_is_not_the_official_one(
     ("damage", "message"),
     [
         (lambda packed: packed[:-1], "Compressed file ended before the end-of-stream marker was reached"),
-        (lambda packed: packed[: len(packed) // 2], "Compressed file ended before the end-of-stream marker"),
         (lambda packed: packed[:-8] + bytes(4) + packed[-4:], "CRC check failed"),
         (lambda packed: packed[:-4] + bytes(4), "Incorrect length of data produced"),
-        (lambda packed: packed + b"trailing", "Not a gzipped file"),
         (lambda packed: packed[:10] + b"\xff" * 50 + packed[60:], "Error -3 while decompressing data"),
         (lambda packed: b"<html>moved</html>", "Not a gzipped file"),
     ],
@@ -297,7 +268,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_images_and_labels_are_the_files_without_their_headers(small_mnist: Path) -> None:
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
-        digits, labels = load_mnist(small_mnist, split)
+        digits, labels = load_mnist(SMALL, small_mnist, split)
         assert (digits.shape, digits.dtype) == ((count, 1, 28, 28), torch.uint8)
         assert (labels.shape, labels.dtype) == ((count,), torch.int64)
         assert bytes(digits.flatten().tolist()) == CONTENT[f"{split}-images"][16:]
@@ -307,7 +278,7 @@ def test_images_and_labels_are_the_files_without_their_headers(small_mnist: Path
 def test_damaged_images_are_not_loaded(small_mnist: Path) -> None:
     (small_mnist / IMAGES.name).write_bytes(one_bit_wrong(CONTENT[IMAGES.part]))
     with pytest.raises(DataError, match="checksum"):
-        load_mnist(small_mnist)
+        load_mnist(SMALL, small_mnist, "train")
 
 
 def make_batches(folder: Path, batch_size: int, seed: int = 0) -> list[tuple[torch.Tensor, ...]]:
@@ -324,7 +295,7 @@ def test_batches_are_all_full(batch_size: int, num_batches: int, small_mnist: Pa
 
 
 def test_batches_are_the_images_shuffled_and_normalised(small_mnist: Path) -> None:
-    raw, raw_labels = load_mnist(small_mnist)
+    raw, raw_labels = load_mnist(SMALL, small_mnist, "train")
     images, labels = (torch.cat(parts) for parts in zip(*make_batches(small_mnist, 10), strict=True))
     pixels = ((images * STD + MEAN) * 255).round().to(torch.uint8)
     place = {bytes(image.flatten().tolist()): index for index, image in enumerate(raw)}
@@ -347,22 +318,17 @@ def test_a_batch_larger_than_the_set(small_mnist: Path) -> None:
 
 # CIFAR
 
-Load = Callable[[Path, str], tuple[torch.Tensor, torch.Tensor]]
-
 
 @pytest.mark.parametrize("layout", ["binary", "python"])
-@pytest.mark.parametrize(("row", "load", "num_classes"), [(CIFAR10, load_cifar10, 10), (CIFAR100, load_cifar100, 100)])
-def test_cifar_in_both_layouts(
-    row: DataSet, load: Load, num_classes: int, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("row", "num_classes"), [(CIFAR10, 10), (CIFAR100, 100)])
+def test_cifar_in_both_layouts(row: DataSet, num_classes: int, layout: str, tmp_path: Path) -> None:
     wanted = {file.part: draw(4, num_classes, seed) for seed, file in enumerate(row.files)}
     content_of = python_file if layout == "python" else binary_file
     row = row.other if layout == "python" and row.other is not None else row
     small = put(tmp_path, row, {part: content_of(*batch, num_classes) for part, batch in wanted.items()})
-    monkeypatch.setattr(image_files, row.name.upper(), small)
     verify(small, tmp_path)
     for split in ("train", "test"):
-        pixels, labels = load(tmp_path, split)
+        pixels, labels = load_cifar(small, tmp_path, split)
         batches = [batch for part, batch in wanted.items() if part.startswith(split)]
         assert (pixels.dtype, labels.dtype) == (torch.uint8, torch.int64)
         assert pixels.shape == (4 * len(batches), 3, 32, 32)
@@ -399,7 +365,7 @@ def test_unverified_pickle_is_never_opened(has_size: bool, tmp_path: Path) -> No
     for file in row.files:
         (tmp_path / file.name).write_bytes(content.ljust(file.num_bytes, b"\0") if has_size else content)
     with pytest.raises(DataError, match="checksum is wrong" if has_size else "where cifar100 has"):
-        load_cifar100(tmp_path, "test")
+        load_cifar(CIFAR100, tmp_path, "test")
     assert not (tmp_path / "executed").exists()
     pickle.loads(content)
     assert (tmp_path / "executed").exists(), "the attack itself works"
@@ -451,7 +417,7 @@ def real() -> Path:
     ],
 )
 def test_real_mnist(split: str, count: int, first: int, histogram: list[int], real: Path) -> None:
-    images, labels = load_mnist(real, split)
+    images, labels = load_mnist(MNIST, real, split)
     assert images.shape == (count, 1, 28, 28)
     assert labels.bincount().tolist() == histogram
     assert sum(histogram) == count
@@ -467,17 +433,17 @@ def test_real_mnist_is_normalised(real: Path) -> None:
     assert float(images[0].max()) > 1, "a digit, white on black"
 
 
-@pytest.mark.parametrize(("row", "load"), [(CIFAR10, load_cifar10), (CIFAR100, load_cifar100)])
-def test_real_cifar(row: DataSet, load: Load) -> None:
+@pytest.mark.parametrize("row", [CIFAR10, CIFAR100])
+def test_real_cifar(row: DataSet) -> None:
     try:
         layout = find_layout(row, default_data_dir())
     except MissingDataError as missing:
         pytest.skip(str(missing))
-    pixels, labels = load(default_data_dir(), "test")
+    pixels, labels = load_cifar(row, default_data_dir(), "test")
     num_classes = 10 if row is CIFAR10 else 100
     assert pixels.shape == (10_000, 3, 32, 32)
     assert labels.bincount().tolist() == [10_000 // num_classes] * num_classes
     if row is CIFAR10 and layout.layout == "binary":
-        pixels, labels = load(default_data_dir(), "train")
+        pixels, labels = load_cifar(row, default_data_dir(), "train")
         # Source: kuangliu/pytorch-cifar main.py; these are the means that the transforms subtract.
         assert (pixels.float().mean((0, 2, 3)) / 255).tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)

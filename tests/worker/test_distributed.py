@@ -21,9 +21,8 @@ from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import training_run
-from castwise.worker.data import epoch_iterators
-from castwise.worker.data.dataloaders import SyntheticSamples, make_loader
 from castwise.worker.data.sharding import rank_batches, rank_columns
+from castwise.worker.data.training_data import SyntheticSamples, load_batches, make_loader
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.models import build_task
 from castwise.worker.precision import convert_weights
@@ -227,11 +226,9 @@ def test_loaders_of_two_ranks_draw_random_numbers_of_their_own() -> None:
 
 
 def test_each_epoch_has_its_own_order_and_always_the_same() -> None:
-    feed = epoch_iterators._loaded(
-        make_loader(Numbers(32, 1), Loader(num_workers=0), 4, 0, Rank(0)), torch.device("cpu")
-    )
-    first, second, again = ([labels.tolist() for _, labels in feed.start(epoch)] for epoch in (0, 1, 0))
-    assert feed.num_batches == 4
+    source = load_batches(Numbers(32, 1), Loader(num_workers=0), 4, 0, torch.device("cpu"), Rank(0))
+    first, second, again = ([labels.tolist() for _, labels in source.start(epoch)] for epoch in (0, 1, 0))
+    assert source.num_batches == 4
     assert first == again != second
 
 

@@ -26,7 +26,7 @@ from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import build as cells
 from castwise.worker.build import build_trial
-from castwise.worker.data import preloaded
+from castwise.worker.data import datasets
 from castwise.worker.distributed import Peers, spread
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.models.task import UserLoop
@@ -138,7 +138,7 @@ def odd_gradients(peers: Peers) -> list[Tensor]:
 def run(peers: Peers, checkpoint: Path | None, epochs: int) -> list[Any]:
     """Return the losses of a run's epochs and of their validation, in evaluation mode on the same data in all ranks."""
     cells.find_workload = small  # type: ignore[attr-defined]
-    preloaded.NUM_IMAGES["cifar10"] = (64, 8)
+    datasets.NUM_IMAGES["cifar10"] = (64, 8)
     recipe = Recipe(
         epochs=2,
         max_steps=9,  # more than there are; random labels are no divergence then

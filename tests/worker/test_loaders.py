@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from castwise.spec.recipe import Loader
-from castwise.worker.data.dataloaders import ImageSamples, SyntheticSamples, fastai_split, make_loader
-from castwise.worker.data.seeding import seed_of
-from castwise.worker.data.transforms import find_transform
+from castwise.worker.data.sharding import seed_of
+from castwise.worker.data.training_data import ImageSamples, SyntheticSamples, fastai_split, make_loader
+from castwise.worker.data.transforms import TRANSFORMS
 
 
 def draw(num_images: int, channels: int = 3, side: int = 32) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ def test_synthetic_samples_are_drawn_anew_from_minus_one_to_one() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_are_images_and_labels(num_workers: int) -> None:
-    samples = ImageSamples(*draw(10), find_transform("cifar10").training)
+    samples = ImageSamples(*draw(10), TRANSFORMS["cifar10"].training)
     batches = list(make_loader(samples, Loader(num_workers=num_workers, shuffle=False), 4, seed=0))
     assert [images.shape for images, _ in batches] == [(4, 3, 32, 32), (4, 3, 32, 32), (2, 3, 32, 32)]
     assert torch.cat([labels for _, labels in batches]).tolist() == list(range(10))
@@ -87,7 +87,7 @@ def one_epoch(seed: int, samples: Dataset[tuple[Tensor, int]]) -> tuple[Tensor, 
 
 
 def test_order_and_augmentation_follow_the_seed() -> None:
-    samples = ImageSamples(*draw(10), find_transform("cifar10").training)
+    samples = ImageSamples(*draw(10), TRANSFORMS["cifar10"].training)
     images, labels = one_epoch(1, samples)
     again, same_labels = one_epoch(1, samples)
     _, other_labels = one_epoch(2, samples)
@@ -113,7 +113,7 @@ LOAD_FOR_EVER = """
 import os, sys, time
 import torch
 from torch.utils.data import Dataset
-from castwise.worker.data.dataloaders import make_loader
+from castwise.worker.data.training_data import make_loader
 from castwise.spec.recipe import Loader
 
 class EndlessSamples(Dataset):
@@ -204,5 +204,5 @@ def test_torch_takes_every_seed() -> None:
 
 
 def test_an_epoch_s_seed_is_its_number_behind_the_run_s() -> None:
-    """`DistributedSampler` and `feeds.py` add it themselves."""
+    """`DistributedSampler` and `load_batches` add it themselves."""
     assert seed_of(5, epoch=3, rank=2) == seed_of(5, rank=2) + 3

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from castwise.errors import UsageError
 from castwise.registry.precisions import find_precision
 from castwise.registry.workloads import WORKLOADS, Workload, find_workload
-from castwise.worker.data import preloaded
+from castwise.worker.data import datasets
 from castwise.worker.data.wikitext import make_corpus
 from castwise.worker.models import build_task
 from castwise.worker.models.rnn_lm import CarriedLoss, LanguageModel
@@ -391,10 +391,10 @@ def test_real_data_takes_the_place_of_the_synthetic(
 ) -> None:
     images = torch.randint(256, (9, *row.input_shape), dtype=torch.uint8)
     labels = torch.arange(9) % 10
-    for name in preloaded.IMAGE_SETS:
-        monkeypatch.setitem(preloaded.IMAGE_SETS, name, lambda *_: (images, labels))
+    for name in datasets.IMAGE_SETS:
+        monkeypatch.setitem(datasets.IMAGE_SETS, name, lambda *_: (images, labels))
     corpus = make_corpus(" ".join(str(n % 7) for n in range(300)), "0", "0")
-    monkeypatch.setattr(preloaded, "load_wikitext2", lambda _: corpus)
+    monkeypatch.setattr(datasets, "load_wikitext2", lambda _: corpus)
     for data_set in row.data_sets:
         task = build_task(row, data_set=data_set, data_dir=tmp_path)
         batches = task.make_batches(1, 2, CPU, torch.Generator().manual_seed(0))
@@ -410,12 +410,12 @@ def test_real_data_takes_the_place_of_the_synthetic(
 
 def test_real_images_are_enlarged_to_the_workload_s_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     images, labels = torch.randint(256, (9, 3, 32, 32), dtype=torch.uint8), torch.arange(9)
-    monkeypatch.setitem(preloaded.IMAGE_SETS, "cifar100", lambda *_: (images, labels))
-    make = preloaded.resident_batches("cifar100", tmp_path, 64)
+    monkeypatch.setitem(datasets.IMAGE_SETS, "cifar100", lambda *_: (images, labels))
+    make = datasets.resident_batches("cifar100", tmp_path, 64)
     batches = make(3, 2, CPU, generator())
     assert {tuple(part[0].shape) for part in batches} == {(2, 3, 64, 64)}
     assert len(batches) == 3, "a device could not hold all of them"
-    plain = preloaded.resident_batches("cifar100", tmp_path, 32)(3, 2, CPU, generator())
+    plain = datasets.resident_batches("cifar100", tmp_path, 32)(3, 2, CPU, generator())
     assert len(plain) == 4
     for (large, same), (small_, wanted) in zip(batches, plain, strict=False):
         assert torch.equal(same, wanted)

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from castwise.errors import UsageError
 from castwise.registry.datasets import CIFAR10, CIFAR100, MNIST
 from castwise.registry.techniques import ON_DEVICE_TRANSFORMS
 from castwise.worker.data.gpu_augmentation import (
@@ -17,7 +16,6 @@ from castwise.worker.data.gpu_augmentation import (
     DeviceImages,
     DrawnImages,
     Epochs,
-    find_augmentation,
 )
 from castwise.worker.data.transforms import STATISTICS, TRANSFORMS
 from castwise.worker.distributed import Peers
@@ -51,8 +49,6 @@ def labels_of(data: DeviceImages, epoch: int) -> list[int]:
 
 def test_what_the_plan_allows_is_what_the_device_can_do() -> None:
     assert set(ON_DEVICE_TRANSFORMS) == set(AUGMENTATIONS) < set(TRANSFORMS)
-    with pytest.raises(UsageError, match="'fastai-224'"):
-        find_augmentation("fastai-224")
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import torch
 from torch.optim import AdamW
 
 from castwise.spec.recipe import Recipe, Schedule
-from castwise.worker.lr_schedules import Scheduler, make_run_scheduler, make_scheduler
+from castwise.worker.lr_schedules import Scheduler, make_run_scheduler
 
 
 def rates(schedule: Schedule, lr: float, steps: int, total_steps: int) -> list[float]:
     """Return the rate that each of the first steps runs at."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=lr)
-    scheduler = make_scheduler(schedule, optimizer, total_steps)
+    scheduler = Scheduler(schedule, optimizer, total_steps)
     seen = []
     for _ in range(steps):
         seen.append(float(optimizer.param_groups[0]["lr"]))
@@ -41,7 +41,7 @@ def test_a_constant_schedule_leaves_the_rate_alone() -> None:
 def test_the_step_schedule_falls_after_each_epoch() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    scheduler = make_scheduler(Schedule(kind="step", arguments={"gamma": 0.8}), optimizer, 30)
+    scheduler = Scheduler(Schedule(kind="step", arguments={"gamma": 0.8}), optimizer, 30)
     optimizer.step()
     scheduler.after_step()
     assert optimizer.param_groups[0]["lr"] == 1.0
@@ -52,7 +52,7 @@ def test_the_step_schedule_falls_after_each_epoch() -> None:
 def test_the_plateau_schedule_divides_at_the_first_loss_that_is_no_minimum() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=20.0)
-    scheduler = make_scheduler(Schedule(kind="plateau", arguments={"factor": 0.25}), optimizer, 30)
+    scheduler = Scheduler(Schedule(kind="plateau", arguments={"factor": 0.25}), optimizer, 30)
     seen = []
     for loss in (5.0, 4.0, 4.1, 3.9, 3.9, None):
         scheduler.after_epoch(loss)
@@ -71,13 +71,13 @@ def test_a_schedule_goes_on_from_its_state() -> None:
     schedule = Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 2.0})
     whole = rates(schedule, 1.0, 12, 12)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    first = make_scheduler(schedule, optimizer, 12)
+    first = Scheduler(schedule, optimizer, 12)
     for _ in range(5):
         optimizer.step()
         first.after_step()
     state, groups = first.state_dict(), optimizer.state_dict()
     again = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    second = make_scheduler(schedule, again, 12)
+    second = Scheduler(schedule, again, 12)
     again.load_state_dict(groups)
     second.load_state_dict(state)
     assert again.param_groups[0]["lr"] == pytest.approx(whole[5])

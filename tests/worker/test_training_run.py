@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from torch import Tensor
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
-from castwise.worker.data import epoch_iterators as feeds
-from castwise.worker.data import preloaded
-from castwise.worker.data.epoch_iterators import Feed, Feeds
+from castwise.worker import training_run
+from castwise.worker.data import datasets, training_data
+from castwise.worker.data.training_data import BatchSource, make_training_data
 from castwise.worker.data.transforms import STATISTICS
 from castwise.worker.data.wikitext import make_corpus
+from castwise.worker.memory import CpuMemory
 from castwise.worker.models import build_task
+from castwise.worker.precision import read_fp32_precision
 from castwise.worker.techniques import cuda_graph as graphs
-from castwise.worker.training_run import TrainingRun
+from castwise.worker.training_run import EpochSteps, TrainingRun, why_diverged
 
 WORDS = " ".join(f"w{number * number % 11}" for number in range(900))
 
@@ -37,8 +40,8 @@ def digits(_: Path, split: str) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloaded.IMAGE_SETS, "mnist", digits)
-    monkeypatch.setattr(feeds, "load_wikitext2", lambda _: make_corpus(WORDS, WORDS[:900], WORDS[:900]))
+    monkeypatch.setitem(datasets.IMAGE_SETS, "mnist", digits)
+    monkeypatch.setattr(training_data, "load_wikitext2", lambda _: make_corpus(WORDS, WORDS[:900], WORDS[:900]))
 
 
 def spec(precision: str = "fp32", lr: float = 1.0, seed: int = 0, loss_scale: str = "none", **recipe: Any) -> TrialSpec:
@@ -102,16 +105,6 @@ def test_weights_of_another_run_do_not_stay_where_these_cannot_be_written(
     assert not (tmp_path / "run.pt").exists()
 
 
-def test_what_the_driver_has_in_use_is_read_before_a_graph_is_let_go_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training, told = run(spec(epochs=1), tmp_path), []
-    monkeypatch.setattr(training._memory, "driver_used", lambda: told.append("read"))
-    training._stack.callback(told.append, "closed")
-    training.finish()
-    assert told == ["read", "closed"]
-
-
 def test_a_run_that_is_validated_at_its_end_trains_as_without(tmp_path: Path) -> None:
     with_it, without, each = (
         run(spec(**changes), tmp_path).finish().epochs
@@ -124,19 +117,40 @@ def test_a_run_that_is_validated_at_its_end_trains_as_without(tmp_path: Path) ->
     assert [epoch.validation_seconds for epoch in with_it] == [0.0, 0.0], "it is no part of the run"
 
 
-def test_a_pass_behind_a_run_is_no_part_of_what_it_held_or_came_to(
+def always_say_the_same(model: torch.nn.Module) -> None:
+    """Make an untrained model say the same digit of every image: it is right in a tenth of the cases."""
+    final = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
+    with torch.no_grad():
+        final.weight.zero_()
+        final.bias.copy_(torch.arange(10.0))
+
+
+NO_LEARNING = Optimizer(name="SGD", arguments={"lr": 0.0})
+
+
+def test_validation_behind_a_run_is_no_part_of_what_it_held_or_came_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = TrainingRun(spec(epochs=1, validate_each_epoch=False, validate_at_end=True), tmp_path)
     told: list[str] = []
-    validate = training._validate
-    monkeypatch.setattr(training._memory, "driver_used", lambda: told.append("memory"))
-    monkeypatch.setattr(training, "_validate", lambda *given: told.append("pass") or validate(*given))
-    monkeypatch.setattr(training, "_is_chance", lambda accuracy: True)
+
+    def noting(*given: Any) -> tuple[BatchSource, BatchSource]:
+        training, validation = make_training_data(*given)
+        assert validation is not None
+        return training, validation.prepared(lambda batch: told.append("validation") or batch)
+
+    def read_memory(_: CpuMemory) -> None:
+        told.append(f"memory, {read_fp32_precision()['all']}")
+
+    monkeypatch.setattr(training_run, "make_training_data", noting)
+    monkeypatch.setattr(CpuMemory, "driver_used", read_memory)
+    training = TrainingRun(
+        spec(epochs=1, validate_each_epoch=False, validate_at_end=True, optimizer=NO_LEARNING), tmp_path
+    )
+    always_say_the_same(training.model)
     epoch = training.run_epoch()
     training.finish()
-    assert told == ["memory", "pass"]
-    assert (epoch.accuracy is None, epoch.diverged) == (False, None)
+    assert told == ["memory, ieee", *["validation"] * 3], "before numeric state and graphs are let go of, too"
+    assert (epoch.accuracy, epoch.diverged) == (pytest.approx(0.1), None)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
@@ -158,12 +172,13 @@ def test_a_run_learns_and_says_so(precision: str, tmp_path: Path) -> None:
     assert not first.shortened
 
 
-def test_bringing_a_batch_to_the_device_is_no_waiting_for_data(tmp_path: Path) -> None:
-    training = TrainingRun(spec(epochs=1, max_steps=3), tmp_path)
-    feeds = training._feeds
-    slow = Feed(feeds.training.num_batches, feeds.training.read, lambda batch: (time.sleep(0.1), batch)[1])
-    training._feeds = Feeds(slow, None)
-    epoch = training.run_epoch()
+def test_bringing_a_batch_to_the_device_is_no_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*given: Any) -> tuple[BatchSource, None]:
+        source, _ = make_training_data(*given)
+        return replace(source, place=lambda batch: (time.sleep(0.1), batch)[1]), None
+
+    monkeypatch.setattr(training_run, "make_training_data", slow)
+    epoch = TrainingRun(spec(epochs=1, max_steps=3), tmp_path).run_epoch()
     assert epoch.placing_seconds is not None
     assert epoch.placing_seconds >= 0.3
     assert epoch.data_seconds <= epoch.seconds - 0.3
@@ -206,7 +221,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision:
 def test_a_run_with_a_first_cycle_goes_on_at_and_behind_its_boundary(
     done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(preloaded.NUM_IMAGES, "cifar100", (40, 10))
+    monkeypatch.setitem(datasets.NUM_IMAGES, "cifar100", (40, 10))
     recipe = Recipe(
         epochs=3,
         max_steps=9,  # more than there are; random labels are no divergence then
@@ -258,13 +273,8 @@ def test_a_loss_that_is_no_number_ends_the_run_within_the_epoch(tmp_path: Path) 
 
 
 def test_an_accuracy_of_chance_is_no_convergence(tmp_path: Path) -> None:
-    a_spec = spec(optimizer=Optimizer(name="SGD", arguments={"lr": 0.0}))
-    # An untrained model that always says the same digit is right in a tenth of the cases.
-    training = TrainingRun(a_spec, tmp_path)
-    final = [module for module in training._step.model.modules() if isinstance(module, torch.nn.Linear)][-1]
-    with torch.no_grad():
-        final.weight.zero_()
-        final.bias.copy_(torch.arange(10.0))
+    training = TrainingRun(spec(optimizer=NO_LEARNING), tmp_path)
+    always_say_the_same(training.model)
     epoch = training.run_epoch()
     assert epoch.accuracy == pytest.approx(0.1)
     assert epoch.diverged is not None
@@ -360,3 +370,42 @@ def test_a_run_on_resident_data_goes_on_from_a_checkpoint_as_if_never_stopped(tm
     run(resident_run, tmp_path, epochs=1, checkpoint=path)
     resumed = run(resident_run, tmp_path, epochs=2, checkpoint=path).finish().epochs
     assert [epoch.losses for epoch in resumed] == [epoch.losses for epoch in whole]
+
+
+# The steps of an epoch
+
+
+def steps_of(losses: list[float], *, read_every_loss: bool = True) -> EpochSteps:
+    steps = EpochSteps(read_every_loss, len(losses))
+    for index, loss in enumerate(losses):
+        steps.add(index, torch.tensor(loss), 4)
+    return steps
+
+
+@pytest.mark.parametrize("read_every_loss", [False, True])
+def test_losses_are_kept_evenly_and_the_last_always(read_every_loss: bool) -> None:
+    few = steps_of([3.0, 2.0, 1.0], read_every_loss=read_every_loss)
+    assert (few.num_steps, few.num_samples) == (3, 12)
+    assert few.read_losses() == ((0, 3.0), (1, 2.0), (2, 1.0))
+    many = steps_of([float(step) for step in range(1005)], read_every_loss=read_every_loss).read_losses()
+    assert [index for index, _ in many] == [*range(0, 1005, 10), 1004]
+    assert all(index == loss for index, loss in many)
+
+
+@pytest.mark.parametrize(
+    ("losses", "have_diverged"),
+    [
+        ([math.nan] * 19, False),
+        ([1.0] * 100 + [math.inf] + [math.nan] * 19, True),
+        ([math.nan] * 19 + [1.0] + [math.nan] * 19, False),
+    ],
+)
+def test_diverged_after_many_non_finite_losses(losses: list[float], have_diverged: bool) -> None:
+    assert steps_of(losses).have_diverged == have_diverged
+    assert not steps_of(losses, read_every_loss=False).have_diverged, "nobody has read them"
+
+
+def test_why_diverged() -> None:
+    assert why_diverged(((0, math.nan), (9, 2.0)), 10) is None, "it recovered"
+    words = "the loss was nan at step 10 of the epoch (seen first at step 6)"
+    assert why_diverged(((0, 1.0), (5, math.inf), (9, math.nan)), 10) == words

@@ -24,35 +24,27 @@ def save(path: Path, state: dict[str, Any]) -> bool:
         temporary.replace(path)
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
         with suppress(OSError):  # what prevents writing may prevent removing
-            drop(temporary)
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        warnings.warn(f"nothing was written to '{path}': {reason}", stacklevel=2)
+            temporary.unlink(missing_ok=True)
+        warnings.warn(f"nothing was written to '{path}': {_first_line(error)}", stacklevel=2)
         return False
     return True
 
 
 def load(path: Path, device: torch.device, question: str) -> dict[str, Any] | None:
-    """Return the state of a checkpoint; None if it is damaged or another run's, so that the run starts again.
-
-    Args:
-        path: The file.
-        device: Where tensors go.
-        question: What the run is; a saved state has it under "question".
-    """
+    """Return a checkpoint's state; None if it is damaged or its "question" is another run's."""
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         if state["question"] == question:
             return state
         reason = "it is of a run with other settings"
     except _DAMAGED as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = _first_line(error)
     warnings.warn(f"the checkpoint '{path}' is not used: {reason}", stacklevel=2)
     return None
 
 
-def drop(path: Path) -> None:
-    """Remove a checkpoint, if there is one."""
-    path.unlink(missing_ok=True)
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

@@ -28,23 +28,15 @@ _FILE = _make_file()
 
 
 class DeviceLock:
-    """A lock on the file: exclusive for a trial that times kernels, shared by those that do not.
-
-    Attributes:
-        waited_seconds: The time spent waiting for it.
-    """
+    """A lock on the file: exclusive (`alone`) for a trial that times kernels, shared by those that do not."""
 
     def __init__(self, *, alone: bool) -> None:
-        """Open the file anew: a lock belongs to what was opened, and forked processes share that.
-
-        Args:
-            alone: Whether no other trial may compute meanwhile.
-        """
         self._kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         self._descriptor: int | None = None
         self.waited_seconds = 0.0
         if _FILE is not None:
             with contextlib.suppress(OSError):  # without /proc there is no lock
+                # Opened anew: a lock belongs to what was opened, and forked processes share that.
                 self._descriptor = os.open(f"/proc/self/fd/{_FILE.fileno()}", os.O_RDWR)
 
     def acquire(self) -> None:
@@ -58,17 +50,6 @@ class DeviceLock:
                 break
         self.waited_seconds += time.perf_counter() - began
 
-    def release(self) -> None:
-        """Release it."""
-        if self._descriptor is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Release it for good."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
     def try_acquire(self) -> bool:
         """Return whether the lock could be had at once, or there is none."""
         if self._descriptor is None:
@@ -81,32 +62,30 @@ class DeviceLock:
             self.close()
         return True
 
+    def release(self) -> None:
+        """Release it."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Release it for good."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
 
 @contextmanager
 def device_lock(*, alone: bool, compiles: bool) -> Iterator[DeviceLock]:
-    """Hold the device's lock, except while torch compiles.
-
-    Args:
-        alone: Whether kernels are timed, so that no other trial may compute.
-        compiles: Whether something is compiled.
-    """
+    """Hold the device's lock, except while torch compiles; `alone`: no other trial may compute meanwhile."""
     lock = DeviceLock(alone=alone)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.close)
         lock.acquire()
-        with _released_while_compiling(lock) if compiles else contextlib.nullcontext():
-            yield lock
-    finally:
-        lock.close()
+        if compiles:
+            from torch._dynamo import callback  # imported already: by preload.py, and by torch for the first optimizer
 
-
-@contextmanager
-def _released_while_compiling(lock: DeviceLock) -> Iterator[None]:
-    from torch._dynamo import callback  # there already: preload.py imports it, and torch itself for the first optimizer
-
-    begin = callback.on_compile_start(lambda _: lock.release())
-    end = callback.on_compile_end(lambda _: lock.acquire())
-    try:
-        yield
-    finally:
-        callback.callback_handler.remove_start_callback(begin)
-        callback.callback_handler.remove_end_callback(end)
+            begin = callback.on_compile_start(lambda _: lock.release())
+            stack.callback(callback.callback_handler.remove_start_callback, begin)
+            end = callback.on_compile_end(lambda _: lock.acquire())
+            stack.callback(callback.callback_handler.remove_end_callback, end)
+        yield lock

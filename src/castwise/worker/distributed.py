@@ -17,29 +17,25 @@ class Peers:
     """The processes of a trial, as one of them sees them: here a lone process, for which every method does nothing.
 
     The gradients of a step go through a collective: if a rank does not take part, the others wait for ever. So
-    whatever decides whether there is another step must be the same in all ranks.
-
-    Attributes:
-        rank: This process's number.
-        world_size: How many processes there are.
+    whatever decides whether there is another step must be the same in all ranks, and all must call these methods.
     """
 
     rank = 0
     world_size = 1
 
     def broadcast_object(self, value: _T) -> _T:
-        """Return rank 0's value in every rank; all must call it."""
+        """Return rank 0's value in every rank."""
         return value
 
     def gather_objects(self, value: _T) -> list[_T]:
-        """Return every rank's value in every rank, by rank; all must call it."""
+        """Return every rank's value in every rank, by rank."""
         return [value]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values into tensors, in every rank; all must pass as many of the same shapes and dtypes."""
 
     def all_reduce_mean(self, tensor: Tensor) -> None:
-        """Replace a contiguous tensor by the mean over all ranks, in every rank; all must call it."""
+        """Replace a contiguous tensor by the mean over all ranks, in every rank."""
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -48,61 +44,48 @@ class Peers:
         """End the connections; nothing can be exchanged any more."""
 
 
-class ProcessGroup(Peers):
-    """The ranks of a `torch.distributed` process group; a process has one."""
-
+class _ProcessGroup(Peers):
     def __init__(self, device: torch.device) -> None:
         self.rank = distributed.get_rank()
         self.world_size = distributed.get_world_size()
         self._device = device
 
     def broadcast_object(self, value: _T) -> _T:
-        """Return rank 0's value in every rank."""
         box = [value]
         distributed.broadcast_object_list(box, src=0, device=self._device)
         return box[0]
 
     def gather_objects(self, value: _T) -> list[_T]:
-        """Return every rank's value in every rank, by rank."""
         boxes: list[Any] = [None] * self.world_size
         distributed.all_gather_object(boxes, value)
         return boxes
 
     @torch.no_grad()
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Copy rank 0's values into tensors, in every rank."""
         for tensor in tensors:
             values = tensor.detach().contiguous()  # NCCL takes no others
             distributed.broadcast(values, src=0)
             tensor.copy_(values)
 
     def all_reduce_mean(self, tensor: Tensor) -> None:
-        """Replace a contiguous tensor by the mean over all ranks, in every rank.
-
-        It is divided before it is summed, as DistributedDataParallel does: the sum of float16 gradients under a loss
-        scale can overflow though the mean does not. NCCL's mean does the same, without a kernel of its own.
-
-        Source: NVIDIA/nccl src/enqueue.cc (hostToDevRedOp: ncclAvg of floats multiplies by 1 / ranks first);
-        pytorch/pytorch torch/csrc/distributed/c10d/reducer.cpp (mark_variable_ready_dense).
-        """
+        # Divided before it is summed, as DistributedDataParallel does: the sum of float16 gradients under a loss scale
+        # can overflow though the mean does not. NCCL's mean does the same, without a kernel of its own.
+        # Source: NVIDIA/nccl src/enqueue.cc (hostToDevRedOp: ncclAvg of floats multiplies by 1 / ranks first);
+        # pytorch/pytorch torch/csrc/distributed/c10d/reducer.cpp (mark_variable_ready_dense).
         if self._device.type == "cuda":
             distributed.all_reduce(tensor, distributed.ReduceOp.AVG)
         else:
             distributed.all_reduce(tensor.mul_(1 / self.world_size))  # gloo has no mean
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
         distributed.barrier()
 
     def close(self) -> None:
-        """End the process group."""
         distributed.destroy_process_group()
 
 
 def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
-    """Form the process group of a `ddp` trial and return it.
-
-    On a CPU the ranks divide the cores: if each had threads for all of them, all would be slower.
+    """Form the process group of a `ddp` trial and return it; on a CPU the ranks divide the cores' threads.
 
     Args:
         spec: The trial, on this rank's device.
@@ -115,7 +98,7 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
     """
     device = torch.device(spec.device)
     is_cuda = device.type == "cuda"
-    if not is_cuda:
+    if not is_cuda:  # if each had threads for all of the cores, all would be slower
         torch.set_num_threads(max(1, torch.get_num_threads() // spec.world_size))
     distributed.init_process_group(
         "nccl" if is_cuda else "gloo",
@@ -125,17 +108,11 @@ def join_peers(spec: TrialSpec, rank: int, rendezvous: str) -> Peers:
         timeout=timedelta(seconds=spec.protocol.timeout_seconds),
         device_id=device if is_cuda else None,
     )
-    return ProcessGroup(device)
+    return _ProcessGroup(device)
 
 
 def spread(model: nn.Module, spec: TrialSpec) -> nn.Module:
-    """Return the model wrapped so that a step runs on all GPUs of a spec.
-
-    Args:
-        model: On the spec's device, with its precision applied: the gradients that backward leaves are averaged over
-            the ranks, or summed over the replicas.
-        spec: The trial, on this rank's device.
-    """
+    """Return the converted model wrapped so that a step runs on all GPUs of a spec, which is on this rank's device."""
     if spec.parallelism == "ddp":
         # It copies rank 0's buffers in each step, without which batch norm would drift apart. Ids are for GPUs only.
         return DistributedDataParallel(model, device_ids=[spec.device] if spec.device_type == "cuda" else None)

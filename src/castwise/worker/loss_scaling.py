@@ -149,13 +149,6 @@ class DeviceScaling(NoScaling):
     may_skip = True
 
     def __init__(self, row: DynamicScale, device: torch.device, optimizer: Optimizer) -> None:
-        """Begin with the row's first scale, and give the optimizer its state where its first step would.
-
-        Args:
-            row: How the scale moves.
-            device: Where the optimizer's tensors lie.
-            optimizer: The optimizer whose steps may be skipped.
-        """
         self._row = row
         self._scale = torch.full((), row.init, device=device)
         self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
@@ -179,7 +172,14 @@ class DeviceScaling(NoScaling):
     @torch.no_grad()
     def step(self, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
         """Unscale and clip; step unless a gradient overflowed; update the scale."""
-        self._unscale(optimizer)
+        self._overflowed.zero_()
+        inverse = self.inverse()
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in stepped_by(optimizer):
+            if tensor.grad is not None:
+                by_dtype.setdefault(tensor.grad.dtype, []).append(tensor.grad)
+        for gradients in by_dtype.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._overflowed, inverse)
         if clip_grad_norm is not None:
             clip(optimizer, clip_grad_norm)
         if self._is_fused:
@@ -200,16 +200,6 @@ class DeviceScaling(NoScaling):
         torch._amp_update_scale_(self._scale, self._good_steps, overflowed, row.factor, 1.0 / row.factor, row.window)
         if row.maximum is not None:
             self._scale.clamp_(max=row.maximum)
-
-    def _unscale(self, optimizer: Optimizer) -> None:
-        self._overflowed.zero_()
-        inverse = self.inverse()
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in stepped_by(optimizer):
-            if tensor.grad is not None:
-                by_dtype.setdefault(tensor.grad.dtype, []).append(tensor.grad)
-        for gradients in by_dtype.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._overflowed, inverse)
 
     def _guarded_step(self, optimizer: Optimizer) -> None:
         """Step, and put back what the step changed where the flag is set."""
@@ -246,25 +236,21 @@ def _state_of(optimizer: Optimizer, tensors: list[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def _fill_momentum(optimizer: Optimizer) -> None:
-    """Give SGD its momentum before the first step, as zeros.
+    """Give SGD its momentum before the first step, as zeros; a state that came with the optimizer stays.
 
     Torch makes it of the first gradient, and where that overflowed the fused kernel leaves memory that nobody wrote.
-    From zeros the first step is the same, since dampening is 0. A state that came with the optimizer stays.
-
-    Raises:
-        TechniqueError: Dampening is not 0.
+    From zeros the first step is the same if dampening is 0; otherwise a TechniqueError says so.
     """
     if not isinstance(optimizer, SGD):
         return
     for group in optimizer.param_groups:
-        if group["momentum"]:
-            if group["dampening"]:
-                raise TechniqueError(
-                    "Loss scaling on the device makes SGD's momentum of zeros, which dampening weakens."
-                )
-            for tensor in group["params"]:
-                if optimizer.state[tensor].get("momentum_buffer") is None:
-                    optimizer.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
+        if not group["momentum"]:
+            continue
+        if group["dampening"]:
+            raise TechniqueError("Loss scaling on the device makes SGD's momentum of zeros, which dampening weakens.")
+        for tensor in group["params"]:
+            if optimizer.state[tensor].get("momentum_buffer") is None:
+                optimizer.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
 
 
 def make_loss_scaling(
@@ -280,14 +266,10 @@ def make_loss_scaling(
     """
     if name == "none":
         return NoScaling()
-    for row in DYNAMIC_SCALES:
-        if row.name == name:
-            return (
-                DeviceScaling(row, device, optimizer)
-                if decides_on_device
-                else DynamicScaling(row, device.type, optimizer)
-            )
-    return StaticScaling(float(name))
+    row = next((row for row in DYNAMIC_SCALES if row.name == name), None)
+    if row is None:
+        return StaticScaling(float(name))
+    return DeviceScaling(row, device, optimizer) if decides_on_device else DynamicScaling(row, device.type, optimizer)
 
 
 def stepped_by(optimizer: Optimizer) -> Iterable[Any]:

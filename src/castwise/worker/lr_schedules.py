@@ -13,65 +13,52 @@ from castwise.worker.techniques.optimizer_options import keep_rates_on_device
 
 
 class Scheduler:
-    """A schedule bound to an optimizer: told after each step and each epoch. Does nothing by itself."""
+    """A schedule of `total_steps`, relative to the rates of an optimizer's groups; told after each step and epoch."""
+
+    def __init__(self, schedule: Schedule, optimizer: Optimizer, total_steps: int) -> None:
+        arguments: dict[str, Any] = dict(schedule.arguments)
+        self._kind = schedule.kind
+        self._scheduler: Any = None
+        match schedule.kind:
+            case "step":
+                self._scheduler = lr_scheduler.StepLR(optimizer, step_size=1, **arguments)
+            case "plateau":
+                # Source: pytorch/examples word_language_model main.py: the rate is divided at the first epoch whose
+                # validation loss is not a new minimum.
+                self._scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.0, **arguments)
+            case "triangular":
+                self._scheduler = lr_scheduler.LambdaLR(optimizer, triangular(total_steps, **arguments))
+            case "one_cycle":
+                rates = [group["lr"] for group in optimizer.param_groups]
+                self._scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=total_steps, **arguments)
 
     def after_step(self) -> None:
         """Be told that a step was taken or skipped."""
+        if self._kind == "triangular" or (
+            # Behind its last step torch's goes up again, and then raises.
+            self._kind == "one_cycle" and self._scheduler.last_epoch + 1 < self._scheduler.total_steps
+        ):
+            self._scheduler.step()
 
     def after_epoch(self, validation_loss: float | None) -> None:
-        """Be told that an epoch ended.
-
-        Args:
-            validation_loss: Its mean validation loss, None without validation.
-        """
+        """Be told that an epoch ended, and its mean validation loss if there is one."""
+        if self._kind == "step":
+            self._scheduler.step()
+        elif self._kind == "plateau" and validation_loss is not None:
+            self._scheduler.step(validation_loss)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on."""
-        return {}
+        return {} if self._scheduler is None else dict(self._scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state)
 
 
-class _Torch(Scheduler):
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._scheduler.state_dict())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._scheduler.load_state_dict(state)
-
-
-class _PerStep(_Torch):
-    def after_step(self) -> None:
-        self._scheduler.step()
-
-
-class _OneCycle(_PerStep):
-    def after_step(self) -> None:
-        # Behind its last step torch's goes up again, and then raises.
-        if self._scheduler.last_epoch + 1 < self._scheduler.total_steps:
-            super().after_step()
-
-
-class _PerEpoch(_Torch):
-    def after_epoch(self, validation_loss: float | None) -> None:
-        del validation_loss
-        self._scheduler.step()
-
-
-class _OnPlateau(_Torch):
-    def after_epoch(self, validation_loss: float | None) -> None:
-        if validation_loss is not None:
-            self._scheduler.step(validation_loss)
-
-
-class _TwoCycles(Scheduler):
-    """A one-cycle schedule of its own over the first epochs; then a fresh optimizer and the schedule of the others.
-
-    The first ends with its epochs, also where those are cut short.
+class _TwoCycles:
+    """A schedule of its own over the first epochs, also if those are cut short; then a fresh optimizer and another.
 
     Source: init27/RTX-2080Ti-Vs-GTX-1080Ti-CIFAR-100-Benchmarks, 2080Ti.ipynb (ResNet-18: `fit_one_cycle(1)`, then
     `fit_one_cycle(30)`; each call of fastai's `fit` makes an optimizer).
@@ -84,7 +71,7 @@ class _TwoCycles(Scheduler):
         first_rates = recipe.first_cycle_rates
         for index, group in enumerate(optimizer.param_groups):
             group["lr"] = first_rates[group.get("layer_group", index)] if first_rates else group["lr"]
-        self._cycle = make_scheduler(recipe.schedule, optimizer, recipe.first_cycle_epochs * steps_per_epoch)
+        self._cycle = Scheduler(recipe.schedule, optimizer, recipe.first_cycle_epochs * steps_per_epoch)
 
     def after_step(self) -> None:
         self._cycle.after_step()
@@ -94,13 +81,13 @@ class _TwoCycles(Scheduler):
         self._num_epochs += 1
         if self._num_epochs == self._recipe.first_cycle_epochs < self._recipe.epochs:
             self._optimizer.state.clear()
-            self._begin_the_rest()
+            self._begin_second()
 
-    def _begin_the_rest(self) -> None:
+    def _begin_second(self) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
         num_epochs = self._recipe.epochs - self._recipe.first_cycle_epochs
-        self._cycle = make_scheduler(self._recipe.schedule, self._optimizer, num_epochs * self._steps_per_epoch)
+        self._cycle = Scheduler(self._recipe.schedule, self._optimizer, num_epochs * self._steps_per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_epochs": self._num_epochs, "cycle": self._cycle.state_dict()}
@@ -109,66 +96,30 @@ class _TwoCycles(Scheduler):
         self._num_epochs = state["num_epochs"]
         # A schedule that is made sets the optimizer's rates to its first ones; the optimizer has been loaded already.
         loaded = [dict(group) for group in self._optimizer.param_groups]
-        if (
-            self._recipe.first_cycle_epochs <= self._num_epochs
-            and self._recipe.first_cycle_epochs < self._recipe.epochs
-        ):
-            self._begin_the_rest()
+        if self._recipe.first_cycle_epochs <= min(self._num_epochs, self._recipe.epochs - 1):
+            self._begin_second()
         self._cycle.load_state_dict(state["cycle"])
         for group, values in zip(self._optimizer.param_groups, loaded, strict=True):
             group.update(values)
 
 
-def make_run_scheduler(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler:
-    """Return the schedule of a whole training run.
-
-    Args:
-        recipe: The run.
-        optimizer: Its groups' rates are what the schedule is relative to.
-        steps_per_epoch: Steps of an epoch.
-    """
+def make_run_scheduler(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler | _TwoCycles:
+    """Return the schedule of a whole training run, relative to the rates of the optimizer's groups."""
     if recipe.first_cycle_epochs:
         return _TwoCycles(recipe, optimizer, steps_per_epoch)
-    return make_scheduler(recipe.schedule, optimizer, recipe.epochs * steps_per_epoch)
-
-
-def make_scheduler(schedule: Schedule, optimizer: Optimizer, total_steps: int) -> Scheduler:
-    """Return a schedule for an optimizer.
-
-    Args:
-        schedule: Its kind and numbers.
-        optimizer: Its groups' rates are what the schedule is relative to.
-        total_steps: Steps of the whole run, for the schedules that end with it.
-    """
-    arguments: dict[str, Any] = dict(schedule.arguments)
-    match schedule.kind:
-        case "step":
-            return _PerEpoch(lr_scheduler.StepLR(optimizer, step_size=1, **arguments))
-        case "plateau":
-            # Source: pytorch/examples word_language_model main.py: the rate is divided at the first epoch whose
-            # validation loss is not a new minimum.
-            return _OnPlateau(lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.0, **arguments))
-        case "triangular":
-            return _PerStep(lr_scheduler.LambdaLR(optimizer, triangular(total_steps, **arguments)))
-        case "one_cycle":
-            rates = [group["lr"] for group in optimizer.param_groups]
-            return _OneCycle(lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=total_steps, **arguments))
-        case _:
-            return Scheduler()
+    return Scheduler(recipe.schedule, optimizer, recipe.epochs * steps_per_epoch)
 
 
 def triangular(total_steps: int, *, max_mul: float, ratio: float) -> Callable[[int], float]:
     """Return the multiplier of the rate at each step: up over a `ratio + 1`th of the run, down over the rest.
 
     Step k runs at the multiplier of max(k - 1, 0), as in the source, whose scheduler is called once before the
-    first step without effect.
+    first step without effect. Source: ceshine/pytorch_helper_bot 0.1.3, lr_scheduler.py (TriangularLR).
 
     Args:
         total_steps: Steps of the whole run.
         max_mul: The rate's growth from the first step to the turning point.
         ratio: Length of the way down over that of the way up.
-
-    Source: ceshine/pytorch_helper_bot 0.1.3, lr_scheduler.py (TriangularLR).
     """
     turn = max(1, int(total_steps // (ratio + 1)))
 
@@ -203,24 +154,13 @@ class DeviceLearningRates:
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device, step_scheduler: Callable[[], None]) -> None:
-        """Bring the rates to the device.
-
-        Args:
-            optimizer: The optimizer, whose scheduler is made already.
-            device: Where its rates are read.
-            step_scheduler: Steps the scheduler.
-        """
         self._optimizer, self._step_scheduler = optimizer, step_scheduler
         self._numbers = [float(group["lr"]) for group in optimizer.param_groups]
         keep_rates_on_device(optimizer, device)
         self._fixed = self._settings()
 
     def __call__(self) -> None:
-        """Step the scheduler.
-
-        Raises:
-            TechniqueError: It moves more than the rates.
-        """
+        """Step the scheduler; raise TechniqueError if it moves more than the rates."""
         groups = self._optimizer.param_groups
         places = [group["lr"] for group in groups]
         for group, number in zip(groups, self._numbers, strict=True):
@@ -243,6 +183,5 @@ class DeviceLearningRates:
             )
 
     def _settings(self) -> list[dict[str, Any]]:
-        """Return what of the groups has to stay."""
         known = self._optimizer.defaults.keys() - {"lr"}
         return [{name: group[name] for name in known if name in group} for group in self._optimizer.param_groups]

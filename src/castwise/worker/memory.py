@@ -53,10 +53,6 @@ class CudaMemory:
         """Return the bytes the allocator holds now, on all devices."""
         return sum(torch.cuda.memory_reserved(device) for device in self._devices)
 
-    def outside(self) -> int | None:
-        """Return the bytes in use on the device that the allocator does not hold: context, libraries, others'."""
-        return max(0, (self.driver_used() or 0) - self.reserved())
-
     def set_limit(self, limit_bytes: int) -> None:
         """Limit what the allocator may hold on each device; more is an out-of-memory error."""
         for device in self._devices:
@@ -70,6 +66,7 @@ class CudaMemory:
 class CpuMemory:
     """Growth of the process's resident set since this object was made; an upper bound for what tensors hold.
 
+    A CPU has no caching allocator and no driver, so their figures are None or 0.
     Source: Linux, Documentation/filesystems/proc.rst: VmHWM, and writing 5 to clear_refs resets it.
     """
 
@@ -87,16 +84,14 @@ class CpuMemory:
     def peak_allocated(self) -> int | None:
         """Return the largest growth of the resident set in this phase in bytes; None without /proc."""
         peak = _read_status_bytes("VmHWM")
-        if peak is None or self._before is None:
-            return None
-        return max(0, peak - self._before)
+        return None if peak is None or self._before is None else max(0, peak - self._before)
 
     def peak_reserved(self) -> int | None:
-        """Return None: a CPU has no caching allocator."""
+        """Return None."""
         return None
 
     def driver_used(self) -> int | None:
-        """Return None: a CPU has no driver of its own."""
+        """Return None."""
         return None
 
     def current_bytes(self) -> int | None:
@@ -104,23 +99,15 @@ class CpuMemory:
         return _read_status_bytes("VmRSS")
 
     def reserved(self) -> int:
-        """Return 0: on a CPU no allocator's growth shows that warm-up goes on."""
+        """Return 0: no allocator's growth shows that warm-up goes on."""
         return 0
-
-    def outside(self) -> int | None:
-        """Return None: a CPU has no caching allocator."""
-        return None
 
     def set_limit(self, limit_bytes: int) -> None:
         """Let `check` refuse growth beyond this: the kernel's own limits count address space."""
         self._limit = limit_bytes
 
     def check(self) -> None:
-        """Make sure that the process has not grown beyond its limit in this phase.
-
-        Raises:
-            MemoryLimitError: It has.
-        """
+        """Raise MemoryLimitError if the process has grown beyond its limit in this phase."""
         peak = self.peak_allocated()
         if self._limit is not None and peak is not None and peak > self._limit:
             raise MemoryLimitError(peak, self._limit)
@@ -136,7 +123,4 @@ def _read_status_bytes(field: str) -> int | None:
         lines = _STATUS.read_text().splitlines()
     except OSError:
         return None
-    for line in lines:
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), None)

@@ -1,10 +1,5 @@
 """Break down the memory of one training step at its peak: which tensors are alive, and what they are for.
 
-A dispatch mode sees each new storage, and a weak reference reports its end. What a storage is for follows from its
-origin: weights, optimizer state and batches exist before the step; autograd reports what it saves for backward and
-which gradients it keeps; a copy of a weight in another dtype is autocast's. On a GPU the allocator also reports the
-peak within each operation, which includes workspaces.
-
 torch.distributed._tools.mem_tracker.MemTracker is similar, but does not tell casts of weights, masters, batches and
 workspaces apart.
 """
@@ -12,8 +7,8 @@ workspaces apart.
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -28,27 +23,20 @@ from castwise.worker.models.task import Batch
 from castwise.worker.pytree import tree_tensors
 from castwise.worker.step import TrainingStep
 
+# Kinds of storages, as `MemoryParts` names them.
 _TEMPORARIES = "temporaries"
 _SAVED = "saved"
 _CASTS = "weight_casts"
 _GRADIENTS = "gradients"
 _WEIGHTS = "weights"
-# Kinds that may change when it becomes clear what a tensor is for.
-_PRELIMINARY = (_TEMPORARIES, _SAVED)
+_PRELIMINARY = (_TEMPORARIES, _SAVED)  # may change when it becomes clear what a tensor is for
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 def profile_memory(
     spec: TrialSpec, step: TrainingStep, batches: Iterable[Batch], memory: CudaMemory | CpuMemory
 ) -> MemoryParts:
-    """Run one more step after the last timed one, and return what held memory at its peak.
-
-    Args:
-        spec: The trial.
-        step: Its training step.
-        batches: The batches on the device; the first is trained on.
-        memory: The memory meter of the trial's device.
-    """
+    """Run one more step after the last timed one, on the first batch, and return what held memory at its peak."""
     if spec.world_size > 1:
         return MemoryParts(missing="steps of several GPUs are not broken down")
     # Compiled or captured code passes no dispatch mode.
@@ -57,14 +45,23 @@ def profile_memory(
         return MemoryParts(missing=f"the tensors of a step with {hidden[0]} cannot be observed")
     device, held = torch.device(spec.device), list(batches)
     storages = _Storages(device.type)
-    _register(storages, step, held)
+    _add_existing(storages, step, held)
+    peak = _Peak(storages, device)
     try:
-        peak = _run(storages, step, held[0], device)
+        _run_observed(storages, peak, step, held[0])
     except torch.OutOfMemoryError:
         return MemoryParts(missing="memory ran out while the step was broken down")
-    found = {f"{kind}_bytes": count for kind, count in peak.tensors.items()}
-    outside = memory.outside()
-    return MemoryParts.model_validate({**found, "workspace_bytes": peak.workspace, "outside_bytes": outside})
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    used = memory.driver_used()
+    return MemoryParts.model_validate(
+        {f"{kind}_bytes": count for kind, count in peak.bytes_by_kind.items()}
+        | {
+            "workspace_bytes": peak.workspace_bytes,
+            # What the allocator does not hold: context, libraries, others'.
+            "outside_bytes": None if used is None else max(0, used - memory.reserved()),
+        }
+    )
 
 
 class _Storages:
@@ -74,7 +71,7 @@ class _Storages:
         self.totals: Counter[str] = Counter()
         self._device_type = device_type
         self._kinds: dict[int, str] = {}
-        self._references: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}  # report the end of a storage
         self._sizes: dict[int, int] = {}
 
     def add(self, tensor: Tensor, kind: str) -> None:
@@ -89,18 +86,16 @@ class _Storages:
 
     def reclassify(self, tensor: Tensor, kind: str) -> None:
         """Change the kind of a tensor's storage, unless its kind is final."""
-        storage = self._storage(tensor)
-        before = None if storage is None else self._kinds.get(storage._cdata)
-        if storage is None or before is None:
+        before = self.kind_of(tensor)
+        if before is None:
             self.add(tensor, kind)
         elif before in _PRELIMINARY:
-            size = self._sizes[storage._cdata]
-            self.totals[before] -= size
-            self.totals[kind] += size
-            self._kinds[storage._cdata] = kind
+            address = tensor.untyped_storage()._cdata
+            self.totals[before] -= self._sizes[address]
+            self.totals[kind] += self._sizes[address]
+            self._kinds[address] = kind
 
     def kind_of(self, tensor: Tensor) -> str | None:
-        """Return the kind of a tensor's storage; None if it is unknown."""
         storage = self._storage(tensor)
         return None if storage is None else self._kinds.get(storage._cdata)
 
@@ -115,39 +110,29 @@ class _Storages:
 
 
 class _Peak:
-    """The moment of a step with the most memory in use so far.
-
-    Attributes:
-        tensors: Bytes by kind at that moment.
-        workspace: Bytes that the allocator had given out besides; None on a CPU.
-    """
+    """The moment of a step with the most memory in use so far; the workspace is what the allocator gave out besides."""
 
     def __init__(self, storages: _Storages, device: torch.device) -> None:
-        self.tensors: dict[str, int] = {}
-        self.workspace: int | None = 0 if device.type == "cuda" else None
+        self.bytes_by_kind: dict[str, int] = {}
+        self.workspace_bytes: int | None = 0 if device.type == "cuda" else None
         self._storages, self._device, self._most = storages, device, -1
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def update(self) -> None:
-        """Update the peak with the memory in use now, on a GPU since the last update."""
-        tensors = sum(self._storages.totals.values())
-        given_out = self._given_out()
-        most = tensors if given_out is None else given_out
+        """Update the peak with the memory in use now; on a GPU with the most since the last update."""
+        tensors = most = sum(self._storages.totals.values())
+        if self._device.type == "cuda":
+            most = torch.cuda.max_memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
         if most > self._most:
-            self._most, self.tensors = most, dict(self._storages.totals)
-            self.workspace = None if given_out is None else max(0, given_out - tensors)
-
-    def _given_out(self) -> int | None:
-        if self._device.type != "cuda":
-            return None
-        most = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return most
+            self._most, self.bytes_by_kind = most, dict(self._storages.totals)
+            if self._device.type == "cuda":
+                self.workspace_bytes = max(0, most - tensors)
 
 
 class _StorageMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Registers the result of every operation."""
+    """Registers the result of every operation; a copy of a weight in another dtype is autocast's."""
 
     def __init__(self, storages: _Storages, peak: _Peak) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -169,51 +154,37 @@ class _StorageMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _register(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> None:
-    """Register the tensors that exist before the step."""
+def _add_existing(storages: _Storages, step: TrainingStep, batches: list[Batch]) -> None:
+    """Add the tensors that exist before the step; the first kind that a storage is given stays."""
     parameters = list(step.model.parameters())
-    for tensor in (*parameters, *step.model.buffers()):
-        storages.add(tensor, _WEIGHTS)
     stepped = [tensor for group in step.optimizer.param_groups for tensor in group["params"]]
-    for tensor in (*parameters, *stepped):
-        if tensor.grad is not None:
-            storages.add(tensor.grad, _GRADIENTS)
-    for tensor in stepped:
-        storages.add(tensor, "masters")  # without masters these are the weights, which are known
-    for tensor in tree_tensors(list(step.optimizer.state.values())):
-        storages.add(tensor, "optimizer")
-    for tensor in tree_tensors(batches):
-        storages.add(tensor, "batches")
+    kinds = {
+        _WEIGHTS: [*parameters, *step.model.buffers()],
+        _GRADIENTS: [tensor.grad for tensor in (*parameters, *stepped) if tensor.grad is not None],
+        "masters": stepped,  # without masters these are the weights
+        "optimizer": tree_tensors(list(step.optimizer.state.values())),
+        "batches": tree_tensors(batches),
+    }
+    for kind, tensors in kinds.items():
+        for tensor in tensors:
+            storages.add(tensor, kind)
 
 
-def _run(storages: _Storages, step: TrainingStep, batch: Batch, device: torch.device) -> _Peak:
-    peak = _Peak(storages, device)
-
+def _run_observed(storages: _Storages, peak: _Peak, step: TrainingStep, batch: Batch) -> None:
     def save(tensor: Tensor) -> Tensor:
         if storages.kind_of(tensor) != _CASTS:
             storages.reclassify(tensor, _SAVED)
         return tensor.detach()  # an output that saved itself would never be freed
 
-    saved = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
-    with _watched_gradients(step, storages), saved, _StorageMode(storages, peak):
-        step(batch)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return peak
-
-
-@contextmanager
-def _watched_gradients(step: TrainingStep, storages: _Storages) -> Iterator[None]:
-    """Classify every parameter's gradient as soon as backward has accumulated it."""
-
-    def classify(parameter: Tensor) -> None:
+    def note_gradient(parameter: Tensor) -> None:
         if parameter.grad is not None:
             storages.reclassify(parameter.grad, _GRADIENTS)
 
-    learning = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
-    handles = [each.register_post_accumulate_grad_hook(classify) for each in learning]  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        for parameter in step.model.parameters():
+            if parameter.requires_grad:
+                handle = parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor))
+        stack.enter_context(_StorageMode(storages, peak))
+        step(batch)

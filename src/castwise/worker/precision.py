@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from castwise.registry.precisions import Precision
 from castwise.worker.pytree import tree_map_tensors
 
-# Every place where PyTorch decides how a float32 product is computed, parents first (`cudnn` is also
-# cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all.
+# Every place below torch.backends where PyTorch decides how a float32 product is computed, parents first (`cudnn` is
+# also cuda.matmul's). `mkldnn` itself is left out: writing it writes the one for all.
 _FP32_SWITCHES = (
     "",
     "cudnn",
@@ -22,7 +22,7 @@ _FP32_SWITCHES = (
     "mkldnn.matmul",
     "mkldnn.conv",
     "mkldnn.rnn",
-)  # paths below torch.backends
+)
 # The older switch for matrix products. Nothing is computed by it, but torch 2.11's max-autotune reads it, and torch
 # raises where it contradicts these two, which writing it writes.
 _OLDER_WRITES = ("cuda.matmul", "mkldnn.matmul")
@@ -46,7 +46,7 @@ def numeric_state(row: Precision) -> Iterator[None]:
         for path in _FP32_SWITCHES:
             # oneDNN on CPUs has no TF32 of its own; the switch would be refused there.
             wanted = "ieee" if path.startswith("mkldnn") else row.float32_matmul
-            # One that follows its parent already is left to: once written, torch's default would not come back.
+            # A switch that follows its parent already is not written: torch's default would not come back.
             if _switch(path).fp32_precision != wanted:
                 _switch(path).fp32_precision = wanted
                 written.append(path)
@@ -73,7 +73,7 @@ def restore_fp32_precision(before: dict[str, str], written: Sequence[str] = ()) 
 
 
 def _set_older(wanted: str) -> list[str]:
-    """Set the older switch for matrix products, unless it says so already; return the switches that this wrote."""
+    """Set the older switch for matrix products, unless it is set already; return the switches that this wrote."""
     try:
         if torch.get_float32_matmul_precision() == wanted:
             return []
@@ -83,34 +83,17 @@ def _set_older(wanted: str) -> list[str]:
     return list(_OLDER_WRITES)
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype with this name.
-
-    Raises:
-        ValueError: torch has no such dtype.
-    """
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}")
-    return dtype
-
-
-def autocast(row: Precision, device_type: str) -> AbstractContextManager[Any]:
-    """Return the context a forward pass runs in: autocast, or nothing at all where the row has none."""
-    return autocast_maker(row, device_type)()
-
-
 def autocast_maker(row: Precision, device_type: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what makes a new `autocast` for every step, as a loop written by hand does."""
+    """Return what makes a new autocast for every step, as a loop written by hand does; without autocast nothing."""
     if row.autocast_dtype is None:
         return nullcontext
-    return functools.partial(torch.autocast, device_type, dtype=torch_dtype(row.autocast_dtype))
+    return functools.partial(torch.autocast, device_type, dtype=getattr(torch, row.autocast_dtype))
 
 
 def convert_weights(model: nn.Module, row: Precision) -> None:
     """Cast the model's weights in place to what the precision holds them in."""
     if row.param_dtype != "float32":
-        cast_weights(model, torch_dtype(row.param_dtype), torch_dtype(row.batch_norm_dtype))
+        cast_weights(model, getattr(torch, row.param_dtype), getattr(torch, row.batch_norm_dtype))
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, batch_norm_dtype: torch.dtype) -> None:
@@ -142,8 +125,8 @@ class Weights:
 
     @property
     def stepped(self) -> list[Tensor]:
-        """Return the tensors the optimizer steps."""
-        return list(self._parameters)
+        """Return the tensors the optimizer steps, in the model's order."""
+        return [self.stepped_for(p) for p in self._parameters]
 
     def stepped_for(self, parameter: Tensor) -> Tensor:
         """Return what the optimizer steps in the place of a tensor; of one that is no weight, itself."""
@@ -178,11 +161,6 @@ class MasterWeights(Weights):
         self._gradients = [torch.zeros_like(master) for master in self._masters]
         self._master_of = dict(zip((id(p) for p in self._low), self._masters, strict=True))
         self._weight_of = dict(zip((id(m) for m in self._masters), self._low, strict=True))
-
-    @property
-    def stepped(self) -> list[Tensor]:
-        """Return the masters and the weights that are float32 already, in the model's order."""
-        return [self.stepped_for(p) for p in self._parameters]
 
     def stepped_for(self, parameter: Tensor) -> Tensor:
         """Return the master of a lower-precision weight, and every other tensor itself."""

@@ -8,13 +8,10 @@ import importlib
 
 from castwise.records.collector import gc_disabled
 
-# The worker pulls in torch.
-_MODULES = ("castwise.worker.server", "castwise.worker.models", "torch._dynamo", "torchvision")
-
 # Imports make a million objects that stay. The garbage collector would scan them again and again, which took a tenth of
 # the time (torch 2.15, Python 3.11). One collection at the end moves them into the oldest generation, as in an ordinary
 # training script, so that collections cost a trial's steps as much as that script's.
 with gc_disabled():
-    for _name in _MODULES:
+    for _name in ("castwise.worker.server", "castwise.worker.models", "torch._dynamo", "torchvision"):
         importlib.import_module(_name)
     gc.collect()

@@ -6,8 +6,7 @@ import re
 import socket
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from castwise.errors import DataError
 _TIMEOUT_SECONDS = 8.0
 # torchvision's files carry the first digits of their SHA-256. Source: torch.hub (`HASH_REGEX`).
 _HASH_IN_NAME = re.compile(r"-([a-f0-9]{8,})\.pth$")
-_CLASSIFIER = "fc."
 _DOWNLOAD_ERRORS = (OSError, RuntimeError, ValueError, HTTPException)
 # What torch.load raises on damaged files, seen over many mutated ones.
 _READ_ERRORS = (
@@ -33,15 +31,12 @@ _WHAT_TO_DO = "Name torchvision's file for the model, downloaded anew, or leave 
 
 
 def find_weights(model_name: str, where: Path | None) -> Path | None:
-    """Return the file with a torchvision model's pretrained weights.
+    """Return the file with a torchvision model's pretrained weights; None if `where` is None and no file can be had.
 
     Args:
         model_name: As torchvision spells it ("resnet18").
         where: The file itself, or a folder with it. None looks where torch.hub keeps its files and then asks
             torchvision's server, for at most eight seconds without an answer or without data.
-
-    Returns:
-        The file; None if `where` is None and no file can be had.
 
     Raises:
         DataError: `where` is neither a file nor a folder that has one for the model.
@@ -78,20 +73,6 @@ def _find_in(folder: Path, model_name: str) -> Path | None:
 def _download(model_name: str, folder: Path) -> Path | None:
     url = weights_url(model_name)
     path = folder / url.rpartition("/")[2]
-    if not _answers(url):
-        return None
-    expected = _HASH_IN_NAME.search(path.name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _socket_timeout():
-            torch.hub.download_url_to_file(url, str(path), expected and expected[1], progress=False)
-    except _DOWNLOAD_ERRORS:
-        return None
-    return path
-
-
-def _answers(url: str) -> bool:
-    """Return whether a server answers in time; in a thread, since a name look-up knows no timeout."""
     answered = threading.Event()
 
     def ask() -> None:
@@ -101,20 +82,22 @@ def _answers(url: str) -> bool:
         except _DOWNLOAD_ERRORS:
             return
 
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Thread(target=ask, daemon=True)  # a name look-up knows no timeout
     asking.start()
     asking.join(_TIMEOUT_SECONDS)
-    return answered.is_set()
-
-
-@contextmanager
-def _socket_timeout() -> Iterator[None]:
+    if not answered.is_set():
+        return None
+    expected = _HASH_IN_NAME.search(path.name)
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_SECONDS)  # torch.hub sets none
     try:
-        yield
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), expected and expected[1], progress=False)
+    except _DOWNLOAD_ERRORS:
+        return None
     finally:
         socket.setdefaulttimeout(before)
+    return path
 
 
 def load_weights(body: nn.Module, path: Path) -> None:
@@ -127,7 +110,7 @@ def load_weights(body: nn.Module, path: Path) -> None:
     Raises:
         DataError: The file cannot be read, is damaged, holds anything but tensors, or is another model's.
     """
-    weights = {name: value for name, value in _read(path).items() if not name.startswith(_CLASSIFIER)}
+    weights = {name: value for name, value in _read(path).items() if not name.startswith("fc.")}
     wanted = body.state_dict()
     for name in wanted:
         if name.endswith(".num_batches_tracked"):  # files from before PyTorch 0.4.1 have none

@@ -15,7 +15,20 @@ def tree_map_tensors(function: Callable[[Tensor], Any], nest: Any) -> Any:
 
     Data classes and mappings that torch's pytrees do not know, such as a tokenizer's output, are rebuilt.
     """
-    return pytree.tree_map(lambda leaf: _map_leaf(function, leaf), nest)
+
+    def map_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        if isinstance(leaf, Mapping):
+            parts = {key: tree_map_tensors(function, value) for key, value in leaf.items()}
+            return type(leaf)(parts)  # type: ignore[call-arg]
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            names = [part.name for part in dataclasses.fields(leaf) if part.init]
+            changes = {name: tree_map_tensors(function, getattr(leaf, name)) for name in names}
+            return dataclasses.replace(leaf, **changes)
+        return leaf
+
+    return pytree.tree_map(map_leaf, nest)
 
 
 def tree_tensors(nest: Any) -> list[Tensor]:
@@ -44,15 +57,3 @@ def tree_signature(nest: Any) -> TreeSignature:
     if nest is None:
         return None
     raise TypeError(f"{type(nest).__name__} is neither a tensor nor a tuple, list, dict or data class of tensors")
-
-
-def _map_leaf(function: Callable[[Tensor], Any], leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return function(leaf)
-    if isinstance(leaf, Mapping):
-        parts = {key: tree_map_tensors(function, value) for key, value in leaf.items()}
-        return type(leaf)(parts)  # type: ignore[call-arg]
-    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        names = [part.name for part in dataclasses.fields(leaf) if part.init]
-        return dataclasses.replace(leaf, **{name: tree_map_tensors(function, getattr(leaf, name)) for name in names})
-    return leaf

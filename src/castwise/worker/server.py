@@ -15,11 +15,10 @@ from castwise.records.messages import Call, Failed, Progress, Returned
 from castwise.records.schema import Block, Environment, Epoch, Facts, RankSamples, Resumed
 from castwise.registry.techniques import why_unsupported
 from castwise.registry.workloads import find_workload
-from castwise.spec.frozen import FrozenModel
 from castwise.spec.trial import TrialSpec
 from castwise.spec.user_model import UserModel, UserWorkload
 from castwise.worker.classify_error import classify, shortfall_of
-from castwise.worker.data import fetch
+from castwise.worker.data.datasets import fetch
 from castwise.worker.distributed import Peers, join_peers
 from castwise.worker.environment import read_environment
 from castwise.worker.models import check_workload
@@ -30,19 +29,11 @@ from castwise.worker.user_model.load import error_location, inspect_model
 
 
 def serve(connection: Connection) -> None:
-    """Answer calls until the worker is done, a call fails, or the pipe ends.
-
-    Args:
-        connection: Carries one JSON document a message, both ways.
-    """
-    worker = Worker(on_progress=lambda done: connection.send_bytes(_encode(Progress(done=done))))
+    """Answer calls until the worker is done, a call fails, or the pipe ends; each message is one JSON document."""
+    worker = Worker(lambda done: connection.send_bytes(Progress(done=done).model_dump_json().encode()))
     with suppress(EOFError, OSError):  # the parent has gone
         while not worker.done:
             connection.send_bytes(_answer(worker, connection.recv_bytes()))
-
-
-def _encode(event: FrozenModel) -> bytes:
-    return event.model_dump_json().encode()
 
 
 def _answer(worker: "Worker", message: bytes) -> bytes:
@@ -51,7 +42,8 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
     try:
         call = Call.model_validate_json(message)
         name = call.method
-        return _encode(Returned(method=name, result=_METHODS[name](worker, **call.arguments)))
+        result = _METHODS[name](worker, **call.arguments)
+        return Returned(method=name, result=result).model_dump_json().encode()
     except Exception as error:  # noqa: BLE001  the one place: every process ends in a record
         worker.done = True
         traceback.print_exc()
@@ -61,24 +53,17 @@ def _answer(worker: "Worker", message: bytes) -> bytes:
         # What the user's code raises before anything is measured is theirs to correct, as a misspelt name is.
         refused = isinstance(error, CastwiseError) and not isinstance(error, TechniqueError)
         refused |= name == "inspect"
-        return _encode(Failed(status=status, message=text, refused=refused, shortfall=shortfall_of(error)))
+        failed = Failed(status=status, message=text, refused=refused, shortfall=shortfall_of(error))
+        return failed.model_dump_json().encode()
 
 
 class Worker:
-    """What a trial's process does: each public method is called by the parent, with its arguments as JSON.
-
-    Args:
-        on_progress: Receives the share of an epoch that is done.
-
-    Attributes:
-        done: Whether the process has nothing left to do.
-        user_model: The user's model, once its code runs in this process.
-    """
+    """What a trial's process does: each public method is called by the parent, with its arguments as JSON."""
 
     def __init__(self, on_progress: Callable[[float], None]) -> None:
-        self.done = False
-        self.user_model: UserModel | None = None
-        self._on_progress = on_progress
+        self.done = False  # whether the process has nothing left to do
+        self.user_model: UserModel | None = None  # once its code runs in this process
+        self._on_progress = on_progress  # receives the share of an epoch that is done
         self._steady: SteadyRun | None = None
         self._training: TrainingRun | None = None
         self._peers = Peers()
@@ -126,7 +111,7 @@ class Worker:
     ) -> None:
         """Build model, data and optimizer; a training trial resumes from its checkpoint if there is one."""
         self.user_model = spec.user_model
-        _refuse_the_impossible(spec)
+        _check_possible(spec)
         if rendezvous is not None:
             self._peers = join_peers(spec, rank, rendezvous)
         if spec.kind == "training":
@@ -185,12 +170,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _refuse_the_impossible(spec: TrialSpec) -> None:
-    """Make sure that this version can run all that a spec asks for: a trial never runs something else.
-
-    Raises:
-        UsageError: It cannot.
-    """
+def _check_possible(spec: TrialSpec) -> None:
+    """Raise UsageError if this version cannot run all that a spec asks for: a trial never runs something else."""
     row = find_workload(spec.workload)
     if row.family == "own" and (spec.user_model is None or spec.recipe is not None):
         raise UsageError(

@@ -1,7 +1,8 @@
 """One training step of one cell: a task in a precision, ready to be run as often as one likes."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from castwise.spec.loss_scale import is_dynamic
 from castwise.worker.distributed import Peers
 from castwise.worker.kernels.allreduce.gradient_reducer import CoalescedReduce
 from castwise.worker.kernels.allreduce.reducer import CollectiveMean, SymmetricMean
-from castwise.worker.loss_scaling import NoScaling, make_loss_scaling
+from castwise.worker.loss_scaling import make_loss_scaling
 from castwise.worker.lr_schedules import AfterStep, DeviceLearningRates
 from castwise.worker.models.task import Batch, Task, UserLoop
 from castwise.worker.precision import autocast_maker, convert_weights, make_weights, read_fp32_precision
@@ -30,18 +31,7 @@ from castwise.worker.techniques.optimizer_options import check_hooks, check_read
 
 
 class TrainingStep:
-    """Forward, backward and update, as one call.
-
-    Attributes:
-        model: The model, converted and on the device.
-        optimizer: The optimizer, over the weights or their masters.
-        scaling: The loss scaling.
-        graph: The step as a CUDA graph, None where it is not one.
-        steps_per_launch: Steps that a graph takes at a time; before `flush` the last ones may not have been taken.
-        clip_grad_norm: The norm that gradients are clipped to, or None.
-        accumulate: Batches whose gradients are added up for one optimizer step.
-        steps_to_compile: Steps after which all that is compiled has been.
-    """
+    """Forward, backward and update, as one call."""
 
     def __init__(  # noqa: PLR0913  a setting each, by keyword
         self,
@@ -55,11 +45,15 @@ class TrainingStep:
         loop: StepConfig = PLAIN,
     ) -> None:
         user_loop = task.user_loop
-        self.model = _prepare_model(task.model, precision, loop, device)
+        self.model = task.model.to(device)
+        convert_weights(self.model, precision)
+        if loop.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        self.model.train()
         self._called = self.model
         self._weights = make_weights(self.model, precision)
         if user_loop is None:
-            groups = layer_groups(task, optimizer.group_rates, self._weights.stepped)
+            groups = _layer_groups(task, optimizer.group_rates, self._weights.stepped)
             self.optimizer = make_optimizer(optimizer, groups)
         else:
             self.optimizer = user_loop.make_optimizer(self._weights)
@@ -67,26 +61,45 @@ class TrainingStep:
         self.scaling = make_loss_scaling(loss_scale, device, self.optimizer, decides_on_device=loop.scales_on_device)
         self.clip_grad_norm = clip_grad_norm
         self.accumulate = 1 if user_loop is None else user_loop.accumulate
-        self.steps_per_launch = loop.steps_per_launch
+        self.steps_per_launch = loop.steps_per_launch  # before `flush` the last ones may not have been taken
         # The optimizer makes its states in a step of its own, before a compiled update takes over.
         self.steps_to_compile = 2 if loop.compiled_update else 1
+        if loop.compile_mode is not None or loop.compiled_update:
+            check_compiler(device)
 
         # The parts of a step, in their order.
         self._make: Prepare | None = None
         # Masters keep their gradients' memory; all else does what a loop written by hand does.
         self._zero_grad = self._weights.zero_grad if precision.master_weights else self.optimizer.zero_grad
         self._autocast = autocast_maker(precision, device.type)
-        self._compute_loss = task.compute_loss if loop.compile_mode is None else _compile_loss(task, loop, device)
+        self._compute_loss = task.compute_loss
+        if loop.compile_mode is not None:
+            self._compute_loss = CompiledLoss(task.compute_loss, loop.compile_mode)
         self._run_backward = self._backward if self.accumulate == 1 else self._accumulated_backward
         self._reduce: CoalescedReduce | None = None
-        self._update = self._compile_update(device) if loop.compiled_update else self._plain_update
+        self._update: Callable[[], None] = self._plain_update
+        if loop.compiled_update:
+            self._update = CompiledUpdate(self.optimizer, self._weights, self.scaling, clip_grad_norm)
         self.graph = (
             StepGraph(self._train, device, task.recurrent_state, loop.steps_per_launch) if loop.cuda_graph else None
         )
         self._run = self.graph or self._train
-        self._after_step = None
-        if user_loop is not None:
-            self._after_step = _after_step_of(user_loop, loop, self.scaling, self.optimizer, device)
+        self._after_step = None if user_loop is None else self._make_after_step(user_loop, loop, device)
+
+    def _make_after_step(self, user_loop: UserLoop, loop: StepConfig, device: torch.device) -> AfterStep | None:
+        """Return what steps the user's scheduler, None if there is none; raise TechniqueError if the loop cannot."""
+        step_scheduler = None if user_loop.make_scheduler is None else user_loop.make_scheduler(self.optimizer)
+        if step_scheduler is None:
+            return None
+        if loop.steps_per_launch > 1:
+            raise TechniqueError("cuda-graph-8 cannot follow a scheduler that is stepped each step: take cuda-graph.")
+        if not loop.reads_loss and not loop.cuda_graph and self.scaling.may_skip:
+            raise TechniqueError("Your scheduler waits in each step for whether it was skipped.")
+        if loop.reads_rates_on_device:
+            check_hooks(self.optimizer, loop)  # again: a scheduler may have hooked something
+            check_reads_rates(self.optimizer, loop)
+            step_scheduler = DeviceLearningRates(self.optimizer, device, step_scheduler)
+        return AfterStep(self.scaling, step_scheduler)
 
     def spread(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         """Let forward passes go through a wrapper of the converted model that runs it on several GPUs."""
@@ -137,10 +150,6 @@ class TrainingStep:
         self._update()
         return loss
 
-    def _compile_update(self, device: torch.device) -> Callable[[], None]:
-        check_compiler(device)
-        return CompiledUpdate(self.optimizer, self._weights, self.scaling, self.clip_grad_norm)
-
     def _plain_update(self) -> None:
         self._weights.collect_gradients()
         self.scaling.step(self.optimizer, self.clip_grad_norm)
@@ -158,41 +167,41 @@ class TrainingStep:
         Ranks average their gradients with or behind the last batch only, as a loop written by hand does.
         """
         total: Tensor | None = None
+        called = self._called
         for number, batch in enumerate(batches, start=1):
-            with self._unsynchronized(number < len(batches)):
+            waits = number < len(batches)
+            with called.no_sync() if waits and isinstance(called, DistributedDataParallel) else nullcontext():
                 with self._autocast():
-                    loss = self._compute_loss(self._called, batch) / len(batches)
+                    loss = self._compute_loss(called, batch) / len(batches)
                 self.scaling.backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "there is a batch at the least"
         return total
 
-    def _unsynchronized(self, wanted: bool) -> AbstractContextManager[object]:
-        called = self._called
-        return called.no_sync() if wanted and isinstance(called, DistributedDataParallel) else nullcontext()
+    def peak_allocated(self, seen: int | None, *, ever: bool = False) -> int | None:
+        """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's.
 
-    def peak_allocated(self, seen: int | None) -> int | None:
-        """Return the most bytes that tensors held at once, by what the allocator saw, which is not a graph's."""
+        With `ever` it is that of all steps so far, those that the allocator has forgotten too.
+        """
         if seen is None:
             return None
-        return self._outside_bytes + (seen if self.graph is None else max(seen, self.graph.captures.peak_bytes))
+        outside = 0 if self._mean is None else self._mean.outside_bytes
+        captures = None if self.graph is None else self.graph.captures
+        peaks = [outside + seen]
+        if captures is not None:
+            peaks.append(outside + captures.peak_bytes)
+        if captures is not None and ever:
+            peaks.append(outside + captures.earlier_peak_bytes)
+        if self._mean is not None and ever:
+            peaks.append(self._mean.earlier_peaks[0])
+        return max(peaks)
 
-    def peak_allocated_ever(self, seen: int | None) -> int | None:
-        """Return the same of all steps so far, those that the allocator has forgotten too."""
-        peak = self.peak_allocated(seen)
-        if peak is None:
-            return None
-        before_capture = 0 if self.graph is None else self.graph.captures.earlier_peak_bytes + self._outside_bytes
-        return max(peak, before_capture, self._earlier_peaks[0])
-
-    def peak_reserved(self, seen: int | None) -> int | None:
+    def peak_reserved(self, seen: int | None, *, ever: bool = False) -> int | None:
         """Return the most bytes that were held for tensors, by what the allocator held."""
-        return None if seen is None else seen + self._outside_bytes
-
-    def peak_reserved_ever(self, seen: int | None) -> int | None:
-        """Return the same of all steps so far."""
-        peak = self.peak_reserved(seen)
-        return None if peak is None else max(peak, self._earlier_peaks[1])
+        if seen is None or self._mean is None:
+            return seen
+        peak = seen + self._mean.outside_bytes
+        return max(peak, self._mean.earlier_peaks[1]) if ever else peak
 
     @property
     def averaged_by(self) -> Literal["collectives", "shared memory"] | None:
@@ -202,14 +211,6 @@ class TrainingStep:
     @property
     def _mean(self) -> CollectiveMean | SymmetricMean | None:
         return None if self._reduce is None else self._reduce.mean
-
-    @property
-    def _outside_bytes(self) -> int:
-        return 0 if self._mean is None else self._mean.outside_bytes
-
-    @property
-    def _earlier_peaks(self) -> tuple[int, int]:
-        return (0, 0) if self._mean is None else self._mean.earlier_peaks
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on: model, masters, optimizer, loss scaling."""
@@ -230,55 +231,10 @@ class TrainingStep:
         self.scaling.load_state_dict(state["scaling"])
 
 
-def _prepare_model(model: nn.Module, precision: Precision, loop: StepConfig, device: torch.device) -> nn.Module:
-    """Return a model on the device, in its precision and layout, set to training."""
-    model = model.to(device)
-    convert_weights(model, precision)
-    if loop.channels_last:
-        model.to(memory_format=torch.channels_last)
-    return model.train()
-
-
-def _compile_loss(task: Task, loop: StepConfig, device: torch.device) -> CompiledLoss:
-    check_compiler(device)
-    assert loop.compile_mode is not None, "there is something to compile"
-    return CompiledLoss(task.compute_loss, loop.compile_mode)
-
-
-def _after_step_of(
-    user_loop: UserLoop, loop: StepConfig, scaling: NoScaling, optimizer: Optimizer, device: torch.device
-) -> AfterStep | None:
-    """Return what steps the user's scheduler, None where there is none.
-
-    Raises:
-        TechniqueError: The loop's steps leave no room for one.
-    """
-    step_scheduler = None if user_loop.make_scheduler is None else user_loop.make_scheduler(optimizer)
-    if step_scheduler is None:
-        return None
-    if loop.steps_per_launch > 1:
-        raise TechniqueError("cuda-graph-8 cannot follow a scheduler that is stepped each step: take cuda-graph.")
-    if not loop.reads_loss and not loop.cuda_graph and scaling.may_skip:
-        raise TechniqueError("Your scheduler waits in each step for whether it was skipped.")
-    if loop.reads_rates_on_device:
-        check_hooks(optimizer, loop)  # again: a scheduler may have hooked something
-        check_reads_rates(optimizer, loop)
-        step_scheduler = DeviceLearningRates(optimizer, device, step_scheduler)
-    return AfterStep(scaling, step_scheduler)
-
-
-def layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
+def _layer_groups(task: Task, rates: Sequence[float], stepped: Sequence[Tensor]) -> list[Tensor] | list[dict[str, Any]]:
     """Return an optimizer's parameter groups, one a layer group that has anything to step; without rates the tensors.
 
     A group says which it is under "layer_group", for schedules that give it another rate later.
-
-    Args:
-        task: The task; its model's frozen parameters are in no group.
-        rates: The learning rate of each layer group.
-        stepped: What the optimizer steps, in the order of the model's parameters that are not frozen.
-
-    Raises:
-        UsageError: The task has no layer groups, or another number of them.
     """
     if not rates:
         return list(stepped)
@@ -310,30 +266,21 @@ def describe_optimizer(spec: OptimizerSpec) -> str:
     return f"{written}, layer groups at lr {', '.join(map(str, spec.group_rates))}" if spec.group_rates else written
 
 
-def describe_own_optimizer(optimizer: Optimizer) -> str:
-    """Return the user's optimizer as one would write it, without the arguments that are None or off."""
-    arguments = ", ".join(f"{name}={value}" for name, value in optimizer.defaults.items() if value not in (None, False))
-    return f"{type(optimizer).__name__}({arguments})"
-
-
 def describe(step: TrainingStep, task: Task, optimizer: OptimizerSpec) -> Facts:
-    """Return what is known of a trial once its precision is applied.
-
-    Args:
-        step: The training step.
-        task: Its task.
-        optimizer: The optimizer's row, where the optimizer is not the user's own.
-    """
-    dtypes: dict[str, int] = {}
+    """Return what is known of a trial once its precision is applied; `optimizer` unless it is the user's own."""
+    dtypes: Counter[str] = Counter()
     for p in step.model.parameters():
-        name = str(p.dtype).removeprefix("torch.")
-        dtypes[name] = dtypes.get(name, 0) + p.numel()
+        dtypes[str(p.dtype).removeprefix("torch.")] += p.numel()
+    written = describe_optimizer(optimizer)
+    if task.user_loop is not None:
+        given = {name: value for name, value in step.optimizer.defaults.items() if value not in (None, False)}
+        written = describe_optimizer(OptimizerSpec(type(step.optimizer).__name__, tuple(given.items())))
     return Facts(
-        num_parameters=sum(dtypes.values()),
+        num_parameters=dtypes.total(),
         units_per_sample=task.units_per_sample,
         unit=task.unit,
-        param_dtypes=dtypes,
-        optimizer=describe_optimizer(optimizer) if task.user_loop is None else describe_own_optimizer(step.optimizer),
+        param_dtypes=dict(dtypes),
+        optimizer=written,
         clip_grad_norm=step.clip_grad_norm,
         accumulate=step.accumulate,
         fp32_precision=read_fp32_precision(),

@@ -1,14 +1,16 @@
 """A whole training run, one epoch at a time: real data, a schedule, validation, divergence, checkpoints."""
 
+import math
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from castwise.records.schema import Epoch, Facts, RankSamples
+from castwise.records.schema import Epoch, RankSamples
 from castwise.registry.datasets import imitated_data_set
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
@@ -17,18 +19,23 @@ from castwise.spec.quantities import format_share
 from castwise.spec.trial import TrialSpec
 from castwise.worker import checkpoint as checkpoints
 from castwise.worker.build import build_trial
-from castwise.worker.data.epoch_iterators import Feed, make_feeds
+from castwise.worker.data.training_data import BatchSource, make_training_data
 from castwise.worker.distributed import Peers, devices_of
-from castwise.worker.epoch_stats import Heartbeat, OnProgress, Pass, TimedIterator, why_diverged
 from castwise.worker.lr_schedules import make_run_scheduler
 from castwise.worker.memory import memory_meter
 from castwise.worker.models.task import Batch
-from castwise.worker.precision import autocast
+from castwise.worker.precision import autocast_maker
+
+OnProgress = Callable[[float], None]
 
 # A classifier that is at most this many times as good as guessing, after an epoch or more, has not learned.
 _CHANCE_MARGIN = 1.1
 # Several ranks compare after this many steps whether their losses have diverged: it costs a collective.
 _COMPARE_EVERY = 50
+# Non-finite losses in a row before a run is given up: a dynamic loss scale may produce a few at its start.
+_MAX_NON_FINITE = 20
+_NUM_KEPT_LOSSES = 100  # of an epoch, evenly; enough for a curve
+_REPORT_SECONDS = 1.0
 
 
 class TrainingRun:
@@ -54,27 +61,27 @@ class TrainingRun:
         self._epochs: list[Epoch] = []
         self._memory_samples: RankSamples | None = None  # before a validation that is not part of the run
         with ExitStack() as stack:
-            facts = self._set_up(stack, data_dir)
+            self._memory = memory_meter(*devices_of(spec))
+            setup = build_trial(spec, stack, self._peers)
+            self._task, self._step = setup.task, setup.step
+            self._autocast = autocast_maker(find_precision(spec.precision), self._device.type)
+            self._training, self._validation = make_training_data(
+                find_workload(spec.workload),
+                self._task,
+                spec.model_copy(update={"recipe": self._recipe}),
+                data_dir,
+                self._peers,
+                setup.prepare,
+            )
+            self._step.make_batches_by(self._training.make)
+            whole = self._training.num_batches
+            self._steps_per_epoch = min(whole, self._recipe.max_steps or whole)
+            self._scheduler = make_run_scheduler(self._recipe, self._step.optimizer, whole)
+            self._memory.reset_peak()
+            if checkpoint is not None and self._peers.broadcast_object(checkpoint.is_file()):
+                self._load(checkpoint)
             self._stack = stack.pop_all()
-        self.facts = facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
-
-    def _set_up(self, stack: ExitStack, data_dir: Path | None) -> Facts:
-        spec, recipe = self._spec, self._recipe
-        self._memory = memory_meter(*devices_of(spec))
-        cell = build_trial(spec, stack, self._peers)
-        self._task, self._step = cell.task, cell.step
-        self._autocast = autocast(find_precision(spec.precision), self._device.type)
-        as_run = spec.model_copy(update={"recipe": recipe})
-        feeds = make_feeds(find_workload(spec.workload), self._task, as_run, data_dir, self._peers)
-        self._feeds = feeds.prepared(cell.prepare)
-        self._step.make_batches_by(self._feeds.training.make)
-        whole = self._feeds.training.num_batches
-        self._steps_per_epoch = min(whole, recipe.max_steps or whole)
-        self._scheduler = make_run_scheduler(recipe, self._step.optimizer, whole)
-        self._memory.reset_peak()
-        if self._checkpoint is not None and self._peers.broadcast_object(self._checkpoint.is_file()):
-            self._load(self._checkpoint)
-        return cell.facts
+        self.facts = setup.facts.model_copy(update={"set_up_seconds": time.perf_counter() - started})
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:
@@ -95,12 +102,12 @@ class TrainingRun:
         epoch = self._train(on_progress)
         self._step.share_statistics()  # in all ranks, even if only some go on to validate
         is_last = len(self._epochs) + 1 >= self._recipe.num_epochs
-        if self._feeds.validation is not None and epoch.diverged is None:
+        if self._validation is not None and epoch.diverged is None:
             if self._recipe.validate_each_epoch:
-                epoch = self._validate(self._feeds.validation, epoch, on_progress)
+                epoch = self._validate(self._validation, epoch, on_progress)
             elif is_last:  # not part of the run: neither of its time, nor of its memory, nor of its outcome
                 self._memory_samples = self._read_memory()
-                validated = self._validate(self._feeds.validation, epoch, on_progress)
+                validated = self._validate(self._validation, epoch, on_progress)
                 epoch = validated.model_copy(update={"validation_seconds": 0.0, "diverged": None})
         # Each rank has losses of its own; what follows from them must be the same in all.
         validation_loss, diverged = self._peers.broadcast_object((epoch.validation_loss, epoch.diverged))
@@ -115,7 +122,7 @@ class TrainingRun:
         """Write the model's state dict, on the CPU; if that fails there is no file, and the log says why."""
         if self._peers.rank == 0:
             with suppress(OSError):  # an older run's must not pass for these
-                checkpoints.drop(path)
+                path.unlink(missing_ok=True)
             checkpoints.save(path, {name: tensor.cpu() for name, tensor in self.model.state_dict().items()})
 
     def finish(self) -> RankSamples:
@@ -123,13 +130,13 @@ class TrainingRun:
         samples = (self._memory_samples or self._read_memory()).model_copy(update={"epochs": self.epochs})
         self.close()  # after reading the memory: it frees a CUDA graph, whose memory counts too
         if self._checkpoint is not None and self._peers.rank == 0:
-            checkpoints.drop(self._checkpoint)
+            self._checkpoint.unlink(missing_ok=True)
         return samples
 
     def _read_memory(self) -> RankSamples:
         return RankSamples(
-            peak_allocated_bytes=self._step.peak_allocated_ever(self._memory.peak_allocated()),
-            peak_reserved_bytes=self._step.peak_reserved_ever(self._memory.peak_reserved()),
+            peak_allocated_bytes=self._step.peak_allocated(self._memory.peak_allocated(), ever=True),
+            peak_reserved_bytes=self._step.peak_reserved(self._memory.peak_reserved(), ever=True),
             driver_used_bytes=self._memory.driver_used(),
         )
 
@@ -142,59 +149,58 @@ class TrainingRun:
         self._step.model.train()
         self._task.begin_epoch()
         skipped_before = self._step.scaling.skipped_steps
-        pass_ = Pass(recipe.read_loss_every_step, self._steps_per_epoch)
-        heartbeat = Heartbeat(on_progress, self._steps_per_epoch)
+        steps = EpochSteps(recipe.read_loss_every_step, self._steps_per_epoch)
+        heartbeat = _Heartbeat(on_progress, self._steps_per_epoch)
         counted_from, first_step = 0.0, None
         self._synchronize()
         started = time.perf_counter()
-        feed, placing_seconds = self._feeds.training, 0.0
-        batches = TimedIterator(feed.read(len(self._epochs)))
+        source, placing_seconds = self._training, 0.0
+        batches = _TimedIterator(source.read(len(self._epochs)))
         for index, read in enumerate(batches):
             placing = time.perf_counter()
-            batch = feed.place(read)
+            batch = source.place(read)
             placing_seconds += time.perf_counter() - placing
             if index == recipe.skip_batches > 0:
                 self._synchronize()  # what is queued belongs to the batches that are not counted
                 counted_from = time.perf_counter() - started
             step_started = time.perf_counter()
-            pass_.add_step(index, self._step(batch), batch_size_of(batch, batch_size))
+            steps.add(index, self._step(batch), batch_size_of(batch, batch_size))
             self._scheduler.after_step()
             if index == 0 and not self._epochs:
                 self._synchronize()  # once a run
                 first_step = time.perf_counter() - step_started
             heartbeat.done(index + 1)
-            if index + 1 == self._steps_per_epoch or self._give_up(pass_):
+            if index + 1 == self._steps_per_epoch or self._give_up(steps):
                 break
         self._synchronize()
         seconds = time.perf_counter() - started
-        losses = pass_.losses()
-        skipped_samples = min(recipe.skip_batches * batch_size, pass_.num_samples)
+        losses = steps.read_losses()
         return Epoch(
             seconds=seconds,
             data_seconds=batches.seconds,
             placing_seconds=placing_seconds,
             first_step_seconds=first_step,
-            num_steps=pass_.num_steps,
-            num_samples=pass_.num_samples,
+            num_steps=steps.num_steps,
+            num_samples=steps.num_samples,
             counted_seconds=seconds - counted_from,
-            counted_samples=pass_.num_samples - skipped_samples,
+            counted_samples=max(0, steps.num_samples - recipe.skip_batches * batch_size),
             losses=losses,
             learning_rate=float(self._step.optimizer.param_groups[0]["lr"]),
             loss_scale=self._step.scaling.read_scale(),
             skipped_steps=self._step.scaling.skipped_steps - skipped_before,
-            shortened=self._steps_per_epoch < self._feeds.training.num_batches,
-            diverged=why_diverged(losses, pass_.num_steps),
+            shortened=self._steps_per_epoch < self._training.num_batches,
+            diverged=why_diverged(losses, steps.num_steps),
         )
 
-    def _give_up(self, pass_: Pass) -> bool:
+    def _give_up(self, steps: "EpochSteps") -> bool:
         """Return whether to end the epoch here because its losses have diverged; the same in all ranks."""
         if self._peers.world_size == 1:
-            return pass_.has_diverged
-        is_compared = self._recipe.read_loss_every_step and pass_.num_steps % _COMPARE_EVERY == 0
-        return is_compared and self._peers.broadcast_object(pass_.has_diverged)
+            return steps.have_diverged
+        is_compared = self._recipe.read_loss_every_step and steps.num_steps % _COMPARE_EVERY == 0
+        return is_compared and self._peers.broadcast_object(steps.have_diverged)
 
     @torch.no_grad()
-    def _validate(self, feed: Feed, epoch: Epoch, on_progress: OnProgress | None) -> Epoch:
+    def _validate(self, source: BatchSource, epoch: Epoch, on_progress: OnProgress | None) -> Epoch:
         judge = self._task.evaluate_batch
         assert judge is not None, "a recipe that validates needs a workload that judges"
         self._step.model.eval()
@@ -202,10 +208,10 @@ class TrainingRun:
         started = time.perf_counter()
         loss, count, is_classifier = torch.zeros((), device=self._device), 0, False
         right = torch.zeros((), dtype=torch.int64, device=self._device)
-        heartbeat = Heartbeat(on_progress, feed.num_batches)
-        for index, batch in enumerate(feed.start(0)):
+        heartbeat = _Heartbeat(on_progress, source.num_batches)
+        for index, batch in enumerate(source.start(0)):
             heartbeat.done(index)
-            with self._autocast:
+            with self._autocast():
                 batch_loss, batch_right, batch_count = judge(self._step.model, batch)
             loss += batch_loss.float()
             count += batch_count
@@ -218,17 +224,14 @@ class TrainingRun:
             "accuracy": accuracy,
             "validation_seconds": time.perf_counter() - started,
         }
-        if accuracy is not None and self._is_chance(accuracy):
+        # A few steps teach little, and random samples nothing.
+        must_learn = not self._recipe.max_steps and imitated_data_set(self._spec.data_set) is None
+        num_classes = self._task.num_classes if must_learn else None
+        if accuracy is not None and num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes:
             update["diverged"] = (
                 f"after epoch {len(self._epochs) + 1} the accuracy was {format_share(accuracy)}, no better than chance"
             )
         return epoch.model_copy(update=update)
-
-    def _is_chance(self, accuracy: float) -> bool:
-        if self._recipe.max_steps or imitated_data_set(self._spec.data_set) is not None:
-            return False  # a few steps teach little, and random samples nothing
-        num_classes = self._task.num_classes
-        return num_classes is not None and accuracy <= _CHANCE_MARGIN / num_classes
 
     def _synchronize(self) -> None:
         self._step.flush()
@@ -266,6 +269,81 @@ class TrainingRun:
         self._epochs = [Epoch.model_validate_json(text) for text in own["epochs"]]
         checkpoints.restore_random_state(own["random"], self._device)
         self._peers.barrier()  # nobody writes the next one before all have read this one
+
+
+class _TimedIterator:
+    """An iterator that adds up the host's time in `next`."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> "_TimedIterator":
+        return self
+
+    def __next__(self) -> Batch:
+        started = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+class _Heartbeat:
+    """Reports the share of steps that is done about once a second, so that the parent knows that this process lives."""
+
+    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
+        self._on_progress = on_progress
+        self._total = max(1, total)
+        self._reported = time.perf_counter()
+
+    def done(self, steps: int) -> None:
+        now = time.perf_counter()
+        if self._on_progress is not None and now - self._reported > _REPORT_SECONDS:
+            self._reported = now
+            self._on_progress(min(1.0, steps / self._total))
+
+
+class EpochSteps:
+    """The steps of an epoch: their number and samples, some of their losses and the last."""
+
+    def __init__(self, read_every_loss: bool, expected_steps: int) -> None:
+        self._read_every_loss = read_every_loss
+        self._keep_every = max(1, expected_steps // _NUM_KEPT_LOSSES)
+        self._kept: dict[int, Tensor | float] = {}
+        self._last: tuple[int, Tensor | float] = (0, math.nan)
+        self._num_non_finite = 0
+        self.num_steps = self.num_samples = 0
+
+    def add(self, index: int, loss: Tensor, num_samples: int) -> None:
+        """Count a step, and keep its loss."""
+        self.num_steps += 1
+        self.num_samples += num_samples
+        value: Tensor | float = loss.detach()
+        if self._read_every_loss:
+            value = loss.item()  # a synchronisation, as in the published loop
+            self._num_non_finite = 0 if math.isfinite(value) else self._num_non_finite + 1
+        self._last = (index, value)
+        if index % self._keep_every == 0:
+            self._kept[index] = value
+
+    @property
+    def have_diverged(self) -> bool:
+        """Return whether too many losses in a row were not finite, as far as they were read."""
+        return self._num_non_finite >= _MAX_NON_FINITE
+
+    def read_losses(self) -> tuple[tuple[int, float], ...]:
+        """Return the kept losses and the last, each with its step's index, read from the device."""
+        return tuple((index, float(value)) for index, value in sorted((self._kept | dict([self._last])).items()))
+
+
+def why_diverged(losses: tuple[tuple[int, float], ...], num_steps: int) -> str | None:
+    """Return why an epoch with these losses diverged, or None if its last loss is finite."""
+    index, last = losses[-1]
+    if math.isfinite(last):
+        return None
+    first = next((step for step, loss in losses if not math.isfinite(loss)), index)
+    return f"the loss was {last} at step {num_steps} of the epoch (seen first at step {first + 1})"
 
 
 def batch_size_of(batch: Batch, nominal: int) -> int:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from castwise.errors import UsageError
-from castwise.worker.data.seeding import seed_of
+from castwise.worker.data.sharding import seed_of
 from castwise.worker.data.transforms import STATISTICS
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch
@@ -37,34 +36,24 @@ _CIFAR = Augmentation(padding=4, flips=True)
 AUGMENTATIONS: dict[str, Augmentation] = {"mnist": _NONE, "cifar10": _CIFAR, "cifar100": _CIFAR}
 
 
-def find_augmentation(name: str) -> Augmentation:
-    """Return the augmentation with this name.
-
-    Raises:
-        UsageError: The device cannot do it.
-    """
-    if name not in AUGMENTATIONS:
-        raise UsageError(f"resident-data cannot do the augmentation '{name}' on the device.")
-    return AUGMENTATIONS[name]
-
-
 @dataclass(frozen=True)
 class Epochs:
-    """How the epochs of a data set are divided into batches.
-
-    Attributes:
-        batch_size: Samples in a batch of this rank.
-        shuffle: Whether each epoch has a new order.
-        drop_last: Whether an incomplete last batch is left out.
-        seed: Of order and augmentation.
-        peers: The ranks that share the samples.
-    """
+    """How the epochs of a data set are divided into batches of a rank; the seed is of order and augmentation."""
 
     batch_size: int
     shuffle: bool = True
     drop_last: bool = False
     seed: int = 0
     peers: Peers = _ALONE
+
+    def rank_samples(self, total: int) -> int:
+        """Return the samples of an epoch in this rank, the same number in all ranks."""
+        return total // self.peers.world_size if self.drop_last else math.ceil(total / self.peers.world_size)
+
+    def num_batches(self, total: int) -> int:
+        """Return the batches of an epoch in this rank."""
+        count = self.rank_samples(total)
+        return count // self.batch_size if self.drop_last else math.ceil(count / self.batch_size)
 
 
 class DeviceImages:
@@ -77,17 +66,11 @@ class DeviceImages:
     def __init__(
         self, images: Images, statistics: str, augmentation: Augmentation, epochs: Epochs, device: torch.device
     ) -> None:
-        """Copy the data set to the device.
-
-        Args:
-            images: uint8 of shape (N, C, H, W), and labels, int64 of shape (N,).
-            statistics: A name of `STATISTICS`.
-            augmentation: Besides normalisation.
-            epochs: Batches, order and seed.
-            device: The device.
-        """
+        """Copy images, uint8 of shape (N, C, H, W), and labels, int64 of shape (N,), to the device."""
         self._device, self._epochs, self._augmentation = device, epochs, augmentation
         pixels, labels = images
+        self.num_samples = epochs.rank_samples(len(labels))
+        self.num_batches = epochs.num_batches(len(labels))
         border = augmentation.padding
         self._side = pixels.shape[-2:]
         # Channels last: pixels are gathered whole, and convolutions prefer the layout.
@@ -97,26 +80,21 @@ class DeviceImages:
         mean, deviation = (torch.tensor(part, device=device) for part in STATISTICS[statistics])
         self._scale, self._shift = 1 / (255 * deviation), -mean / deviation
 
-    @property
-    def num_samples(self) -> int:
-        """Return the samples of an epoch in this rank, the same number in all ranks."""
-        total, world = len(self._labels), self._epochs.peers.world_size
-        return total // world if self._epochs.drop_last else math.ceil(total / world)
-
-    @property
-    def num_batches(self) -> int:
-        """Return the batches of an epoch."""
-        size = self._epochs.batch_size
-        return self.num_samples // size if self._epochs.drop_last else math.ceil(self.num_samples / size)
-
     def start(self, epoch: int) -> Iterator[Batch]:
         """Yield the draws for the batches of an epoch, by its number from 0.
 
         They are the indices of samples, of shape (batch,); with augmentation also the crops' first rows, whether they
         are mirrored, and the crops' first columns, each of shape (batch, 1).
         """
-        epochs = self._epochs
-        own = self._order(epoch)
+        epochs, total = self._epochs, len(self._labels)
+        order = torch.arange(total, device=self._device)
+        if epochs.shuffle:
+            generator = torch.Generator(self._device).manual_seed(seed_of(epochs.seed, epoch))
+            order = torch.randperm(total, generator=generator, device=self._device)
+        # A rank's samples are every n-th of the order that all ranks share.
+        whole = self.num_samples * epochs.peers.world_size
+        order = torch.cat([order, order[: max(0, whole - total)]])[:whole]
+        own = order[epochs.peers.rank :: epochs.peers.world_size]
         generator = torch.Generator(self._device)
         generator.manual_seed(seed_of(epochs.seed, epoch, epochs.peers.rank))
         for index in range(self.num_batches):
@@ -129,17 +107,6 @@ class DeviceImages:
         pixels = self._crop(chosen, *crop) if crop else self._pixels[chosen]
         images = torch.addcmul(self._shift, pixels, self._scale).permute(0, 3, 1, 2)
         return images, self._labels[chosen]
-
-    def _order(self, epoch: int) -> Tensor:
-        """Return the indices of this rank's samples: every n-th of the order that all ranks share."""
-        epochs, total = self._epochs, len(self._labels)
-        order = torch.arange(total, device=self._device)
-        if epochs.shuffle:
-            generator = torch.Generator(self._device).manual_seed(seed_of(epochs.seed, epoch))
-            order = torch.randperm(total, generator=generator, device=self._device)
-        whole = self.num_samples * epochs.peers.world_size
-        order = torch.cat([order, order[: max(0, whole - total)]])[:whole]
-        return order[epochs.peers.rank :: epochs.peers.world_size]
 
     def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         def draw(below: int) -> Tensor:
@@ -163,22 +130,12 @@ class DrawnImages:
     """Random images and labels drawn on the device at access, with the distribution of `SyntheticSamples`."""
 
     def __init__(
-        self, num_samples: int, shape: tuple[int, ...], num_classes: int, epochs: Epochs, device: torch.device
+        self, total: int, shape: tuple[int, ...], num_classes: int, epochs: Epochs, device: torch.device
     ) -> None:
-        """Define an epoch.
-
-        Args:
-            num_samples: Length of an epoch of all ranks.
-            shape: Of an image, channels first.
-            num_classes: Labels are drawn from [0, num_classes).
-            epochs: Batches and seed.
-            device: The device.
-        """
+        """Define an epoch of `total` samples in all ranks, of images of this shape, channels first."""
         self._shape, self._num_classes, self._epochs, self._device = shape, num_classes, epochs, device
-        total, world = num_samples, epochs.peers.world_size
-        self.num_samples = total // world if epochs.drop_last else math.ceil(total / world)
-        size = epochs.batch_size
-        self.num_batches = self.num_samples // size if epochs.drop_last else math.ceil(self.num_samples / size)
+        self._num_samples = epochs.rank_samples(total)
+        self.num_batches = epochs.num_batches(total)
 
     def start(self, epoch: int) -> Iterator[Batch]:
         """Return the batches of an epoch, by its number from 0."""
@@ -186,7 +143,7 @@ class DrawnImages:
         generator = torch.Generator(self._device)
         generator.manual_seed(seed_of(epochs.seed, epoch, epochs.peers.rank))
         for index in range(self.num_batches):
-            count = min(epochs.batch_size, self.num_samples - index * epochs.batch_size)
+            count = min(epochs.batch_size, self._num_samples - index * epochs.batch_size)
             images = torch.rand(count, *self._shape, generator=generator, device=self._device)
             labels = torch.randint(self._num_classes, (count,), generator=generator, device=self._device)
             yield images.mul_(2).sub_(1), labels

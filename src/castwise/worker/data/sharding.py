@@ -1,4 +1,4 @@
-"""A rank's share of data on the device: its own batches, or its own columns of a text."""
+"""A rank's share of data on the device, and distinct seeds for epochs, runs and ranks."""
 
 from collections.abc import Sequence
 
@@ -7,22 +7,31 @@ from torch import Tensor
 
 from castwise.registry.workloads import Workload
 from castwise.spec.trial import TrialSpec
-from castwise.worker.data.seeding import seed_of
 from castwise.worker.distributed import Peers
 from castwise.worker.models.task import Batch, Task
 
+# Distance between the seeds of two runs: 2^64 / golden ratio, whose multiples are far apart, made odd so that none are
+# equal. Between those of two ranks: 2^64 / plastic number. Torch's generator on a CPU, as in a loader, uses the low 32
+# bits only: there too the distances are larger than the number of epochs, which a power of 2 would not ensure.
+# Source: pytorch/pytorch aten/src/ATen/core/MT19937RNGEngine.h (`init_with_uint32`).
+_RUNS = 0x9E3779B97F4A7C15
+_RANKS = 0xC13FA9A902A6328F
+_SEEDS = 2**63  # torch takes 64 bits, and an epoch's number may be added
+
+
+def seed_of(seed: int, epoch: int = 0, rank: int = 0) -> int:
+    """Return the seed of an epoch's order and augmentation in a rank; a run's is that of its first epoch.
+
+    If an epoch's number were added to the run's seed, the run with the next seed would see in each epoch what this run
+    sees in the next. The run's seed is below 2^32 to be distinct for a generator on a CPU.
+    """
+    return (seed * _RUNS + rank * _RANKS) % _SEEDS + epoch
+
 
 def rank_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: Peers) -> Sequence[Batch]:
-    """Return the batches that this rank's steps use in turn, on its device.
+    """Return the batches that this rank's steps use in turn, on its device; `count` if the data has no length.
 
     Images are drawn or shuffled with the rank's own seed. Of a text, which has one order, ranks read different columns.
-
-    Args:
-        row: The workload.
-        task: Makes the batches.
-        spec: The trial, on this rank's device.
-        count: The number of batches, if the data has no length of its own.
-        peers: The ranks that share the data.
     """
     device = torch.device(spec.device)
     if row.family != "rnn_lm" or peers.world_size == 1:
@@ -38,13 +47,5 @@ def rank_batches(row: Workload, task: Task, spec: TrialSpec, count: int, peers: 
 
 
 def rank_columns(rows: Tensor, peers: Peers) -> Tensor:
-    """Return a rank's columns of a text that all ranks share.
-
-    Args:
-        rows: Words of shape (rows, batch * world size), from `batchify`.
-        peers: The ranks.
-
-    Returns:
-        Shape (rows, batch).
-    """
+    """Return a rank's columns, of shape (rows, batch), of words that ranks share, (rows, batch * world size)."""
     return rows.chunk(peers.world_size, dim=1)[peers.rank].contiguous()

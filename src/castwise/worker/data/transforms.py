@@ -7,8 +7,6 @@ from PIL import Image
 from torch import Tensor
 from torchvision import transforms
 
-from castwise.errors import unknown_name
-
 Transform = Callable[[Image.Image], Tensor]
 Channels = tuple[float, ...]
 
@@ -28,38 +26,16 @@ class TransformPair(NamedTuple):
     validation: Transform
 
 
-def find_transform(name: str) -> TransformPair:
-    """Return the pair with this name.
-
-    Raises:
-        UsageError: There is none; the message offers the nearest.
-    """
-    if name not in TRANSFORMS:
-        raise unknown_name("transform", name, TRANSFORMS)
-    return TRANSFORMS[name]
+def _make_pair(augmented: list[Transform], plain: list[Transform]) -> TransformPair:
+    return TransformPair(transforms.Compose([*augmented, *plain]), transforms.Compose(plain))
 
 
-def _mnist() -> TransformPair:
-    """Return what 000 and pytorch/examples mnist do: no augmentation.
-
-    Source: leolui2004/tensorcore mnist_0_512.py.
-    """
-    plain = transforms.Compose([transforms.ToTensor(), transforms.Normalize(*STATISTICS["mnist"])])
-    return TransformPair(plain, plain)
+def _normalised(name: str) -> list[Transform]:
+    return [transforms.ToTensor(), transforms.Normalize(*STATISTICS[name])]
 
 
-def _cifar(statistics: tuple[Channels, Channels]) -> TransformPair:
-    """Return what 001 and 002 do: a random crop of the image padded by 4 pixels, mirrored or not.
-
-    Source: kuangliu/pytorch-cifar main.py at 34075118 and ceshine/apex_pytorch_cifar_experiment's notebooks. No source
-    has CIFAR-100 at 32²; it is done the same here.
-
-    Args:
-        statistics: Mean and standard deviation of each channel.
-    """
-    plain = [transforms.ToTensor(), transforms.Normalize(*statistics)]
-    augmented = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), *plain]
-    return TransformPair(transforms.Compose(augmented), transforms.Compose(plain))
+def _crop_and_flip() -> list[Transform]:
+    return [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
 
 
 def _fastai_224() -> TransformPair:
@@ -93,9 +69,11 @@ def _fastai_224() -> TransformPair:
     return TransformPair(transforms.Compose([enlarge, *augment, *plain]), transforms.Compose([enlarge, *plain]))
 
 
+# Sources: leolui2004/tensorcore mnist_0_512.py; kuangliu/pytorch-cifar main.py at 34075118 and
+# ceshine/apex_pytorch_cifar_experiment's notebooks. No source has CIFAR-100 at 32²; it is done as CIFAR-10 is.
 TRANSFORMS: dict[str, TransformPair] = {
-    "mnist": _mnist(),
-    "cifar10": _cifar(STATISTICS["cifar10"]),
-    "cifar100": _cifar(STATISTICS["cifar100"]),
+    "mnist": _make_pair([], _normalised("mnist")),
+    "cifar10": _make_pair(_crop_and_flip(), _normalised("cifar10")),
+    "cifar100": _make_pair(_crop_and_flip(), _normalised("cifar100")),
     "fastai-224": _fastai_224(),
 }

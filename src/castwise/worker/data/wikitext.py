@@ -14,7 +14,6 @@ from torch import Tensor
 from castwise.errors import DataError
 from castwise.registry.datasets import WIKITEXT2, read_verified
 
-_END_OF_LINE = "<eos>"
 # Words in the three parts, and different ones in all; tests hold the real text to them.
 _LENGTHS, _NUM_WORDS = (2_088_628, 217_646, 245_569), 33_278
 _NUM_STEPS = 35  # Source: main.py (--bptt)
@@ -22,14 +21,7 @@ _NUM_STEPS = 35  # Source: main.py (--bptt)
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in three parts, each word by its number.
-
-    Attributes:
-        train: int64 of shape (words,); for WikiText-2 2,088,628 of them.
-        valid: The same; 217,646.
-        test: The same; 245,569.
-        words: The different words, in the order of their numbers; 33,278.
-    """
+    """A text in three parts, int64 of shape (words,), each word by its number; `words` has them in that order."""
 
     train: Tensor
     valid: Tensor
@@ -40,14 +32,10 @@ class Corpus:
 def load_wikitext2(data_dir: Path) -> Corpus:
     """Return WikiText-2 at word level, with `<eos>` behind every line.
 
-    Args:
-        data_dir: A folder in which `data_sets.find_file` finds WikiText-2.
-
     Raises:
-        DataError: A file is missing or is not the official one.
+        DataError: A file is missing in the folder or is not the official one.
     """
-    train, valid, test = (read_verified(WIKITEXT2, data_dir, part).decode() for part in ("train", "valid", "test"))
-    return make_corpus(train, valid, test)
+    return make_corpus(*(read_verified(WIKITEXT2, data_dir, part).decode() for part in ("train", "valid", "test")))
 
 
 def random_corpus() -> Corpus:
@@ -60,24 +48,18 @@ def random_corpus() -> Corpus:
 def make_corpus(train: str, valid: str, test: str) -> Corpus:
     """Number the words of three texts in the order in which they come up: all of train's, then valid's, then test's."""
     numbers: dict[str, int] = {}
-    parts = [_tokenize(text, numbers) for text in (train, valid, test)]
+
+    def tokenize(text: str) -> Tensor:
+        lines = io.StringIO(text, newline=None)  # lines end where they do in a file read as text
+        words = (word for line in lines for word in (*line.split(), "<eos>"))
+        return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words], dtype=torch.int64)
+
+    parts = [tokenize(text) for text in (train, valid, test)]
     return Corpus(parts[0], parts[1], parts[2], words=tuple(numbers))
-
-
-def _tokenize(text: str, numbers: dict[str, int]) -> Tensor:
-    lines = io.StringIO(text, newline=None)  # lines end where they do in a file read as text
-    return torch.tensor(
-        [numbers.setdefault(word, len(numbers)) for line in lines for word in (*line.split(), _END_OF_LINE)],
-        dtype=torch.int64,
-    )
 
 
 def batchify(words: Tensor, batch_size: int) -> Tensor:
     """Cut a text into columns of equal length, which are read side by side; words left over are dropped.
-
-    Args:
-        words: Shape (words,).
-        batch_size: Number of columns.
 
     Returns:
         Shape (words // batch_size, batch_size): each column goes on where the one before it ends.
@@ -101,6 +83,8 @@ def segments(rows: Tensor, num_steps: int = _NUM_STEPS) -> Sequence[tuple[Tensor
     Returns:
         Words of shape (steps, batch), and the words that follow them, of shape (steps * batch,).
     """
-    ends = [min(start + num_steps, len(rows) - 1) for start in range(0, len(rows) - 1, num_steps)]
-    starts = [0, *ends[:-1]]
-    return [(rows[start:end], rows[start + 1 : end + 1].flatten()) for start, end in zip(starts, ends, strict=True)]
+    last = len(rows) - 1
+    return [
+        (rows[start : min(start + num_steps, last)], rows[start + 1 : min(start + num_steps, last) + 1].flatten())
+        for start in range(0, last, num_steps)
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from castwise.errors import UsageError
 from castwise.registry.workloads import Workload, check_data_set
 from castwise.spec.types import SYNTHETIC, Family
-from castwise.worker.data.preloaded import resident_batches
+from castwise.worker.data.datasets import resident_batches
 from castwise.worker.models import dpn, fastai_resnet, mlp, mnist_cnn, rnn_lm, torchvision_timm, wide_resnet
 from castwise.worker.models.task import Task
 

@@ -1,5 +1,6 @@
-"""Feeds of training trials: CIFAR-100 from official files, random stand-ins, and synthetic samples' classes."""
+"""Data of training runs: CIFAR-100 from official files, random stand-ins, and synthetic samples' classes."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,18 @@ from castwise.registry.datasets import CIFAR100, SYNTHETIC_PREFIX
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Recipe
 from castwise.spec.trial import TrialSpec
-from castwise.worker.data import images as image_files
-from castwise.worker.data import preloaded
-from castwise.worker.data.epoch_iterators import Feeds, make_feeds
-from castwise.worker.data.preloaded import IMAGE_SETS, random_images
-from castwise.worker.data.transforms import find_transform
+from castwise.worker.data import datasets
+from castwise.worker.data.datasets import load_cifar, load_images
+from castwise.worker.data.training_data import BatchSource, make_training_data
 from castwise.worker.distributed import Peers
 from castwise.worker.models import build_task
 
 PLAIN = Loader(num_workers=0, drop_last=True)
 
 
-def feeds_of(
+def data_of(
     workload: str, data_set: str, data_dir: Path | None, techniques: tuple[str, ...] = (), **recipe: Any
-) -> Feeds:
+) -> tuple[BatchSource, BatchSource | None]:
     row = find_workload(workload)
     fields = {"epochs": 1, "loader": PLAIN, "validate_each_epoch": True, "validation_workers": 0} | recipe
     spec = TrialSpec(
@@ -40,7 +39,7 @@ def feeds_of(
     )
     with torch.device("meta"):
         task = build_task(row)
-    return make_feeds(row, task, spec, data_dir, Peers())
+    return make_training_data(row, task, spec, data_dir, Peers())
 
 
 @pytest.fixture
@@ -48,32 +47,22 @@ def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with 20 training and 10 test images in the official binary layout."""
     parts = {"train": draw(20, 100, 1), "test": draw(10, 100, 2)}
     contents = {part: binary_file(*images, 100) for part, images in parts.items()}
-    monkeypatch.setattr(image_files, "CIFAR100", put(tmp_path, CIFAR100, contents))
+    small = put(tmp_path, CIFAR100, contents)
+    monkeypatch.setitem(datasets.IMAGE_SETS, "cifar100", partial(load_cifar, small))
     return tmp_path
 
 
 def test_cifar100_comes_pooled_split_and_enlarged(cifar100: Path) -> None:
-    feeds = feeds_of("fastai-resnet18", "cifar100", cifar100, transform="fastai-224", pooled_split=True)
-    assert feeds.training.num_batches == 6  # 24 of 30 images
-    batches = list(feeds.training.start(0))
+    training, validation = data_of("fastai-resnet18", "cifar100", cifar100, transform="fastai-224", pooled_split=True)
+    assert training.num_batches == 6  # 24 of 30 images
+    batches = list(training.start(0))
     assert {tuple(images.shape) for images, _ in batches} == {(4, 3, 224, 224)}
-    assert feeds.validation is not None
-    ((images, labels),) = feeds.validation.start(0)
+    assert validation is not None
+    ((images, labels),) = validation.start(0)
     assert images.shape == (6, 3, 224, 224)
     all_labels = torch.cat([labels, *(part for _, part in batches)])
     assert all_labels.tolist().count(99) >= 2, "the highest label of both files is there"
     assert sorted(all_labels.tolist()) == sorted(draw(20, 100, 1)[1] + draw(10, 100, 2)[1])
-
-
-def test_cifar100_has_a_transform_of_its_own(cifar100: Path) -> None:
-    feeds = feeds_of("fastai-resnet18", "cifar100", cifar100)
-    images, _ = next(feeds.training.start(0))
-    assert images.shape == (4, 3, 32, 32)
-
-
-@pytest.mark.parametrize("name", IMAGE_SETS)
-def test_every_image_set_has_a_transform(name: str) -> None:
-    assert find_transform(name)
 
 
 # Random stand-ins
@@ -90,15 +79,15 @@ def test_every_image_set_has_a_transform(name: str) -> None:
 def test_a_stand_in_is_as_large_as_the_real_set(
     workload: str, name: str, shape: tuple[int, ...], num_train: int, num_classes: int
 ) -> None:
-    feeds = feeds_of(workload, SYNTHETIC_PREFIX + name, None, validation_batch_size=16)
-    assert feeds.training.num_batches == num_train // 4
-    assert feeds.validation is not None
-    assert feeds.validation.num_batches == 10_000 // 16
-    images, labels = next(feeds.training.start(0))
+    training, validation = data_of(workload, SYNTHETIC_PREFIX + name, None, validation_batch_size=16)
+    assert training.num_batches == num_train // 4
+    assert validation is not None
+    assert validation.num_batches == 10_000 // 16
+    images, labels = next(training.start(0))
     assert images.shape == (4, *shape)
     assert images.dtype == torch.float32
     assert labels.dtype == torch.int64
-    images, labels = random_images(name, "test")
+    images, labels = load_images(SYNTHETIC_PREFIX + name, None, "test")
     assert images.shape == (10_000, *shape)
     assert images.dtype == torch.uint8
     assert images.float().mean().item() == pytest.approx(127.5, abs=1)
@@ -106,38 +95,40 @@ def test_a_stand_in_is_as_large_as_the_real_set(
 
 
 def test_a_stand_in_is_the_same_every_time_and_its_splits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloaded.NUM_IMAGES, "cifar100", (40, 40))
-    images, labels = random_images("cifar100", "train")
-    again, same_labels = random_images("cifar100", "train")
-    other, _ = random_images("cifar100", "test")
+    monkeypatch.setitem(datasets.NUM_IMAGES, "cifar100", (40, 40))
+    images, labels = load_images("synthetic:cifar100", None, "train")
+    again, same_labels = load_images("synthetic:cifar100", None, "train")
+    other, _ = load_images("synthetic:cifar100", None, "test")
     assert images.equal(again)
     assert labels.equal(same_labels)
     assert not images.equal(other)
 
 
 def test_a_stand_in_is_pooled_and_transformed_as_the_real_set_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloaded.NUM_IMAGES, "cifar100", (50, 10))
-    feeds = feeds_of("fastai-resnet18", "synthetic:cifar100", None, transform="fastai-224", pooled_split=True)
-    assert feeds.training.num_batches == 12
-    assert feeds.validation is not None
-    ((images, _),) = feeds.validation.start(0)
+    monkeypatch.setitem(datasets.NUM_IMAGES, "cifar100", (50, 10))
+    training, validation = data_of(
+        "fastai-resnet18", "synthetic:cifar100", None, transform="fastai-224", pooled_split=True
+    )
+    assert training.num_batches == 12
+    assert validation is not None
+    ((images, _),) = validation.start(0)
     assert images.shape == (12, 3, 224, 224)
 
 
 def test_a_stand_in_for_a_text_has_its_lengths() -> None:
     loader = Loader(resident=True, num_workers=0, shuffle=False)
-    feeds = feeds_of("lstm-lm", "synthetic:wikitext-2", None, loader=loader, validation_batch_size=10)
-    assert feeds.training.num_batches == -(-(2_088_628 // 4 - 1) // 35)
-    assert feeds.validation is not None
-    assert feeds.validation.num_batches == -(-(217_646 // 10 - 1) // 35)
-    tokens, targets = next(feeds.training.start(0))
+    training, validation = data_of("lstm-lm", "synthetic:wikitext-2", None, loader=loader, validation_batch_size=10)
+    assert training.num_batches == -(-(2_088_628 // 4 - 1) // 35)
+    assert validation is not None
+    assert validation.num_batches == -(-(217_646 // 10 - 1) // 35)
+    tokens, targets = next(training.start(0))
     assert tokens.shape == (35, 4)
     assert 0 <= targets.min() < targets.max() < 33_278
 
 
 def test_synthetic_samples_have_the_workload_s_classes() -> None:
-    feeds = feeds_of("fastai-resnet18", "synthetic", None, samples_per_epoch=400)
-    labels = torch.cat([labels for _, labels in (next(feeds.training.start(0)) for _ in range(10))])
+    training, _ = data_of("fastai-resnet18", "synthetic", None, samples_per_epoch=400)
+    labels = torch.cat([labels for _, labels in (next(training.start(0)) for _ in range(10))])
     assert labels.max() < 100
 
 
@@ -145,38 +136,39 @@ def test_synthetic_samples_have_the_workload_s_classes() -> None:
 
 
 def test_resident_data_has_the_same_samples_and_the_same_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(preloaded.NUM_IMAGES, "mnist", (50, 10))
-    loaded = feeds_of("mnist-cnn", "synthetic:mnist", None, loader=Loader(num_workers=0))
-    on_device = feeds_of("mnist-cnn", "synthetic:mnist", None, ("resident-data",), loader=Loader(num_workers=0))
-    assert on_device.training.num_batches == loaded.training.num_batches == 13
+    monkeypatch.setitem(datasets.NUM_IMAGES, "mnist", (50, 10))
+    loaded, loaded_validation = data_of("mnist-cnn", "synthetic:mnist", None, loader=Loader(num_workers=0))
+    on_device, on_device_validation = data_of(
+        "mnist-cnn", "synthetic:mnist", None, ("resident-data",), loader=Loader(num_workers=0)
+    )
+    assert on_device.num_batches == loaded.num_batches == 13
     sums = [
         sorted(images.sum((1, 2, 3)).tolist())
-        for feeds in (loaded, on_device)
-        for images in [torch.cat([batch[0] for batch in feeds.training.start(0)])]
+        for source in (loaded, on_device)
+        for images in [torch.cat([batch[0] for batch in source.start(0)])]
     ]
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
-    assert loaded.validation is not None
-    assert on_device.validation is not None
+    assert loaded_validation is not None
+    assert on_device_validation is not None
     for (images, labels), (others, other_labels) in zip(
-        loaded.validation.start(0), on_device.validation.start(0), strict=True
+        loaded_validation.start(0), on_device_validation.start(0), strict=True
     ):
         torch.testing.assert_close(images, others, rtol=1e-5, atol=1e-5)
         assert labels.equal(other_labels)
 
 
 def test_synthetic_images_are_drawn_on_the_device() -> None:
-    feeds = feeds_of("resnet18", "synthetic", None, ("resident-data",), samples_per_epoch=10, validate_each_epoch=False)
-    assert feeds.training.num_batches == 2  # the recipe drops the last
-    images, labels = next(feeds.training.start(0))
+    training, _ = data_of(
+        "resnet18", "synthetic", None, ("resident-data",), samples_per_epoch=10, validate_each_epoch=False
+    )
+    assert training.num_batches == 2  # the recipe drops the last
+    images, labels = next(training.start(0))
     assert images.shape == (4, 3, 224, 224)
     assert labels.max() < 1000
 
 
 def test_every_batch_is_prepared() -> None:
-    feeds = feeds_of("lstm-lm", "synthetic:wikitext-2", None, validation_batch_size=10)
-    assert feeds.prepared(None) is feeds
-    prepared = feeds.prepared(lambda batch: batch[:1])
-    assert len(next(prepared.training.start(0))) == 1
-    assert prepared.training.num_batches == feeds.training.num_batches
-    assert prepared.validation is not None
-    assert len(next(prepared.validation.start(0))) == 1
+    training, _ = data_of("lstm-lm", "synthetic:wikitext-2", None, validation_batch_size=10)
+    prepared = training.prepared(None).prepared(lambda batch: batch[:1]).prepared(lambda batch: batch * 2)
+    assert len(next(prepared.start(0))) == 2
+    assert prepared.num_batches == training.num_batches
