@@ -1,7 +1,6 @@
 """Checkpoints: written whole or not at all, and no reason to lose a run."""
 
 import errno
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +84,6 @@ def test_run_with_a_damaged_checkpoint_starts_again(tmp_path: Path, monkeypatch:
     assert a_run(path, monkeypatch).epochs == run.epochs, "the next checkpoint takes its place"
 
 
-def test_a_folder_that_cannot_be_made_is_no_reason_to_lose_the_run(unwritable: Path) -> None:
-    with pytest.warns(UserWarning, match="nothing was written"):
-        assert not checkpoints.save(unwritable / "run.pt", {"epoch": 1})
-
-
 def test_random_state_is_restored() -> None:
     torch.manual_seed(7)
     state = checkpoints.random_state(CPU)
@@ -134,20 +128,3 @@ def test_a_run_goes_on_where_its_checkpoints_cannot_be_written(tmp_path: Path, m
     assert [epoch.losses for epoch in (first, second, third)] == losses
     assert len(run.finish().epochs) == 3
     assert list(path.parent.iterdir()) == [], "the one that could be written is not left behind"
-
-
-def test_a_disk_with_room_again_is_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.pt"
-    run = a_run(path, monkeypatch)
-    with monkeypatch.context() as full:
-        full.setattr(torch, "save", break_off(FULL))
-        with pytest.warns(UserWarning, match="nothing was"):
-            run.run_epoch()
-    assert not path.exists()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        second = run.run_epoch()
-    run.close()
-    resumed = a_run(path, monkeypatch)
-    assert [epoch.losses for epoch in resumed.epochs][1:] == [second.losses]
-    resumed.close()

@@ -196,14 +196,6 @@ class Rank(Peers):
         self.rank, self.world_size = rank, world_size
 
 
-def test_a_lone_process_agrees_with_itself() -> None:
-    alone, value = Peers(), object()
-    assert alone.broadcast_object(value) is value
-    assert alone.gather_objects(value) == [value]
-    alone.barrier()
-    alone.close()
-
-
 @pytest.mark.parametrize(("drop_last", "lengths"), [(False, [4, 1]), (True, [4])])
 def test_loaders_of_two_ranks_share_the_samples(drop_last: bool, lengths: list[int]) -> None:
     seen = []
@@ -249,12 +241,6 @@ def test_images_are_each_rank_s_own() -> None:
     (first, _), (second, _) = (rank_batches(row, build_task(row), SPEC, 1, Rank(rank))[0] for rank in range(2))
     assert first.shape == second.shape == (8, 1, 28, 28)
     assert not torch.equal(first, second)
-
-
-def test_replicas_share_one_process_and_its_batch() -> None:
-    spec = SPEC.model_copy(update={"parallelism": "dp", "device": "cuda:0"})
-    assert (spec.num_processes, spec.process_batch_size) == (1, 16)
-    assert (SPEC.num_processes, SPEC.process_batch_size) == (2, 8)
 
 
 @pytest.mark.parametrize("row", PRECISIONS, ids=lambda row: row.name)

@@ -59,22 +59,8 @@ def test_a_cpu_s_environment() -> None:
     gpu_s = ("gpu", "gpu_uuid", "capability", "gpu_memory_bytes", "driver", "cuda", "cudnn")
     assert [getattr(found, name) for name in gpu_s] == [None] * len(gpu_s)
     assert (found.num_gpus, found.gpu_uuids) == (0, ())
-
-
-def test_an_environment_survives_the_pipe() -> None:
-    found = read_environment(CPU, None)
     assert Environment.model_validate_json(found.model_dump_json()) == found
-    assert found.commit is None
-
-
-def test_two_looks_at_one_machine_have_one_fingerprint() -> None:
-    assert read_environment(CPU, "a").fingerprint == read_environment(CPU, "b").fingerprint
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there() -> None:
-    with pytest.raises((RuntimeError, AssertionError)):
-        read_environment(torch.device("cuda:0"), None)
+    assert read_environment(CPU, None).fingerprint == found.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -82,10 +68,9 @@ def test_a_gpu_that_is_not_there() -> None:
     [
         (X86, "Fake CPU @ 3.00GHz", ("amx_bf16", "avx512_bf16")),
         (ARM, "fake processor", ("asimdhp", "bf16")),
-        ("", "fake processor", ()),
         (None, "fake processor", ()),
     ],
-    ids=["x86", "Arm", "empty", "missing"],
+    ids=["x86", "Arm", "missing"],
 )
 def test_the_processor(
     cpuinfo: str | None,
@@ -100,14 +85,6 @@ def test_the_processor(
     found = read_environment(CPU, None)
     assert found.cpu == f"{name} (2 cores)"
     assert found.cpu_features == features
-
-
-def test_a_processor_without_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pretend(monkeypatch, tmp_path, None)
-    monkeypatch.setattr(platform, "processor", lambda: "")
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert read_environment(CPU, None).cpu == "riscv64"
 
 
 def test_torchvision_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

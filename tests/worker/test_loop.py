@@ -82,11 +82,6 @@ def test_settings_of_several_techniques_add_up() -> None:
     assert (loop.channels_last, loop.optimizer_arguments, loop.compile_mode) == (True, (("fused", True),), "default")
 
 
-def test_an_unknown_technique_is_refused() -> None:
-    with pytest.raises(UsageError, match="teleport"):
-        step_config_of(("teleport",))
-
-
 # What is really done
 
 

@@ -1,13 +1,15 @@
 """Peak memory on a CPU, from /proc; the caching allocator's is measured in `tests/gpu`."""
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from castwise.worker import memory
-from castwise.worker.memory import CpuMemory, CudaMemory, memory_meter
+from castwise.worker.memory import CpuMemory, MemoryLimitError, memory_meter
 
 MIB = 2**20
 
@@ -33,31 +35,22 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
     return fake
 
 
-def test_the_peak_is_the_growth_of_the_resident_set(proc: FakeProc) -> None:
+@pytest.mark.parametrize(("peak", "growth"), [(350, 250), (90, 0)])
+def test_the_peak_is_the_growth_of_the_resident_set(peak: int, growth: int, proc: FakeProc) -> None:
     proc.write(resident=100, peak=500)
-    meter = CpuMemory()
-    proc.write(resident=120, peak=350)
-    assert meter.peak_allocated() == 250 * 1024
+    meter = memory_meter(torch.device("cpu"))
+    proc.write(resident=80, peak=peak)
+    assert meter.peak_allocated() == growth * 1024
 
 
-def test_a_process_that_shrank_has_grown_by_nothing(proc: FakeProc) -> None:
+@pytest.mark.parametrize("can_reset", [True, False])
+def test_a_new_phase_resets_the_kernel_s_peak_if_it_can(can_reset: bool, proc: FakeProc) -> None:
     proc.write(resident=100, peak=100)
     meter = CpuMemory()
-    proc.write(resident=80, peak=90)
-    assert meter.peak_allocated() == 0
-
-
-def test_a_new_stretch_resets_the_kernel_s_peak(proc: FakeProc) -> None:
-    proc.write(resident=100, peak=100)
-    CpuMemory().reset_peak()
-    assert proc.clear_refs.read_text() == "5"
-
-
-def test_without_the_reset_the_peak_is_the_whole_trial_s(proc: FakeProc) -> None:
-    proc.write(resident=100, peak=100)
-    meter = CpuMemory()
-    proc.clear_refs.mkdir()  # cannot be written, by root neither
+    if not can_reset:
+        proc.clear_refs.mkdir()  # cannot be written, by root neither
     meter.reset_peak()
+    assert not can_reset or proc.clear_refs.read_text() == "5"
     proc.write(resident=100, peak=130)
     assert meter.peak_allocated() == 30 * 1024
 
@@ -71,36 +64,32 @@ def test_without_proc_the_peak_is_unknown(proc: FakeProc, missing: str) -> None:
     assert meter.peak_allocated() is None
 
 
-def test_a_cpu_has_no_caching_allocator() -> None:
-    meter = CpuMemory()
-    assert meter.peak_reserved() is None
-    assert meter.reserved() == 0
-
-
-def touch(num_bytes: int) -> None:
-    """Hold this much memory for a moment; a map of its own goes back to the system at once."""
+@contextmanager
+def held(num_bytes: int) -> Iterator[None]:
+    """Hold this much memory; a map of its own goes back to the system at once."""
     with mmap.mmap(-1, num_bytes) as held:
         for start in range(0, num_bytes, mmap.PAGESIZE):
             held[start] = 1
+        yield
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_stretch() -> None:
+def test_the_kernel_s_figures_show_what_was_held_and_only_in_its_phase() -> None:
     meter = CpuMemory()
+    meter.set_limit(16 * MIB)
     meter.reset_peak()
-    touch(64 * MIB)
-    held = meter.peak_allocated()
+    meter.check()
+    with held(64 * MIB), pytest.raises(MemoryLimitError) as found:
+        meter.check()
+    peak = meter.peak_allocated()
     meter.reset_peak()
     after = meter.peak_allocated()
-    assert held is not None
+    assert peak is not None
     assert after is not None
-    assert 56 * MIB < held < 96 * MIB
+    assert 56 * MIB < peak < 96 * MIB
     assert after < 24 * MIB
-
-
-@pytest.mark.parametrize(("device", "kind"), [("cpu", CpuMemory), ("cuda:0", CudaMemory)])
-def test_each_device_has_its_meter(device: str, kind: type) -> None:
-    assert type(memory_meter(torch.device(device))) is kind
+    assert found.value.shortfall.free_bytes == 16 * MIB
+    assert found.value.shortfall.needed_bytes > 56 * MIB
 
 
 def test_of_several_gpus_the_fullest_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,6 @@ def test_the_triangular_schedule_is_the_sources() -> None:
     assert seen[0] == pytest.approx(1e-4)
 
 
-def test_a_constant_schedule_leaves_the_rate_alone() -> None:
-    assert set(rates(Schedule(), 0.1, 5, 5)) == {0.1}
-
-
 def test_the_step_schedule_falls_after_each_epoch() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
@@ -58,29 +54,6 @@ def test_the_plateau_schedule_divides_at_the_first_loss_that_is_no_minimum() -> 
         scheduler.after_epoch(loss)
         seen.append(optimizer.param_groups[0]["lr"])
     assert seen == [20.0, 20.0, 5.0, 5.0, 1.25, 1.25]
-
-
-def test_one_cycle_goes_up_for_three_tenths_and_down_to_nothing() -> None:
-    seen = rates(Schedule(kind="one_cycle", arguments={"pct_start": 0.3}), 3e-3, 100, 100)
-    assert seen[0] == pytest.approx(3e-3 / 25)
-    assert max(range(100), key=seen.__getitem__) == 29
-    assert seen[99] < 1e-7
-
-
-def test_a_schedule_goes_on_from_its_state() -> None:
-    schedule = Schedule(kind="triangular", arguments={"max_mul": 10.0, "ratio": 2.0})
-    whole = rates(schedule, 1.0, 12, 12)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    first = Scheduler(schedule, optimizer, 12)
-    for _ in range(5):
-        optimizer.step()
-        first.after_step()
-    state, groups = first.state_dict(), optimizer.state_dict()
-    again = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    second = Scheduler(schedule, again, 12)
-    again.load_state_dict(groups)
-    second.load_state_dict(state)
-    assert again.param_groups[0]["lr"] == pytest.approx(whole[5])
 
 
 # fastai's one cycle, group by group, and a first one before it
@@ -166,12 +139,6 @@ def two_loops() -> list[tuple[Any, ...]]:
     return first + plain_loop(RATES, first[-1][3:], 3 * STEPS)
 
 
-def test_a_first_cycle_is_a_run_of_its_own() -> None:
-    optimizer = make_adamw()
-    scheduler = make_run_scheduler(recipe(), optimizer, STEPS)
-    assert take_steps(optimizer, scheduler, 4 * STEPS) == two_loops()
-
-
 @pytest.mark.parametrize("done", [0, 1, 4, STEPS - 1, STEPS, STEPS + 1, 25, 4 * STEPS - 1])
 def test_two_cycles_go_on_from_their_state_on_either_side_of_the_boundary(done: int) -> None:
     optimizer = make_adamw()
@@ -210,10 +177,3 @@ def test_first_rates_are_those_of_the_layer_groups_that_are_there() -> None:
     taken = take_steps(optimizer, make_run_scheduler(recipe(), optimizer, STEPS), STEPS + 1)
     assert [max(step[index][0] for step in taken[:STEPS]) for index in (0, 1)] == pytest.approx(FIRST_RATES[1:])
     assert [taken[STEPS][index][0] for index in (0, 1)] == pytest.approx([rate / 25 for rate in RATES[1:]])
-
-
-def test_a_first_cycle_without_rates_takes_the_run_s() -> None:
-    optimizer = make_adamw()
-    plain = Recipe(epochs=2, schedule=ONE_CYCLE, first_cycle_epochs=1)
-    taken = take_steps(optimizer, make_run_scheduler(plain, optimizer, STEPS), 2 * STEPS)
-    assert [step[:3] for step in taken[:STEPS]] == [step[:3] for step in taken[STEPS:]]

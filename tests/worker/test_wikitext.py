@@ -20,10 +20,6 @@ def test_words_are_numbered_as_they_come_up_and_lines_end_in_eos() -> None:
     assert corpus.train.dtype == torch.int64
 
 
-def test_a_text_without_lines_has_no_words() -> None:
-    assert make_corpus("", "", "").train.shape == (0,)
-
-
 def test_columns_go_on_where_the_one_before_ends() -> None:
     assert batchify(torch.arange(14), 4).tolist() == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
@@ -41,11 +37,6 @@ def test_segments_are_35_words_long_and_the_last_takes_the_rest(num_rows: int, l
     assert [len(words) for words, _ in cut] == lengths
     assert torch.cat([words for words, _ in cut]).equal(rows[:-1])
     assert torch.cat([targets for _, targets in cut]).equal(rows[1:].flatten())
-
-
-def test_every_target_is_the_word_that_follows() -> None:
-    for words, targets in segments(batchify(torch.arange(300), 4), num_steps=10):
-        assert (targets.view_as(words) - words).unique().tolist() == [1]
 
 
 def test_an_edited_text_is_refused(tmp_path: Path) -> None:

@@ -70,7 +70,14 @@ class SteadyRun:
                 self._batches = [setup.prepare(batch) for batch in self._batches]
             self._watch = SideEffectWatch(self._memory) if spec.user_model is not None else None
             set_up_seconds = time.perf_counter() - started
-            first_step_seconds = self._take_first_step()
+            # Libraries are loaded, algorithms searched, code compiled. It belongs to set-up, which interleaved trials
+            # do in parallel: most of it is the host's work.
+            first_started, names = time.perf_counter(), spec.techniques
+            alone = times_kernels(names) and spec.may_hold_device_alone
+            with device_lock(alone=alone, compiles=compiles(names)) as lock:
+                for _ in range(self._step.steps_to_compile):
+                    self._run_window(1)
+            first_step_seconds = time.perf_counter() - first_started - lock.waited_seconds
             self._stack = stack.pop_all()
         # Views of one tensor share their storage.
         storages = [part.untyped_storage() for part in tree_tensors(self._batches)]
@@ -80,18 +87,6 @@ class SteadyRun:
             "first_step_seconds": first_step_seconds,
         }
         self._facts = setup.facts.model_copy(update=update)
-
-    def _take_first_step(self) -> float:
-        """Run the first step, or two: libraries are loaded, algorithms searched, code compiled; return the seconds.
-
-        It belongs to set-up, which interleaved trials do in parallel: most of it is the host's work.
-        """
-        started, names = time.perf_counter(), self._spec.techniques
-        alone = times_kernels(names) and self._spec.may_hold_device_alone
-        with device_lock(alone=alone, compiles=compiles(names)) as lock:
-            for _ in range(self._step.steps_to_compile):
-                self._run_window(1)
-        return time.perf_counter() - started - lock.waited_seconds
 
     def warm_up(self, step_seconds: float | None = None) -> Facts:
         """Run steps until their time has settled, and return what is now known of the trial.
@@ -151,11 +146,18 @@ class SteadyRun:
             )
         )
         has_enough_steps = is_as_expected or self._warm_up_steps >= protocol.warm_up_steps
+        # If the trial is about memory, later steps must not use more. A step that loss scaling skips leaves the
+        # optimizer without its state: there must be one that was not skipped, and another.
+        has_all_memory = (
+            not protocol.memory_parts
+            or self._warm_up_steps >= _MAX_SKIPPED_STEPS
+            or self._warm_up_steps - self._step.scaling.skipped_steps >= _NUM_OPTIMIZER_STEPS
+        )
         is_out_of_time = passed_seconds >= protocol.warm_up_seconds
         num_steps = _WINDOW_SECONDS / windows[-1]
         if expected_seconds is not None and (num_as_expected or not recent):
             num_steps = _KNOWN_WINDOW_SECONDS / expected_seconds
-        is_over = has_enough_steps and self._has_all_memory() and (has_settled or is_out_of_time)
+        is_over = has_enough_steps and has_all_memory and (has_settled or is_out_of_time)
         return is_over, has_settled, self._whole_launches(num_steps)
 
     def _whole_launches(self, steps: float) -> int:
@@ -169,16 +171,6 @@ class SteadyRun:
         if not lead_in_seconds or launch_seconds > _MAX_LEAD_IN_SECONDS:
             return 0
         return at_once * math.ceil(lead_in_seconds / launch_seconds - _ROUNDING)
-
-    def _has_all_memory(self) -> bool:
-        """Return whether the steps so far used as much memory as later ones, if the trial is about memory.
-
-        A step that loss scaling skips leaves the optimizer without its state: there must be one that was not skipped,
-        and another.
-        """
-        if not self._spec.protocol.memory_parts or self._warm_up_steps >= _MAX_SKIPPED_STEPS:
-            return True
-        return self._warm_up_steps - self._step.scaling.skipped_steps >= _NUM_OPTIMIZER_STEPS
 
     def _run_window(self, steps: int) -> None:
         seconds = self._time_steps(steps)[0]

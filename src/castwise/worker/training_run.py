@@ -1,8 +1,9 @@
 """A whole training run, one epoch at a time: real data, a schedule, validation, divergence, checkpoints."""
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -154,9 +155,14 @@ class TrainingRun:
         counted_from, first_step = 0.0, None
         self._synchronize()
         started = time.perf_counter()
-        source, placing_seconds = self._training, 0.0
-        batches = _TimedIterator(source.read(len(self._epochs)))
-        for index, read in enumerate(batches):
+        source, data_seconds, placing_seconds = self._training, 0.0, 0.0
+        batches = source.read(len(self._epochs))
+        for index in itertools.count():
+            reading = time.perf_counter()
+            read = next(batches, None)
+            data_seconds += time.perf_counter() - reading
+            if read is None:
+                break
             placing = time.perf_counter()
             batch = source.place(read)
             placing_seconds += time.perf_counter() - placing
@@ -170,14 +176,14 @@ class TrainingRun:
                 self._synchronize()  # once a run
                 first_step = time.perf_counter() - step_started
             heartbeat.done(index + 1)
-            if index + 1 == self._steps_per_epoch or self._give_up(steps):
+            if index + 1 == self._steps_per_epoch or self._has_diverged(steps):
                 break
         self._synchronize()
         seconds = time.perf_counter() - started
         losses = steps.read_losses()
         return Epoch(
             seconds=seconds,
-            data_seconds=batches.seconds,
+            data_seconds=data_seconds,
             placing_seconds=placing_seconds,
             first_step_seconds=first_step,
             num_steps=steps.num_steps,
@@ -192,8 +198,8 @@ class TrainingRun:
             diverged=why_diverged(losses, steps.num_steps),
         )
 
-    def _give_up(self, steps: "EpochSteps") -> bool:
-        """Return whether to end the epoch here because its losses have diverged; the same in all ranks."""
+    def _has_diverged(self, steps: "EpochSteps") -> bool:
+        """Return whether the losses of rank 0 have diverged, which ends the epoch in all ranks."""
         if self._peers.world_size == 1:
             return steps.have_diverged
         is_compared = self._recipe.read_loss_every_step and steps.num_steps % _COMPARE_EVERY == 0
@@ -269,24 +275,6 @@ class TrainingRun:
         self._epochs = [Epoch.model_validate_json(text) for text in own["epochs"]]
         checkpoints.restore_random_state(own["random"], self._device)
         self._peers.barrier()  # nobody writes the next one before all have read this one
-
-
-class _TimedIterator:
-    """An iterator that adds up the host's time in `next`."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self.seconds = 0.0
-
-    def __iter__(self) -> "_TimedIterator":
-        return self
-
-    def __next__(self) -> Batch:
-        started = time.perf_counter()
-        try:
-            return next(self._batches)
-        finally:
-            self.seconds += time.perf_counter() - started
 
 
 class _Heartbeat:

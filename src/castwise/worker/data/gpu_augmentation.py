@@ -19,15 +19,10 @@ _ALONE = Peers()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation of training images, besides normalisation.
+    """Augmentation of training images, besides normalisation."""
 
-    Attributes:
-        padding: Black pixels added on each side before a random crop of the image's own size.
-        flips: Whether half of the images are mirrored.
-    """
-
-    padding: int = 0
-    flips: bool = False
+    padding: int = 0  # black pixels added on each side before a random crop of the image's own size
+    flips: bool = False  # half of the images are mirrored
 
 
 _NONE = Augmentation()
@@ -99,31 +94,33 @@ class DeviceImages:
         generator.manual_seed(seed_of(epochs.seed, epoch, epochs.peers.rank))
         for index in range(self.num_batches):
             chosen = own[index * epochs.batch_size : (index + 1) * epochs.batch_size]
-            yield (chosen,) if self._augmentation == _NONE else (chosen, *self._draw(len(chosen), generator))
+            if self._augmentation == _NONE:
+                yield (chosen,)
+                continue
+
+            def draw(below: int, count: int = len(chosen)) -> Tensor:
+                return torch.randint(below, (count, 1), generator=generator, device=self._device)
+
+            places = 2 * self._augmentation.padding + 1
+            top = draw(places)
+            mirrored = draw(2) if self._augmentation.flips else torch.zeros_like(top)
+            yield chosen, top, mirrored, draw(places)
 
     def make(self, drawn: Batch) -> Batch:
         """Return the batch of these draws."""
         chosen, *crop = drawn
-        pixels = self._crop(chosen, *crop) if crop else self._pixels[chosen]
+        pixels = self._pixels
+        if crop:  # mirrored or not, of shape (batch, H, W, C), in one gather
+            top, mirrored, left = crop
+            height, width = self._side
+            rows = top + torch.arange(height, device=self._device)
+            across = torch.arange(width, device=self._device).expand(len(chosen), width)
+            columns = left + torch.where(mirrored == 1, across.flip(1), across)
+            pixels = pixels[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
+        else:
+            pixels = pixels[chosen]
         images = torch.addcmul(self._shift, pixels, self._scale).permute(0, 3, 1, 2)
         return images, self._labels[chosen]
-
-    def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        def draw(below: int) -> Tensor:
-            return torch.randint(below, (count, 1), generator=generator, device=self._device)
-
-        places = 2 * self._augmentation.padding + 1
-        top = draw(places)
-        mirrored = draw(2) if self._augmentation.flips else torch.zeros_like(top)
-        return top, mirrored, draw(places)
-
-    def _crop(self, chosen: Tensor, top: Tensor, mirrored: Tensor, left: Tensor) -> Tensor:
-        """Return crops, mirrored or not, of shape (batch, H, W, C), in one gather."""
-        height, width = self._side
-        rows = top + torch.arange(height, device=self._device)
-        across = torch.arange(width, device=self._device).expand(len(chosen), width)
-        columns = left + torch.where(mirrored == 1, across.flip(1), across)
-        return self._pixels[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 class DrawnImages:
