@@ -11,7 +11,7 @@ from typing import Any
 from castwise.orchestrator.processes import _PRELOAD
 from castwise.spec.trial import MeasurementProtocol, TrialSpec, device_of_rank
 from castwise.worker.distributed import Peers, join_peers
-from castwise.worker.entry import kill_when_parent_dies
+from castwise.worker.lifetime import kill_when_parent_dies
 
 PATIENCE_SECONDS = 120.0
 Work = Callable[[Peers, Path], Any]

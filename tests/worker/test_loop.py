@@ -77,11 +77,6 @@ def test_what_compiles_and_what_is_a_graph_is_known_by_name() -> None:
     ]
 
 
-def test_settings_of_several_techniques_add_up() -> None:
-    loop = step_config_of(("channels-last", "fused-optimizer", "compile"))
-    assert (loop.channels_last, loop.optimizer_arguments, loop.compile_mode) == (True, (("fused", True),), "default")
-
-
 # What is really done
 
 

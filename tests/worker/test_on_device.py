@@ -14,7 +14,6 @@ from castwise.worker.data.gpu_augmentation import (
     AUGMENTATIONS,
     Augmentation,
     DeviceImages,
-    DrawnImages,
     Epochs,
 )
 from castwise.worker.data.transforms import STATISTICS, TRANSFORMS
@@ -136,18 +135,3 @@ def place_of(image: Tensor, padded: Tensor) -> tuple[int, int, bool]:
         if len(hits):
             return int(hits[0, 0]), int(hits[0, 1]), flipped
     raise AssertionError("no crop of the image")
-
-
-def test_drawn_images_are_uniform_and_new_each_epoch() -> None:
-    data = DrawnImages(100, (3, 8, 8), 10, Epochs(16, seed=1), CPU)
-    batches = list(data.start(0))
-    assert [len(labels) for _, labels in batches] == [16] * 6 + [4]
-    assert data.num_batches == 7
-    pixels = torch.cat([images for images, _ in batches])
-    assert pixels.min() >= -1
-    assert pixels.max() < 1
-    assert pixels.mean().abs() < 0.02
-    assert pixels.var() == pytest.approx(1 / 3, rel=0.05)
-    assert set(torch.cat([labels for _, labels in batches]).tolist()) == set(range(10))
-    assert torch.equal(batches[0][0], next(iter(data.start(0)))[0])
-    assert not torch.equal(batches[0][0], next(iter(data.start(1)))[0])

@@ -85,17 +85,6 @@ def test_numeric_state_is_restored_when_the_body_raises(row: Precision, switches
     assert read_fp32_precision() == before
 
 
-@pytest.mark.parametrize(("outer", "inner"), [(FP32, TF32), (TF32, FP32), (TF32, TF32)])
-def test_numeric_states_nest(outer: Precision, inner: Precision) -> None:
-    before = read_fp32_precision()
-    with numeric_state(outer):
-        outside = read_fp32_precision()
-        with numeric_state(inner):
-            assert {read_fp32_precision()[path] for path in CUDA_PRODUCTS} == {inner.float32_matmul}
-        assert read_fp32_precision() == outside
-    assert read_fp32_precision() == before
-
-
 @pytest.mark.parametrize("row", [FP32, TF32], ids=lambda row: row.name)
 def test_after_numeric_state_switches_follow_their_parent_as_before(row: Precision, switches: None) -> None:
     """A switch that was never written follows `torch.backends.fp32_precision`; it must not stop doing so."""

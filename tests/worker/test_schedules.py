@@ -168,12 +168,3 @@ def test_the_first_cycle_ends_with_its_epoch_also_where_that_is_cut_short() -> N
     weights = first[-1][3:]
     assert first == plain_loop(FIRST_RATES, (1.0, 1.0, 1.0), STEPS)[:3]
     assert take_steps(optimizer, scheduler, 3) == plain_loop(RATES, weights, 3 * STEPS)[:3]
-
-
-def test_first_rates_are_those_of_the_layer_groups_that_are_there() -> None:
-    optimizer = make_adamw(RATES[1:])
-    for index, group in enumerate(optimizer.param_groups, start=1):
-        group["layer_group"] = index
-    taken = take_steps(optimizer, make_run_scheduler(recipe(), optimizer, STEPS), STEPS + 1)
-    assert [max(step[index][0] for step in taken[:STEPS]) for index in (0, 1)] == pytest.approx(FIRST_RATES[1:])
-    assert [taken[STEPS][index][0] for index in (0, 1)] == pytest.approx([rate / 25 for rate in RATES[1:]])

@@ -92,27 +92,7 @@ def test_a_stand_in_is_as_large_as_the_real_set(
     assert images.dtype == torch.uint8
     assert images.float().mean().item() == pytest.approx(127.5, abs=1)
     assert labels.unique().tolist() == list(range(num_classes))
-
-
-def test_a_stand_in_is_the_same_every_time_and_its_splits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(datasets.NUM_IMAGES, "cifar100", (40, 40))
-    images, labels = load_images("synthetic:cifar100", None, "train")
-    again, same_labels = load_images("synthetic:cifar100", None, "train")
-    other, _ = load_images("synthetic:cifar100", None, "test")
-    assert images.equal(again)
-    assert labels.equal(same_labels)
-    assert not images.equal(other)
-
-
-def test_a_stand_in_is_pooled_and_transformed_as_the_real_set_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(datasets.NUM_IMAGES, "cifar100", (50, 10))
-    training, validation = data_of(
-        "fastai-resnet18", "synthetic:cifar100", None, transform="fastai-224", pooled_split=True
-    )
-    assert training.num_batches == 12
-    assert validation is not None
-    ((images, _),) = validation.start(0)
-    assert images.shape == (12, 3, 224, 224)
+    assert load_images(SYNTHETIC_PREFIX + name, None, "test")[0].equal(images), "the same every time"
 
 
 def test_a_stand_in_for_a_text_has_its_lengths() -> None:
@@ -164,7 +144,11 @@ def test_synthetic_images_are_drawn_on_the_device() -> None:
     assert training.num_batches == 2  # the recipe drops the last
     images, labels = next(training.start(0))
     assert images.shape == (4, 3, 224, 224)
+    assert -1 <= images.min() < -0.99 < 0.99 < images.max() < 1
+    assert images.var() == pytest.approx(1 / 3, rel=0.05)
     assert labels.max() < 1000
+    assert next(training.start(0))[0].equal(images)
+    assert not next(training.start(1))[0].equal(images)
 
 
 def test_every_batch_is_prepared() -> None:

@@ -260,15 +260,6 @@ def test_tied_weights_are_stepped_once_with_both_uses_gradients(row: Precision) 
     assert net.first.weight.item() == 0.5 - 0.125 * (2 * 0.5)
 
 
-@every_row
-def test_a_model_of_batch_norm_alone_is_trained(row: Precision) -> None:
-    """`fp16-master` then has no weight that needs a master."""
-    net = nn.BatchNorm1d(2)
-    step = make_step(row, make_task(net, sum_of_outputs), loss_scale=row.loss_scale)
-    settle(step, (torch.tensor([[1.0, 2.0], [3.0, 5.0]]),))
-    assert net.bias.tolist() == [-0.25, -0.25]
-
-
 # The optimizer
 
 

@@ -32,7 +32,7 @@ from castwise.worker.data.sharding import rank_batches, rank_columns, seed_of
 from castwise.worker.data.transforms import TRANSFORMS, Transform
 from castwise.worker.data.wikitext import batchify, load_wikitext2, random_corpus, segments
 from castwise.worker.distributed import Peers
-from castwise.worker.entry import kill_when_parent_dies
+from castwise.worker.lifetime import kill_when_parent_dies
 from castwise.worker.models.task import Batch, Task
 from castwise.worker.techniques.batch_layout import Prepare
 
