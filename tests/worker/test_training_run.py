@@ -217,51 +217,6 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(precision:
     assert not checkpoint.exists(), "a finished run needs no checkpoint"
 
 
-@pytest.mark.parametrize("done", [1, 2])
-def test_a_run_with_a_first_cycle_goes_on_at_and_behind_its_boundary(
-    done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(datasets.NUM_IMAGES, "cifar100", (40, 10))
-    recipe = Recipe(
-        epochs=3,
-        max_steps=9,  # more than there are; random labels are no divergence then
-        loader=Loader(num_workers=0, drop_last=True),
-        pooled_split=True,
-        validate_each_epoch=True,
-        validation_workers=0,
-        schedule=Schedule(kind="one_cycle"),
-        group_rates=(3e-4, 3e-4, 3e-3),
-        first_cycle_epochs=1,
-        first_cycle_rates=(1e-4, 1e-4, 1e-3),
-    )
-    a_spec = TrialSpec(
-        workload="fastai-resnet18",
-        precision="fp32",
-        loss_scale="none",
-        batch_size=8,
-        device="cpu",
-        data_set="synthetic:cifar100",
-        kind="training",
-        recipe=recipe,
-    )
-    whole_run = run(a_spec, tmp_path)
-    assert whole_run.facts.optimizer is not None
-    assert whole_run.facts.optimizer.endswith("layer groups at lr 0.0003, 0.0003, 0.003")
-    whole = whole_run.finish().epochs
-    assert [epoch.num_steps for epoch in whole] == [5, 5, 5]
-    assert [epoch.learning_rate < 1e-6 for epoch in whole] == [True, False, True], "two cycles end"
-    checkpoint = tmp_path / "run.pt"
-    run(a_spec, tmp_path, epochs=done, checkpoint=checkpoint).close()
-    resumed = TrainingRun(a_spec, tmp_path, checkpoint)
-    assert len(resumed.epochs) == done
-    while len(resumed.epochs) < 3:
-        resumed.run_epoch()
-    epochs = resumed.finish().epochs
-    assert [epoch.losses for epoch in epochs] == [epoch.losses for epoch in whole]
-    assert [epoch.validation_loss for epoch in epochs] == [epoch.validation_loss for epoch in whole]
-    assert [epoch.learning_rate for epoch in epochs] == [epoch.learning_rate for epoch in whole]
-
-
 def test_a_loss_that_is_no_number_ends_the_run_within_the_epoch(tmp_path: Path) -> None:
     a_spec = spec(
         lr=math.inf, read_loss_every_step=True, epochs=3, optimizer=Optimizer(name="SGD", arguments={"lr": 1e30})
