@@ -1,11 +1,11 @@
-"""A GPU's management library without a GPU: samples made up, and failing where it is told to."""
+"""A GPU's management library without a GPU: readings, facts and samples of a made-up healthy one."""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from castwise.records.schema import GpuFacts, TelemetrySummary
-from castwise.telemetry.gpu import Sample
+from castwise.telemetry.gpu import Monitor, Sample
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 SECOND_UUID = "GPU-fedcba98-7654-3210-fedc-ba9876543210"
@@ -35,7 +35,7 @@ def fake_reading(**changes: object) -> TelemetrySummary:
 
 
 def fake_gpu_facts(**changes: object) -> GpuFacts:
-    """Return what a made-up driver says of a healthy GPU."""
+    """Return the facts of a healthy GPU."""
     fields: dict[str, object] = {
         "max_sm_clock_hertz": 1.98e9,
         "power_limit_watts": 700.0,
@@ -49,7 +49,7 @@ def fake_gpu_facts(**changes: object) -> GpuFacts:
 
 
 def fake_sample(**changes: object) -> Sample:
-    """Return one moment of a made-up GPU at work."""
+    """Return a sample of a GPU at work."""
     fields: dict[str, object] = {
         "sm_clock_hertz": 1.98e9,
         "memory_clock_hertz": 3.2e9,
@@ -66,17 +66,10 @@ def fake_sample(**changes: object) -> Sample:
 
 
 @dataclass
-class FakeMonitor:
-    """Makes samples up, and keeps count of them.
+class FakeMonitor(Monitor):
+    """Makes samples up, counts them, and notes the threads that asked; `sample` and `on_facts` may raise."""
 
-    Attributes:
-        sample: Makes the next sample from the number of those before; may raise.
-        on_facts: Is called when facts are asked for; may raise.
-        num_reads: Samples so far.
-        readers: The threads that asked.
-        was_closed: Whether it was let go of.
-    """
-
+    # Makes the next sample from the number of those before.
     sample: Callable[[int], Sample] = lambda index: fake_sample(energy_joules=1000.0 + 100 * index)
     on_facts: Callable[[], None] = lambda: None
     num_reads: int = 0

@@ -14,7 +14,7 @@ from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism
-from castwise.telemetry.monitors import open_monitor
+from castwise.telemetry.sampler import open_monitor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 

@@ -1,16 +1,15 @@
-"""What amdsmi says of a GPU, on a stand-in for it."""
+"""What amdsmi reports of a GPU, by a fake library."""
 
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_gpu import UUID
 
 from castwise.telemetry.amdsmi import AmdMonitor
 from castwise.telemetry.gpu import GpuUnreadableError
-from castwise.telemetry.monitors import open_monitor
-
-UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+from castwise.telemetry.sampler import open_monitor
 
 ANSWERS: dict[str, Any] = {
     "amdsmi_get_energy_count": {"energy_accumulator": 2_000_000, "counter_resolution": 15.3, "timestamp": 1},
@@ -33,7 +32,7 @@ FIELDS = {
 
 
 class FakeAmdSmi(ModuleType):
-    """An `amdsmi` that fails where it is told to."""
+    """An `amdsmi` of GPUs with these UUIDs that fails in `fail_in`."""
 
     AmdSmiClkType = SimpleNamespace(GFX="GFX", MEM="MEM")
     AmdSmiTemperatureType = SimpleNamespace(HOTSPOT="HOTSPOT")
@@ -42,10 +41,11 @@ class FakeAmdSmi(ModuleType):
     class AmdSmiException(Exception):
         pass
 
-    def __init__(self, uuids: tuple[str, ...] = ("ff",), fail_in: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__("amdsmi")
-        self.num_open = 0
-        self.uuids, self.fail_in = uuids, fail_in
+        self.answers = dict(ANSWERS)
+        self.num_open, self.fail_in = 0, ""
+        self.uuids: tuple[str, ...] = ("ff",)
 
     def _called(self, name: str) -> None:
         if name == self.fail_in:
@@ -66,40 +66,38 @@ class FakeAmdSmi(ModuleType):
         return handle
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ANSWERS:
+        if name not in self.answers:
             raise AttributeError(name)
 
-        def answer(handle: str, *rest: str) -> Any:
+        def answer(handle: str, *_: str) -> Any:
             self._called(name)
-            return ANSWERS[name]
+            assert handle == self.uuids[-1]
+            return self.answers[name]
 
         return answer
 
 
-def install(monkeypatch: pytest.MonkeyPatch, smi: FakeAmdSmi) -> FakeAmdSmi:
-    monkeypatch.setitem(sys.modules, "amdsmi", smi)
-    return smi
+@pytest.fixture
+def smi(monkeypatch: pytest.MonkeyPatch) -> FakeAmdSmi:
+    library = FakeAmdSmi()
+    monkeypatch.setitem(sys.modules, "amdsmi", library)
+    return library
 
 
-def test_a_sample_and_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeAmdSmi())
-    sample = AmdMonitor(UUID).read()
+@pytest.mark.usefixtures("smi")
+def test_sample_and_facts() -> None:
+    sample, facts = AmdMonitor(UUID).read(), AmdMonitor(UUID).facts()
     assert sample.energy_joules == pytest.approx(30.6)
     assert (sample.power_watts, sample.temperature_celsius, sample.sm_clock_hertz) == (560.0, 71.0, 2.1e9)
     assert (sample.pcie_width, sample.ecc_errors, sample.processes) == (16, 1, frozenset({11, 12}))
     assert sample.missing == {"throttle_reasons": "not read on AMD GPUs"}
-
-
-def test_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeAmdSmi())
-    facts = AmdMonitor(UUID).facts()
     assert (facts.max_sm_clock_hertz, facts.power_limit_watts, facts.max_pcie_width) == (2.4e9, 750.0, 16)
     assert set(facts.missing) == {"persistence_mode"}
 
 
 @pytest.mark.parametrize("query", list(FIELDS))
-def test_a_field_that_is_denied_takes_no_other_with_it(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeAmdSmi(fail_in=query))
+def test_a_missing_field_does_not_hide_others(query: str, smi: FakeAmdSmi) -> None:
+    smi.fail_in = query
     sample = AmdMonitor(UUID).read()
     assert getattr(sample, FIELDS[query]) is None
     assert sample.missing[FIELDS[query]] == f"{query} failed"
@@ -115,41 +113,37 @@ def test_a_field_that_is_denied_takes_no_other_with_it(query: str, monkeypatch: 
         ("amdsmi_get_energy_count", {}),
     ],
 )
-def test_what_is_not_told_is_missing(query: str, answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeAmdSmi())
-    monkeypatch.setitem(ANSWERS, query, answer)
+def test_answers_without_a_number(query: str, answer: object, smi: FakeAmdSmi) -> None:
+    smi.answers[query] = answer
     sample = AmdMonitor(UUID).read()
     assert getattr(sample, FIELDS[query]) is None
     assert FIELDS[query] in sample.missing
 
 
-def test_an_older_library_s_name_of_the_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeAmdSmi())
-    monkeypatch.setitem(ANSWERS, "amdsmi_get_energy_count", {"power": 1_000_000, "counter_resolution": 2.0})
+def test_older_name_of_the_energy_counter(smi: FakeAmdSmi) -> None:
+    smi.answers["amdsmi_get_energy_count"] = {"power": 1_000_000, "counter_resolution": 2.0}
     assert AmdMonitor(UUID).read().energy_joules == 2.0
 
 
-def test_of_several_gpus_the_one_with_the_uuid_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = install(monkeypatch, FakeAmdSmi(uuids=("ff", UUID.removeprefix("GPU-").upper())))
-    assert AmdMonitor(UUID)._handle == smi.uuids[1]
-
-
-def test_of_several_strangers_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = install(monkeypatch, FakeAmdSmi(uuids=("aa", "bb")))
+def test_the_gpu_is_found_by_its_uuid(smi: FakeAmdSmi) -> None:
+    smi.uuids = ("ff", UUID.removeprefix("GPU-").upper())
+    assert AmdMonitor(UUID).read().power_watts == 560.0
+    smi.uuids = ("aa", "bb")
+    num_open = smi.num_open
     with pytest.raises(GpuUnreadableError, match="none of 2 AMD GPUs"):
         AmdMonitor(UUID)
-    assert smi.num_open == 0
+    assert smi.num_open == num_open
 
 
-def test_a_library_that_does_not_start_is_left_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = install(monkeypatch, FakeAmdSmi(fail_in="amdsmi_init"))
+def test_a_library_that_does_not_start_stays_closed(smi: FakeAmdSmi) -> None:
+    smi.fail_in = "amdsmi_init"
     with pytest.raises(GpuUnreadableError, match="amdsmi_init failed"):
         AmdMonitor(UUID)
     assert smi.num_open == 0
 
 
-def test_it_is_taken_where_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = install(monkeypatch, FakeAmdSmi(fail_in="amdsmi_shut_down"))
+def test_amdsmi_is_used_without_nvml(smi: FakeAmdSmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi.fail_in = "amdsmi_shut_down"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monitor = open_monitor(UUID)
     assert isinstance(monitor, AmdMonitor)

@@ -1,11 +1,11 @@
-"""Telemetry of a job: what is watched when, what becomes of failures, and that no thread is left over."""
+"""Telemetry of a job: what is watched when, what failures cost, and that no thread is left over."""
 
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import fake_engine
 import pytest
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment, fake_spec
 from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
@@ -20,33 +20,52 @@ from castwise.records.schema import Block, Environment, Trial
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
-from castwise.telemetry.sampler import BlockWatch, Telemetry
+from castwise.telemetry.sampler import Telemetry
 
 ON_GPU = fake_environment(gpu_uuid=UUID)
+ON_TWO = fake_environment(gpu_uuid=UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
 GPUS = {"cuda:0": UUID}
 TWO_GPUS = {"cuda:0": UUID, "cuda:1": SECOND_UUID}
-ON_TWO = fake_environment(gpu_uuid=UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
 LOST = Sample(missing=dict.fromkeys(("power_watts", "energy_joules", "processes"), "GPU is lost"))
+STRANGER = 2**22 + 1  # over the kernel's greatest process id (PID_MAX_LIMIT)
 
 
-def watching(monitor: FakeMonitor, patience_seconds: float = 30.0, period_seconds: float = 30.0) -> Telemetry:
-    return Telemetry(lambda uuid: monitor, period_seconds, patience_seconds)
+def watching(*monitors: FakeMonitor, patience_seconds: float = 30.0, period_seconds: float = 30.0) -> Telemetry:
+    """Return telemetry of one GPU or two."""
+    by_uuid = dict(zip((UUID, SECOND_UUID), monitors, strict=False))
+    return Telemetry(lambda uuid: by_uuid[uuid], period_seconds, patience_seconds)
 
 
-def runner_with(telemetry: Telemetry, engine: FakeEngine) -> TrialRunner:
-    return TrialRunner(engine, None, engine.environment, NullListener(), telemetry=telemetry)
+def counting(start: float, step: float, **changes: object) -> FakeMonitor:
+    return FakeMonitor(lambda index: fake_sample(energy_joules=start + step * index, **changes))
 
 
-def run(
-    telemetry: Telemetry, fault: Fault | None = None, environment: Environment = ON_GPU, spec: TrialSpec | None = None
-) -> Trial:
+def listing(*processes: int) -> FakeMonitor:
+    return FakeMonitor(lambda _: fake_sample(processes=frozenset(processes)))
+
+
+def run_all(telemetry: Telemetry, engine: FakeEngine, *specs: TrialSpec) -> list[Trial]:
+    return TrialRunner(engine, None, engine.environment, NullListener(), telemetry=telemetry).run(list(specs))
+
+
+def run(telemetry: Telemetry, fault: Fault | None = None, environment: Environment = ON_GPU, **changes: Any) -> Trial:
     engine = FakeEngine(environment=environment, faults={} if fault is None else {"fp32": fault})
-    (trial,) = runner_with(telemetry, engine).run([spec or fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
+    (trial,) = run_all(telemetry, engine, fake_spec(protocol=MeasurementProtocol(num_blocks=4), **changes))
     return trial
+
+
+def run_on_two(telemetry: Telemetry, parallelism: str = "ddp") -> Trial:
+    return run(telemetry, environment=ON_TWO, world_size=2, parallelism=parallelism)
 
 
 def samplers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "castwise telemetry"]
+
+
+def wait_for_reads(*monitors: FakeMonitor, count: int = 8) -> None:
+    deadline = time.monotonic() + 20.0
+    while min(monitor.num_reads for monitor in monitors) < count and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -55,60 +74,47 @@ def no_thread_is_left() -> Iterator[None]:
     assert samplers() == []
 
 
-def test_even_the_shortest_block_has_a_sample_before_and_one_after() -> None:
-    monitor = FakeMonitor()
-    with watching(monitor).watch(GPUS) as watch:
-        before = monitor.num_reads
-    assert (before, monitor.num_reads) == (1, 2)
+# A block's samples and threads
+
+
+def test_the_shortest_block_has_a_sample_before_and_one_after() -> None:
+    first, second = FakeMonitor(), FakeMonitor()
+    with watching(first, second).watch(TWO_GPUS) as watch:
+        assert len(samplers()) == 2, "a thread a GPU"
+        assert (first.num_reads, second.num_reads) == (1, 1)
+    assert (first.num_reads, second.num_reads) == (2, 2)
     assert watch.reading.num_samples == 2
-    assert watch.reading.energy_joules == 100.0
+    assert watch.reading.energy_joules == 200.0
     assert watch.reading.missing.keys() == {"foreign_processes"}
+    assert threading.main_thread() not in first.readers
 
 
 def test_a_long_block_is_sampled_all_the_time() -> None:
-    enough = threading.Event()
-
-    def sample(index: int) -> Sample:
-        if index == 5:
-            enough.set()
-        return fake_sample(power_watts=100.0 if index == 0 else 300.0)
-
-    with watching(FakeMonitor(sample), period_seconds=0.001).watch(GPUS) as watch:
-        assert enough.wait(30)
+    monitor = FakeMonitor(lambda index: fake_sample(power_watts=100.0 if index == 0 else 300.0))
+    with watching(monitor, period_seconds=0.001).watch(GPUS) as watch:
+        wait_for_reads(monitor)
     assert watch.reading.num_samples >= 7
     assert watch.reading.power_watts == 300.0
 
 
 @pytest.mark.parametrize("error", [TrialFailedError("crashed", "no (fake)"), KeyboardInterrupt(), ValueError()])
-def test_the_thread_ends_however_the_block_does(error: BaseException) -> None:
-    monitor = FakeMonitor()
+def test_a_block_that_fails_has_a_reading_and_leaves_no_thread(error: BaseException) -> None:
+    watches = []
 
     def fail() -> None:
-        with watching(monitor, period_seconds=0.001).watch(GPUS):
+        with watching(FakeMonitor()).watch(GPUS) as watch:
+            watches.append(watch)
             assert len(samplers()) == 1
             raise error
 
     with pytest.raises(type(error)):
         fail()
     assert samplers() == []
-    reads = monitor.num_reads
-    assert reads >= 2
-    assert monitor.num_reads == reads
-
-
-def test_no_thread_runs_between_blocks() -> None:
-    telemetry = watching(FakeMonitor())
-    for _ in range(3):
-        with telemetry.watch(GPUS):
-            assert len(samplers()) == 1
-        assert samplers() == []
+    assert watches[0].reading.num_samples == 2
 
 
 def test_a_cpu_has_a_reading_of_the_host_and_no_thread() -> None:
-    def never(uuid: str) -> Monitor:
-        raise AssertionError("opened on a CPU")
-
-    telemetry = Telemetry(never)
+    telemetry = watching()
     telemetry.note_processes({})
     with telemetry.watch({}) as watch:
         assert samplers() == []
@@ -118,7 +124,7 @@ def test_a_cpu_has_a_reading_of_the_host_and_no_thread() -> None:
     assert watch.reading.seconds >= 0
 
 
-def test_library_is_opened_once_and_closed() -> None:
+def test_library_is_opened_once_a_job_and_closed() -> None:
     opened: list[FakeMonitor] = []
 
     def open_one(uuid: str) -> FakeMonitor:
@@ -133,64 +139,50 @@ def test_library_is_opened_once_and_closed() -> None:
         assert opened[-1].was_closed
 
 
-@pytest.mark.parametrize("error", [GpuUnreadableError("no NVML"), OSError("no NVML"), ValueError("no NVML")])
-def test_without_a_library_there_are_figures_and_why_there_is_no_more(error: Exception) -> None:
+# Failures
+
+
+def refusing(error: Exception) -> Telemetry:
     def refuse(uuid: str) -> Monitor:
         raise error
 
-    trial = run(Telemetry(refuse))
+    return Telemetry(refuse)
+
+
+def raising(message: str) -> Callable[..., Sample]:
+    def fail(*_: int) -> Sample:
+        raise RuntimeError(message)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "why"),
+    [
+        (refusing(GpuUnreadableError("no NVML")), "no NVML"),
+        (refusing(OSError("no NVML")), "no NVML"),
+        (watching(FakeMonitor(raising("a bug in the library"))), "a bug in the library"),
+        (watching(FakeMonitor(on_facts=raising("no facts"))), "no facts"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_library_that_fails_costs_no_figure(telemetry: Telemetry, why: str) -> None:
+    trial = run(telemetry)
     assert (trial.status, len(trial.ranks[0].blocks), len(trial.readings)) == ("ok", 4, 4)
-    assert trial.telemetry_note == "not available: gpu (no NVML)"
+    assert trial.telemetry_note == f"not available: gpu ({why})"
     assert trial.gpu_facts is None
-    assert all(reading.missing == {"gpu": "no NVML"} for reading in trial.readings)
+    assert all(reading.missing == {"gpu": why} for reading in trial.readings)
     assert all(reading.cpu_load is not None for reading in trial.readings)
 
 
-def test_a_gpu_without_a_uuid_is_not_looked_for() -> None:
-    trial = run(watching(FakeMonitor()), environment=fake_environment())
+def test_a_gpu_without_a_uuid_is_not_opened() -> None:
+    trial = run(watching(), environment=fake_environment())
     assert trial.telemetry_note == "not available: gpu (the GPU's UUID is not known)"
+    environment = fake_environment(gpu_uuid=UUID, num_gpus=2)
+    trial = run(watching(FakeMonitor()), environment=environment, world_size=2, parallelism="ddp")
+    assert {reading.missing["gpu"] for reading in trial.readings} == {"cuda:1: the GPU's UUID is not known"}
 
 
-def _raising(index: int) -> Sample:
-    raise RuntimeError("a bug in the library")
-
-
-def test_raising_library_does_not_end_the_run() -> None:
-    trial = run(watching(FakeMonitor(_raising)))
-    assert (trial.status, len(trial.readings)) == ("ok", 4)
-    assert trial.telemetry_note == "not available: gpu (a bug in the library)"
-
-
-def test_a_library_that_raises_when_asked_for_facts_is_given_up() -> None:
-    def refuse() -> None:
-        raise RuntimeError("no facts")
-
-    trial = run(watching(FakeMonitor(on_facts=refuse)))
-    assert (trial.status, trial.gpu_facts) == ("ok", None)
-    assert trial.telemetry_note == "not available: gpu (no facts)"
-
-
-def test_hanging_driver_does_not_hang_the_run() -> None:
-    let_go = threading.Event()
-
-    def hang(index: int) -> Sample:
-        if index == 3:
-            let_go.wait(60)
-        return fake_sample()
-
-    monitor = FakeMonitor(hang)
-    try:
-        trial = run(watching(monitor, patience_seconds=0.05))
-        assert (trial.status, len(trial.readings)) == ("ok", 4)
-        assert "gpu (the driver did not answer" in trial.telemetry_note
-        assert monitor.num_reads <= 4
-    finally:
-        let_go.set()
-        for thread in samplers():
-            thread.join()
-
-
-def test_a_gpu_that_disappears_mid_run_costs_no_figure() -> None:
+def test_a_gpu_that_disappears_costs_no_figure() -> None:
     # One sample before the first process, two a block: the GPU is lost in the second block.
     monitor = FakeMonitor(lambda index: fake_sample(energy_joules=100.0 * index) if index < 4 else LOST)
     trial = run(watching(monitor))
@@ -203,133 +195,97 @@ def test_a_gpu_that_disappears_mid_run_costs_no_figure() -> None:
 
 
 @pytest.mark.parametrize("block", [0, 1, 3])
-def test_readings_line_up_with_blocks_where_one_fails(block: int) -> None:
+def test_readings_match_blocks_if_one_fails(block: int) -> None:
     trial = run(watching(FakeMonitor()), Fault("crash", block=block))
     assert trial.status == "crashed"
     assert len(trial.readings) == block == (len(trial.ranks[0].blocks) if trial.ranks else 0)
 
 
-def test_an_interrupt_leaves_no_thread() -> None:
+def test_an_interrupt_closes_the_library() -> None:
     monitor = FakeMonitor()
     with pytest.raises(KeyboardInterrupt):
         run(watching(monitor), Fault("interrupt", "run_block", block=1))
     assert monitor.was_closed
 
 
-def training_spec() -> TrialSpec:
-    return TrialSpec(**(dict(fake_spec()) | {"kind": "training", "recipe": Recipe(epochs=3)}))
+@pytest.mark.parametrize("failure", ["never opened", "raises", "hangs"])
+def test_a_gpu_that_cannot_be_read_costs_the_others_nothing(failure: str) -> None:
+    let_go, good = threading.Event(), counting(1000.0, 100.0)
+
+    def fail(index: int) -> Sample:
+        if failure == "hangs":
+            let_go.wait(60)
+        raise RuntimeError("GPU is lost")
+
+    def open_one(uuid: str) -> Monitor:
+        if uuid == SECOND_UUID and failure == "never opened":
+            raise GpuUnreadableError("no such GPU")
+        return good if uuid == UUID else FakeMonitor(fail)
+
+    try:
+        trial = run_on_two(Telemetry(open_one, period_seconds=30.0, patience_seconds=0.5))
+    finally:
+        let_go.set()
+        for thread in samplers():
+            thread.join()
+    why = {"never opened": "no such GPU", "raises": "GPU is lost", "hangs": "the driver did not answer for 5 s"}
+    assert (trial.status, len(trial.readings)) == ("ok", 4)
+    for reading in trial.readings:
+        assert (reading.num_gpus, reading.sm_clock_hertz, reading.energy_joules) == (1, 1.98e9, None)
+        assert reading.missing["gpu"] == f"cuda:1: {why[failure]}"
+    assert energy_of(trial) is None, "half of the GPUs' is not the trial's"
+    assert trial.energy_measurement is None
+    assert trial.telemetry_note.startswith(f"not available: gpu (cuda:1: {why[failure]})")
 
 
-def test_each_epoch_has_a_reading_also_where_an_earlier_process_ran_it() -> None:
+def test_a_driver_that_hangs_in_a_block_does_not_hang_the_run() -> None:
+    let_go = threading.Event()
+
+    def hang(index: int) -> Sample:
+        if index == 3:
+            let_go.wait(60)
+        return fake_sample()
+
+    monitor = FakeMonitor(hang)
+    try:
+        trial = run(watching(monitor, patience_seconds=0.05))
+        assert monitor.num_reads <= 4, "it is not asked again"
+    finally:
+        let_go.set()
+        for thread in samplers():
+            thread.join()
+    assert (trial.status, len(trial.readings)) == ("ok", 4)
+    assert "gpu (the driver did not answer" in trial.telemetry_note
+
+
+def test_a_gpu_that_is_lost_in_a_block_is_no_part_of_its_reading() -> None:
+    def lost(index: int) -> Sample:
+        return raising("GPU is lost")() if index == 4 else fake_sample(energy_joules=50.0 * index)
+
+    trial = run_on_two(watching(counting(1000.0, 100.0), FakeMonitor(lost)))  # a look before, two samples a block
+    assert [reading.num_gpus for reading in trial.readings] == [2, 1, 1, 1]
+    assert [reading.energy_joules for reading in trial.readings] == [150.0, None, None, None]
+
+
+# Training runs, several GPUs, others' processes
+
+
+def test_each_epoch_has_a_reading_also_if_an_earlier_process_ran_it() -> None:
+    spec = TrialSpec(**(dict(fake_spec()) | {"kind": "training", "recipe": Recipe(epochs=3)}))
     engine = FakeEngine(environment=ON_GPU, faults={"#1": Fault("interrupt", "run_epoch", block=2)})
     telemetry = watching(FakeMonitor())
     with pytest.raises(KeyboardInterrupt):
-        runner_with(telemetry, engine).run([training_spec()])
-    (trial,) = runner_with(telemetry, engine).run([training_spec()])
+        run_all(telemetry, engine, spec)
+    (trial,) = run_all(telemetry, engine, spec)
     assert [reading.energy_joules for reading in trial.readings] == [None, None, 100.0]
     assert "gpu (an earlier process ran this epoch)" in trial.telemetry_note
-
-
-def test_who_was_there_before_is_seen_before_the_first_process_starts() -> None:
-    engine, seen = FakeEngine(environment=ON_GPU), list[int]()
-
-    def sample(index: int) -> Sample:
-        seen.append(len(engine.sessions))
-        return fake_sample(processes=frozenset({2**22 + 1}))
-
-    (trial,) = runner_with(watching(FakeMonitor(sample)), engine).run([fake_spec()])
-    assert seen[0] == 0
-    assert {reading.foreign_processes for reading in trial.readings} == {1}
-
-
-def test_sampling_threads() -> None:
-    monitor = FakeMonitor()
-    run(watching(monitor))
-    assert threading.main_thread() not in monitor.readers
-
-
-def test_a_block_that_fails_has_been_watched_all_the_same() -> None:
-    watches: list[BlockWatch] = []
-
-    def fail() -> None:
-        with watching(FakeMonitor()).watch(GPUS) as watch:
-            watches.append(watch)
-            raise ValueError
-
-    with pytest.raises(ValueError):  # noqa: PT011
-        fail()
-    assert watches[0].reading.num_samples == 2
-
-
-class Stretching(FakeSession):
-    """Runs its stretch until the driver has been asked often enough."""
-
-    monitor: FakeMonitor
-
-    def run_sustained(self, seconds: float) -> Block:
-        block, enough = super().run_sustained(seconds), self.monitor.num_reads + 8
-        deadline = time.monotonic() + 20.0
-        while self.monitor.num_reads < enough and time.monotonic() < deadline:
-            time.sleep(0.001)
-        return block
-
-
-def test_energy_of_sustained_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monitor = FakeMonitor(sample=lambda index: fake_sample(energy_joules=1000.0 + 50.0 * index))
-    monkeypatch.setattr(Stretching, "monitor", monitor, raising=False)
-    monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
-    trial = run(watching(monitor, period_seconds=0.001))
-    assert trial.energy_measurement is not None
-    assert trial.energy_measurement.num_ticks >= 3
-    assert trial.energy_measurement.joules == 50.0 * trial.energy_measurement.num_ticks
-    assert trial.energy_measurement.seconds > 0
-    assert trial.energy_measurement.step_seconds > 0
-    assert not trial.energy_measurement.missing
-
-
-@pytest.mark.parametrize(("number", "metered"), [(1, {"fp32", "tf32"}), (2, {"tf32"})])
-def test_energy_is_measured_once_a_configuration(
-    number: int, metered: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monitor = FakeMonitor(sample=lambda index: fake_sample(energy_joules=1000.0 + 50.0 * index))
-    monkeypatch.setattr(Stretching, "monitor", monitor, raising=False)
-    monkeypatch.setattr(fake_engine, "FakeSession", Stretching)
-    specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
-    engine = FakeEngine(environment=ON_GPU, exclusive=False)
-    runner = runner_with(watching(monitor, period_seconds=0.001), engine)
-    session = run_interleaved(runner, specs, number=number, earlier={specs[0].configuration: PriorStats(0.001, 0.1)})
-    runner.closer.wait()
-    assert {trial.spec.precision for trial in session.trials if trial.energy_measurement is not None} == metered
-
-
-@pytest.mark.parametrize("environment", [fake_environment(None), ON_GPU])
-def test_no_sustained_steps_without_a_counter(environment: Environment) -> None:
-    monitor = FakeMonitor(sample=lambda _: fake_sample(energy_joules=None))
-    engine = FakeEngine(environment=environment)
-    (trial,) = runner_with(watching(monitor), engine).run([fake_spec(protocol=MeasurementProtocol(num_blocks=4))])
-    assert trial.energy_measurement is None
-    assert "run_sustained" not in engine.sessions[0].calls
-
-
-def watching_two(first: FakeMonitor, second: FakeMonitor, **seconds: float) -> Telemetry:
-    times = {"period_seconds": 30.0, "patience_seconds": 30.0} | seconds
-    return Telemetry(lambda uuid: {UUID: first, SECOND_UUID: second}[uuid], **times)
-
-
-def run_on_two(telemetry: Telemetry, parallelism: str = "ddp", precision: str = "fp32") -> Trial:
-    spec = fake_spec(precision, protocol=MeasurementProtocol(num_blocks=4), world_size=2, parallelism=parallelism)
-    return run(telemetry, environment=ON_TWO, spec=spec)
-
-
-def counting(start: float, step: float, **changes: object) -> FakeMonitor:
-    return FakeMonitor(lambda index: fake_sample(energy_joules=start + step * index, **changes))
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "dp"])
 def test_all_gpus_of_a_trial_are_watched(parallelism: str) -> None:
     held = ("hw_thermal_slowdown",)
     slow = counting(7.0, 30.0, sm_clock_hertz=1.1e9, throttle_reasons=held, temperature_celsius=91.0, power_watts=200.0)
-    trial = run_on_two(watching_two(counting(1000.0, 100.0), slow), parallelism)
+    trial = run_on_two(watching(counting(1000.0, 100.0), slow), parallelism)
     assert (trial.status, len(trial.readings)) == ("ok", 4)
     for reading in trial.readings:
         assert (reading.num_gpus, reading.energy_joules, reading.power_watts) == (2, 130.0, 700.0)
@@ -339,124 +295,117 @@ def test_all_gpus_of_a_trial_are_watched(parallelism: str) -> None:
     assert throttled.seen.startswith("hw_thermal_slowdown in 4 of 4 blocks on cuda:1, at 350 of 700 W")
 
 
-def test_of_a_trial_on_the_second_gpu_that_one_is_watched() -> None:
+def test_only_the_trial_s_gpu_is_watched() -> None:
     second = fake_environment(gpu_uuid=SECOND_UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
     first, own = FakeMonitor(), FakeMonitor()
-    telemetry = watching_two(first, own)
     engine = FakeEngine(environment=second, devices=("cuda:1",))
-    (trial,) = runner_with(telemetry, engine).run(
-        [fake_spec(device="cuda:1", protocol=MeasurementProtocol(num_blocks=3))]
-    )
+    (trial,) = run_all(watching(first, own), engine, fake_spec(device="cuda:1"))
     assert (trial.status, first.num_reads) == ("ok", 0)
-    assert [reading.num_gpus for reading in trial.readings] == [1, 1, 1]
+    assert {reading.num_gpus for reading in trial.readings} == {1}
 
 
-def test_another_s_process_on_any_gpu_is_seen_and_counted_once() -> None:
-    own, other, third = os.getpid(), 2**22 + 1, 2**22 + 2
-    present = [frozenset({own, other}), frozenset({own, other, third})]
-    trial = run_on_two(watching_two(*(FakeMonitor(lambda _, p=pids: fake_sample(processes=p)) for pids in present)))  # type: ignore[misc]
-    assert {reading.foreign_processes for reading in trial.readings} == {2}
-    alone = [frozenset({own}), frozenset({own, other})]
-    trial = run_on_two(watching_two(*(FakeMonitor(lambda _, p=pids: fake_sample(processes=p)) for pids in alone)))  # type: ignore[misc]
-    assert {reading.foreign_processes for reading in trial.readings} == {1}
+@pytest.mark.parametrize(
+    ("first", "second", "seen"),
+    [
+        ([STRANGER], [STRANGER, STRANGER + 1], "2 other processes on the GPUs"),
+        ([], [STRANGER], "1 other process on cuda:1"),
+    ],
+)
+def test_foreign_processes_on_any_gpu_are_counted_once(first: list[int], second: list[int], seen: str) -> None:
+    trial = run_on_two(watching(listing(os.getpid(), *first), listing(os.getpid(), *second)))
+    assert {reading.foreign_processes for reading in trial.readings} == {int(seen[0])}
     (shared,) = [warning for warning in warnings_of(trial) if warning.name == "foreign-process"]
-    assert shared.seen == "up to 1 other process on cuda:1 in 4 of 4 blocks"
+    assert shared.seen == f"up to {seen} in 4 of 4 blocks"
 
 
-def test_who_was_on_any_gpu_before_is_seen_before_the_first_process_starts() -> None:
+def test_processes_are_noted_before_the_first_trial_starts() -> None:
     engine, seen = FakeEngine(environment=ON_TWO), list[int]()
 
     def sample(index: int) -> Sample:
         seen.append(len(engine.sessions))
-        return fake_sample(processes=frozenset({2**22 + 1}))
+        return fake_sample(processes=frozenset({STRANGER}))
 
-    telemetry = watching_two(FakeMonitor(lambda _: fake_sample(processes=frozenset())), FakeMonitor(sample))
-    specs = [fake_spec(), fake_spec(world_size=2, parallelism="ddp")]
-    one, two = runner_with(telemetry, engine).run(specs)
+    specs = fake_spec(), fake_spec(world_size=2, parallelism="ddp")
+    one, two = run_all(watching(listing(), FakeMonitor(sample)), engine, *specs)
     assert seen[0] == 0
     assert {reading.foreign_processes for reading in one.readings} == {None}
     assert {reading.foreign_processes for reading in two.readings} == {1}
 
 
-def test_without_one_gpu_s_counter_there_is_no_energy_and_it_says_whose() -> None:
+# Energy of sustained steps
+
+
+class SustainedEngine(FakeEngine):
+    """Runs sustained steps until the driver was asked often enough."""
+
+    monitor: FakeMonitor
+
+    def start(self, timeout_seconds: float, num_processes: int = 1) -> FakeSession:
+        self.sessions.append(SustainedSession(self, num_processes))
+        return self.sessions[-1]
+
+
+class SustainedSession(FakeSession):
+    def run_sustained(self, seconds: float) -> Block:
+        assert isinstance(self._engine, SustainedEngine)
+        monitor = self._engine.monitor
+        wait_for_reads(monitor, count=monitor.num_reads + 8)
+        return super().run_sustained(seconds)
+
+
+def sustained_engine() -> SustainedEngine:
+    engine = SustainedEngine(environment=ON_GPU, exclusive=False)
+    engine.monitor = counting(1000.0, 50.0)
+    return engine
+
+
+def test_energy_of_sustained_steps() -> None:
+    engine = sustained_engine()
+    (trial,) = run_all(watching(engine.monitor, period_seconds=0.001), engine, fake_spec())
+    energy = trial.energy_measurement
+    assert energy is not None
+    assert energy.num_ticks >= 3
+    assert energy.joules == 50.0 * energy.num_ticks
+    assert energy.seconds > 0
+    assert energy.step_seconds > 0
+    assert not energy.missing
+
+
+@pytest.mark.parametrize(("number", "metered"), [(1, {"fp32", "tf32"}), (2, {"tf32"})])
+def test_energy_is_measured_once_a_configuration(number: int, metered: set[str]) -> None:
+    engine = sustained_engine()
+    specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
+    telemetry = watching(engine.monitor, period_seconds=0.001)
+    runner = TrialRunner(engine, None, ON_GPU, NullListener(), telemetry=telemetry)
+    session = run_interleaved(runner, specs, number=number, earlier={specs[0].configuration: PriorStats(0.001, 0.1)})
+    runner.closer.wait()
+    assert {trial.spec.precision for trial in session.trials if trial.energy_measurement is not None} == metered
+
+
+@pytest.mark.parametrize("environment", [fake_environment(None), ON_GPU])
+def test_no_sustained_steps_without_a_counter(environment: Environment) -> None:
+    engine = FakeEngine(environment=environment)
+    telemetry = watching(FakeMonitor(lambda _: fake_sample(energy_joules=None)))
+    (trial,) = run_all(telemetry, engine, fake_spec())
+    assert trial.energy_measurement is None
+    assert "run_sustained" not in engine.sessions[0].calls
+
+
+def test_no_energy_if_one_gpu_has_no_counter() -> None:
     bare = FakeMonitor(lambda _: fake_sample(energy_joules=None, missing={"energy_joules": "Not Supported"}))
-    trial = run_on_two(watching_two(counting(1000.0, 100.0), bare))
+    trial = run_on_two(watching(counting(1000.0, 100.0), bare))
     assert [reading.energy_joules for reading in trial.readings] == [None] * 4
     assert trial.energy_measurement is None
     assert "energy_joules (cuda:1: Not Supported)" in trial.telemetry_note
     energy = energy_of(trial)
     assert energy is not None
-    assert energy.source == "power × time", "which both GPUs tell"
+    assert energy.source == "power × time", "both GPUs report their power"
 
 
-@pytest.mark.parametrize("why", ["never opened", "raises", "hangs"])
-def test_a_gpu_that_cannot_be_read_costs_the_others_nothing(why: str) -> None:
-    let_go, good = threading.Event(), counting(1000.0, 100.0)
-
-    def fail(index: int) -> Sample:
-        if why == "hangs":
-            let_go.wait(60)
-        raise RuntimeError("GPU is lost")
-
-    def open_one(uuid: str) -> Monitor:
-        if uuid == SECOND_UUID and why == "never opened":
-            raise GpuUnreadableError("no such GPU")
-        return good if uuid == UUID else FakeMonitor(fail)
-
-    try:
-        trial = run_on_two(Telemetry(open_one, period_seconds=30.0, patience_seconds=0.5))
-        said = {"never opened": "no such GPU", "raises": "GPU is lost", "hangs": "the driver did not answer for 5 s"}
-        assert (trial.status, len(trial.readings)) == ("ok", 4)
-        for reading in trial.readings:
-            assert (reading.num_gpus, reading.sm_clock_hertz, reading.energy_joules) == (1, 1.98e9, None)
-            assert reading.missing["gpu"] == f"cuda:1: {said[why]}"
-        assert energy_of(trial) is None, "half of the GPUs' is not the trial's"
-        assert trial.energy_measurement is None
-        assert trial.telemetry_note.startswith(f"not available: gpu (cuda:1: {said[why]})")
-    finally:
-        let_go.set()
-        for thread in samplers():
-            thread.join()
-
-
-def test_a_gpu_that_is_lost_in_a_block_is_no_part_of_its_reading() -> None:
-    def lost(index: int) -> Sample:
-        if index == 4:
-            raise RuntimeError("GPU is lost")
-        return fake_sample(energy_joules=50.0 * index)
-
-    telemetry = watching_two(counting(1000.0, 100.0), FakeMonitor(lost))
-    trial = run_on_two(telemetry)  # a look before, two samples a block
-    assert [reading.num_gpus for reading in trial.readings] == [2, 1, 1, 1]
-    assert [reading.energy_joules for reading in trial.readings] == [150.0, None, None, None]
-
-
-def test_gpus_whose_uuids_are_not_known_are_said_to_be_missing() -> None:
-    monitor = FakeMonitor()
-    trial = run(
-        watching(monitor),
-        environment=fake_environment(gpu_uuid=UUID, num_gpus=2),
-        spec=fake_spec(protocol=MeasurementProtocol(num_blocks=3), world_size=2, parallelism="ddp"),
-    )
-    assert [reading.missing["gpu"] for reading in trial.readings] == ["cuda:1: the GPU's UUID is not known"] * 3
-
-
-def test_one_sampling_thread_a_gpu() -> None:
-    first, second = FakeMonitor(), FakeMonitor()
-    with watching_two(first, second).watch(TWO_GPUS) as watch:
-        assert len(samplers()) == 2
-        assert (first.num_reads, second.num_reads) == (1, 1)
-    assert (first.num_reads, second.num_reads) == (2, 2)
-    assert watch.reading.num_samples == 2
-
-
-def test_the_energy_of_all_gpus_is_metered() -> None:
+def test_energy_of_all_gpus_is_metered() -> None:
     first, second = counting(1000.0, 50.0), counting(0.0, 10.0)
-    with watching_two(first, second, period_seconds=0.001).meter(TWO_GPUS) as meter:
-        deadline = time.monotonic() + 20.0
-        while min(first.num_reads, second.num_reads) < 8 and time.monotonic() < deadline:
-            time.sleep(0.001)
-    found = meter.energy
-    assert (found.missing, found.num_gpus) == ("", 2)
-    assert found.num_ticks >= 3
-    assert found.joules > 0
+    with watching(first, second, period_seconds=0.001).meter(TWO_GPUS) as meter:
+        wait_for_reads(first, second)
+    assert (meter.energy.missing, meter.energy.num_gpus) == ("", 2)
+    assert meter.energy.num_ticks >= 3
+    assert meter.energy.joules > 0

@@ -1,4 +1,4 @@
-"""From samples to a reading, and whose processes are whose."""
+"""From samples to a reading, a trial's facts and its energy; and whose processes are whose."""
 
 import os
 import subprocess
@@ -19,7 +19,6 @@ from castwise.telemetry.summary import (
     measure_energy,
     summarize,
     telemetry_note,
-    unwatched,
 )
 
 QUIET = HostSample(pressure_seconds=None, steal_ticks=None, total_ticks=None, load=None)
@@ -31,28 +30,22 @@ def reading_of(*samples: Sample, host: tuple[HostSample, HostSample] = (QUIET, Q
     return summarize({"cuda:0": samples} if samples else {}, Processes(before=frozenset(), own_pid=OWN), host, 2.0)
 
 
-def test_clocks_and_power_are_those_while_the_gpu_was_at_work() -> None:
-    rates = [(210e6, 100.0), (1900e6, 600.0), (1800e6, 700.0), (345e6, 90.0)]
-    reading = reading_of(*(fake_sample(sm_clock_hertz=clock, power_watts=power) for clock, power in rates))
+def test_a_block_s_samples_become_its_reading() -> None:
+    reading = reading_of(
+        fake_sample(sm_clock_hertz=210e6, power_watts=100.0, temperature_celsius=40.0, throttle_reasons=("gpu_idle",)),
+        fake_sample(sm_clock_hertz=1900e6, power_watts=600.0, temperature_celsius=60.0, pcie_generation=1),
+        fake_sample(sm_clock_hertz=1800e6, power_watts=700.0, throttle_reasons=("sw_power_cap",), ecc_errors=2),
+        fake_sample(sm_clock_hertz=345e6, power_watts=90.0, throttle_reasons=("gpu_idle",)),
+    )
     assert (reading.sm_clock_hertz, reading.min_sm_clock_hertz, reading.power_watts) == (1850e6, 1800e6, 650.0)
-    assert reading.num_samples == 4
-    assert reading.seconds == 2.0
+    assert (reading.max_temperature_celsius, reading.pcie_generation, reading.ecc_errors) == (60.0, 5, 2)
+    assert reading.throttle_reasons == ("gpu_idle", "sw_power_cap")
+    assert (reading.num_samples, reading.seconds) == (4, 2.0)
 
 
 def test_a_block_too_short_for_samples_has_those_beside_it() -> None:
     reading = reading_of(fake_sample(sm_clock_hertz=1e9), fake_sample(sm_clock_hertz=2e9))
     assert (reading.sm_clock_hertz, reading.min_sm_clock_hertz) == (1.5e9, 1e9)
-
-
-def test_what_is_highest_and_what_was_seen_at_all() -> None:
-    reading = reading_of(
-        fake_sample(temperature_celsius=40.0, throttle_reasons=("gpu_idle",), pcie_generation=1, ecc_errors=0),
-        fake_sample(temperature_celsius=60.0, throttle_reasons=("sw_power_cap",), pcie_generation=5, ecc_errors=1),
-        fake_sample(temperature_celsius=55.0, throttle_reasons=("gpu_idle",), pcie_generation=5, ecc_errors=2),
-    )
-    assert reading.max_temperature_celsius == 60.0
-    assert reading.throttle_reasons == ("gpu_idle", "sw_power_cap")
-    assert (reading.pcie_generation, reading.ecc_errors) == (5, 2)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +65,14 @@ def test_energy_is_what_the_counter_went_up_by(before: float | None, after: floa
     assert ("energy_joules" in reading.missing) == (joules is None)
 
 
-def test_a_field_that_is_missing_says_why_under_the_reading_s_name() -> None:
-    hidden = {"temperature_celsius": "Not Supported", "power_watts": "Insufficient Permissions"}
+def test_a_missing_field_has_a_reason_and_the_values_there_were() -> None:
+    hidden = {"temperature_celsius": "Not Supported", "power_watts": "GPU is lost"}
     bare = fake_sample(temperature_celsius=None, power_watts=None, missing=hidden)
     reading = reading_of(bare, bare)
     assert (reading.max_temperature_celsius, reading.power_watts) == (None, None)
     assert reading.missing["max_temperature_celsius"] == "Not Supported"
-    assert reading.missing["power_watts"] == "Insufficient Permissions"
     assert set(reading.missing) <= set(TelemetrySummary.model_fields)
-
-
-def test_a_field_lost_on_the_way_says_so_and_keeps_what_there_was() -> None:
-    lost = fake_sample(power_watts=None, missing={"power_watts": "GPU is lost"})
-    reading = reading_of(fake_sample(), fake_sample(power_watts=300.0), lost, lost)
+    reading = reading_of(fake_sample(), fake_sample(power_watts=300.0), bare, bare)
     assert (reading.power_watts, reading.missing["power_watts"]) == (300.0, "GPU is lost")
 
 
@@ -106,21 +94,20 @@ def test_own_processes_are_this_one_and_its_descendants() -> None:
     assert processes.count_foreign(frozenset({child.pid})) == (0, "")
 
 
-def test_ids_that_are_not_this_container_s_raise_no_alarm() -> None:
-    unknown = Processes(before=None, own_pid=OWN).count_foreign(frozenset({OTHER}))
-    alone = Processes(before=frozenset(), own_pid=OWN).count_foreign(frozenset({OTHER}))
-    assert unknown == alone == (None, "the driver's process ids are not this container's")
-
-
-def test_who_was_there_before_is_another_s_whatever_the_ids_mean() -> None:
-    processes = Processes(before=frozenset({OTHER, OTHER + 1}), own_pid=OWN)
-    assert processes.count_foreign(frozenset({OTHER, OTHER + 2})) == (1, "")
-
-
-def test_a_driver_that_shows_not_even_our_own_tells_nothing() -> None:
-    count, why = Processes(before=frozenset(), own_pid=OWN).count_foreign(frozenset())
-    assert count is None
-    assert "not even the trial's own" in why
+@pytest.mark.parametrize(
+    ("before", "present", "count", "why"),
+    [
+        (None, {OTHER}, None, "the driver's process ids are not this container's"),
+        (set(), {OTHER}, None, "the driver's process ids are not this container's"),
+        ({OTHER, OTHER + 1}, {OTHER, OTHER + 2}, 1, ""),  # who was there before is another's whatever the ids mean
+        (set(), set(), None, "the driver shows no process on the GPU, not even the trial's own"),
+    ],
+)
+def test_processes_whose_ids_may_be_another_container_s(
+    before: set[int] | None, present: set[int], count: int | None, why: str
+) -> None:
+    processes = Processes(None if before is None else frozenset(before), own_pid=OWN)
+    assert processes.count_foreign(frozenset(present)) == (count, why)
 
 
 def test_the_most_foreign_processes_at_once_count() -> None:
@@ -153,10 +140,6 @@ def test_a_note_gives_each_reason_once() -> None:
     assert telemetry_note(still, None) == "not available: energy_joules (the driver's counter did not move)"
     assert telemetry_note(still, None, EnergyMeasurement(missing="nothing was read")) == telemetry_note(still, None)
     assert not telemetry_note(still, None, EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10))
-
-
-def test_epochs_of_an_earlier_process_have_empty_readings() -> None:
-    assert [reading.seconds for reading in unwatched(2)] == [0.0, 0.0]
 
 
 def ticking(*joules: float | None, period: float = 0.02) -> list[tuple[float, Sample]]:
@@ -200,16 +183,11 @@ def together(*readings: TelemetrySummary, why_not: dict[str, str] | None = None)
     return combine_readings(each, why_not or {}, 1.0)
 
 
-def test_the_slowest_the_hottest_and_the_sum() -> None:
+def test_readings_of_gpus_are_combined() -> None:
     first = fake_reading(
         sm_clock_hertz=1.9e9,
         min_sm_clock_hertz=1.2e9,
-        memory_clock_hertz=3.2e9,
-        power_watts=500.0,
-        max_temperature_celsius=50.0,
         throttle_reasons=("gpu_idle", "sw_power_cap"),
-        energy_joules=480.0,
-        pcie_generation=5,
         pcie_width=8,
         ecc_errors=1,
         num_samples=12,
@@ -223,7 +201,6 @@ def test_the_slowest_the_hottest_and_the_sum() -> None:
         throttle_reasons=("gpu_idle", "hw_slowdown"),
         energy_joules=300.0,
         pcie_generation=4,
-        pcie_width=16,
         ecc_errors=2,
         num_samples=11,
     )
@@ -234,10 +211,13 @@ def test_the_slowest_the_hottest_and_the_sum() -> None:
     assert (both.max_temperature_celsius, both.ecc_errors) == (80.0, 3)
     assert both.throttle_reasons == ("gpu_idle", "sw_power_cap", "hw_slowdown")
     assert (both.pcie_generation, both.pcie_width) == (4, 8)
-    assert both.affected_gpus == {"sw_power_cap": ("cuda:0",), "hw_slowdown": ("cuda:1",)}
+    assert both.affected_gpus["sw_power_cap"] == ("cuda:0",)
+    assert both.affected_gpus["hw_slowdown"] == ("cuda:1",)
+    assert "gpu_idle" not in both.affected_gpus, "what all have in common needs no names"
+    assert together(first).affected_gpus == {}
 
 
-def test_every_field_of_a_gpu_goes_by_a_rule() -> None:
+def test_every_field_is_combined() -> None:
     beside = {"seconds", "num_gpus", "missing", "affected_gpus", "foreign_processes"} | HOST_S
     reading = fake_reading(**dict.fromkeys(HOST_S))
     for name in set(TelemetrySummary.model_fields) - beside:
@@ -247,41 +227,30 @@ def test_every_field_of_a_gpu_goes_by_a_rule() -> None:
         assert getattr(combine_facts({"cuda:0": facts}, {}), name) == getattr(facts, name) is not None
 
 
-def test_no_gpu_is_none() -> None:
+def test_without_a_gpu_there_are_reasons_only() -> None:
     assert combine_readings({}, {}, 1.0) == TelemetrySummary(seconds=1.0, num_gpus=0)
     lost = combine_readings({}, {"cuda:0": "no NVML", "cuda:1": "no NVML"}, 1.0)
     assert lost == TelemetrySummary(seconds=1.0, num_gpus=0, missing={"gpu": "no NVML"})
 
 
 @pytest.mark.parametrize("name", ["power_watts", "energy_joules"])
-def test_a_sum_that_lacks_one_is_none(name: str) -> None:
+def test_a_sum_needs_all_gpus(name: str) -> None:
     lacking = fake_reading(**{name: None, "missing": {name: "Not Supported"}})
     found = together(fake_reading(), lacking)
     assert getattr(found, name) is None
-    assert found.missing == {name: "cuda:1: Not Supported"}
-    assert found.num_gpus == 2
-
-
-def test_of_gpus_that_cannot_be_read_nothing_is_pretended() -> None:
+    assert (found.num_gpus, found.missing) == (2, {name: "cuda:1: Not Supported"})
     found = together(fake_reading(sm_clock_hertz=1.7e9), why_not={"cuda:1": "GPU is lost"})
-    assert (found.num_gpus, found.sm_clock_hertz) == (1, 1.7e9)
-    assert (found.power_watts, found.gpu_power_watts, found.energy_joules) == (None, None, None)
-    assert found.missing == {"gpu": "cuda:1: GPU is lost"}
+    assert getattr(found, name) is found.gpu_power_watts is None
+    assert (found.num_gpus, found.sm_clock_hertz, found.missing) == (1, 1.7e9, {"gpu": "cuda:1: GPU is lost"})
 
 
-def test_what_is_missing_of_one_does_not_hide_the_others() -> None:
+def test_fields_missing_on_one_gpu_do_not_hide_the_others() -> None:
     bare = fake_reading(sm_clock_hertz=None, throttle_reasons=None, ecc_errors=None, max_temperature_celsius=None)
     found = together(bare, fake_reading(throttle_reasons=("hw_slowdown",), ecc_errors=4))
     assert (found.sm_clock_hertz, found.max_temperature_celsius, found.ecc_errors) == (1.98e9, 50.0, 4)
     assert found.throttle_reasons == ("hw_slowdown",)
     assert found.affected_gpus == {"hw_slowdown": ("cuda:1",), "ecc_errors": ("cuda:1",)}
     assert together(bare, bare).throttle_reasons is None
-
-
-def test_what_is_of_all_needs_no_names() -> None:
-    capped = fake_reading(throttle_reasons=("sw_power_cap",), foreign_processes=1)
-    assert together(capped, capped).affected_gpus == {}
-    assert together(capped).affected_gpus == {}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +267,7 @@ def test_reasons_name_their_gpus(reasons: dict[str, str], said: str) -> None:
     assert join_reasons(reasons, 3) == said
 
 
-def test_facts_that_hold_of_any_hold_of_all() -> None:
+def test_facts_of_gpus_are_combined() -> None:
     healthy = fake_gpu_facts()
     other = fake_gpu_facts(
         max_sm_clock_hertz=1.7e9,
@@ -315,19 +284,15 @@ def test_facts_that_hold_of_any_hold_of_all() -> None:
     assert combine_facts({"cuda:0": healthy}, {"cuda:1": "lost"}).missing == {"gpu": "cuda:1: lost"}
 
 
-def test_powers_add_up_though_counters_tick_apart() -> None:
+def test_energies_of_gpus_are_combined() -> None:
     first = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10, late_seconds=0.004)
     second = EnergyMeasurement(joules=270.0, seconds=0.9, num_ticks=9, late_seconds=0.006)
     found = combine_energy({"cuda:0": first, "cuda:1": second}, {})
-    assert found.joules / found.seconds == pytest.approx(500.0 + 300.0)
+    assert found.joules / found.seconds == pytest.approx(500.0 + 300.0), "powers add up, though counters tick apart"
     assert (found.seconds, found.num_ticks, found.late_seconds, found.num_gpus) == (0.9, 9, 0.006, 2)
     assert combine_energy({"cuda:0": first}, {}) == first
-
-
-def test_energy_of_some_is_none() -> None:
-    told = EnergyMeasurement(joules=500.0, seconds=1.0, num_ticks=10)
     still = EnergyMeasurement(missing="the driver's counter ticked 1 times in 0.5 s")
-    found = combine_energy({"cuda:0": told, "cuda:1": still}, {})
-    assert (found.joules, found.missing) == (0.0, "cuda:1: the driver's counter ticked 1 times in 0.5 s")
-    assert combine_energy({"cuda:0": told}, {"cuda:1": "lost"}).missing == "cuda:1: lost"
+    found = combine_energy({"cuda:0": first, "cuda:1": still}, {})
+    assert (found.joules, found.missing) == (0.0, f"cuda:1: {still.missing}")
+    assert combine_energy({"cuda:0": first}, {"cuda:1": "lost"}).missing == "cuda:1: lost"
     assert combine_energy({"cuda:0": still, "cuda:1": still}, {}).missing == still.missing

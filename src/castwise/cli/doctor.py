@@ -10,8 +10,8 @@ from castwise.registry.precisions import PRECISIONS, Precision, why_emulated, wh
 from castwise.render.console import result_console
 from castwise.render.units import format_bytes
 from castwise.telemetry.gpu import GpuUnreadableError
-from castwise.telemetry.monitors import open_monitor
-from castwise.telemetry.nvml import NvmlUnavailableError, compute_processes
+from castwise.telemetry.nvml import compute_processes
+from castwise.telemetry.sampler import open_monitor
 
 
 def doctor() -> int:
@@ -60,7 +60,7 @@ def foreign_processes(environment: Environment) -> list[str]:
         return []
     try:
         processes = compute_processes(environment.gpu_uuid)
-    except NvmlUnavailableError as error:
+    except GpuUnreadableError as error:
         return [f"Whether other processes use the GPU is unknown: {error}."]
     if not processes:
         return ["No other process computes on this GPU."]

@@ -1,10 +1,13 @@
-"""What a GPU's management library reports, whichever vendor's it is."""
+"""What a GPU's management library reports; `nvml.py` and `amdsmi.py` say how each vendor's is asked."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar
 
 from castwise.records.schema import GpuFacts
+
+Query = Callable[[Any, Any], Any]  # of the library and the GPU's handle
 
 
 class GpuUnreadableError(Exception):
@@ -13,47 +16,105 @@ class GpuUnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """What the driver reports at one moment; a field is None if it is not known, and `missing` says why.
+    """What the driver reports at one moment; a field is None if it is not known, and `missing` says why."""
 
-    Attributes:
-        sm_clock_hertz: The clock of the streaming multiprocessors (AMD: of the graphics engine).
-        memory_clock_hertz: The memory's clock.
-        power_watts: The board's power: on GPUs since Ampere, but the A100 and A30, the mean of the last second; on
-            those and older ones the power at that moment. Source: nvml.h, nvmlDeviceGetPowerUsage.
-        temperature_celsius: The core's temperature.
-        throttle_reasons: What limits the clock, by nvidia-smi's names (clocks_event_reasons); empty for nothing.
-        energy_joules: All energy since the driver was loaded.
-        pcie_generation: The PCIe link's present generation; an idle link uses a low one to save power.
-        pcie_width: The PCIe link's present number of lanes.
-        ecc_errors: Memory errors that ECC could not correct, since the driver was loaded.
-        processes: The ids of the processes that use the GPU.
-        missing: Why a field is None, by its name.
-    """
-
-    sm_clock_hertz: float | None = None
+    sm_clock_hertz: float | None = None  # AMD: of the graphics engine
     memory_clock_hertz: float | None = None
+    # The board's: on GPUs since Ampere, but the A100 and A30, the mean of the last second; on those and older ones the
+    # power at that moment. Source: nvml.h, nvmlDeviceGetPowerUsage.
     power_watts: float | None = None
     temperature_celsius: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    energy_joules: float | None = None
-    pcie_generation: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None  # what limits the clock, by nvidia-smi's names
+    energy_joules: float | None = None  # since the driver was loaded
+    pcie_generation: int | None = None  # the present one: an idle link uses a low one to save power
     pcie_width: int | None = None
-    ecc_errors: int | None = None
+    ecc_errors: int | None = None  # that ECC could not correct, since the driver was loaded
     processes: frozenset[int] | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-class Monitor(Protocol):
-    """One GPU's management library, opened. No method raises because a field is not available."""
+class Monitor:
+    """One GPU's management library, opened.
+
+    Every field is asked for by itself, and none raises: one that is not available does not hide others.
+    """
+
+    package: ClassVar[str]
+    sample_queries: ClassVar[Mapping[str, Query]]
+    fact_queries: ClassVar[Mapping[str, Query]]
+
+    def __init__(
+        self,
+        library: Any,
+        errors: tuple[type[Exception], ...],
+        *,
+        start: Callable[[], object],
+        find: Callable[[], Any],
+        stop: Callable[[], object],
+        final_codes: frozenset[Any] = frozenset(),
+    ) -> None:
+        """Start the library and find the GPU in it.
+
+        Args:
+            library: The module.
+            errors: What it raises.
+            start: Starts it.
+            find: Returns the GPU's handle.
+            stop: Ends it.
+            final_codes: The values of errors after which a field is not asked for again.
+
+        Raises:
+            GpuUnreadableError: One of the two failed.
+        """
+        self._library, self._errors, self._stop, self._final_codes = library, errors, stop, final_codes
+        self._hidden: dict[str, str] = {}
+        self._is_open = False
+        try:
+            start()
+            self._is_open = True
+            self._handle = find()
+        except GpuUnreadableError:
+            self.close()
+            raise
+        except errors as error:
+            self.close()
+            raise GpuUnreadableError(str(error)) from None
 
     def facts(self) -> GpuFacts:
         """Return what does not change while a trial runs."""
+        values, missing = self._ask(self.fact_queries)
+        return GpuFacts.model_validate({**values, "missing": missing})
 
     def read(self) -> Sample:
-        """Return what the driver reports now."""
+        """Return what the driver reports now; for a lost GPU, a sample of reasons."""
+        values, missing = self._ask(self.sample_queries)
+        return Sample(**values, missing=missing)
 
     def read_energy(self) -> Sample:
         """Return the energy counter alone, which takes a fraction of the time."""
+        values, missing = self._ask({"energy_joules": self.sample_queries["energy_joules"]})
+        return Sample(**values, missing=missing)
 
     def close(self) -> None:
         """Close the library. May be called again."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(*self._errors):
+                self._stop()
+
+    def _ask(self, queries: Mapping[str, Query]) -> tuple[dict[str, Any], dict[str, str]]:
+        values: dict[str, Any] = {}
+        missing: dict[str, str] = {}
+        for name, query in queries.items():
+            if name in self._hidden:
+                missing[name] = self._hidden[name]
+                continue
+            try:
+                values[name] = query(self._library, self._handle)
+            except self._errors as error:
+                missing[name] = str(error)
+                if getattr(error, "value", None) in self._final_codes:
+                    self._hidden[name] = str(error)
+            except (AttributeError, KeyError):  # a release from before the field
+                missing[name] = self._hidden[name] = f"this {self.package} does not have it"
+        return values, missing

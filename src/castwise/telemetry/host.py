@@ -1,8 +1,8 @@
 """What the kernel reports of the machine's CPUs and of processes' parents; every answer may be missing."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _PROC = Path("/proc")
 # A container's own figure first: it may use up its share of CPUs while the machine has idle ones.
@@ -10,33 +10,41 @@ _PRESSURE_FILES = ("/sys/fs/cgroup/cpu.pressure", "/proc/pressure/cpu")
 _MAX_ANCESTORS = 64
 
 
-@dataclass(frozen=True)
-class HostSample:
-    """The CPUs' counters at one moment; None if the kernel has none.
+class HostSample(NamedTuple):
+    """The CPUs' counters at one moment; None if the kernel has none."""
 
-    Attributes:
-        pressure_seconds: Time in which a runnable task waited for a CPU, since boot. Source: Linux,
-            Documentation/accounting/psi.rst: "some", total in µs.
-        steal_ticks: CPU time that the hypervisor gave to others. Source: proc_stat(5).
-        total_ticks: All CPU time without guests', which is part of the user's.
-        load: Runnable tasks, averaged over a minute, over the CPUs that this process may use.
-    """
-
+    # Time in which a runnable task waited for a CPU, since boot: "some", total in µs.
+    # Source: Linux, Documentation/accounting/psi.rst.
     pressure_seconds: float | None
-    steal_ticks: int | None
-    total_ticks: int | None
-    load: float | None
+    steal_ticks: int | None  # CPU time that the hypervisor gave to others. Source: proc_stat(5)
+    total_ticks: int | None  # without guests', which is part of the user's
+    load: float | None  # runnable tasks, averaged over a minute, over the CPUs that this process may use
 
 
 def read_host() -> HostSample:
     """Return the CPUs' counters now."""
-    ticks = _ticks()
+    words = _text(_PROC / "stat").partition("\n")[0].split()
+    is_counted = len(words) >= 9 and words[0] == "cpu" and all(word.isdecimal() for word in words[1:9])
+    ticks = [int(word) for word in words[1:9]] if is_counted else None
+    try:
+        load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    except OSError:
+        load = None
     return HostSample(
         pressure_seconds=_pressure_seconds(),
         steal_ticks=ticks[7] if ticks else None,
         total_ticks=sum(ticks) if ticks else None,
-        load=_load(),
+        load=load,
     )
+
+
+def _pressure_seconds() -> float | None:
+    for name in _PRESSURE_FILES:
+        for line in _text(Path(name)).splitlines():
+            total = line.partition("total=")[2]
+            if line.startswith("some ") and total.isdecimal():
+                return int(total) / 1e6
+    return None
 
 
 def pressure(before: HostSample, after: HostSample, seconds: float) -> float | None:
@@ -59,45 +67,16 @@ def is_descendant(pid: int, ancestor: int) -> bool:
     for _ in range(_MAX_ANCESTORS):
         if pid == ancestor:
             return True
-        parent = _parent(pid)
-        if parent is None:
+        # The name in brackets may hold anything, brackets too. Source: proc_pid_stat(5).
+        fields = _text(_PROC / str(pid) / "stat").rpartition(")")[2].split()
+        if len(fields) < 2 or int(fields[1]) <= 0:
             return False
-        pid = parent
+        pid = int(fields[1])
     return False
 
 
-def _parent(pid: int) -> int | None:
-    # The name in brackets may hold anything, brackets too. Source: proc_pid_stat(5).
-    text = _text(_PROC / str(pid) / "stat")
-    fields = text.rpartition(")")[2].split() if text else []
-    return int(fields[1]) if len(fields) > 1 and int(fields[1]) > 0 else None
-
-
-def _pressure_seconds() -> float | None:
-    for name in _PRESSURE_FILES:
-        for line in (_text(Path(name)) or "").splitlines():
-            kind, _, total = line.partition(" ")[0], *line.partition("total=")[1:]
-            if kind == "some" and total.isdecimal():
-                return int(total) / 1e6
-    return None
-
-
-def _ticks() -> list[int] | None:
-    first = (_text(_PROC / "stat") or "").partition("\n")[0].split()
-    if len(first) < 9 or first[0] != "cpu" or not all(word.isdecimal() for word in first[1:9]):
-        return None
-    return [int(word) for word in first[1:9]]
-
-
-def _load() -> float | None:
-    try:
-        return os.getloadavg()[0] / len(os.sched_getaffinity(0))
-    except OSError:
-        return None
-
-
-def _text(path: Path) -> str | None:
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return ""

@@ -7,14 +7,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummary
-from castwise.telemetry.gpu import Monitor, Sample
+from castwise.telemetry.amdsmi import AmdMonitor
+from castwise.telemetry.gpu import GpuUnreadableError, Monitor, Sample
 from castwise.telemetry.host import read_host
-from castwise.telemetry.monitors import open_monitor
+from castwise.telemetry.nvml import NvmlMonitor
 from castwise.telemetry.summary import Processes, combine_energy, combine_facts, measure_energy, summarize
 
 _PERIOD_SECONDS = 0.1
@@ -25,56 +27,61 @@ _METERING_PERIOD_SECONDS = 0.005
 _PATIENCE_SECONDS = 5.0
 _SILENT = f"the driver did not answer for {_PATIENCE_SECONDS:g} s"
 
-OpenMonitor = Callable[[str], Monitor]
-
 # A trial's GPUs: their UUIDs by torch's names for them ("cuda:1"); none on a CPU.
 Gpus = Mapping[str, str]
 
 _T = TypeVar("_T")
 
 
+def open_monitor(uuid: str) -> Monitor:
+    """Return the management library that knows the GPU with this UUID.
+
+    Raises:
+        GpuUnreadableError: None knows it.
+    """
+    try:
+        return NvmlMonitor(uuid)
+    except GpuUnreadableError as why:
+        with suppress(GpuUnreadableError):
+            return AmdMonitor(uuid)
+        raise why from None
+
+
+@dataclass
 class BlockWatch:
-    """The time of one block.
+    """What was read in a block; complete when the `with` block has ended."""
 
-    Attributes:
-        reading: What was read in it; complete when the `with` block has ended.
-    """
-
-    def __init__(self) -> None:
-        self.reading = TelemetrySummary(seconds=0.0)
+    reading: TelemetrySummary
 
 
+@dataclass
 class EnergyMeter:
-    """The time of sustained steps.
+    """The energy of sustained steps, without the step time; complete when the `with` block has ended."""
 
-    Attributes:
-        energy: Their energy, without the step time; complete when the `with` block has ended.
-    """
-
-    def __init__(self) -> None:
-        self.energy = EnergyMeasurement(missing="there is no GPU")
+    energy: EnergyMeasurement
 
 
 class Telemetry:
     """Watches the GPUs of one job. One thread a GPU samples while something is timed, and only then; none on a CPU.
 
     A GPU whose driver fails or hangs is given up; the others are watched all the same.
-
-    Args:
-        open_monitor: Opens a GPU's management library by its UUID.
-        period_seconds: Time between samples.
-        patience_seconds: How long the driver may take over one.
     """
 
     def __init__(
         self,
-        open_monitor: OpenMonitor = open_monitor,
+        open_monitor: Callable[[str], Monitor] = open_monitor,
         period_seconds: float = _PERIOD_SECONDS,
         patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
+        """Watch GPUs.
+
+        Args:
+            open_monitor: Opens a GPU's management library by its UUID.
+            period_seconds: Time between samples.
+            patience_seconds: How long the driver may take over one.
+        """
         self._open = open_monitor
         self._period, self._patience = period_seconds, patience_seconds
-        self._metering_period = min(period_seconds, _METERING_PERIOD_SECONDS)
         self._monitors: dict[str, Monitor] = {}
         self._unreadable: dict[str, str] = {}  # why, by UUID
         self._processes = Processes(before=None, own_pid=os.getpid())
@@ -93,12 +100,9 @@ class Telemetry:
 
     @contextmanager
     def watch(self, gpus: Gpus) -> Iterator[BlockWatch]:
-        """Watch GPUs, and the host, while the `with` block runs.
-
-        There is always a sample just before and one just after.
-        """
-        watch = BlockWatch()
-        samplers = self._samplers(gpus, lambda monitor: monitor.read, self._period)
+        """Watch GPUs, and the host, while the `with` block runs; a sample is taken just before and one just after."""
+        watch = BlockWatch(TelemetrySummary(seconds=0.0))
+        samplers = {device: Sampler(monitor.read, self._period) for device, monitor in self._opened(gpus).items()}
         host, started = read_host(), time.perf_counter()
         try:
             if samplers:
@@ -120,8 +124,11 @@ class Telemetry:
     @contextmanager
     def meter(self, gpus: Gpus) -> Iterator[EnergyMeter]:
         """Read the energy counters of GPUs, often, while the `with` block runs."""
-        meter = EnergyMeter()
-        samplers = self._samplers(gpus, lambda monitor: monitor.read_energy, self._metering_period)
+        meter = EnergyMeter(EnergyMeasurement(missing="there is no GPU"))
+        period_seconds = min(self._period, _METERING_PERIOD_SECONDS)
+        samplers = {
+            device: Sampler(monitor.read_energy, period_seconds) for device, monitor in self._opened(gpus).items()
+        }
         try:
             self._begin(gpus, samplers)
             yield meter
@@ -146,12 +153,12 @@ class Telemetry:
 
     def _opened(self, gpus: Gpus) -> dict[str, Monitor]:
         """Return the management library of each GPU that can be read, opened if it was not."""
-        if "" in gpus.values():
-            self._unreadable[""] = "the GPU's UUID is not known"
 
         def open_one(uuid: str) -> None:
             self._monitors[uuid] = self._open(uuid)
 
+        if "" in gpus.values():
+            self._unreadable[""] = "the GPU's UUID is not known"
         new = [uuid for uuid in gpus.values() if uuid not in self._monitors and uuid not in self._unreadable]
         self._run_all({uuid: partial(open_one, uuid) for uuid in new})
         readable = {device: self._monitors.get(uuid) for device, uuid in gpus.items() if uuid not in self._unreadable}
@@ -179,11 +186,6 @@ class Telemetry:
         for uuid, task in tasks.items():
             task.join(max(0.0, deadline - time.monotonic()))
             self._check(uuid, not task.is_alive(), task)
-
-    def _samplers(
-        self, gpus: Gpus, what: Callable[[Monitor], Callable[[], Sample]], period_seconds: float
-    ) -> dict[str, "Sampler"]:
-        return {device: Sampler(what(monitor), period_seconds) for device, monitor in self._opened(gpus).items()}
 
     def _begin(self, gpus: Gpus, samplers: Mapping[str, "Sampler"]) -> None:
         """Wait until each has taken its first sample."""
@@ -232,30 +234,24 @@ class _Task(threading.Thread):
 
 
 class Sampler(_Task):
-    """Reads a GPU at once, then once a period, and a last time at the end.
-
-    Attributes:
-        timed: The samples, each with the host's clock.
-        has_begun: Is set when the first sample has been taken, or has failed.
-        is_over: Is set to end it, after a last sample.
-    """
+    """Reads a GPU at once, then once a period, and a last time at the end."""
 
     def __init__(self, read: Callable[[], Sample], period_seconds: float) -> None:
         super().__init__(self._sample)
-        self.timed: list[tuple[float, Sample]] = []
-        self.has_begun, self.is_over = threading.Event(), threading.Event()
-        self._take = read
-        self._period = period_seconds
+        self.timed: list[tuple[float, Sample]] = []  # each with the host's clock when it had been read
+        self.has_begun = threading.Event()  # the first sample was taken, or has failed
+        self.is_over = threading.Event()  # set it to end the thread, after a last sample
+        self._read, self._period_seconds = read, period_seconds
 
     def _sample(self) -> None:
+        def read() -> None:
+            sample = self._read()
+            self.timed.append((time.perf_counter(), sample))
+
         try:
-            self._read()
+            read()
         finally:
             self.has_begun.set()
-        while not self.is_over.wait(self._period):
-            self._read()
-        self._read()
-
-    def _read(self) -> None:
-        sample = self._take()
-        self.timed.append((time.perf_counter(), sample))  # the time at which it had been read
+        while not self.is_over.wait(self._period_seconds):
+            read()
+        read()

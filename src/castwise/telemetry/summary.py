@@ -10,12 +10,7 @@ from castwise.records.schema import EnergyMeasurement, GpuFacts, TelemetrySummar
 from castwise.telemetry.gpu import Sample
 from castwise.telemetry.host import HostSample, is_descendant, pressure, steal
 
-_OTHER_NAMESPACE = "the driver's process ids are not this container's"
-_NONE_SHOWN = "the driver shows no process on the GPU, not even the trial's own"
-_EARLIER_PROCESS = "an earlier process ran this epoch"
 _MIN_TICKS = 4  # the first is only where the time begins; each is seen late
-# What casts doubt on figures, and is named with the GPUs that it is of.
-_SUSPICIOUS = ("foreign_processes", "ecc_errors")
 
 _Combine = Callable[[Sequence[Any]], Any]
 
@@ -26,22 +21,13 @@ def _union(values: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _ReadingField:
-    """How a field of a reading is made.
-
-    Attributes:
-        sample_field: The field of a sample that it is made of.
-        over_time: Combines the samples of one GPU; None means the increase from the first to the last.
-        over_gpus: Combines the GPUs.
-        is_inner: Whether the samples just before and after are left out, if there are others: clocks and power are
-            those at work.
-        needs_all: Whether it is None unless it is known of every GPU.
-    """
+    """How a field of a reading is made."""
 
     sample_field: str
-    over_time: _Combine | None
+    over_time: _Combine | None  # of one GPU's samples; None: the increase from the first to the last
     over_gpus: _Combine
-    is_inner: bool = False
-    needs_all: bool = False
+    is_inner: bool = False  # leaves out the samples just before and after, if there are others: at work only
+    needs_all: bool = False  # is None unless it is known of every GPU
 
 
 _READING: dict[str, _ReadingField] = {
@@ -70,15 +56,10 @@ _FACTS: dict[str, _Combine] = {
 
 @dataclass
 class Processes:
-    """Tells this program's processes on GPUs from others'.
+    """Tells this program's processes on GPUs from others'."""
 
-    Attributes:
-        before: The processes that used any of the GPUs before any of this job did; None if that is not known.
-        own_pid: This program's process; its descendants are its own too.
-    """
-
-    before: frozenset[int] | None
-    own_pid: int
+    before: frozenset[int] | None  # those that used a GPU before any of this job did; None if that is not known
+    own_pid: int  # its descendants are its own too
     _own: set[int] = field(default_factory=set)
 
     def count_foreign(self, present: frozenset[int]) -> tuple[int | None, str]:
@@ -86,17 +67,14 @@ class Processes:
 
         In a container the driver may give the host's process ids, or none. If it shows one of ours by the id that it
         has here, ids mean the same on both sides. If not, only those that were there before us are known to be others'.
-
-        Args:
-            present: The ids of the processes on a GPU, or on any of several, while one of ours uses it.
         """
         self._own |= {pid for pid in present - self._own if is_descendant(pid, self.own_pid)}
         if present & self._own:
             return len(present - self._own), ""
         if not present:
-            return None, _NONE_SHOWN
+            return None, "the driver shows no process on the GPU, not even the trial's own"
         num_stayed = len(present & (self.before or frozenset()))
-        return (num_stayed, "") if num_stayed else (None, _OTHER_NAMESPACE)
+        return (num_stayed, "") if num_stayed else (None, "the driver's process ids are not this container's")
 
 
 def summarize(
@@ -114,7 +92,7 @@ def summarize(
         processes: Tells own processes from others'.
         host: The host just before and just after.
         seconds: The time between the two.
-        unreadable: Why other GPUs of the trial have no samples.
+        unreadable: Why other GPUs of the trial have no samples, by torch's names for them.
     """
     each = {device: _summarize_gpu(of_gpu, processes, seconds) for device, of_gpu in samples.items()}
     reading = combine_readings(each, unreadable or {}, seconds)
@@ -159,13 +137,7 @@ def _summarize_gpu(samples: Sequence[Sample], processes: Processes, seconds: flo
 def combine_readings(
     each: Mapping[str, TelemetrySummary], unreadable: Mapping[str, str], seconds: float
 ) -> TelemetrySummary:
-    """Return the reading of all GPUs of a trial, without the host's fields.
-
-    Args:
-        each: The reading of each GPU that was read, by torch's name for it.
-        unreadable: Why the others were not.
-        seconds: The time that was watched.
-    """
+    """Return the reading of all GPUs of a trial, without the host's fields; `unreadable` are those without one."""
     values: dict[str, Any] = {}
     for name, rule in _READING.items():
         known = [value for value in (getattr(reading, name) for reading in each.values()) if value is not None]
@@ -174,8 +146,8 @@ def combine_readings(
     num_gpus = len(each) + len(unreadable)
     affected: dict[str, list[str]] = {}
     for device, reading in each.items():
-        seen = [*(reading.throttle_reasons or ()), *(name for name in _SUSPICIOUS if getattr(reading, name))]
-        for name in seen:
+        suspicious = [name for name in ("foreign_processes", "ecc_errors") if getattr(reading, name)]
+        for name in (*(reading.throttle_reasons or ()), *suspicious):
             affected.setdefault(name, []).append(device)
     return TelemetrySummary(
         seconds=seconds,
@@ -189,12 +161,7 @@ def combine_readings(
 
 
 def combine_facts(each: Mapping[str, GpuFacts], unreadable: Mapping[str, str]) -> GpuFacts:
-    """Return the facts of all GPUs of a trial.
-
-    Args:
-        each: The facts of each GPU that was read, by torch's name for it.
-        unreadable: Why the others were not.
-    """
+    """Return the facts of all GPUs of a trial; `unreadable` are those without any."""
     values: dict[str, Any] = {}
     for name, combine in _FACTS.items():
         known = [value for value in (getattr(facts, name) for facts in each.values()) if value is not None]
@@ -204,11 +171,7 @@ def combine_facts(each: Mapping[str, GpuFacts], unreadable: Mapping[str, str]) -
 
 
 def measure_energy(samples: Sequence[tuple[float, Sample]]) -> EnergyMeasurement:
-    """Return the energy between the first and the last tick of one GPU's counter.
-
-    Args:
-        samples: The host's clock and the driver's answer, while steps ran.
-    """
+    """Return the energy between the first and the last tick of a GPU's counter, from samples with the host's clock."""
     known = [(when, sample.energy_joules) for when, sample in samples if sample.energy_joules is not None]
     if not known:
         reasons = (sample.missing.get("energy_joules", "") for _, sample in samples)
@@ -228,12 +191,7 @@ def measure_energy(samples: Sequence[tuple[float, Sample]]) -> EnergyMeasurement
 
 
 def combine_energy(each: Mapping[str, EnergyMeasurement], unreadable: Mapping[str, str]) -> EnergyMeasurement:
-    """Return the energy of all GPUs of a trial; none if it is not known of each.
-
-    Args:
-        each: The energy of each GPU that was read, by torch's name for it.
-        unreadable: Why the others were not.
-    """
+    """Return the energy of all GPUs of a trial; none if it is not known of each."""
     reasons = {device: energy.missing for device, energy in each.items() if energy.missing} | dict(unreadable)
     if reasons or not each:
         why = join_reasons(reasons, len(each) + len(unreadable))
@@ -249,12 +207,7 @@ def combine_energy(each: Mapping[str, EnergyMeasurement], unreadable: Mapping[st
 
 
 def join_reasons(reasons: Mapping[str, str], num_gpus: int) -> str:
-    """Return GPUs' reasons in a line, with their names unless the reason is the same for all.
-
-    Args:
-        reasons: Each GPU's reason, by torch's name for it.
-        num_gpus: How many GPUs there are, those without a reason included.
-    """
+    """Return GPUs' reasons in a line, with their names unless one reason holds for all `num_gpus`."""
     devices: dict[str, list[str]] = {}
     for device, why in reasons.items():
         devices.setdefault(why, []).append(device)
@@ -273,7 +226,7 @@ def _combine_missing(each: Mapping[str, Mapping[str, str]], unreadable: Mapping[
 
 def unwatched(count: int) -> list[TelemetrySummary]:
     """Return an empty reading for each epoch that an earlier process of the same trial ran."""
-    return [TelemetrySummary(seconds=0.0, missing={"gpu": _EARLIER_PROCESS})] * count
+    return [TelemetrySummary(seconds=0.0, missing={"gpu": "an earlier process ran this epoch"})] * count
 
 
 def telemetry_note(
@@ -281,10 +234,7 @@ def telemetry_note(
 ) -> str:
     """Return which of a trial's telemetry is "not available: why", each reason once; empty if all is there.
 
-    Args:
-        readings: One a timed block.
-        facts: Of the GPU.
-        energy: Of sustained steps; if it is known, it does not matter that the counter did not move over a block.
+    If the energy of sustained steps is known, it does not matter that the counter did not move over a block.
     """
     why: dict[str, str] = {}
     for missing in (*(reading.missing for reading in readings), facts.missing if facts is not None else {}):
@@ -292,18 +242,15 @@ def telemetry_note(
             why.setdefault(name, reason)
     if energy is not None and not energy.missing:
         why.pop("energy_joules", None)
-    names: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     for name, reason in why.items():
-        names.setdefault(reason, []).append(name)
-    parts = [f"{', '.join(fields)} ({reason})" for reason, fields in names.items()]
+        fields.setdefault(reason, []).append(name)
+    parts = [f"{', '.join(names)} ({reason})" for reason, names in fields.items()]
     return f"not available: {'; '.join(parts)}" if parts else ""
 
 
 def _foreign_processes(samples: Mapping[str, Sequence[Sample]], processes: Processes) -> tuple[int | None, str]:
-    """Return the largest number of others' processes at once, each counted once on however many GPUs it is.
-
-    With it, why that is not known, or not known of all GPUs.
-    """
+    """Return the largest number of others' processes at once, and why that is not known, or not of all GPUs."""
     counts: list[int] = []
     why = ""
     for moment in itertools.zip_longest(*samples.values()):  # the GPUs are read at one pace
