@@ -9,6 +9,7 @@ from fake_engine import (
     CONTEXT_BYTES,
     FIXED_BYTES,
     OTHER_SAMPLE_BYTES,
+    SAMPLE_BYTES,
     FakeEngine,
     Fault,
     fake_environment,
@@ -175,6 +176,14 @@ def test_published_largest_batches() -> None:
 
 def command_of(command: CommandLine, *arguments: str, engine: FakeEngine | None = None):  # type: ignore[no-untyped-def]
     return command("max-batch", *arguments, "--results", command.results, engine=engine)
+
+
+def test_the_ratio_of_batches_is_compared_with_the_sources_and_explained(command: CommandLine) -> None:
+    done = command_of(command, "dpn92", "--precision", "fp32,fp16-master", "--format", "json")
+    fits = {row["precision"]: row["largest_batch"] for row in json.loads(done.out)["fits"]}
+    assert fits["fp32"] == int((0.94 * WHOLE - FIXED_BYTES) / SAMPLE_BYTES["dpn92"]) // 8 * 8
+    assert any("Titan RTX" in line for line in json.loads(done.out)["sentences"])
+    assert any("more than half" in line for line in json.loads(done.out)["sentences"])
 
 
 def test_parts_of_memory_add_up_to_the_peak_and_to_all() -> None:
