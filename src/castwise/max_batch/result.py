@@ -116,10 +116,8 @@ def predict(trials: Sequence[Trial], usable: float = USABLE) -> Prediction | Non
     return Prediction(held[0] - small * sample, sample, available * share, (small, large))
 
 
-def next_small(trials: Sequence[Trial], first: int) -> int | None:
+def next_small(trials: Sequence[Trial]) -> int | None:
     """Return the next small batch to try after these; None if there are enough of them, or one did not train."""
-    if not trials:
-        return first
     if not has_trained(trials[-1]):
         return None
     following = trials[-1].spec.batch_size * GROWTH
@@ -134,7 +132,7 @@ def small_ones(trials: Sequence[Trial]) -> list[Trial]:
     """Return the small batches that a search began with, by the order in which its trials were run."""
     found: list[Trial] = []
     for trial in sorted(trials, key=lambda each: each.started_at):
-        if found and next_small(found, START) != trial.spec.batch_size:
+        if found and next_small(found) != trial.spec.batch_size:
             break
         found.append(trial)
     return found
@@ -192,7 +190,7 @@ class MaxBatch:
 
     @property
     def usable(self) -> float | None:
-        """Return the share of the memory that tensors came to at the largest batch; None where that is not known."""
+        """Return the share of the memory that tensors held at the largest batch; None if that is not known."""
         largest = self.largest
         if largest is None or self.failing is None:
             return None

@@ -133,11 +133,11 @@ def find_limit(
         Every trial, in the order it was run; if the search failed, the last one tells why.
     """
     search = _Bisection(measure, template, grid, usable)
-    size = next_small([], grid.aligned(grid.start))
+    size: int | None = grid.aligned(grid.start)
     while size is not None:
         if not search.measure_size(size):
             return search.trials
-        size = next_small(search.trials, size)
+        size = next_small(search.trials)
     guess = search.guess()
     while not search.is_done:
         if not search.measure_size(search.next_size(guess)):
