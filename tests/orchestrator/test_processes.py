@@ -33,7 +33,7 @@ from programs import LIGHT, PATIENCE_SECONDS, SPEAKING, Program, run_trial, wait
 from castwise.errors import EngineError
 from castwise.orchestrator import processes
 from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
-from castwise.orchestrator.session import BackgroundCloser, TrialFailedError
+from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import RankSamples
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.worker import entry
@@ -300,14 +300,6 @@ def test_closing_ends_the_process_and_drops_its_log(phase: str, logs: Path, star
         session.close()
         assert not log.exists()
         assert session.processes[0].process.exitcode is not None
-
-
-def test_background_closer(start: Start, logs: Path) -> None:
-    session = start()
-    drive(session)
-    BackgroundCloser().close([session])
-    wait_until(lambda: not list(logs.iterdir()), "its log is dropped")
-    assert session.processes[0].process.exitcode is not None
 
 
 def test_an_interrupted_wait_leaves_nothing(start: Start, monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:

@@ -99,13 +99,6 @@ def test_ways_to_share_a_step_are_an_axis_where_there_is_something_to_share() ->
     assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), (2, "ddp"), (2, "dp")]
 
 
-def test_a_process_is_a_rank_and_replicas_are_none() -> None:
-    ddp, dp = (fake_spec(world_size=4, parallelism=way) for way in ("ddp", "dp"))
-    assert (ddp.num_processes, ddp.process_batch_size) == (4, 256)
-    assert (dp.num_processes, dp.process_batch_size) == (1, 1024)
-    assert (fake_spec().num_processes, fake_spec().process_batch_size) == (1, 256)
-
-
 @pytest.mark.parametrize(
     ("device", "rank", "its"),
     [("cuda:0", 0, "cuda:0"), ("cuda:0", 3, "cuda:3"), ("cuda:2", 1, "cuda:3"), ("cpu", 1, "cpu")],
