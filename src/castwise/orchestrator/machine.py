@@ -51,13 +51,13 @@ def detect_machine(
     return Machine(engine, environment, device, folder)
 
 
-def detect_devices(make_engine: EngineFactory | None = None) -> list[Environment]:
+def detect_devices() -> list[Environment]:
     """Return the environment of every GPU, or of the CPU if there is none.
 
     Raises:
         EngineError: No measuring process could be started.
     """
-    engine = (make_engine or ForkserverEngine)(None, find_commit())
+    engine = ForkserverEngine(None, find_commit())
     first = choose_device(engine, None)
     return [first, *(choose_device(engine, f"cuda:{index}") for index in range(1, first.num_gpus))]
 
