@@ -63,17 +63,11 @@ class Arms:
 
 @dataclass
 class Comparison:
-    """One place's process against another's, round after round.
+    """One place's process against another's, round after round."""
 
-    Attributes:
-        before: The place of the plain process.
-        after: That of the other.
-        arm: How the other is slowed down, as a place in `SLOWDOWNS`.
-    """
-
-    before: int
-    after: int
-    arm: int
+    before: int  # place of the plain process
+    after: int  # that of the other
+    arm: int  # how the other is slowed down, as a place in `SLOWDOWNS`
     ratios: list[float] = field(default_factory=list)
     is_over: bool = False
 

@@ -38,29 +38,17 @@ RULE = StopRule()
 
 @dataclass(frozen=True)
 class Scenario:
-    """How block times vary; standard deviations as shares of the step time.
+    """How block times vary; standard deviations as shares of the step time."""
 
-    Attributes:
-        name: What it is like.
-        process: Of a process's own effect.
-        turn: Of the noise of a turn of usual length.
-        drift: Of a turn's step of the random walk that both cells share.
-        trend: The shared slowing-down from the first turn to the last.
-        autocorrelation: Of the noise, from turn to turn.
-        outliers: Share of turns that something hits, lengthened by a fifth on average.
-        modes: How far apart two speeds are that the cell flips between; the baseline has but one.
-        heavy: Whether noise and process effects have heavy tails (Student's with 3 degrees of freedom).
-    """
-
-    name: str
-    process: float
-    turn: float
-    drift: float = 0.0003
-    trend: float = 0.0
-    autocorrelation: float = 0.0
-    outliers: float = 0.0
-    modes: float = 0.0
-    heavy: bool = False
+    name: str  # what it is like
+    process: float  # of a process's own effect
+    turn: float  # of the noise of a turn of usual length
+    drift: float = 0.0003  # of a turn's step of the random walk that both cells share
+    trend: float = 0.0  # shared slowing-down from the first turn to the last
+    autocorrelation: float = 0.0  # of the noise, from turn to turn
+    outliers: float = 0.0  # share of turns that something hits, lengthened by a fifth on average
+    modes: float = 0.0  # how far apart two speeds are that the cell flips between; the baseline has but one
+    heavy: bool = False  # noise and process effects have heavy tails (Student's with 3 degrees of freedom)
 
 
 SCENARIOS = (

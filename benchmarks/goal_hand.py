@@ -36,39 +36,22 @@ _FEWEST_BLOCKS = 3
 
 @dataclass(frozen=True)
 class HandTask:
-    """What is to be measured.
-
-    Attributes:
-        workload: The workload.
-        batch_size: Samples a step and GPU.
-        precision: "tf32", "fp16-mixed" or "bf16-mixed".
-        tuned: Whether it has channels_last, cuDNN's search and a fused optimizer, as far as they apply.
-        compiled: Whether the model is under torch.compile.
-        graph: Whether the whole step of a run is a CUDA graph.
-        device: "cpu" or "cuda:N", the first of several.
-        seconds: Time of all blocks.
-        block_seconds: Time of one.
-        warm_up_seconds: Time of steps before them, after the first ones.
-        world_size: GPUs, each with its process.
-        recipe: Of a run, as JSON has it; None times steps.
-        data_set: The run's data.
-        data_dir: Where it lies.
-    """
+    """What is to be measured."""
 
     workload: str
-    batch_size: int
-    precision: str
-    tuned: bool
-    compiled: bool
-    graph: bool
-    device: str
-    seconds: float = 4.0
-    block_seconds: float = 0.2
-    warm_up_seconds: float = 1.5
-    world_size: int = 1
-    recipe: dict[str, Any] | None = None
-    data_set: str | None = None
-    data_dir: str | None = None
+    batch_size: int  # samples a step and GPU
+    precision: str  # "tf32", "fp16-mixed" or "bf16-mixed"
+    tuned: bool  # it has channels_last, cuDNN's search and a fused optimizer, as far as they apply
+    compiled: bool  # the model is under torch.compile
+    graph: bool  # the whole step of a run is a CUDA graph
+    device: str  # "cpu" or "cuda:N", the first of several
+    seconds: float = 4.0  # time of all blocks
+    block_seconds: float = 0.2  # time of one
+    warm_up_seconds: float = 1.5  # time of steps before them, after the first ones
+    world_size: int = 1  # GPUs, each with its process
+    recipe: dict[str, Any] | None = None  # of a run, as JSON has it; None times steps
+    data_set: str | None = None  # of the run
+    data_dir: str | None = None  # where it lies
 
     @property
     def row(self) -> Workload:

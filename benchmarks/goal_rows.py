@@ -13,19 +13,12 @@ Measure = Literal["rate", "steps", "run", "efficiency"]
 
 @dataclass(frozen=True)
 class HandLoop:
-    """The best loop that one writes by hand.
+    """The best loop that one writes by hand."""
 
-    Attributes:
-        precision: castwise's name of what the loop computes in: "tf32", "fp16-mixed" or "bf16-mixed".
-        tuned: Whether it has channels_last, cuDNN's search and a fused optimizer, as far as they apply.
-        compiled: Whether the model is under torch.compile.
-        graph: Whether the whole step is a CUDA graph.
-    """
-
-    precision: str
-    tuned: bool = True
-    compiled: bool = False
-    graph: bool = False
+    precision: str  # castwise's name of what the loop computes in: "tf32", "fp16-mixed" or "bf16-mixed"
+    tuned: bool = True  # it has channels_last, cuDNN's search and a fused optimizer, as far as they apply
+    compiled: bool = False  # the model is under torch.compile
+    graph: bool = False  # the whole step is a CUDA graph
 
     @property
     def label(self) -> str:
@@ -36,15 +29,10 @@ class HandLoop:
 
 @dataclass(frozen=True)
 class OurLoop:
-    """A loop of castwise's.
-
-    Attributes:
-        precision: A precision's name.
-        techniques: Techniques, joined by "+".
-    """
+    """A loop of castwise's."""
 
     precision: str
-    techniques: str
+    techniques: str  # joined by "+"
 
     @property
     def label(self) -> str:
@@ -54,35 +42,19 @@ class OurLoop:
 
 @dataclass(frozen=True)
 class GoalRow:
-    """One goal.
+    """One goal."""
 
-    Attributes:
-        name: What the command line calls it.
-        workload: The workload.
-        batch_size: Samples a step and GPU.
-        measure: What the goal is about.
-        goal: The figure to be reached, in SI units.
-        hand: The loops by hand, the most promising first.
-        ours: castwise's, the same.
-        num_steps: The steps that `steps` times; one else.
-        suite: The suite whose run it is, for `run`.
-        data_set: The run's data.
-        num_samples: Samples of its epochs.
-        world_size: GPUs.
-        block_seconds: The length of a timed block.
-    """
-
-    name: str
+    name: str  # what the command line calls it
     workload: str
-    batch_size: int
-    measure: Measure
-    goal: float
-    hand: tuple[HandLoop, ...]
-    ours: tuple[OurLoop, ...]
-    num_steps: int = 1
-    suite: str | None = None
-    data_set: str | None = None
-    num_samples: int | None = None
+    batch_size: int  # samples a step and GPU
+    measure: Measure  # what the goal is about
+    goal: float  # figure to be reached, in SI units
+    hand: tuple[HandLoop, ...]  # loops by hand, the most promising first
+    ours: tuple[OurLoop, ...]  # castwise's, the same
+    num_steps: int = 1  # steps that `steps` times; one else
+    suite: str | None = None  # suite whose run it is, for `run`
+    data_set: str | None = None  # of the run
+    num_samples: int | None = None  # samples of its epochs
     world_size: int = 1
     block_seconds: float = 0.2
 

@@ -21,23 +21,14 @@ _TINY_RUN = SuiteFilter(epochs=2, max_steps=3)
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how long rows are measured.
+    """Where and how long rows are measured."""
 
-    Attributes:
-        device: "cpu" or "cuda:N".
-        data_dir: Where real data lies.
-        seconds: Time of the timed blocks of a turn.
-        epochs: Epochs after which a run is cut short; None runs all.
-        max_steps: Steps after which an epoch is cut short; None runs all.
-        is_tiny: Whether the smallest sizes are run, to try the program itself.
-    """
-
-    device: str
-    data_dir: Path
-    seconds: float = 4.0
-    epochs: int | None = None
-    max_steps: int | None = None
-    is_tiny: bool = False
+    device: str  # "cpu" or "cuda:N"
+    data_dir: Path  # where real data lies
+    seconds: float = 4.0  # time of the timed blocks of a turn
+    epochs: int | None = None  # epochs after which a run is cut short; None runs all
+    max_steps: int | None = None  # steps after which an epoch is cut short; None runs all
+    is_tiny: bool = False  # the smallest sizes are run, to try the program itself
 
 
 def tiny(row: GoalRow, device: str) -> GoalRow:
@@ -83,14 +74,7 @@ def steps_per_epoch(row: GoalRow, recipe: Recipe) -> int:
 
 
 def hand_task(row: GoalRow, loop: HandLoop, setting: Setting, world_size: int) -> dict[str, Any]:
-    """Return the task of a loop by hand, as `goal_hand.py` reads it.
-
-    Args:
-        row: The row.
-        loop: The loop.
-        setting: Where and how long.
-        world_size: GPUs: the row's, or one.
-    """
+    """Return the task of a loop by hand, as `goal_hand.py` reads it."""
     recipe = run_recipe(row, setting)
     return {
         **asdict(loop),
@@ -108,15 +92,7 @@ def hand_task(row: GoalRow, loop: HandLoop, setting: Setting, world_size: int) -
 
 
 def our_spec(row: GoalRow, loop: OurLoop, setting: Setting, world_size: int, timeout_seconds: float) -> TrialSpec:
-    """Return the trial of a loop of castwise's.
-
-    Args:
-        row: The row.
-        loop: The loop.
-        setting: Where and how long.
-        world_size: GPUs: the row's, or one, which has nothing to average.
-        timeout_seconds: The longest that a phase may take.
-    """
+    """Return the trial of a loop of castwise's."""
     precision = find_precision(loop.precision)
     techniques = parse_techniques(loop.techniques)
     fields: dict[str, Any] = {

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from castwise.analysis.statistics import pseudomedian
 from castwise.render.units import format_rate, format_seconds
 
 HAND, OURS = "hand", "castwise"
@@ -13,30 +12,19 @@ HAND, OURS = "hand", "castwise"
 
 @dataclass(frozen=True)
 class Turn:
-    """One process's measurement of one loop.
+    """One process's measurement of one loop."""
 
-    Attributes:
-        side: `hand` or `castwise`.
-        loop: The loop, in words.
-        precision: Its precision's name.
-        seconds: Of a step, or of an epoch of a run with its validation; None where nothing was measured.
-        alone_seconds: Of a step of the same loop on one GPU, where several share one; None else.
-        start_seconds: Of the first steps, in which libraries are loaded, algorithms searched and code compiled; of a
-            run, what its first epoch took longer than the others.
-        total_seconds: Of a whole run; None of steps.
-        accuracy: After a run's last epoch, where it validates.
-        message: Why nothing was measured.
-    """
-
-    side: str
-    loop: str
+    side: str  # `hand` or `castwise`
+    loop: str  # in words
     precision: str
+    # of a step, or of an epoch of a run with its validation; None where nothing was measured
     seconds: float | None = None
-    alone_seconds: float | None = None
+    alone_seconds: float | None = None  # of a step of the same loop on one GPU, where several share one; None else
+    # of the first steps, which search and compile; of a run, what its first epoch took longer than the others
     start_seconds: float | None = None
-    total_seconds: float | None = None
-    accuracy: float | None = None
-    message: str = ""
+    total_seconds: float | None = None  # of a whole run; None of steps
+    accuracy: float | None = None  # after a run's last epoch, where it validates
+    message: str = ""  # why nothing was measured
 
     def document(self) -> dict[str, Any]:
         """Return what a record keeps of it."""
@@ -45,21 +33,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Side:
-    """What the turns of one side come to: those of its fastest loop.
+    """What the turns of one side come to: those of its fastest loop."""
 
-    Attributes:
-        turn: The turn in the middle, by seconds.
-        value: The goal's figure.
-        low: The smallest figure of a turn.
-        high: The largest.
-        seconds: Of each turn.
-    """
-
-    turn: Turn
-    value: float
-    low: float
+    turn: Turn  # turn in the middle, by seconds
+    value: float  # goal's figure
+    low: float  # of a turn
     high: float
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # of each turn
 
 
 def turn_of_run(turn: Turn, epochs: Sequence[float], accuracy: float | None) -> Turn:
@@ -73,11 +53,6 @@ def turn_of_run(turn: Turn, epochs: Sequence[float], accuracy: float | None) -> 
         "accuracy": accuracy,
     }
     return Turn(**values)
-
-
-def middle_of_blocks(blocks: Sequence[float]) -> float:
-    """Return the seconds a step that some blocks show, as castwise reckons them."""
-    return pseudomedian(blocks)
 
 
 def side_of(row: Mapping[str, Any], side: str) -> Side | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from goal_summary import HAND, OURS, Side, format_value, is_reached, ratio_of, side_of, what_of
-from stored import NOT_MEASURED, by_place, place_of
+from stored import by_place, place_of
 
 from castwise.render.units import format_seconds
 
@@ -32,8 +32,6 @@ def _ratio(ratio: tuple[float, float, float] | None) -> str:
 
 def goals_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the best loops by hand and of castwise's beside each other and their goals."""
-    if not rows:
-        return NOT_MEASURED
     lines = [*_places(rows), "| what | by hand | castwise | ratio | goal | reached | start, castwise |"]
     lines.append("|---|---:|---:|---:|---:|---|---:|")
     for row in rows:

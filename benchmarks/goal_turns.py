@@ -14,8 +14,9 @@ from typing import Any
 
 from goal_rows import GoalRow, HandLoop, OurLoop
 from goal_specs import Setting, hand_task, our_spec
-from goal_summary import HAND, OURS, Turn, middle_of_blocks, turn_of_run
+from goal_summary import HAND, OURS, Turn, turn_of_run
 
+from castwise.analysis.statistics import pseudomedian
 from castwise.analysis.steady_metrics import step_times
 from castwise.analysis.training_metrics import epochs_of
 from castwise.orchestrator.job import build_job
@@ -39,29 +40,17 @@ class ChildFailedError(Exception):
 
 @dataclass(frozen=True)
 class Referee:
-    """Gives each loop its turns.
+    """Gives each loop its turns."""
 
-    Attributes:
-        bench: Where castwise's trials run.
-        setting: How long.
-        store: Keeps castwise's trials; None keeps none.
-        sides: Which sides are measured.
-        rounds: Turns of castwise's fastest loop.
-        time_limit_seconds: When no turn of the row is begun any more.
-        tell: Is told of every turn when it has ended.
-        only_first: Whether a side's further loops are tried only where those before failed.
-        is_warmed: Whether code was compiled before: how long a start takes is not told then.
-    """
-
-    bench: Machine
-    setting: Setting
-    store: Store | None
-    sides: tuple[str, ...]
-    rounds: int
-    time_limit_seconds: float
-    tell: Callable[[GoalRow, Turn], None]
-    only_first: bool = False
-    is_warmed: bool = False
+    bench: Machine  # where castwise's trials run
+    setting: Setting  # how long
+    store: Store | None  # keeps castwise's trials; None keeps none
+    sides: tuple[str, ...]  # which sides are measured
+    rounds: int  # turns of castwise's fastest loop
+    time_limit_seconds: float  # when no turn of the row is begun any more
+    tell: Callable[[GoalRow, Turn], None]  # is told of every turn when it has ended
+    only_first: bool = False  # a side's further loops are tried only where those before failed
+    is_warmed: bool = False  # code was compiled before: how long a start takes is not told then
 
     def warm(self, rows: Sequence[GoalRow]) -> "Referee":
         """Run the loops of rows for a few steps, side by side; return a referee whose turns find their code compiled.
@@ -145,7 +134,7 @@ def _by_hand(turn: Turn, task: dict[str, Any], timeout_seconds: float) -> Turn:
     answer = run_child([str(HERE / "goal_hand.py"), json.dumps(task)], timeout_seconds)
     if "epochs" in answer:
         return turn_of_run(turn, answer["epochs"], answer["accuracy"])
-    return replace(turn, seconds=middle_of_blocks(answer["blocks"]), start_seconds=answer["start_seconds"])
+    return replace(turn, seconds=pseudomedian(answer["blocks"]), start_seconds=answer["start_seconds"])
 
 
 def _of_trial(turn: Turn, trial: Trial) -> Turn:
@@ -158,7 +147,7 @@ def _of_trial(turn: Turn, trial: Trial) -> Turn:
         return turn_of_run(turn, seconds, epochs[-1].accuracy)
     facts = trial.facts
     start = facts.first_step_seconds if facts is not None else None
-    return replace(turn, seconds=middle_of_blocks(blocks), start_seconds=start)
+    return replace(turn, seconds=pseudomedian(blocks), start_seconds=start)
 
 
 def run_child(arguments: Sequence[str], timeout_seconds: float) -> dict[str, Any]:

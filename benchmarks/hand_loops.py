@@ -21,14 +21,7 @@ _AUTOCAST = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
 def hand_loop(row: Workload, precision: str, batch_size: int, device: torch.device) -> Loop:
-    """Return a function that trains the given number of steps.
-
-    Args:
-        row: The workload.
-        precision: "fp32", "tf32", "fp16-mixed" or "bf16-mixed".
-        batch_size: Samples per step.
-        device: Where it runs.
-    """
+    """Return a function that trains the given number of steps."""
     torch.manual_seed(0)
     task = build_task(row)
     model = task.model.to(device).train()
@@ -47,15 +40,7 @@ def hand_loop(row: Workload, precision: str, batch_size: int, device: torch.devi
 def make_step(
     loss_of: ComputeLoss, model: nn.Module, optimizer: torch.optim.Optimizer, precision: str, clip: float | None
 ) -> Step:
-    """Return what trains on a batch and returns its loss.
-
-    Args:
-        loss_of: The task's loss of a model and a batch.
-        model: The model; it may be compiled, or shared with other GPUs.
-        optimizer: Over its weights.
-        precision: "fp32", "tf32", "fp16-mixed" or "bf16-mixed".
-        clip: The norm that gradients are clipped to, or None.
-    """
+    """Return what trains on a batch and returns its loss."""
     device_type = next(model.parameters()).device.type
     weights = [weight for weight in model.parameters() if weight.requires_grad]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from stored import NOT_MEASURED, load, where_of
+from stored import load, where_of
 
 from castwise.max_batch.render import (
     baseline_of,
@@ -53,14 +53,11 @@ def is_shared(fits: Sequence[MaxBatch]) -> bool:
 
 def summaries(measured: Measured) -> str:
     """Return the largest batches of every workload on record."""
-    found = [_summary(fits) for groups in measured.values() for fits in groups]
-    return "\n".join(found) or NOT_MEASURED
+    return "\n".join(_summary(fits) for groups in measured.values() for fits in groups)
 
 
 def in_a_sentence(name: str, measured: Measured) -> str:
     """Return the largest batches of a workload in a sentence, with where and when they were found."""
-    if name not in measured:
-        return NOT_MEASURED
     fits = measured[name][0]
     trial = fits[0].trials[0]
     batches = [f"{fit.largest.spec.batch_size:,} in {loop_name(fit.spec)}" for fit in fits if fit.largest is not None]
@@ -102,8 +99,6 @@ def account(fits: Sequence[MaxBatch]) -> str:
     Parts are lines here, and loops columns: a page is less wide than a terminal.
     """
     accounts = breakdowns_of(fits)
-    if not accounts:
-        return NOT_MEASURED
     names = " | ".join(loop_name(each.trial.spec) for each in accounts)
     batches = sorted({each.trial.spec.batch_size for each in accounts})
     lines = [
@@ -125,7 +120,7 @@ def account(fits: Sequence[MaxBatch]) -> str:
 
 def sentences(fits: Sequence[MaxBatch]) -> str:
     """Return what `castwise max-batch` says of a workload."""
-    return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n" if fits else NOT_MEASURED
+    return "\n".join(f"- {markdown_text(line)}" for line in conclusions(fits)) + "\n"
 
 
 def beside_sources(measured: Measured) -> str:
@@ -135,7 +130,7 @@ def beside_sources(measured: Measured) -> str:
         "|---|---|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     for workload in _SOURCED:
-        own = [_own(fits) for fits in measured.get(workload, [])] or ["not measured yet | – | – | –"]
+        own = [_own(fits) for fits in measured[workload]]
         alike: dict[tuple[object, ...], list[LargestBatch]] = {}
         for found in largest_batches(workload, _LOWER):
             alike.setdefault((found.suite, found.batch_size, found.baseline), []).append(found)
@@ -149,8 +144,6 @@ def predictions(measured: Measured) -> str:
     """Return in a sentence how far predictions lay from what was verified."""
     fits = [fit for groups in measured.values() for group in groups for fit in group]
     errors = [abs(error) for fit in fits if (error := fit.prediction_error) is not None]
-    if not errors:
-        return NOT_MEASURED
     within = sum(error <= _NEAR for error in errors)
     return (
         f"Of {len(errors)} predictions {within} lie within 3 % of the batches that were verified; the farthest lies "

@@ -9,7 +9,6 @@ from castwise.records.schema import Trial
 from castwise.records.store import load_folder
 
 RECORDS = Path(__file__).resolve().parent / "records"
-NOT_MEASURED = "Not measured yet.\n"
 
 
 def load(folder: Path) -> list[Trial]:
@@ -21,12 +20,7 @@ def load(folder: Path) -> list[Trial]:
 
 
 def place_of(environment: Mapping[str, Any], date: str) -> str:
-    """Return where, with what and when a benchmark was run, for the line above its table.
-
-    Args:
-        environment: What its record says of the machine.
-        date: The day, which the record's name begins with.
-    """
+    """Return where, with what and when a benchmark was run, for the line above its table."""
     return (
         f"{environment['gpu'] or environment['cpu']}, torch {environment['torch']}, "
         f"driver {environment['driver'] or '–'}, {date}, castwise at {environment['commit']}"
@@ -34,11 +28,7 @@ def place_of(environment: Mapping[str, Any], date: str) -> str:
 
 
 def by_place(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return rows by where and when they were measured, which names them where there are several such.
-
-    Args:
-        rows: With their names, and as "where" what `place_of` says.
-    """
+    """Return rows by where and when they were measured, which names them where there are several such."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["where"], []).append(row)

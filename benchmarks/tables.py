@@ -16,7 +16,6 @@ from pathlib import Path
 import aa
 import emitted
 import max_batch_tables
-import own_tables
 import search_tables
 from goal_rows import ROWS
 from goal_tables import goals_table, measured_rows
@@ -45,19 +44,14 @@ def rows(folder: str = "trials") -> tuple[Row, ...]:
     return tuple(compare(load(RECORDS / folder)))
 
 
-def results(workload: str) -> str:
-    """Return the table of one workload's trials."""
-    return markdown_table([row for row in rows() if row.trial.spec.workload == workload])
+def results(workload: str, folder: str = "trials") -> str:
+    """Return the table of one workload's trials in a folder."""
+    return markdown_table([row for row in rows(folder) if row.trial.spec.workload == workload])
 
 
-def scaling(workload: str) -> str:
-    """Return the table of one workload's trials on several numbers of GPUs."""
-    return markdown_table([row for row in rows("scaling") if row.trial.spec.workload == workload])
-
-
-def loops(workload: str) -> str:
-    """Return the table of one workload's trials with techniques, beside its plain loops."""
-    return markdown_table([row for row in rows("techniques") if row.trial.spec.workload == workload])
+def user_models(_: str) -> str:
+    """Return the models of tests/six_models.py in every precision, by their short names."""
+    return re.sub(r"\bsix_models\.py:(\w+?)_full\b", r"\1", markdown_table(rows("own")))
 
 
 def advice(workload: str) -> str:
@@ -157,20 +151,10 @@ def max_batches() -> max_batch_tables.Measured:
     return max_batch_tables.measured_fits(RECORDS / "fit")
 
 
-def max_batch_account(name: str) -> str:
-    """Return where one workload's memory goes."""
-    return max_batch_tables.account(max_batches().get(name, [[]])[0])
-
-
-def max_batch_said(name: str) -> str:
-    """Return what `castwise max-batch` says of one workload."""
-    return max_batch_tables.sentences(max_batches().get(name, [[]])[0])
-
-
 TABLES: dict[str, Callable[[str], str]] = {
     "results": results,
-    "scaling": scaling,
-    "loops": loops,
+    "scaling": lambda workload: results(workload, "scaling"),
+    "loops": lambda workload: results(workload, "techniques"),
     "advice": advice,
     "overhead": overhead,
     "coverage": coverage,
@@ -179,11 +163,11 @@ TABLES: dict[str, Callable[[str], str]] = {
     "suite": suite,
     "techniques": techniques,
     "goals": goals,
-    "own": lambda _: own_tables.models(load(RECORDS / "own")),
+    "own": user_models,
     "max_batches": lambda _: max_batch_tables.summaries(max_batches()),
     "max_batch": lambda name: max_batch_tables.in_a_sentence(name, max_batches()),
-    "max_batch_account": max_batch_account,
-    "max_batch_said": max_batch_said,
+    "max_batch_account": lambda name: max_batch_tables.account(max_batches()[name][0]),
+    "max_batch_said": lambda name: max_batch_tables.sentences(max_batches()[name][0]),
     "max_batch_sources": lambda _: max_batch_tables.beside_sources(max_batches()),
     "max_batch_predictions": lambda _: max_batch_tables.predictions(max_batches()),
     "searches": lambda _: search_tables.summary(),
