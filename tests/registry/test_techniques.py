@@ -1,23 +1,31 @@
-"""The registry of techniques: names, sets, what excludes what."""
+"""The registry of techniques: names, sets, and which trials can have which technique."""
+
+from typing import Any
 
 import pytest
 from fake_engine import fake_spec
 
 from castwise.errors import UsageError
 from castwise.registry.techniques import (
+    PRECISION,
     SETS,
     TECHNIQUES,
     Technique,
     find_technique,
     join,
     parse_techniques,
+    resolve,
     why_unsupported,
 )
+from castwise.registry.workloads import WORKLOADS
 from castwise.spec.plan import ParameterGrid, build_plan
+from castwise.spec.recipe import Loader, Optimizer, Recipe, Schedule
 from castwise.spec.trial import TrialSpec
 
-every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
 NAMES = [row.name for row in TECHNIQUES]
+every_technique = pytest.mark.parametrize("row", TECHNIQUES, ids=lambda row: row.name)
+V100, P100 = (7, 0), (6, 0)
+ON_TWO: dict[str, object] = {"world_size": 2, "parallelism": "ddp"}
 
 
 def spec_of(*techniques: str, **fields: object) -> TrialSpec:
@@ -25,28 +33,27 @@ def spec_of(*techniques: str, **fields: object) -> TrialSpec:
     return fake_spec(str(values.pop("precision", "fp32")), **values)
 
 
-# Names
+def training(recipe: Recipe, *techniques: str, **fields: object) -> TrialSpec:
+    values = {"workload": "mnist-cnn", "data_set": "mnist", "kind": "training", "recipe": recipe, **fields}
+    return spec_of(*techniques, **values)
 
 
 @every_technique
-def test_a_technique_is_found_by_its_name_in_any_case(row: Technique) -> None:
+def test_a_row_is_found_by_its_name_and_names_others_that_exist(row: Technique) -> None:
     for written in (row.name, row.name.upper(), f" {row.name} "):
         assert find_technique(written) is row
+    assert NAMES.count(row.name) == 1
+    assert row.name not in SETS
+    assert row.name == row.name.lower()
+    assert not set(row.name) & set(", +:")
+    related = {row.requires, row.required_on_several_gpus, row.tried_after, *row.tried_with, *row.interacts_with}
+    assert {*row.excludes, *related} <= {*NAMES, PRECISION, ""} - {row.name}
+    assert not row.changes_model or all(row.name not in members for members in SETS.values()), "only if it is named"
 
 
-def test_names_are_one_row_s_and_can_be_joined() -> None:
-    assert len(set(NAMES) | set(SETS)) == len(NAMES) + len(SETS)
-    assert not any(set(name) & set(", +:") or name != name.lower() for name in (*NAMES, *SETS))
-
-
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"No technique named 'chanels-last'\. Did you mean channels-last"):
+def test_what_is_no_technique_is_refused() -> None:
+    with pytest.raises(UsageError, match="Did you mean channels-last"):
         find_technique("chanels-last")
-    with pytest.raises(UsageError, match="compile"):
-        find_technique("compiled-graph")
-
-
-def test_what_the_plain_loop_does_is_no_technique() -> None:
     with pytest.raises(UsageError, match="set to None, as torch does"):
         find_technique("set-to-none")
 
@@ -79,19 +86,6 @@ def test_half_a_list_is_refused(text: str) -> None:
 def test_what_excludes_each_other_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         parse_techniques(text)
-
-
-def test_techniques_are_written_as_they_are_read() -> None:
-    assert join(()) == "none"
-    assert join(parse_techniques("compile+channels-last")) == "channels-last+compile"
-
-
-@every_technique
-def test_exclusions_name_rows(row: Technique) -> None:
-    assert set(row.excludes) <= set(NAMES) - {row.name}
-
-
-# Plans
 
 
 def test_the_axis_is_crossed_with_the_precisions() -> None:
@@ -131,14 +125,114 @@ def test_a_set_of_which_nothing_applies_is_the_plain_loop_once() -> None:
     assert [spec.techniques for spec in build_plan(axes, device="cpu")] == [(), ("channels-last",)]
 
 
-@every_technique
-def test_a_model_is_changed_only_where_it_is_asked_for(row: Technique) -> None:
-    if row.changes_model:
-        assert all(row.name not in members for members in SETS.values())
-
-
 @pytest.mark.parametrize("name", ["resident-data", "loader-workers", "pinned-transfer"])
 def test_what_changes_the_reading_of_data_is_no_axis_of_steady_trials(name: str) -> None:
     with pytest.raises(UsageError, match="here only steps are timed"):
         build_plan(ParameterGrid(workloads=("resnet50",), techniques=(name,)), device="cuda:0")
-    assert "changes how a training run reads its data" in str(why_unsupported(spec_of(name)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (spec_of("channels-last", workload="lstm-lm"), "is for images; lstm-lm has tokens"),
+        (spec_of("cudnn-search", device="cpu"), "needs a CUDA device; this is cpu"),
+        (spec_of("cuda-graph", device="cpu"), "needs a CUDA device"),
+        (spec_of("foreach-optimizer"), "needs a CPU; this is cuda:0"),
+        (spec_of("fused-optimizer", workload="mnist-cnn"), "torch has no such Adadelta"),
+        (spec_of("no-step-sync"), "finds nothing to leave out"),
+        (spec_of("pad-vocabulary"), "is for recurrent language models; resnet50 is none"),
+        (spec_of("chunked-loss", workload="mlp-4096"), "recurrent language models"),
+        (spec_of("cuda-graph", **ON_TWO), "needs coalesced-reduce"),
+        (spec_of("cuda-graph-8", **ON_TWO), "cuda-graph-8 needs coalesced-reduce"),
+        (spec_of("compiled-update", **ON_TWO), "compiled-update needs coalesced-reduce"),
+        (spec_of("coalesced-reduce"), "finds nothing to do: one device takes the whole step"),
+        (spec_of("coalesced-reduce", world_size=2, parallelism="dp"), "needs a process a GPU, as ddp has"),
+        (spec_of("coalesced-reduce", "cuda-graph", world_size=2, parallelism="dp"), "needs a process a GPU"),
+        (spec_of("compile", "compile-max-autotune"), "excludes compile-max-autotune"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value.techniques),
+)
+def test_a_technique_that_does_not_apply_says_why(spec: TrialSpec, words: str) -> None:
+    assert words in str(why_unsupported(spec))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_of(),
+        spec_of("channels-last", "cudnn-search", "fused-optimizer", "compile", "cuda-graph"),
+        spec_of("no-step-sync", precision="fp16-mixed", loss_scale="dynamic"),
+        spec_of("pad-vocabulary", "chunked-loss", workload="gru-lm"),
+        spec_of("compile", **ON_TWO),
+        spec_of("coalesced-reduce", **ON_TWO),
+        spec_of("coalesced-reduce", **ON_TWO, device="cpu"),
+        spec_of("coalesced-reduce", **ON_TWO, workload="lstm-lm", precision="fp16-master", loss_scale="dynamic"),
+        spec_of("compile", "coalesced-reduce", "cuda-graph", **ON_TWO),
+        spec_of("compiled-update", "coalesced-reduce", "cuda-graph-8", **ON_TWO),
+        training(Recipe(epochs=1), "coalesced-reduce", "cuda-graph", **ON_TWO),
+        training(Recipe(epochs=1, read_loss_every_step=True), "no-step-sync"),
+        training(Recipe(epochs=1), "resident-data"),
+        training(Recipe(epochs=1), "loader-workers", "pinned-transfer"),
+        training(Recipe(epochs=1, optimizer=Optimizer(name="SGD", arguments={"lr": 0.1})), "fused-optimizer"),
+    ],
+    ids=lambda spec: join(spec.techniques),
+)
+def test_a_technique_that_applies_is_not_refused(spec: TrialSpec) -> None:
+    assert why_unsupported(spec) is None
+
+
+def test_triton_needs_a_volta() -> None:
+    assert why_unsupported(spec_of("compile"), V100) is None
+    assert "7.0 or newer, for Triton; this GPU has 6.0" in str(why_unsupported(spec_of("compile"), P100))
+
+
+SGD = Optimizer(name="SGD", arguments={"lr": 0.1, "momentum": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("techniques", "optimizer", "kinds", "words"),
+    [
+        (("cuda-graph",), None, ("constant", "step", "triangular"), None),
+        (("cuda-graph",), None, ("one_cycle",), "a graph holds the momentum fixed"),
+        (("cuda-graph",), SGD, ("constant",), None),
+        (("cuda-graph",), SGD, ("step",), "needs fused-optimizer or compiled-update"),
+        (("fused-optimizer", "cuda-graph"), SGD, ("step",), None),
+        (("compiled-update", "cuda-graph"), SGD, ("plateau",), None),
+        (("compiled-update",), SGD, ("step",), None),
+        (("compiled-update",), SGD, ("one_cycle",), "the momentum that it changes is compiled in"),
+        (("cuda-graph-8",), None, ("constant", "step", "plateau"), None),
+        (("cuda-graph-8",), None, ("triangular",), "changes the rate each step: take cuda-graph"),
+        (("cuda-graph-8",), None, ("one_cycle",), "a graph holds the momentum fixed"),
+    ],
+)
+def test_which_schedules_a_captured_or_compiled_step_follows(
+    techniques: tuple[str, ...], optimizer: Optimizer | None, kinds: tuple[Any, ...], words: str | None
+) -> None:
+    for kind in kinds:
+        recipe = Recipe(epochs=1, optimizer=optimizer, schedule=Schedule(kind=kind))
+        reason = why_unsupported(training(recipe, *techniques))
+        assert reason is None if words is None else words in str(reason)
+
+
+def test_augmentation_that_the_device_cannot_do_is_refused() -> None:
+    recipe = Recipe(epochs=1, transform="fastai-224")
+    assert "cannot do the augmentation 'fastai-224'" in str(why_unsupported(training(recipe, "resident-data")))
+
+
+@pytest.mark.parametrize("name", ["resident-data", "loader-workers", "pinned-transfer"])
+def test_a_source_whose_data_lies_on_the_device_has_no_loader_to_change(name: str) -> None:
+    recipe = Recipe(epochs=1, loader=Loader(resident=True))
+    assert "the source's data lies on the device" in str(why_unsupported(training(recipe, name)))
+
+
+def test_resolving_leaves_what_was_named_even_where_it_does_not_apply() -> None:
+    """It is `unsupported` then, and says so: never something else in its place."""
+    spec = resolve(("tuned", "cuda-graph"), spec_of(workload="mnist-cnn", device="cpu"))
+    assert spec.techniques == ("channels-last", "cuda-graph")
+
+
+@pytest.mark.parametrize("workload", [row.name for row in WORKLOADS])
+@every_technique
+def test_every_row_has_an_answer_for_every_workload(row: Technique, workload: str) -> None:
+    reason = why_unsupported(spec_of(row.name, workload=workload))
+    assert reason is None or reason.startswith(f"{row.name} ")
