@@ -47,8 +47,8 @@ class Workload:
 
 
 _ADAM = OptimizerSpec("Adam", (("lr", 2e-4), ("betas", (0.9, 0.999)), ("eps", 1e-8), ("weight_decay", 1e-5)))
-# The sources train at lr 0.1: 001 reaches it after 650 steps of warm-up, 002 learns real labels with it. On random
-# labels from the first step it diverges; a learning rate costs no time, and suites use the published schedules.
+# The sources train at lr 0.1, which diverges on random labels from the first step: wrn-cifar10 reaches it after 650
+# steps of warm-up, dpn-cifar10 has real labels. A learning rate costs no time; suites use the published schedules.
 _SGD_CIFAR = OptimizerSpec("SGD", (("lr", 0.01), ("momentum", 0.9), ("weight_decay", 5e-4)))
 _SGD_LM = OptimizerSpec("SGD", (("lr", 20.0),))
 # fastai's Adam with decoupled weight decay; its one cycle moves the first beta.
