@@ -115,21 +115,6 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert 0.93 <= held / draws <= 0.985
 
 
-def test_blocks_of_one_process_would_not_have_done() -> None:
-    # Two equal cells, each of one process: an interval from their blocks calls them different nearly always.
-    rng = random.Random(3)
-    wrong = 0
-    for _ in range(200):
-        sides = []
-        for _ in range(2):
-            process = rng.gauss(0, 0.01)
-            sides.append([process + rng.gauss(0, 0.0005) for _ in range(10)])
-        difference = statistics.fmean(sides[0]) - statistics.fmean(sides[1])
-        error = math.sqrt(sum(statistics.variance(side) / 10 for side in sides))
-        wrong += abs(difference) > 2.1 * error
-    assert wrong > 180
-
-
 def test_means_that_do_not_vary_differ_by_what_they_differ() -> None:
     exact = mean_difference([0.5, 0.5], [0.6, 0.6])
     assert exact.low == exact.value == exact.high
