@@ -775,7 +775,7 @@ def test_spec_constraints(workload: str, techniques: tuple[str, ...], device: st
     assert reason in str(why_unsupported(spec))
 
 
-@pytest.mark.parametrize(("parallelism", "reason"), [("ddp", "None"), ("dp", "needs a process a GPU")])
+@pytest.mark.parametrize(("parallelism", "reason"), [("ddp", "None"), ("dp", "needs one process per GPU")])
 def test_parallelism_constraints(parallelism: str, reason: str) -> None:
     names = ("channels-last", "batch-norm-kernel")
     spec = fake_spec("fp32", workload="resnet50", techniques=names, world_size=2, parallelism=parallelism)

@@ -195,7 +195,7 @@ def _captures_rate(spec: TrialSpec) -> str | None:
 
 def _is_replicated(spec: TrialSpec) -> str | None:
     if spec.parallelism == "dp":
-        return "needs a process a GPU, as ddp has: a replica of DataParallel would run the first GPU's weights"
+        return "needs one process per GPU, as with ddp: a replica of DataParallel would run the first GPU's weights"
     return None
 
 
@@ -203,7 +203,7 @@ def _has_no_ranks(spec: TrialSpec) -> str | None:
     if spec.parallelism == "ddp":
         return None
     if spec.parallelism == "dp":
-        return "needs a process a GPU, as ddp has: DataParallel's one process adds the gradients up itself"
+        return "needs one process per GPU, as with ddp: DataParallel's one process adds the gradients up itself"
     return "finds nothing to do: one device takes the whole step"
 
 
@@ -246,9 +246,9 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="loader-workers",
-        summary="a loader process a core (8 at the most), kept from epoch to epoch, each 4 batches ahead",
+        summary="one loader process per core (at most 8), kept between epochs, each 4 batches ahead",
         needs="a run that reads its data through a loader",
-        cost="cores, and a batch of host memory for each of 4 places a process",
+        cost="cores, and host memory for 4 batches per process",
         numerics="draws",
         kinds=("training",),
         units=("images",),
@@ -262,7 +262,7 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="pinned-transfer",
-        summary="batches lie in page-locked memory and are copied while the host goes on",
+        summary="batches are copied from page-locked memory while the host continues",
         needs="a run that reads its data through a loader",
         cost="page-locked host memory",
         numerics="bits",
@@ -277,7 +277,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="channels-last",
         summary="weights and activations of convolutions lie with channels innermost, as Tensor Cores read them",
-        needs="a model of images",
+        needs="an image model",
         cost="none",
         numerics="rounding",
         units=("images",),
@@ -301,7 +301,7 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="foreach-optimizer",
         summary="the optimizer updates all weights by a few operations on lists of them",
-        needs="a CPU: on a GPU torch's optimizers do so unasked",
+        needs="a CPU: on a GPU torch's optimizers do so by default",
         cost="memory for intermediate lists, up to the size of the weights",
         numerics="rounding",
         devices=("cpu",),
@@ -320,8 +320,8 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="no-step-sync",
         summary="the host reads nothing from the device within a step: neither the loss nor whether a step overflowed",
-        needs="a loop that reads: one with dynamic loss scaling, or whose source reads the loss each step",
-        cost="with dynamic loss scaling and no fused optimizer a copy of weights and optimizer state",
+        needs="dynamic loss scaling, or a source that reads the loss in each step",
+        cost="a copy of weights and optimizer state, with dynamic loss scaling and no fused optimizer",
         numerics="rounding",
         settings={"reads_loss": False, "scales_on_device": True},
         why_not=_reads_nothing,
@@ -345,7 +345,7 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="pad-vocabulary",
-        summary="the decoder has 33,280 words for 33,278, a multiple of 64; the others' probability is 0",
+        summary="the decoder has 33,280 words (a multiple of 64) instead of 33,278; the added ones have probability 0",
         cost="2 rows of the decoder",
         numerics="shape",
         families=("rnn_lm",),
@@ -354,9 +354,9 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="pad-hidden",
-        summary="embedding and state are a multiple of 64 wide (1,500 becomes 1,536), the further units 0",
+        summary="embedding and state are padded to a multiple of 64 (1,500 to 1,536); the added units are 0",
         needs="a width that is no multiple of 8",
-        cost="the further units' weights",
+        cost="the added units' weights",
         numerics="shape",
         families=("rnn_lm",),
         fits_user_models=False,
@@ -365,7 +365,7 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="pad-channels-4",
-        summary="images have 4 channels, the further ones 0, so that Tensor Cores take the first convolution",
+        summary="images are padded to 4 channels, so that the first convolution runs on Tensor Cores",
         cost="a third more input bytes",
         numerics="shape",
         units=("images",),
@@ -384,9 +384,9 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="space-to-depth",
-        summary="the first convolution, of stride 2, reads 2 by 2 pixels as channels, for Tensor Cores",
+        summary="the first convolution, of stride 2, reads 2 by 2 pixels as channels, to run on Tensor Cores",
         needs="a model that begins with a convolution of stride 2",
-        cost="a copy of the images a step",
+        cost="a copy of the images per step",
         numerics="rounding",
         units=("images",),
         excludes=("pad-channels-4", "pad-channels-8"),
@@ -398,7 +398,7 @@ TECHNIQUES: list[Technique] = [
         name="matmul-stem",
         summary="the first convolution, of stride 1, is a matrix product over its windows",
         needs="a model that begins with a convolution of stride 1 and short windows",
-        cost="the windows, written out: 9 numbers a pixel and channel",
+        cost="memory for the windows: 9 numbers per pixel and channel",
         numerics="rounding",
         units=("images",),
         excludes=("pad-channels-4", "pad-channels-8", "space-to-depth"),
@@ -439,7 +439,7 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="chunked-loss",
-        summary="decoder and loss run over an 8th of the words at a time and again in backward: no logits are kept",
+        summary="decoder and loss run over an eighth of the words at a time, and again in backward: no logits are kept",
         cost="the decoder's product is computed twice",
         numerics="rounding",
         families=("rnn_lm",),
@@ -478,9 +478,9 @@ TECHNIQUES: list[Technique] = [
     ),
     Technique(
         name="coalesced-reduce",
-        summary="ranks average all gradients at once behind backward, without DistributedDataParallel",
-        needs="several GPUs with a process each (ddp), and ranks that train the same weights in every step",
-        cost="once or twice the gradients' memory; none are averaged while backward runs",
+        summary="ranks average all gradients at once after backward, without DistributedDataParallel",
+        needs="several GPUs with one process each (ddp), and the same weights trained in every step",
+        cost="memory of once or twice the gradients; averaging does not overlap with backward",
         numerics="rounding",
         settings={"coalesced_reduce": True},
         only_on_several_gpus=True,
@@ -489,8 +489,8 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="cuda-graph",
         summary="the whole step, optimizer and loss scaling included, is one launch",
-        needs="shapes and control flow that do not depend on data, and a schedule that leaves momentum alone",
-        cost="a copy of the batch a step; the step's memory is held for good",
+        needs="shapes and control flow that do not depend on data, and a schedule that does not change momentum",
+        cost="a copy of the batch per step; the step's memory stays reserved",
         numerics="rounding",
         devices=("cuda",),
         required_on_several_gpus="coalesced-reduce",
@@ -504,8 +504,8 @@ TECHNIQUES: list[Technique] = [
     Technique(
         name="cuda-graph-8",
         summary="8 whole steps are one launch",
-        needs="the same, and a rate that stays within an epoch",
-        cost="places for 8 batches; losses are there every 8 steps",
+        needs="the same, and a learning rate that stays the same within an epoch",
+        cost="memory for 8 batches; losses are known every 8 steps",
         numerics="rounding",
         devices=("cuda",),
         required_on_several_gpus="coalesced-reduce",
