@@ -196,7 +196,7 @@ def test_shares_of_all_ranks_make_the_mean_rounded_once() -> None:
     done = run_interpreted(
         """
         import torch
-        from castwise.worker.kernels.allreduce.buckets import SharedGroup
+        from castwise.worker.kernels.allreduce.triton_kernels import SharedGroup
 
         shapes = ((64, 3, 3, 3), (5000,), (), (0,), (128, 64, 1, 1), (4096,)) + ((9,),) * 70
 

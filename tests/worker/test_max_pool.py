@@ -1,4 +1,4 @@
-"""The max pooling kernels beside torch's, in Triton's interpreter, and where models are given them."""
+"""Max pooling kernels compared with torch in Triton's interpreter, and models that use them."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ from castwise.registry.techniques import why_unsupported
 from castwise.worker.kernels.max_pool import module as module_module
 from castwise.worker.kernels.max_pool.module import KernelMaxPool, use_max_pool_kernel
 
-BESIDE_TORCH = """
+COMPARED_WITH_TORCH = """
     import torch
-    from castwise.worker.kernels.max_pool import triton_kernels as kernels
+    from castwise.worker.kernels.max_pool.triton_kernels import max_pool
 
     torch.manual_seed(0)
     for shape in ((2, 5, 8, 8), (1, 3, 9, 7), (2, 4, 7, 10), (1, 2, 3, 4), (1, 70, 31, 32)):
@@ -22,36 +22,37 @@ BESIDE_TORCH = """
             expected = torch.nn.functional.max_pool2d(images, 3, 2, padding)
             gradients = torch.randn(expected.shape).contiguous(memory_format=torch.channels_last)
             expected.backward(gradients)
-            found, places = kernels.launch_forward(kernels.forward_kernel, images.detach(), padding)
+            wanted, images.grad = images.grad, None
+            found, positions = max_pool(images, padding)
             assert torch.equal(found, expected), (shape, padding)
-            own = kernels.launch_backward(kernels.backward_kernel, gradients, places, *shape[2:], padding)
-            assert torch.allclose(own, images.grad, rtol=1e-5, atol=1e-6), (shape, padding)
+            found.backward(gradients)
+            assert torch.allclose(images.grad, wanted, rtol=1e-5, atol=1e-6), (shape, padding)
     images = torch.full((1, 1, 4, 4), float("-inf"))
     images[0, 0, 1, 1] = float("nan")
-    found, places = kernels.launch_forward(kernels.forward_kernel, images, 1)
-    assert found.isnan().all() and places.flatten().tolist() == [8, 6, 2, 0]
+    found, positions = max_pool(images, 1)
+    assert found.isnan().all() and positions.flatten().tolist() == [8, 6, 2, 0]
     print("same")
 """
 
 
-def test_the_kernels_compute_what_torch_s_do() -> None:
-    done = run_interpreted(BESIDE_TORCH)
+def test_kernels_match_torch() -> None:
+    done = run_interpreted(COMPARED_WITH_TORCH)
     assert done.stdout == "same\n", done.stderr
 
 
-def test_poolings_of_the_kind_are_replaced_and_no_others() -> None:
+def test_fitting_poolings_are_replaced() -> None:
     stays = [nn.MaxPool2d(2), nn.MaxPool2d(3, 1), nn.MaxPool2d(3, 2, ceil_mode=True), nn.MaxPool2d(3, 2, dilation=2)]
     model = nn.Sequential(nn.Sequential(nn.MaxPool2d(3, 2, 1)), *stays, nn.MaxPool2d(3, stride=2))
     use_max_pool_kernel(model)
     assert [type(module) is KernelMaxPool for module in (model[0][0], *model[1:])] == [True, *[False] * 4, True]
     assert (model[0][0].padding, model[5].padding) == (1, 0)
     images = torch.randn(1, 2, 32, 32)
-    assert torch.equal(model[0](images), nn.functional.max_pool2d(images, 3, 2, 1)), "a CPU's are torch's to pool"
+    assert torch.equal(model[0](images), nn.functional.max_pool2d(images, 3, 2, 1)), "torch pools on a CPU"
     with pytest.raises(UsageError, match="finds no max pooling of 3 by 3"):
         use_max_pool_kernel(nn.Sequential(*stays))
 
 
-def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_module, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="needs Triton"):
         use_max_pool_kernel(nn.Sequential(nn.MaxPool2d(3, 2)))
@@ -70,9 +71,7 @@ def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lstm-lm-1500", ("pad-hidden",), None),
     ],
 )
-def test_what_a_model_has_not_is_known_beforehand(
-    workload: str, techniques: tuple[str, ...], reason: str | None
-) -> None:
+def test_spec_constraints(workload: str, techniques: tuple[str, ...], reason: str | None) -> None:
     spec = spec_of("mnist-cnn", "fp32").model_copy(
         update={"workload": workload, "device": "cuda:0", "techniques": techniques}
     )

@@ -1,7 +1,6 @@
-"""Gradients averaged over ranks at once after backward, instead of by DistributedDataParallel.
+"""Gradients averaged over ranks at once after backward (measured in docs/benchmarks.md)."""
 
-Measured: docs/benchmarks.md, the speed goals with coalesced-reduce on two and four H200s.
-"""
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +26,7 @@ class CoalescedReduce:
     """
 
     def __init__(self, model: nn.Module, peers: Peers) -> None:
-        """Prepare to average a model's gradients.
-
-        Args:
-            model: On its device and in its precision, the same in all ranks.
-            peers: The ranks.
-        """
+        """Prepare to average a model that is the same in all ranks, on its device and in its precision."""
         self._model, self._peers = model, peers
         # Frozen weights too: one that is trained later must not go unnoticed.
         self._names, self._parameters = zip(*model.named_parameters(), strict=True)
@@ -54,7 +48,7 @@ class CoalescedReduce:
             self._begin(has_gradient)
         self._check(has_gradient)
         assert self.mean is not None, "the first step makes it"
-        self.mean([[_gradient(parameter) for parameter in group] for group in self._groups])
+        self.mean([[cast("Tensor", parameter.grad) for parameter in group] for group in self._groups])
         for group, means in zip(self._groups, self.mean.outputs, strict=True):
             for parameter, mean in zip(group, means, strict=True):
                 parameter.grad = mean
@@ -105,8 +99,3 @@ class CoalescedReduce:
                     f"coalesced-reduce finds that {type(module).__name__} writes its buffer {name} as it trains. "
                     "DistributedDataParallel gives all ranks rank 0's in every step, and this technique does not."
                 )
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None, "only weights with gradients are in a group"
-    return parameter.grad

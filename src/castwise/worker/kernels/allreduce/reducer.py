@@ -24,19 +24,12 @@ Groups = Sequence[Sequence[Tensor]]
 
 
 class CollectiveMean:
-    """The mean by collectives, one a group of tensors.
-
-    Attributes:
-        kind: What a record calls it.
-        outputs: The means, one for each tensor. Those of a group are views of one buffer.
-        outside_bytes: Their memory that PyTorch's allocator does not hold.
-        earlier_peaks: As in `SymmetricMean`.
-    """
+    """The mean by collectives, one a group of tensors. The attributes are those of `SymmetricMean`."""
 
     kind: Literal["collectives"] = "collectives"
     outside_bytes = 0
 
-    def __init__(self, groups: Groups, peers: Peers, earlier_peaks: tuple[int, int] = (0, 0)) -> None:
+    def __init__(self, groups: Groups, peers: Peers, earlier_peaks: tuple[int, int]) -> None:
         """Allocate outputs for tensors like these; a group has one dtype and one device."""
         self._peers, self.earlier_peaks = peers, earlier_peaks
         begins = [offsets(group, _ALIGNED_BYTES) for group in groups]
@@ -49,16 +42,8 @@ class CollectiveMean:
 
     def __call__(self, groups: Groups) -> None:
         """Compute the means of all ranks' tensors into the outputs; all ranks must call it."""
-        self.copy(groups)
-        self.average()
-
-    def copy(self, groups: Groups) -> None:
-        """Copy a rank's own tensors into the outputs."""
         for outputs, group in zip(self.outputs, groups, strict=True):
             torch._foreach_copy_(outputs, list(group))
-
-    def average(self) -> None:
-        """Average the outputs over the ranks."""
         for flat in self.flat:
             self._peers.all_reduce_mean(flat)
 
@@ -70,9 +55,9 @@ class SymmetricMean:
     Values are added in float32 and rounded once. All ranks get the same bits, since one rank computes each mean.
 
     Attributes:
-        kind: As in `CollectiveMean`.
-        outputs: As in `CollectiveMean`.
-        outside_bytes: The outputs and as much again, in memory that PyTorch's allocator does not know of.
+        kind: What a record calls it.
+        outputs: The means, one for each tensor. Those of a group are views of one buffer.
+        outside_bytes: Their memory that PyTorch's allocator does not know of: the outputs and as much again.
         earlier_peaks: The allocator's peaks, allocated and reserved bytes, before that memory was allocated.
     """
 
@@ -86,7 +71,7 @@ class SymmetricMean:
         """
         from torch.distributed import _symmetric_memory as symmetric
 
-        from castwise.worker.kernels.allreduce.buckets import SharedGroup
+        from castwise.worker.kernels.allreduce.triton_kernels import SharedGroup
 
         process_group = distributed.group.WORLD
         assert process_group is not None, "ranks have joined one"
@@ -102,20 +87,12 @@ class SymmetricMean:
 
     def __call__(self, groups: Groups) -> None:
         """Compute the means of all ranks' tensors into the outputs; all ranks must call it."""
-        self.scatter(groups)
+        for shared, group in zip(self._groups, groups, strict=True):
+            shared.scatter([with_layout(*pair) for pair in zip(shared.outputs, group, strict=True)])
         self._handle.barrier()  # all blocks have arrived, and no rank reads the last step's means any more
-        self.average()
+        for shared in self._groups:
+            shared.average()
         self._handle.barrier()  # all means are written, and no rank reads its slots any more
-
-    def scatter(self, groups: Groups) -> None:
-        """Copy a rank's own tensors to the ranks that average them."""
-        for own, group in zip(self._groups, groups, strict=True):
-            own.scatter([with_layout(place, tensor) for place, tensor in zip(own.outputs, group, strict=True)])
-
-    def average(self) -> None:
-        """Average this rank's share of the blocks."""
-        for own in self._groups:
-            own.average()
 
 
 class Allocated(NamedTuple):
@@ -126,11 +103,9 @@ class Allocated(NamedTuple):
 
 
 def make_allreducer(peers: Peers, groups: Groups) -> CollectiveMean | SymmetricMean:
-    """Return the fastest way to average tensors like these that all ranks support.
+    """Return the fastest way to average tensors like these that all ranks support; all must call this.
 
-    Args:
-        peers: All must call this.
-        groups: Each of one dtype, all on one device.
+    A group has one dtype, and all groups are on one device.
     """
     # Ask step by step for what one rank may lack: sharing itself would wait for all others.
     allocated = allocate(groups, peers) if all(peers.gather_objects(can_share(peers, groups))) else None
@@ -160,22 +135,18 @@ def allocate(groups: Groups, peers: Peers) -> Allocated | None:
 
 def _parts(groups: Groups, peers: Peers) -> list[int]:
     """Return the first byte of each group's memory, and the end of the last."""
-    from castwise.worker.kernels.allreduce.buckets import SharedGroup
+    from castwise.worker.kernels.allreduce.triton_kernels import SharedGroup
 
     return list(accumulate((SharedGroup.num_bytes(group, peers.world_size) for group in groups), initial=0))
 
 
-def with_layout(place: Tensor, tensor: Tensor) -> Tensor:
-    """Return a tensor with a place's strides and dtype, aligned for wide reads; usually the tensor itself."""
-    strides = zip(place.shape, place.stride(), tensor.stride(), strict=True)
-    if (
-        all(own == other for size, own, other in strides if size != 1)
-        and tensor.dtype == place.dtype
-        and tensor.data_ptr() % _READ_BYTES == 0
-    ):
+def with_layout(output: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor with an output's strides and dtype, aligned for wide reads; usually the tensor itself."""
+    strides = zip(output.shape, output.stride(), tensor.stride(), strict=True)
+    is_alike = tensor.dtype == output.dtype and all(own == other for size, own, other in strides if size != 1)
+    if is_alike and tensor.data_ptr() % _READ_BYTES == 0:
         return tensor
-    made = torch.empty_strided(place.shape, place.stride(), dtype=place.dtype, device=place.device)
-    return made.copy_(tensor)
+    return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device=output.device).copy_(tensor)
 
 
 def can_share(peers: Peers, groups: Groups) -> bool:

@@ -58,11 +58,7 @@ def can_fuse(traced: fx.GraphModule, chain: Sequence[fx.Node]) -> bool:
     """Return whether nodes can be computed together at the position of the last, and write nothing in place.
 
     They cannot if something that one of them reads is written in between, or if one of them writes into what others
-    read later.
-
-    Args:
-        traced: The model.
-        chain: The nodes, in order; only the last is read by other nodes.
+    read later. Only the last of the chain is read by other nodes.
     """
     positions = node_positions(traced)
     nodes = list(positions)

@@ -14,13 +14,9 @@ _MAX_ROWS = 2**30  # pixels of a batch: the kernels count them in 32 bits
 
 
 class KernelBatchNorm(nn.BatchNorm2d):
-    """A batch norm that can compute its prologue and epilogue too, in castwise's kernels.
+    """A batch norm that can compute its prologue and epilogue too, in castwise's kernels."""
 
-    Attributes:
-        plain: The class of the same norm without kernels.
-    """
-
-    plain: ClassVar[type[nn.BatchNorm2d]] = nn.BatchNorm2d
+    plain: ClassVar[type[nn.BatchNorm2d]] = nn.BatchNorm2d  # the class of the same norm without kernels
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle by the plain class, which a file can name."""
@@ -34,10 +30,7 @@ class KernelBatchNorm(nn.BatchNorm2d):
     ) -> Any:
         """Return the normalised images; with prologue and epilogue `FusedOutput`, without updating running statistics.
 
-        Args:
-            input: Shape (N, C, H, W).
-            prologue: The fields of a `Prologue`.
-            epilogue: The fields of an `Epilogue`.
+        The arguments are the fields of a `Prologue` and of an `Epilogue`, because a traced graph holds plain tuples.
         """
         if prologue is None or epilogue is None:
             return super().forward(input)
@@ -95,13 +88,7 @@ def fits_kernels(weight: Tensor, images: Tensor, *others: Tensor | None) -> bool
 def update_running_statistics(
     norms: Sequence[nn.BatchNorm2d], means: Sequence[Tensor | None], variances: Sequence[Tensor | None]
 ) -> None:
-    """Update the running statistics of all batch norms at once.
-
-    Args:
-        norms: The batch norms.
-        means: One of shape (C,) for each norm; None if torch has updated the norm's statistics.
-        variances: The same, unbiased.
-    """
+    """Update the running statistics of all batch norms at once; None if torch has updated a norm's."""
     for momentum in dict.fromkeys(norm.momentum for norm in norms):
         updates = [
             (norm, mean, variance)

@@ -1,11 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
-"""Launches of the batch norm kernels, and these as operations that torch.compile and autograd know.
+"""The batch norm kernels as operations of torch.compile and autograd. Imported only if Triton is installed."""
 
-Imported only if Triton is installed.
-"""
-
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -36,182 +32,34 @@ _COMBINED_CHANNELS = 8
 _COMBINED_WARPS = 8
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """How rows (pixels) and channels are cut into blocks of `elements` numbers."""
+class Tiles(NamedTuple):
+    """How images are cut into blocks of some rows (pixels) and channels, as arguments of the kernels."""
 
-    num_rows: int
-    channels: int
-    block_channels: int
-    elements: int
-
-    @property
-    def columns(self) -> int:
-        """Return the number of blocks next to each other."""
-        return int(triton.cdiv(self.channels, self.block_channels))
-
-    @property
-    def rows(self) -> int:
-        """Return the rows of a block."""
-        return max(1, self.elements // self.block_channels)
-
-    @property
-    def num_blocks(self) -> int:
-        """Return the number of blocks below each other."""
-        return int(triton.cdiv(self.num_rows, self.rows))
-
-    @property
-    def parts(self) -> int:
-        """Return the number of programs that reduce the blocks below each other, each about as many."""
-        most = max(1, min(self.num_blocks, _REDUCTION_PROGRAMS // self.columns))
-        return int(triton.cdiv(self.num_blocks, triton.cdiv(self.num_blocks, most)))
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """Return the compile-time arguments of a kernel."""
-        return {"block_rows": self.rows, "block_channels": self.block_channels, "num_warps": _WARPS}
+    columns: int  # blocks next to each other
+    num_blocks: int  # blocks below each other
+    parts: int  # programs that reduce the blocks below each other, each about as many
+    sizes: tuple[int, int, int]  # the rows, the columns, the units of channels
+    constants: dict[str, int]
 
 
-def _tiles(images: Tensor, elements: int, max_channels: int = _BLOCK_CHANNELS) -> Tiles:
-    """Return how images of shape (N, C, H, W), channels last, are cut."""
+def _cut(images: Tensor, elements: int, max_channels: int = _BLOCK_CHANNELS) -> Tiles:
+    """Cut images of shape (N, C, H, W), channels last, into blocks of about so many elements."""
     channels = images.shape[1]
-    return Tiles(images.numel() // channels, channels, min(max_channels, triton.next_power_of_2(channels)), elements)
-
-
-def _reduction_tiles(images: Tensor) -> Tiles:
-    """Return how images are cut for a reduction, where a block's unused elements cost more."""
-    max_channels = _REDUCTION_BLOCK_CHANNELS if images.shape[1] % _BLOCK_CHANNELS else _BLOCK_CHANNELS
-    return _tiles(images, _REDUCTION_ELEMENTS, max_channels)
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Dropout's random draws.
-
-    Attributes:
-        seed: Shape (1,), int64, on the images' device; None drops nothing.
-        layer: Number of the dropout layer: each draws its own numbers.
-        level: Drop probability in 1 / 65,536.
-    """
-
-    seed: Tensor | None
-    layer: int
-    level: int
-
-
-def _units(channels: int) -> tuple[int, int]:
-    """Return the number of aligned units that the channels make, and the channels of a unit."""
+    num_rows = images.numel() // channels
+    block_channels = min(max_channels, triton.next_power_of_2(channels))
+    block_rows = max(1, elements // block_channels)
+    columns, num_blocks = int(triton.cdiv(channels, block_channels)), int(triton.cdiv(num_rows, block_rows))
+    most_parts = max(1, min(num_blocks, _REDUCTION_PROGRAMS // columns))
+    parts = int(triton.cdiv(num_blocks, triton.cdiv(num_blocks, most_parts)))
     unit = _UNIT if channels % _UNIT == 0 else 1
-    return channels // unit, unit
+    constants = {"unit": unit, "block_rows": block_rows, "block_channels": block_channels, "num_warps": _WARPS}
+    return Tiles(columns, num_blocks, parts, (num_rows, columns, channels // unit), constants)
 
 
-def launch_norm(  # noqa: PLR0913, PLR0917
-    wrap: Any, images: Tensor, conv_bias: Tensor | None, draws: Draws, addend: Tensor | None, residual: Tensor | None,
-    weight: Tensor, bias: Tensor, epsilon: float, activation: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Run the forward kernels.
-
-    Args:
-        wrap: Makes a kernel launchable: `wrap_triton` within an operation, identity outside.
-        images: Shape (N, C, H, W), channels last.
-        conv_bias: Shape (C,), added before dropout and normalising; None adds nothing. If nothing else is done before
-            the norm, the returned mean does not include it.
-        draws: Of dropout before the norm; C must be a multiple of 8 then.
-        addend: Of the images' shape, dtype and layout, added before normalising; None adds nothing.
-        residual: The same, added after normalising.
-        weight: Shape (C,).
-        bias: Shape (C,).
-        epsilon: Added to the variance.
-        activation: `NO_ACTIVATION`, `RELU`, or one of `NEEDS_INPUT`.
-
-    Returns:
-        The result; what was normalised, without elements if that is the images; its mean; its unbiased variance; one
-        over its deviation.
-    """
-    tiles, channels = _reduction_tiles(images), images.shape[1]
-    units, unit = _units(channels)
-    sums, squares = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
-    pivots, mean, variance, inverse = (images.new_empty(channels, dtype=torch.float32) for _ in range(4))
-    writes = addend is not None or draws.seed is not None
-    conv_bias = conv_bias if writes else None  # alone it changes the mean only, which is subtracted
-    total = torch.empty_like(images) if writes else images.new_empty(0)
-    normalised = total if writes else images
-    wrap(statistics_kernel)[(tiles.columns * tiles.parts,)](
-        images, images if conv_bias is None else conv_bias, images if addend is None else addend,
-        images if draws.seed is None else draws.seed, draws.layer, normalised, pivots, sums, squares, tiles.num_rows,
-        tiles.columns, units, unit=unit, shifts=conv_bias is not None, adds_before=addend is not None,
-        odds=0 if draws.seed is None else draws.level, stages=_STAGES, **tiles.constants,
-    )  # fmt: skip
-    wrap(combine_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
-        pivots, sums, squares, mean, variance, inverse, tiles.parts, tiles.num_rows, channels, epsilon,
-        block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
-    )  # fmt: skip
-    out = torch.empty_like(images)
-    tiles = _tiles(images, _NORMALISE_ELEMENTS)
-    wrap(normalise_kernel)[(tiles.columns * tiles.num_blocks,)](
-        normalised, normalised if residual is None else residual, weight, bias, mean, inverse, out, tiles.num_rows,
-        tiles.columns, units, unit=unit, activation=activation, adds=residual is not None, **tiles.constants,
-    )  # fmt: skip
-    return out, total, mean, variance, inverse
-
-
-def launch_norm_backward(  # noqa: PLR0913, PLR0917
-    wrap: Any, gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
-    draws: Draws, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor, activation: int, has_conv_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Run the backward kernels.
-
-    Args:
-        wrap: As in `launch_norm`, as are draws, weight, bias and activation.
-        gradients: Of the result, channels last.
-        second: The result's gradient as a residual, added to `gradients`; None adds nothing.
-        skip: Added to the gradient of what was normalised; None adds nothing.
-        images: What was normalised.
-        out: The result, if a residual was added; None otherwise.
-        draws: As in `launch_norm`.
-        weight: As in `launch_norm`.
-        bias: As in `launch_norm`.
-        mean: Returned by `launch_norm`.
-        inverse: Returned by `launch_norm`.
-        activation: As in `launch_norm`; with a residual none of `NEEDS_INPUT`.
-        has_conv_bias: Whether a convolution's bias was added.
-
-    Returns:
-        The gradients of the images; of the residual, without elements if that is `gradients` or is not needed; of the
-        weight; of the bias; of the convolution's bias, without elements if there was none.
-    """
-    tiles, channels = _reduction_tiles(images), images.shape[1]
-    units, unit = _units(channels)
-    sums, products = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
-    bias_gradient, weight_gradient = (images.new_empty(channels, dtype=torch.float32) for _ in range(2))
-    writes = second is not None or (out is not None and activation != NO_ACTIVATION)
-    before = torch.empty_like(images) if writes else images.new_empty(0)
-    wrap(gradient_sums_kernel)[(tiles.columns * tiles.parts,)](
-        gradients, gradients if second is None else second, images, images if out is None else out, weight, bias, mean,
-        inverse, before if writes else gradients, sums, products, tiles.num_rows, tiles.columns, units, unit=unit,
-        activation=activation, adds=out is not None, has_second=second is not None, writes=writes, stages=_STAGES,
-        **tiles.constants,
-    )  # fmt: skip
-    wrap(combine_sums_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
-        sums, products, inverse, bias_gradient, weight_gradient, tiles.parts, channels,
-        block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
-    )  # fmt: skip
-    image_gradients = torch.empty_like(images)
-    # The gradient of what was normalised sums to 0 over the rows: only what is added to it, or dropout, changes that.
-    sums_up = has_conv_bias and (skip is not None or draws.seed is not None)
-    tiles = tiles if sums_up else _tiles(images, _GRADIENT_ELEMENTS)
-    parts = tiles.parts if sums_up else tiles.num_blocks
-    bias_sums = images.new_empty((parts if sums_up else 0, channels), dtype=torch.float32)
-    wrap(gradient_kernel)[(tiles.columns * parts,)](
-        before if writes else gradients, images, images if skip is None else skip,
-        images if draws.seed is None else draws.seed, draws.layer, weight, bias, mean, inverse, bias_gradient,
-        weight_gradient, image_gradients, bias_sums if sums_up else mean, tiles.num_rows, tiles.columns, units,
-        unit=unit, activation=NO_ACTIVATION if writes or out is not None else activation, skips=skip is not None,
-        odds=0 if draws.seed is None else draws.level, shifts=sums_up, stages=_STAGES if sums_up else 1,
-        **tiles.constants,
-    )  # fmt: skip
-    conv_bias_gradient = bias_sums.sum(0) if has_conv_bias else images.new_empty(0)
-    return image_gradients, before, weight_gradient, bias_gradient, conv_bias_gradient
+def _cut_for_reduction(images: Tensor) -> Tiles:
+    """Cut images for a reduction, where a block's unused elements cost more."""
+    max_channels = _REDUCTION_BLOCK_CHANNELS if images.shape[1] % _BLOCK_CHANNELS else _BLOCK_CHANNELS
+    return _cut(images, _REDUCTION_ELEMENTS, max_channels)
 
 
 @triton_op("castwise::batch_norm", mutates_args={})
@@ -220,56 +68,117 @@ def batch_norm(  # noqa: PLR0913, PLR0917
     residual: Tensor | None, carrier: Tensor | None, weight: Tensor, bias: Tensor, epsilon: float,  # noqa: ARG001
     activation: int, makes_carrier: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the result, a gradient carrier and the rest of what `launch_norm` returns, as one operation.
+    """Run the forward kernels.
 
     A result that two nodes read has two gradients, which torch would add in a kernel of its own. The carrier stands for
     the result at one of them: a tensor of its shape without memory, whose gradient arrives separately.
 
     Args:
-        images: As in `launch_norm`, as are the arguments not named here.
-        conv_bias: As in `launch_norm`.
-        seed: As in `Draws`.
-        layer: As in `Draws`.
-        drop_level: As in `Draws`.
-        addend: As in `launch_norm`.
-        residual: As in `launch_norm`.
+        images: Shape (N, C, H, W), channels last.
+        conv_bias: Shape (C,), added before dropout and normalising; None adds nothing. If nothing else is done before
+            the norm, the returned mean does not include it.
+        seed: Of dropout's draws before the norm, shape (1,), int64; None drops nothing. C must be a multiple of 8 then.
+        layer: Number of the dropout layer: each draws its own numbers.
+        drop_level: Drop probability in 1 / 65,536.
+        addend: Of the images' shape, dtype and layout, added before normalising; None adds nothing.
+        residual: The same, added after normalising.
         carrier: Receives the residual's gradient in its place; None if the residual receives it.
-        weight: As in `launch_norm`.
-        bias: As in `launch_norm`.
-        epsilon: As in `launch_norm`.
-        activation: As in `launch_norm`.
-        makes_carrier: Whether a carrier is returned; it has no elements otherwise.
+        weight: Shape (C,).
+        bias: Shape (C,).
+        epsilon: Added to the variance.
+        activation: `NO_ACTIVATION`, `RELU`, or one of `NEEDS_INPUT`.
+        makes_carrier: Whether a carrier of the result is returned; it has no elements otherwise.
+
+    Returns:
+        The result; a carrier; what was normalised, without elements if that is the images; its mean; its unbiased
+        variance; one over its deviation.
     """
-    draws = Draws(seed, layer, drop_level)
-    out, total, mean, variance, inverse = launch_norm(
-        wrap_triton, images, conv_bias, draws, addend, residual, weight, bias, epsilon, activation
-    )
-    own = images.new_zeros(()).expand(images.shape) if makes_carrier else images.new_empty(0)
-    return out, own, total, mean, variance, inverse
+    tiles, channels = _cut_for_reduction(images), images.shape[1]
+    sums, squares = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
+    pivots, mean, variance, inverse = (images.new_empty(channels, dtype=torch.float32) for _ in range(4))
+    writes_total = addend is not None or seed is not None
+    conv_bias = conv_bias if writes_total else None  # alone it changes the mean only, which is subtracted
+    total = torch.empty_like(images) if writes_total else images.new_empty(0)
+    normalised = total if writes_total else images
+    wrap_triton(statistics_kernel)[(tiles.columns * tiles.parts,)](
+        images, images if conv_bias is None else conv_bias, images if addend is None else addend,
+        images if seed is None else seed, layer, normalised, pivots, sums, squares, *tiles.sizes,
+        has_conv_bias=conv_bias is not None, has_addend=addend is not None,
+        drop_level=0 if seed is None else drop_level, stages=_STAGES, **tiles.constants,
+    )  # fmt: skip
+    wrap_triton(combine_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
+        pivots, sums, squares, mean, variance, inverse, tiles.parts, tiles.sizes[0], channels, epsilon,
+        block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
+    )  # fmt: skip
+    out = torch.empty_like(images)
+    tiles = _cut(images, _NORMALISE_ELEMENTS)
+    wrap_triton(normalise_kernel)[(tiles.columns * tiles.num_blocks,)](
+        normalised, normalised if residual is None else residual, weight, bias, mean, inverse, out, *tiles.sizes,
+        activation=activation, has_residual=residual is not None, **tiles.constants,
+    )  # fmt: skip
+    own_carrier = images.new_zeros(()).expand(images.shape) if makes_carrier else images.new_empty(0)
+    return out, own_carrier, total, mean, variance, inverse
 
 
 @triton_op("castwise::batch_norm_backward", mutates_args={})
 def batch_norm_backward(  # noqa: PLR0913, PLR0917
-    gradients: Tensor, second: Tensor | None, skip: Tensor | None, images: Tensor, out: Tensor | None,
+    gradients: Tensor, carried: Tensor | None, of_total: Tensor | None, images: Tensor, out: Tensor | None,
     seed: Tensor | None, layer: int, drop_level: int, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor,
     activation: int, has_conv_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return what `launch_norm_backward` returns, as one operation."""
-    draws = Draws(seed, layer, drop_level)
-    return launch_norm_backward(
-        wrap_triton, gradients, second, skip, images, out, draws, weight, bias, mean, inverse, activation, has_conv_bias
-    )
+    """Run the backward kernels.
+
+    `gradients`, channels last, are of the result; `carried`, added to them, is its gradient as a residual, and
+    `of_total` is added to the gradient of what was normalised. `images` are what was normalised. `out` is the result if
+    a residual was added; the activation is none of `NEEDS_INPUT` then. The rest `batch_norm` takes or returns.
+
+    Returns:
+        The gradients of the images; of the residual, without elements if that is `gradients` or is not needed; of the
+        weight; of the bias; of the convolution's bias, without elements if there was none.
+    """
+    tiles, channels = _cut_for_reduction(images), images.shape[1]
+    sums, products = (images.new_empty((tiles.parts, channels), dtype=torch.float32) for _ in range(2))
+    bias_gradient, weight_gradient = (images.new_empty(channels, dtype=torch.float32) for _ in range(2))
+    # The gradient before the activation is written if it is the residual's, too, or a sum of two.
+    writes_before = carried is not None or (out is not None and activation != NO_ACTIVATION)
+    before = torch.empty_like(images) if writes_before else images.new_empty(0)
+    wrap_triton(gradient_sums_kernel)[(tiles.columns * tiles.parts,)](
+        gradients, gradients if carried is None else carried, images, images if out is None else out, weight, bias,
+        mean, inverse, before if writes_before else gradients, sums, products, *tiles.sizes, activation=activation,
+        has_residual=out is not None, has_carried=carried is not None, writes_before=writes_before, stages=_STAGES,
+        **tiles.constants,
+    )  # fmt: skip
+    wrap_triton(combine_sums_kernel)[(triton.cdiv(channels, _COMBINED_CHANNELS),)](
+        sums, products, inverse, bias_gradient, weight_gradient, tiles.parts, channels,
+        block_parts=triton.next_power_of_2(tiles.parts), block_channels=_COMBINED_CHANNELS, num_warps=_COMBINED_WARPS,
+    )  # fmt: skip
+    image_gradients = torch.empty_like(images)
+    # The gradient of what was normalised sums to 0 over the rows: only what is added to it, or dropout, changes that.
+    sums_rows = has_conv_bias and (of_total is not None or seed is not None)
+    tiles = tiles if sums_rows else _cut(images, _GRADIENT_ELEMENTS)
+    parts = tiles.parts if sums_rows else tiles.num_blocks
+    bias_sums = images.new_empty((parts if sums_rows else 0, channels), dtype=torch.float32)
+    wrap_triton(gradient_kernel)[(tiles.columns * parts,)](
+        before if writes_before else gradients, images, images if of_total is None else of_total,
+        images if seed is None else seed, layer, weight, bias, mean, inverse, bias_gradient, weight_gradient,
+        image_gradients, bias_sums if sums_rows else mean, *tiles.sizes,
+        activation=NO_ACTIVATION if writes_before or out is not None else activation, has_of_total=of_total is not None,
+        drop_level=0 if seed is None else drop_level, sums_rows=sums_rows, stages=_STAGES if sums_rows else 1,
+        **tiles.constants,
+    )  # fmt: skip
+    conv_bias_gradient = bias_sums.sum(0) if has_conv_bias else images.new_empty(0)
+    return image_gradients, before, weight_gradient, bias_gradient, conv_bias_gradient
 
 
-def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     images, conv_bias, seed, ctx.layer, ctx.drop_level, addend, residual, carrier, weight, bias = inputs[:10]
     ctx.activation = inputs[11]
     out, _, total, mean, variance, inverse = output
-    ctx.adds_before, ctx.adds, ctx.is_carried = addend is not None, residual is not None, carrier is not None
-    ctx.conv_bias_dtype, ctx.writes = None if conv_bias is None else conv_bias.dtype, total.numel() > 0
+    ctx.has_addend, ctx.has_residual, ctx.has_carrier = addend is not None, residual is not None, carrier is not None
+    ctx.conv_bias_dtype, ctx.has_total = None if conv_bias is None else conv_bias.dtype, total.numel() > 0
     # Behind an addition only the result shows which pixels a ReLU let through.
-    kept = out if ctx.adds and ctx.activation != NO_ACTIVATION else None
-    ctx.save_for_backward(total if ctx.writes else images, weight, bias, mean, inverse, seed, kept)
+    kept = out if ctx.has_residual and ctx.activation != NO_ACTIVATION else None
+    ctx.save_for_backward(total if ctx.has_total else images, weight, bias, mean, inverse, seed, kept)
     ctx.mark_non_differentiable(mean, variance, inverse)
     ctx.set_materialize_grads(False)
 
@@ -278,24 +187,28 @@ def _norm_backward(
     ctx: Any, of_out: Tensor | None, of_carrier: Tensor | None, of_total: Tensor | None, *_: object
 ) -> tuple[Tensor | None, ...]:
     images, weight, bias, mean, inverse, seed, kept = ctx.saved_tensors
-    gradients, second, skip = (
+    gradients, carried, of_total = (
         None if each is None else each.contiguous(memory_format=torch.channels_last)
-        for each in (of_out, of_carrier, of_total if ctx.writes else None)
+        for each in (of_out, of_carrier, of_total if ctx.has_total else None)
     )
     if gradients is None:
-        gradients = torch.zeros_like(images) if second is None else second
-        second = None
-    out = gradients if ctx.adds and kept is None else kept
-    own, before, by_weight, by_bias, bias_sum = batch_norm_backward(
-        gradients, second, skip, images, out, seed, ctx.layer, ctx.drop_level, weight, bias, mean, inverse,
+        gradients = torch.zeros_like(images) if carried is None else carried
+        carried = None
+    out = gradients if ctx.has_residual and kept is None else kept
+    of_images, before, of_weight, of_bias, of_conv_bias = batch_norm_backward(
+        gradients, carried, of_total, images, out, seed, ctx.layer, ctx.drop_level, weight, bias, mean, inverse,
         ctx.activation, ctx.conv_bias_dtype is not None,
     )  # fmt: skip
-    residual = (gradients if kept is None and second is None else before) if ctx.adds else None
-    to_residual, to_carrier = (None, residual) if ctx.is_carried else (residual, None)
-    to_addend = own if ctx.adds_before else None
-    to_conv_bias = None if ctx.conv_bias_dtype is None else bias_sum.to(ctx.conv_bias_dtype)
-    to_traits = by_weight.to(weight.dtype), by_bias.to(bias.dtype)
-    return own, to_conv_bias, None, None, None, to_addend, to_residual, to_carrier, *to_traits, None, None, None
+    of_conv_bias = None if ctx.conv_bias_dtype is None else of_conv_bias.to(ctx.conv_bias_dtype)
+    of_addend = of_images if ctx.has_addend else None
+    of_residual = (gradients if kept is None and carried is None else before) if ctx.has_residual else None
+    of_residual, of_given_carrier = (None, of_residual) if ctx.has_carrier else (of_residual, None)
+    of_weight, of_bias = of_weight.to(weight.dtype), of_bias.to(bias.dtype)
+    # In the order of `batch_norm`'s arguments.
+    return (
+        of_images, of_conv_bias, None, None, None, of_addend, of_residual, of_given_carrier, of_weight, of_bias,
+        None, None, None,
+    )  # fmt: skip
 
 
-batch_norm.register_autograd(_norm_backward, setup_context=_remember_norm)
+batch_norm.register_autograd(_norm_backward, setup_context=_save_norm)

@@ -135,7 +135,6 @@ def trace_in_training(model: nn.Module) -> fx.GraphModule:
 
 
 def _check_traceable(model: nn.Module) -> None:
-    """Raise TechniqueError if something that a model does is hidden from torch.fx."""
     if any("forward" in vars(part) for part in model.modules()):
         raise TechniqueError(
             "batch-norm-kernel needs a model whose forward is its class's; this one has one of its own."
@@ -181,7 +180,6 @@ _Attributes = dict[str, tuple[Any, Any]]  # by name: the value, and a copy of a 
 
 
 def _own_attributes(part: nn.Module) -> _Attributes:
-    """Return the attributes of a module that nn.Module does not have."""
     values = {name: value for name, value in vars(part).items() if name not in _MODULE_ATTRIBUTES}
     return {name: (value, copy.copy(value) if type(value) in _COLLECTIONS else None) for name, value in values.items()}
 

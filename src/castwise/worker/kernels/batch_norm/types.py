@@ -24,23 +24,14 @@ _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
 
 
 class Prologue(NamedTuple):
-    """What is done to images before they are normalised, in this order.
+    """What is done to images before they are normalised, in this order."""
 
-    Attributes:
-        conv_bias: Shape (C,), added; None adds nothing.
-        dropout: The probability of dropping an element; 0 drops nothing.
-        seed: Of dropout's draws, shape (1,), int64; None drops nothing.
-        layer: The dropout layer's number: each layer draws its own numbers from the seed.
-        addend: Of the images' shape, added; None adds nothing.
-        keeps_dtype: Whether the sum has the images' dtype, as a sum in place has.
-    """
-
-    conv_bias: Tensor | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    layer: int = 0
-    addend: Tensor | None = None
-    keeps_dtype: bool = False
+    conv_bias: Tensor | None = None  # shape (C,), added
+    dropout: float = 0.0  # the probability of dropping an element
+    seed: Tensor | None = None  # of dropout's draws, shape (1,), int64; None drops nothing
+    layer: int = 0  # the dropout layer's number: each layer draws its own numbers from the seed
+    addend: Tensor | None = None  # of the images' shape, added
+    keeps_dtype: bool = False  # the sum has the images' dtype, as a sum in place has
 
     @property
     def drop_level(self) -> int:
@@ -55,21 +46,13 @@ class Prologue(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What is done to normalised images, in this order.
+    """What is done to normalised images, in this order."""
 
-    Attributes:
-        residual: Of the images' shape, added; None adds nothing.
-        carrier: Receives the residual's gradient in its place; None if the residual receives it.
-        activation: `NO_ACTIVATION`, `RELU`, or one of `NEEDS_INPUT`.
-        makes_carrier: Whether a gradient carrier of the result is returned.
-        keeps_dtype: Whether the sum has the images' dtype, as a sum in place has.
-    """
-
-    residual: Tensor | None = None
-    carrier: Tensor | None = None
+    residual: Tensor | None = None  # of the images' shape, added
+    carrier: Tensor | None = None  # receives the residual's gradient in its place
     activation: int = NO_ACTIVATION
-    makes_carrier: bool = False
-    keeps_dtype: bool = False
+    makes_carrier: bool = False  # a gradient carrier of the result is returned
+    keeps_dtype: bool = False  # the sum has the images' dtype, as a sum in place has
 
     def reference(self, images: Tensor) -> Tensor:
         """Return the activated sum, computed by torch's own operations."""
@@ -77,21 +60,14 @@ class Epilogue(NamedTuple):
 
 
 class FusedOutput(NamedTuple):
-    """What a batch norm with prologue and epilogue returns.
-
-    Attributes:
-        out: The result.
-        mean: Of what was normalised, shape (C,); None if torch has updated the running statistics itself.
-        variance: The same, unbiased.
-        total: What was normalised, if there was a prologue; without elements otherwise.
-        carrier: A tensor of the result's shape that takes no memory. It receives the result's gradient as a residual,
-            so that the backward kernel adds both gradients as it reads them. None if torch computed the result.
-    """
+    """What a batch norm with prologue and epilogue returns."""
 
     out: Tensor
-    mean: Tensor | None
-    variance: Tensor | None
-    total: Tensor
+    mean: Tensor | None  # of what was normalised, shape (C,); None if torch has updated the running statistics itself
+    variance: Tensor | None  # the same, unbiased
+    total: Tensor  # what was normalised, if there was a prologue; without elements otherwise
+    # A tensor of the result's shape that takes no memory. It receives the result's gradient as a residual, so that the
+    # backward kernel adds both gradients as it reads them. None if torch computed the result.
     carrier: Tensor | None
 
 

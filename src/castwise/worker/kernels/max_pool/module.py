@@ -21,11 +21,7 @@ class KernelMaxPool(nn.MaxPool2d):
     """A max pooling whose forward and backward are castwise's kernels for channels-last images."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as nn.MaxPool2d names it
-        """Return the pooled images, of shape (N, C, H', W').
-
-        Args:
-            input: Shape (N, C, H, W); torch pools images on a CPU and those that are not channels last.
-        """
+        """Return the pooled images; torch pools those on a CPU and those that are not channels last."""
         if input.device.type != "cuda" or not input.is_contiguous(memory_format=torch.channels_last):
             return nn.functional.max_pool2d(input, _SIDE, _STRIDE, self.padding)
         from castwise.worker.kernels.max_pool.triton_kernels import max_pool
