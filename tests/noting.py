@@ -3,8 +3,7 @@
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
 from fake_gpu import UUID, FakeMonitor, fake_sample
 
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.records.schema import Block
 from castwise.telemetry.sampler import Telemetry
 

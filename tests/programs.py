@@ -33,7 +33,7 @@ SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batc
 
 
 SPEAKING = """
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener
 
 class Speaking(NullListener):
     def phase(self, name, done):

@@ -11,7 +11,7 @@ from castwise.errors import DataError, UsageError
 from castwise.orchestrator import machine as machine_module
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.rounds import StopRule
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener
 from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry import datasets

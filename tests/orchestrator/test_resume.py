@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, fake_spec, fake_trial
 
-from castwise.orchestrator.resume import CachedMeasure, ResumePolicy
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import CachedMeasure, NullListener, TrialRunner
 from castwise.records.schema import Status, Trial
-from castwise.records.store import Store
+from castwise.records.store import ResumePolicy, Store
 from castwise.spec.trial import TrialSpec
 
 SMALL, LARGE = fake_spec(batch_size=8), fake_spec(batch_size=32)

@@ -13,9 +13,8 @@ from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
 from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, group_by_memory, prior_stats_of
-from castwise.orchestrator.runner import TrialRunner
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Block, Facts, Trial
 from castwise.records.store import Store, load_folder
 from castwise.spec.trial import MeasurementProtocol, TrialSpec

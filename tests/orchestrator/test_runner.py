@@ -7,8 +7,7 @@ from noting import NotingEngine
 
 from castwise.analysis.steady_metrics import final_loss
 from castwise.errors import StoreError
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import Listener, NullListener, status_of, unsupported_reason
+from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, status_of, unsupported_reason
 from castwise.records.schema import Block, RankSamples, Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry.precisions import PRECISIONS

@@ -5,8 +5,8 @@ import pytest
 from fake_engine import fake_spec, fake_trial
 
 from castwise.errors import UsageError
-from castwise.orchestrator.resume import ResumePolicy, reusable_trials
 from castwise.records.schema import Trial
+from castwise.records.store import ResumePolicy, reusable_trials
 from castwise.registry.workloads import find_workload
 from castwise.spec.plan import ParameterGrid, build_plan
 from castwise.spec.user_model import (

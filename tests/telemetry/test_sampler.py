@@ -13,9 +13,8 @@ from fake_gpu import SECOND_UUID, UUID, FakeMonitor, fake_sample
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import TrialRunner, run_interleaved
+from castwise.orchestrator.runner import NullListener, TrialRunner, run_session
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Block, Environment, Trial
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
@@ -377,9 +376,10 @@ def test_energy_is_measured_once_a_configuration(number: int, metered: set[str])
     specs = [fake_spec(name, protocol=MeasurementProtocol(num_blocks=4)) for name in ("fp32", "tf32")]
     telemetry = watching(engine.monitor, period_seconds=0.001)
     runner = TrialRunner(engine, None, ON_GPU, NullListener(), telemetry=telemetry)
-    session = run_interleaved(runner, specs, number=number, earlier={specs[0].configuration: PriorStats(0.001, 0.1)})
+    earlier = {specs[0].configuration: PriorStats(0.001, 0.1)}
+    trials = run_session(runner, specs, round_number=number, earlier=earlier)
     runner.closer.wait()
-    assert {trial.spec.precision for trial in session.trials if trial.energy_measurement is not None} == metered
+    assert {trial.spec.precision for trial in trials if trial.energy_measurement is not None} == metered
 
 
 @pytest.mark.parametrize("environment", [fake_environment(None), ON_GPU])

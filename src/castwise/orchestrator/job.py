@@ -14,12 +14,10 @@ from castwise.orchestrator.machine import (
     inspect_user_model,
     provide,
 )
-from castwise.orchestrator.resume import ResumePolicy, reusable_trials
 from castwise.orchestrator.rounds import Rounds, StopRule
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import Listener, NullListener, unsupported_reason
+from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, unsupported_reason
 from castwise.records.schema import Environment, Trial
-from castwise.records.store import Problem, Store
+from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, why_unsupported
 from castwise.registry.workloads import find_workload

@@ -13,7 +13,7 @@ from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, stud
 from castwise.analysis.steady_metrics import block_lengths, block_means
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import SetupOrder, TrialRunner, run_interleaved
+from castwise.orchestrator.runner import SetupOrder, TrialRunner, run_session
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
@@ -218,22 +218,25 @@ class Rounds:
             self._announce(fresh[0])
             setup_order: SetupOrder = "one by one" if is_slowed or any(map(_times_kernels, group)) else "together"
             prior = {spec.configuration: prior_stats_of(self._of(spec)) for spec in group}
-            session = run_interleaved(
+            trials = run_session(
                 self._runner,
                 fresh,
                 setup_order=setup_order,
-                number=number,
+                round_number=number,
                 earlier={configuration: stats for configuration, stats in prior.items() if stats is not None},
                 baseline=None if self._baseline is None else self._baseline.configuration,
             )
-            for trial in session.trials:
+            postponed: list[TrialSpec] = []
+            for spec, trial in zip(group, trials, strict=True):
+                if trial.status == "oom" and len(group) > 1:  # no record yet: it may fit with fewer others, or alone
+                    postponed.append(spec)
+                    continue
                 if self._runner.store is not None:
                     self._runner.store.save(trial)
                 self._announce(trial.spec)
                 self._trials.append(trial)
                 self._runner.listener.ended(trial)
-            postponed = {spec.configuration for spec in session.postponed}
-            waiting += self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
+            waiting += self._less_crowded(postponed, group)
 
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return the next sessions of those that did not fit into a group: with the baseline while that may work."""

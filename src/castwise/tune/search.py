@@ -8,10 +8,10 @@ from functools import cached_property
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.resume import is_reusable
 from castwise.orchestrator.rounds import Rounds, StopRule
-from castwise.orchestrator.trial import Listener, UnboundedProgress
+from castwise.orchestrator.runner import Listener, UnboundedProgress
 from castwise.records.schema import Trial
+from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
