@@ -12,7 +12,7 @@ from fake_engine import FakeEngine, FakeSession, Fault, fake_spec
 from castwise.analysis.speedup import speedup_estimate
 from castwise.analysis.statistics import Estimate, noise_of
 from castwise.analysis.steady_metrics import step_times
-from castwise.orchestrator.rounds import ComparedTrials, Rounds, StopRule, group_by_memory, prior_stats_of
+from castwise.orchestrator.rounds import Rounds, StopRule, group_by_memory, prior_stats_of
 from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import Block, Facts, Trial
@@ -89,16 +89,18 @@ def compare(
     store: Store | None = None,
     recorded: Sequence[Trial] = (),
     **rule: object,
-) -> ComparedTrials:
+) -> Rounds:
     runner = TrialRunner(made, store, made.environment, NullListener())
-    return Rounds(runner, specs or cells(), StopRule(**rule), recorded).run()  # type: ignore[arg-type]
+    rounds = Rounds(runner, specs or cells(), StopRule(**rule), recorded)  # type: ignore[arg-type]
+    assert rounds.run() == rounds.trials
+    return rounds
 
 
-def of(compared: ComparedTrials, precision: str) -> list[Trial]:
+def of(compared: Rounds, precision: str) -> list[Trial]:
     return [trial for trial in compared.trials if trial.spec.precision == precision]
 
 
-def speedup_of(compared: ComparedTrials, precision: str) -> Estimate | None:
+def speedup_of(compared: Rounds, precision: str) -> Estimate | None:
     return speedup_estimate(of(compared, "fp32"), of(compared, precision))
 
 
@@ -163,7 +165,8 @@ def test_any_configuration_may_be_the_baseline() -> None:
     specs.append(specs[0].model_copy(update={"techniques": ("channels-last",)}))
     made.gain = lambda spec: 1.5 if spec.techniques else 1.0
     runner = TrialRunner(made, None, made.environment, NullListener())
-    compared = Rounds(runner, specs, StopRule(), baseline=specs[0]).run()
+    compared = Rounds(runner, specs, StopRule(), baseline=specs[0])
+    compared.run()
     assert compared.ending == "narrow"
     by_cell = {
         spec.configuration: [t for t in compared.trials if t.spec.configuration == spec.configuration] for spec in specs

@@ -24,29 +24,22 @@ from castwise.spec.trial import TrialSpec
 _CONTEXT_BYTES = 2**30
 _USABLE = 0.95  # of the device's memory
 
+# Why no further round starts: every interval is narrow, the budget or the allowed rounds are spent, or all that could
+# be compared failed.
 Ending = Literal["narrow", "budget", "rounds", "failed"]
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """When a comparison ends.
+    """When a comparison ends."""
 
-    Attributes:
-        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough if the verdict
-            is not in doubt.
-        margin: How far from 1 a speed-up still is "the same".
-        min_rounds: Rounds before that counts.
-        max_rounds: Rounds at most.
-        are_rounds_named: Whether the user gave that number.
-        budget_seconds: Wall time after which no round starts; None for no such limit.
-    """
-
+    # Of every speed-up's interval, as a share of it: narrow enough if the verdict is not in doubt.
     half_width: float = 0.01
-    margin: float = 0.01
-    min_rounds: int = 3
+    margin: float = 0.01  # how far from 1 a speed-up still is "the same"
+    min_rounds: int = 3  # before an interval counts
     max_rounds: int = 12
-    are_rounds_named: bool = False
-    budget_seconds: float | None = None
+    are_rounds_named: bool = False  # whether the user gave `max_rounds`
+    budget_seconds: float | None = None  # wall time after which no round starts; None for no such limit
 
     @classmethod
     def of(cls, options: DurationOptions) -> "StopRule | None":
@@ -76,22 +69,6 @@ class StopRule:
         return verdict_of(ratio, self.margin).kind != "inconclusive"
 
 
-@dataclass(frozen=True)
-class ComparedTrials:
-    """What a comparison measured.
-
-    Attributes:
-        trials: Every trial, those of earlier jobs first, one for each configuration and round.
-        ending: Why no further round started: every interval is `narrow`, the `budget` or the allowed `rounds` are
-            spent, or all that could be compared `failed`.
-        seconds: Wall time of the rounds.
-    """
-
-    trials: tuple[Trial, ...]
-    ending: Ending
-    seconds: float
-
-
 class Rounds:
     """The rounds of one comparison: of configurations with one of them, the baseline.
 
@@ -114,12 +91,13 @@ class Rounds:
         self._runner, self._rule, self._baseline = runner, rule, baseline
         # The baseline is set up first: without it nothing can be compared.
         self._specs = sorted(specs, key=lambda spec: not self._is_baseline(spec))
-        self._trials = list(recorded)
+        self.trials = list(recorded)  # one for each configuration and round
+        self.ending: Ending | None = None
         self._started = time.perf_counter()
         self._longest_round = 0.0
 
-    def run(self) -> ComparedTrials:
-        """Run rounds until the rule ends them."""
+    def run(self) -> list[Trial]:
+        """Run rounds until the rule ends them; return all trials, those of earlier jobs first."""
         with self._prepared():
             # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
             threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
@@ -127,14 +105,15 @@ class Rounds:
                 started = time.perf_counter()
                 self._run_round(self._unfinished())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
+        self.ending = ending
         self._report_ending(ending)
-        return ComparedTrials(tuple(self._trials), ending, time.perf_counter() - self._started)
+        return self.trials
 
-    def run_once(self) -> ComparedTrials:
-        """Measure all configurations once more, however many rounds they had."""
+    def run_once(self) -> list[Trial]:
+        """Measure all configurations once more, however many rounds they had; return all trials as `run` does."""
         with self._prepared():
             self._run_round(self._not_failed())
-        return ComparedTrials(tuple(self._trials), "rounds", time.perf_counter() - self._started)
+        return self.trials
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
@@ -191,7 +170,7 @@ class Rounds:
         # The baseline's own interval is not needed; without a baseline there is no ratio.
         if self._is_baseline(spec) or any(self._is_baseline(each) and self._has_failed(each) for each in self._specs):
             return True
-        baseline = baselines_among(self._trials) if self._baseline is None else self._of(self._baseline)
+        baseline = baselines_among(self.trials) if self._baseline is None else self._of(self._baseline)
         ratio = speedup_estimate(baseline, trials)
         return ratio is None or self._rule.is_answered(ratio)
 
@@ -234,7 +213,7 @@ class Rounds:
                 if self._runner.store is not None:
                     self._runner.store.save(trial)
                 self._announce(trial.spec)
-                self._trials.append(trial)
+                self.trials.append(trial)
                 self._runner.listener.ended(trial)
             waiting += self._less_crowded(postponed, group)
 
@@ -257,11 +236,11 @@ class Rounds:
 
     def _announce(self, spec: TrialSpec) -> None:
         """Report which trial this is, of as many as there will be at least."""
-        index = len(self._trials) + 1
+        index = len(self.trials) + 1
         self._runner.listener.started(spec, index, max(index, len(self._specs) * self._rule.min_rounds))
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
-        return [trial for trial in self._trials if trial.spec.configuration == spec.configuration]
+        return [trial for trial in self.trials if trial.spec.configuration == spec.configuration]
 
     def _num_trials(self, spec: TrialSpec) -> int:
         return len(self._of(spec))

@@ -107,23 +107,17 @@ class UnboundedProgress:
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Measures trials, saves their records and reports progress.
-
-    Attributes:
-        environment: The machine, for the record of a process that failed before it described its own.
-        data_note: Goes into every record's facts.
-        closer: Ends the processes of measured trials in the background.
-        weights: The folder in which trained models' weights are kept; None keeps none.
-    """
+    """Measures trials, saves their records and reports progress."""
 
     engine: Engine
     store: Store | None
-    environment: Environment
+    environment: Environment  # for the record of a process that failed before it described its own
     listener: Listener
-    data_note: str | None = None
+    data_note: str | None = None  # goes into every record's facts
     telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
+    # Ends the processes of measured trials in the background.
     closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
-    weights: Path | None = None
+    weights: Path | None = None  # the folder for trained models' weights; None keeps none
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec alone, in order; each record is saved before the next trial starts."""

@@ -93,8 +93,8 @@ class TuningSearch:
             self.job.runner.listener.remark(decision.purpose)
             # The configurations are measured once more each, in fresh processes that are interleaved.
             earlier = [trial for spec in decision.specs for trial in measured.of(spec)]
-            compared = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0]).run_once()
-            measured = measured.plus(compared.trials[len(earlier) :], decision.specs)
+            trials_so_far = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0]).run_once()
+            measured = measured.plus(trials_so_far[len(earlier) :], decision.specs)
             if not any(map(has_long_first_step, decision.specs)):
                 process_seconds = (self.clock() - session_began) / len(decision.specs)
         trials = tuple(trial for spec in decision.used for trial in measured.of(spec))
