@@ -18,7 +18,6 @@ import faulty_worker
 import pytest
 from faulty_worker import (
     BLOCK,
-    FACTS,
     die_of,
     exit_silently,
     exit_with_traceback,
@@ -36,7 +35,6 @@ from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
 from castwise.orchestrator.session import TrialFailedError
 from castwise.records.schema import RankSamples
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
-from castwise.worker import entry
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are looked up in /proc")
 
@@ -117,35 +115,6 @@ def test_a_real_trial(start: Start, tmp_path: Path) -> None:
     assert session.processes[0].process.exitcode == 0
 
 
-def test_a_real_refusal_is_the_user_s_mistake(start: Start) -> None:
-    session = start(entry.worker_main)
-    session.open("cpu")
-    with pytest.raises(TrialFailedError, match=r"No torchvision model named 'resnet999'") as caught:
-        session.check(["torchvision:resnet999"])
-    assert caught.value.refused
-    assert caught.value.status == "unsupported"
-
-
-def test_a_device_that_is_not_there(start: Start) -> None:
-    session = start(entry.worker_main)
-    with pytest.raises(TrialFailedError) as caught:
-        session.open("cuda:99")
-    if caught.value.refused:
-        assert caught.value.message.startswith("There is no device 'cuda:99': torch sees no GPU.")
-    else:  # there are others
-        assert caught.value.status == "crashed"
-        assert "Traceback" in caught.value.log
-
-
-def test_several_sessions_at_once(start: Start) -> None:
-    first, second = start(), start()
-    first.open("cpu")
-    second.open("cpu")
-    second.close()
-    first.set_up(SPEC)
-    assert first.warm_up() == FACTS
-
-
 def test_a_trial_may_have_processes_of_its_own(start: Start) -> None:
     assert drive(start(fail_at("set_up", faulty_worker.have_children))).blocks == (BLOCK,)
 
@@ -216,14 +185,6 @@ def in_epoch(session: RpcSession) -> RpcSession:
     return session
 
 
-def test_progress_comes_before_the_answer_and_in_order(start: Start) -> None:
-    told: list[float] = []
-    session = in_epoch(start(telling([progress(share) for share in (0.25, 0.5, 1)], 0.0)))
-    assert session.run_epoch(told.append) == faulty_worker.EPOCH
-    assert told == [0.25, 0.5, 1.0]
-    assert session.run_epoch() == faulty_worker.EPOCH, "nobody need listen"
-
-
 def test_progress_restarts_the_time_limit(start: Start) -> None:
     session = in_epoch(start(telling([progress(0.5)] * 4, 0.4)))
     session.timeout_seconds = 1.0
@@ -246,16 +207,6 @@ def test_the_first_phase_has_a_limit_of_its_own(start: Start, monkeypatch: pytes
     assert (failure.status, failure.message) == ("timeout", "'open' took longer than 0.2 s")
 
 
-def test_the_other_phases_have_the_protocol_s_limit(logs: Path) -> None:
-    session = ForkserverEngine(target=fail_at("set_up", faulty_worker.hang)).start(0.3)
-    try:
-        session.open("cpu")
-        with pytest.raises(TrialFailedError, match=r"'set up' took longer than 0\.3 s"):
-            session.set_up(SPEC)
-    finally:
-        session.close()
-
-
 def test_a_failed_process_that_stays_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_EXIT_SECONDS", 0.2)
     session = start(fail_at("set_up", faulty_worker.stay_after_failing))
@@ -270,14 +221,6 @@ def test_of_a_flood_the_end_is_kept(start: Start) -> None:
     assert failure.message == f"the process ended with exit code 3 ({'y' * 199}…)"
     assert len(failure.log) == 4000
     assert failure.log.endswith("x\n" + "y" * 1000 + "\n")
-
-
-def test_a_session_after_its_end_is_a_failed_trial(start: Start) -> None:
-    session = start()
-    drive(session)
-    session.close()
-    with pytest.raises(TrialFailedError, match="the process ended with exit code 0"):
-        session.run_block()
 
 
 # The log, and closing

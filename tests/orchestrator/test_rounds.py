@@ -195,12 +195,6 @@ def test_drift_does_not_change_the_ratio() -> None:
     assert max(seconds) > 1.3 * min(seconds)
 
 
-def test_rounds_go_on_until_the_interval_is_narrow() -> None:
-    wide, narrow = compare(engine(process_noise=0.006)), compare(engine(process_noise=0.0001))
-    assert wide.ending == narrow.ending == "narrow"
-    assert len(of(wide, "fp32")) > len(of(narrow, "fp32")) == 3
-
-
 def test_configuration_with_a_narrow_ratio_stops() -> None:
     made = engine()
     unsteady = {"fp16-mixed": 0.02}
@@ -284,12 +278,6 @@ def test_prior_stats_of_earlier_rounds() -> None:
     assert found.noise == max(noise_of(step_times(trial)) for trial in own)
     few = [trial.model_copy(update={"ranks": trial.ranks[:0]}) for trial in own]
     assert prior_stats_of(few) is prior_stats_of([]) is None
-
-
-def test_single_configuration() -> None:
-    compared = compare(engine(), cells("bf16-mixed"))
-    assert [trial.session_id for trial in compared.trials] == [None] * 3
-    assert compared.ending == "narrow"
 
 
 def test_configuration_added_later_gets_all_rounds() -> None:

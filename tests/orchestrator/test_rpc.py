@@ -12,7 +12,7 @@ from typing import Any
 import faulty_worker
 import pytest
 from faulty_worker import BLOCK, ENVIRONMENT, EPOCH, FACTS, failed, returned
-from programs import LIGHT, PATIENCE_SECONDS, Program, run_trial, wait_until
+from programs import PATIENCE_SECONDS, Program, wait_until
 
 from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
 from castwise.orchestrator.session import ProcessGoneError, TrialFailedError
@@ -248,18 +248,6 @@ def failure_of(target: Target, timeout_seconds: float = PATIENCE_SECONDS) -> Tri
     return caught.value
 
 
-def test_two_ranks_that_behave(logs: Path) -> None:
-    session = ForkserverEngine(target=faulty_worker.behave).start(PATIENCE_SECONDS, 2)
-    session.open("cpu")
-    session.set_up(SPEC)
-    session.warm_up()
-    session.run_block()
-    assert session.finish() == (RankSamples(blocks=(BLOCK,)),) * 2
-    session.close()
-    session.close()
-    assert not list(logs.iterdir())
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
@@ -273,22 +261,6 @@ def test_a_rank_that_ends_ends_the_others(rank: int, fault: str, status: str, me
 def test_ranks_that_hang(logs: Path) -> None:
     failure = failure_of(partial(faulty_worker.err_in_rank, 1, "hang"), timeout_seconds=2.0)
     assert (failure.status, failure.message) == ("timeout", "ranks 0, 1: 'warm up' took longer than 2 s")
-
-
-HANGING = run_trial(
-    'partial(faulty_worker.err_in_rank, 1, "hang")', 'SPEC.model_copy(update={"world_size": 2, "parallelism": "ddp"})'
-)
-
-
-@pytest.mark.parametrize(
-    ("number", "to_group"), [(signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGINT, True)]
-)
-def test_no_rank_outlives_the_program(number: signal.Signals, to_group: bool, program: Program) -> None:
-    program.start_script(LIGHT + HANGING)
-    program.wait_for_line("warming up")
-    wait_until(lambda: len(program.alive()) == 5, "program, tracker, server and two ranks")
-    program.signal(number, to_group)
-    wait_until(lambda: not program.alive(), "the end of every process")
 
 
 # Two ranks that have met through gloo; one is stopped, so that the other waits for it in a collective for ever.

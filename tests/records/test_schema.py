@@ -5,7 +5,6 @@ from fake_engine import fake_environment, fake_spec, fake_trial
 from fake_gpu import fake_reading
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from castwise.records.schema import Block, EnergyMeasurement, Facts, RankSamples, Trial
 
@@ -91,45 +90,6 @@ def test_the_fingerprint_tells_machines_apart(name: str) -> None:
 def test_the_fingerprint_leaves_out_what_does_not_move_figures() -> None:
     same = fake_environment(commit=None, python="9.9", system="Linux 9.9", gpu_uuids=("GPU-0", "GPU-1"))
     assert same.fingerprint == fake_environment().fingerprint
-
-
-def test_a_gpus_records_are_not_its_hosts_cpus() -> None:
-    assert fake_environment().fingerprint != fake_environment(None).fingerprint
-    assert fake_environment().device_name == "Fake GPU"
-    assert fake_environment(None).device_name == "Fake CPU (2 cores)"
-
-
-def test_hardware_is_what_decides_about_precisions() -> None:
-    gpu, cpu = fake_environment((7, 5)).hardware, fake_environment(None, cpu_features=("avx512_bf16",)).hardware
-    assert (gpu.name, gpu.capability) == ("Fake GPU", (7, 5))
-    assert (cpu.name, cpu.capability) == ("Fake CPU (2 cores)", None)
-    assert cpu.cpu_features == ("avx512_bf16",)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"status": "fine"},
-        {"spec": None},
-        {"environment": {}},
-        {"colour": "red"},
-        {"ranks": [{"blocks": [{"seconds": "long", "num_steps": 1, "loss": 1.0}]}]},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_what_is_no_trial_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        Trial.model_validate(fake_trial().model_dump(mode="json") | changes)
-
-
-def test_a_record_from_before_telemetry_reads_as_one_without() -> None:
-    old = json.loads(fake_trial().model_dump_json())
-    for name in ("readings", "gpu_facts", "telemetry_note"):
-        del old[name]
-    trial = Trial.model_validate_json(json.dumps(old))
-    assert (trial.readings, trial.gpu_facts, trial.telemetry_note) == ((), None, "")
-    assert trial == fake_trial()
-    assert trial.spec.key == fake_spec().key
 
 
 def test_the_gpus_of_a_trial_are_as_many_from_its_device_on() -> None:

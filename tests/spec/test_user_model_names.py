@@ -45,11 +45,6 @@ def test_what_is_shown_names_no_folder(written: str, shown: str) -> None:
     assert find_workload(shown) == row
 
 
-@pytest.mark.parametrize("name", ["resnet50", "wrn-28-10"])
-def test_castwises_own_names_are_nobody_elses(name: str) -> None:
-    assert not is_user_model(name)
-
-
 @pytest.mark.parametrize(
     ("written", "words"),
     [

@@ -122,19 +122,6 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
             ask(UUID)
 
 
-def test_without_a_driver() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        assert driver_version() is None
-        with pytest.raises(GpuUnreadableError, match=r"."):
-            compute_processes(UUID)
-    else:
-        pynvml.nvmlShutdown()
-        pytest.skip("this machine has a driver")
-
-
 @pytest.mark.usefixtures("nvml")
 def test_sample_and_facts_in_units_without_prefixes() -> None:
     sample, facts = NvmlMonitor(UUID).read(), NvmlMonitor(UUID).facts()

@@ -294,15 +294,6 @@ def test_all_gpus_of_a_trial_are_watched(parallelism: str) -> None:
     assert throttled.seen.startswith("hw_thermal_slowdown in 4 of 4 blocks on cuda:1, at 350 of 700 W")
 
 
-def test_only_the_trial_s_gpu_is_watched() -> None:
-    second = fake_environment(gpu_uuid=SECOND_UUID, gpu_uuids=(UUID, SECOND_UUID), num_gpus=2)
-    first, own = FakeMonitor(), FakeMonitor()
-    engine = FakeEngine(environment=second, devices=("cuda:1",))
-    (trial,) = run_all(watching(first, own), engine, fake_spec(device="cuda:1"))
-    assert (trial.status, first.num_reads) == ("ok", 0)
-    assert {reading.num_gpus for reading in trial.readings} == {1}
-
-
 @pytest.mark.parametrize(
     ("first", "second", "seen"),
     [
@@ -400,12 +391,3 @@ def test_no_energy_if_one_gpu_has_no_counter() -> None:
     energy = energy_of(trial)
     assert energy is not None
     assert energy.source == "power × time", "both GPUs report their power"
-
-
-def test_energy_of_all_gpus_is_metered() -> None:
-    first, second = counting(1000.0, 50.0), counting(0.0, 10.0)
-    with watching(first, second, period_seconds=0.001).meter(TWO_GPUS) as meter:
-        wait_for_reads(first, second)
-    assert (meter.energy.missing, meter.energy.num_gpus) == ("", 2)
-    assert meter.energy.num_ticks >= 3
-    assert meter.energy.joules > 0
