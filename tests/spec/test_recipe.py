@@ -25,12 +25,6 @@ def test_rates_and_cycles_that_do_not_fit(fields: dict[str, Any], words: str) ->
         Recipe(epochs=3, **fields)
 
 
-def test_rates_and_cycles_that_fit() -> None:
-    recipe = Recipe(epochs=1, schedule=ONE_CYCLE, group_rates=(0.1, 0.2), first_cycle_epochs=1)
-    assert recipe.first_cycle_rates == ()
-    assert Recipe(epochs=1, schedule=ONE_CYCLE, first_cycle_epochs=1, first_cycle_rates=(0.1,)).group_rates == ()
-
-
 @pytest.mark.parametrize(
     ("fields", "num_epochs"),
     [

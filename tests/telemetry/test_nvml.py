@@ -187,18 +187,7 @@ def test_throttle_reasons_of_an_old_driver_or_package(code: int | None, nvml: Fa
     ("mask", "names"),
     [
         (0, ()),
-        (0x1, ("gpu_idle",)),
         (0x6, ("applications_clocks_setting", "sw_power_cap")),
-        (
-            0x1E8,
-            (
-                "hw_slowdown",
-                "sw_thermal_slowdown",
-                "hw_thermal_slowdown",
-                "hw_power_brake_slowdown",
-                "display_clock_setting",
-            ),
-        ),
         (0x8000_0000_0000_0010, ("sync_boost", "0x8000000000000000")),
     ],
 )
