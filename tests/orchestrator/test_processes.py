@@ -138,7 +138,7 @@ def test_a_trial_may_have_processes_of_its_own(start: Start) -> None:
         ("warm_up", raise_memory_error, "crashed", "the process ended with exit code 1 (MemoryError: no more of it)"),
         ("set_up", leave_child_behind, "crashed", "the process ended with exit code 4"),
         ("set_up", partial(report, "oom", "CUDA out of memory"), "oom", "CUDA out of memory"),
-        ("set_up", hang_up, "crashed", "the process broke off the conversation but did not end"),
+        ("set_up", hang_up, "crashed", "the process closed its pipe but did not end"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -165,7 +165,7 @@ def test_garbage_on_the_pipe(content: bytes, start: Start, monkeypatch: pytest.M
     failure = failure_of(start(fail_at("set_up", partial(faulty_worker.send_raw, content))))
     assert (failure.status, failure.message) == (
         "crashed",
-        "the process broke off the conversation but did not end",
+        "the process closed its pipe but did not end",
     )
 
 

@@ -290,22 +290,16 @@ def test_all_gpus_of_a_trial_are_watched(parallelism: str) -> None:
         assert (reading.num_gpus, reading.energy_joules, reading.power_watts) == (2, 130.0, 700.0)
         assert (reading.sm_clock_hertz, reading.max_temperature_celsius) == (1.1e9, 91.0)
         assert (reading.throttle_reasons, reading.affected_gpus) == (held, {held[0]: ("cuda:1",)})
-    (throttled,) = [warning for warning in warnings_of(trial) if warning.name == "throttled"]
-    assert throttled.seen.startswith("hw_thermal_slowdown in 4 of 4 blocks on cuda:1, at 350 of 700 W")
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "seen"),
-    [
-        ([STRANGER], [STRANGER, STRANGER + 1], "2 other processes on the GPUs"),
-        ([], [STRANGER], "1 other process on cuda:1"),
-    ],
+    ("first", "second", "count"),
+    [([STRANGER], [STRANGER, STRANGER + 1], 2), ([], [STRANGER], 1)],
 )
-def test_foreign_processes_on_any_gpu_are_counted_once(first: list[int], second: list[int], seen: str) -> None:
+def test_foreign_processes_on_any_gpu_are_counted_once(first: list[int], second: list[int], count: int) -> None:
     trial = run_on_two(watching(listing(os.getpid(), *first), listing(os.getpid(), *second)))
-    assert {reading.foreign_processes for reading in trial.readings} == {int(seen[0])}
-    (shared,) = [warning for warning in warnings_of(trial) if warning.name == "foreign-process"]
-    assert shared.seen == f"up to {seen} in 4 of 4 blocks"
+    assert {reading.foreign_processes for reading in trial.readings} == {count}
+    assert "foreign-process" in {warning.name for warning in warnings_of(trial)}
 
 
 def test_processes_are_noted_before_the_first_trial_starts() -> None:

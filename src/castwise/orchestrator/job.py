@@ -145,7 +145,7 @@ def prepare(
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
-    if rule is not None and is_cpu and rule.budget_seconds is None and not rule.are_rounds_named:
+    if rule is not None and is_cpu and rule.budget_seconds is None and options.rounds is None:
         rule = replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)

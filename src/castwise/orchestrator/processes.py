@@ -280,7 +280,7 @@ class RpcSession:
             result = returns.validate_python(event.result)
         except ValueError:
             # What the process is doing is not known: it stays busy, and is killed.
-            why = f"{_label(method)} was answered with what is no answer"
+            why = f"{_label(method)} got an answer that cannot be read"
             raise TrialFailedError("crashed", why, process.log_tail()) from None
         process.is_busy = False
         return result
@@ -411,7 +411,7 @@ class TrialProcess:
         self.process.join(_EXIT_SECONDS)
         code, log = self.process.exitcode, self.log_tail()
         if code is None:
-            how = "the process broke off the conversation but did not end"
+            how = "the process closed its pipe but did not end"
         elif code < 0:
             hint = ": the host may be out of memory" if -code == signal.SIGKILL else ""
             known = {each.value: each.name for each in signal.Signals}  # most real-time signals have no name
@@ -425,9 +425,17 @@ class TrialProcess:
 
 
 def _start(process: Any) -> None:
+    """Start a process, and the forkserver before the first one."""
     try:
         with _bare_main():
-            _start_server()
+            resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so it goes first
+            # Ctrl-C in the server would print a traceback of its imports. If its parent is gone it ends, at the latest
+            # after its imports; only then multiprocessing makes it ignore SIGINT.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             process.start()
     except (EOFError, ConnectionError):
         raise EngineError(
@@ -437,19 +445,6 @@ def _start(process: Any) -> None:
     except OSError as error:
         hint = " Set TMPDIR to a folder with a shorter path." if "too long" in str(error) else ""
         raise EngineError(f"No process could be started for a trial: {error}.{hint}") from error
-
-
-def _start_server() -> None:
-    """Start the forkserver if needed, with Ctrl-C blocked, which would print a traceback of its imports.
-
-    Without its parent it ends, at the latest after its imports; only then multiprocessing makes it ignore SIGINT.
-    """
-    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so it goes first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -38,7 +38,6 @@ class StopRule:
     margin: float = 0.01  # how far from 1 a speed-up still is "the same"
     min_rounds: int = 3  # before an interval counts
     max_rounds: int = 12
-    are_rounds_named: bool = False  # whether the user gave `max_rounds`
     budget_seconds: float | None = None  # wall time after which no round starts; None for no such limit
 
     @classmethod
@@ -52,13 +51,12 @@ class StopRule:
             if options.margin is not None:
                 raise UsageError("A margin is for speed-ups with intervals: give within, budget or rounds, too.")
             return None
-        most = cls.max_rounds if options.rounds is None else options.rounds
+        max_rounds = options.rounds or cls.max_rounds
         return cls(
-            half_width=cls.half_width if options.within is None else options.within,
-            margin=cls.margin if options.margin is None else options.margin,
-            min_rounds=min(cls.min_rounds, most),
-            max_rounds=most,
-            are_rounds_named=options.rounds is not None,
+            half_width=options.within or cls.half_width,
+            margin=options.margin or cls.margin,
+            min_rounds=min(cls.min_rounds, max_rounds),
+            max_rounds=max_rounds,
             budget_seconds=options.budget_seconds,
         )
 
@@ -127,11 +125,11 @@ class Rounds:
     def _report_ending(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
         rounds, share = rounds or self._num_trials(self._specs[0]), f"{self._rule.half_width:.3g}"
-        doubt = f"not every speed-up is known within {share} and told from 1"
+        doubt = f"not every speed-up is known within a share of {share} with a clear verdict"
         why = {
             "narrow": f"every speed-up is known within a share of {share}",
             "budget": f"the next round would not end within the budget; {doubt}",
-            "rounds": f"they are all that were allowed; {doubt}",
+            "rounds": f"the allowed number is reached; {doubt}",
             "failed": "nothing is left that could be compared",
         }[ending]
         spec = self._specs[0]

@@ -43,10 +43,6 @@ from castwise.telemetry.summary import telemetry_note, unwatched
 _ENERGY_SECONDS_ALONE = 1.1
 _ENERGY_SECONDS = 0.5
 
-# How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
-# one, if they would slow each other down.
-SetupOrder = Literal["together", "first alone", "one by one"]
-
 
 class Listener(Protocol):
     """Receives the progress of a run."""
@@ -169,37 +165,9 @@ class CachedMeasure:
         return reusable_trials([spec], self.known, self._policy).get(spec.key) or self._runner.run([spec])[0]
 
 
-def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
-    """Return why a machine cannot run a spec (a technique does not apply, or there are too few GPUs), or None."""
-    reason = why_unsupported(spec, environment.capability)
-    if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
-        return reason
-    first = int(spec.device.partition(":")[2] or 0)
-    if first + spec.world_size <= environment.num_gpus:
-        return None
-    start = f" from {spec.device} on" if first else ""
-    return f"{spec.world_size} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
-
-
-def status_of(trial: Trial) -> Trial:
-    """Return the trial, marked `diverged` if its last loss is not finite or its training was given up."""
-    epochs = trial.ranks[0].epochs
-    message = epochs[-1].diverged if epochs else _why_diverged(trial)
-    return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
-
-
-def _why_diverged(trial: Trial) -> str | None:
-    blocks = trial.ranks[0].blocks
-    last = blocks[-1]
-    num_steps = sum(block.all_steps for block in blocks)
-    if math.isfinite(last.loss):
-        if sum(block.skipped_steps for block in blocks) < num_steps:
-            return None
-        return f"loss scaling skipped every one of {num_steps} steps after warm-up: the optimizer never ran"
-    message = f"the loss was {last.loss} {num_steps} steps after warm-up; times were taken on such numbers"
-    if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
-        message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
-    return message
+# How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
+# one, if they would slow each other down.
+SetupOrder = Literal["together", "first alone", "one by one"]
 
 
 def run_session(
@@ -513,6 +481,39 @@ def _close(measurements: Sequence[_Measurement]) -> None:
     if measurements:
         with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
             list(pool.map(lambda each: each.session.close(), measurements))
+
+
+def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
+    """Return why a machine cannot run a spec (a technique does not apply, or there are too few GPUs), or None."""
+    reason = why_unsupported(spec, environment.capability)
+    if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
+        return reason
+    first = int(spec.device.partition(":")[2] or 0)
+    if first + spec.world_size <= environment.num_gpus:
+        return None
+    start = f" from {spec.device} on" if first else ""
+    return f"{spec.world_size} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
+
+
+def status_of(trial: Trial) -> Trial:
+    """Return the trial, marked `diverged` if its last loss is not finite or its training was given up."""
+    epochs = trial.ranks[0].epochs
+    message = epochs[-1].diverged if epochs else _why_diverged(trial)
+    return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
+
+
+def _why_diverged(trial: Trial) -> str | None:
+    blocks = trial.ranks[0].blocks
+    last = blocks[-1]
+    num_steps = sum(block.all_steps for block in blocks)
+    if math.isfinite(last.loss):
+        if sum(block.skipped_steps for block in blocks) < num_steps:
+            return None
+        return f"loss scaling skipped every one of {num_steps} steps after warm-up: the optimizer never ran"
+    message = f"the loss was {last.loss} {num_steps} steps after warm-up; times were taken on such numbers"
+    if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
+        message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
+    return message
 
 
 def _now() -> str:
