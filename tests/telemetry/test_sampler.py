@@ -257,15 +257,6 @@ def test_a_driver_that_hangs_in_a_block_does_not_hang_the_run() -> None:
     assert "gpu (the driver did not answer" in trial.telemetry_note
 
 
-def test_a_gpu_that_is_lost_in_a_block_is_no_part_of_its_reading() -> None:
-    def lost(index: int) -> Sample:
-        return raising("GPU is lost")() if index == 4 else fake_sample(energy_joules=50.0 * index)
-
-    trial = run_on_two(watching(counting(1000.0, 100.0), FakeMonitor(lost)))  # a look before, two samples a block
-    assert [reading.num_gpus for reading in trial.readings] == [2, 1, 1, 1]
-    assert [reading.energy_joules for reading in trial.readings] == [150.0, None, None, None]
-
-
 # Training runs, several GPUs, others' processes
 
 
