@@ -13,7 +13,7 @@ from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, stud
 from castwise.analysis.steady_metrics import block_lengths, block_means
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import SetupOrder, TrialRunner, run_session
+from castwise.orchestrator.runner import TrialRunner, run_session
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
@@ -174,33 +174,22 @@ class Rounds:
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
-        memory = self._runner.environment.gpu_memory_bytes
-        first = not all(map(self._num_trials, specs))  # how much memory each needs is not known yet
-        waiting = [specs]
-        if not first and memory is not None:
-            bytes_of = {spec.key: self._bytes_of(spec) for spec in specs}
-            baseline = [spec for spec in specs if self._is_baseline(spec)]
-            waiting = group_by_memory(baseline, [s for s in specs if s not in baseline], bytes_of, memory * _USABLE)
+        is_first = not all(map(self._num_trials, specs))
+        waiting = [specs] if is_first else self._groups_that_fit(specs)
         # On a CPU they would slow each other down, and the set-up time would be of none.
-        is_slowed = first and not self._specs[0].device.startswith("cuda")
+        is_slowed = is_first and not self._specs[0].device.startswith("cuda")
         while waiting:
             group = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may just have failed
             if not group:
                 continue
-            repeats = [{trial.spec.repeat for trial in self._of(spec)} for spec in group]
-            fresh = [
-                spec.model_copy(update={"repeat": next(each for each in itertools.count() if each not in taken)})
-                for spec, taken in zip(group, repeats, strict=True)
-            ]
+            fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
             self._announce(fresh[0])
-            setup_order: SetupOrder = "one by one" if is_slowed or any(map(_times_kernels, group)) else "together"
-            prior = {spec.configuration: prior_stats_of(self._of(spec)) for spec in group}
             trials = run_session(
                 self._runner,
                 fresh,
-                setup_order=setup_order,
+                setup_order="one by one" if is_slowed or any(map(_times_kernels, group)) else "together",
                 round_number=number,
-                earlier={configuration: stats for configuration, stats in prior.items() if stats is not None},
+                earlier={spec.configuration: prior_stats_of(self._of(spec)) for spec in group},
                 baseline=None if self._baseline is None else self._baseline.configuration,
             )
             postponed: list[TrialSpec] = []
@@ -215,6 +204,24 @@ class Rounds:
                 self._runner.listener.ended(trial)
             waiting += self._less_crowded(postponed, group)
 
+    def _groups_that_fit(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
+        """Return sessions that fit into the device's memory, by what each configuration needed in earlier rounds."""
+        memory_bytes = self._runner.environment.gpu_memory_bytes
+        if memory_bytes is None:
+            return [specs]
+        bytes_of: dict[str, float] = {}
+        for spec in specs:
+            ranks = [rank for trial in self._of(spec) for rank in trial.ranks]
+            peaks = [max(rank.peak_reserved_bytes or 0, rank.warm_up_peak_allocated_bytes or 0) for rank in ranks]
+            bytes_of[spec.key] = max(peaks, default=0) + _CONTEXT_BYTES
+        baseline = [spec for spec in specs if self._is_baseline(spec)]
+        others = [spec for spec in specs if not self._is_baseline(spec)]
+        return group_by_memory(baseline, others, bytes_of, memory_bytes * _USABLE)
+
+    def _free_repeat(self, spec: TrialSpec) -> int:
+        taken = {trial.spec.repeat for trial in self._of(spec)}
+        return next(number for number in itertools.count() if number not in taken)
+
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return the next sessions of those that did not fit into a group: with the baseline while that may work."""
         baseline = [spec for spec in group if self._is_baseline(spec) and spec not in postponed]
@@ -223,14 +230,6 @@ class Rounds:
         if baseline and len(postponed) > 1:
             return [[*baseline, spec] for spec in postponed]
         return [[spec] for spec in postponed]
-
-    def _bytes_of(self, spec: TrialSpec) -> float:
-        peaks = [
-            max(rank.peak_reserved_bytes or 0, rank.warm_up_peak_allocated_bytes or 0)
-            for trial in self._of(spec)
-            for rank in trial.ranks
-        ]
-        return max(peaks, default=0) + _CONTEXT_BYTES
 
     def _announce(self, spec: TrialSpec) -> None:
         """Report which trial this is, of as many as there will be at least."""

@@ -176,7 +176,7 @@ def run_session(
     *,
     round_number: int | None = None,
     setup_order: SetupOrder = "together",
-    earlier: Mapping[str, PriorStats] | None = None,
+    earlier: Mapping[str, PriorStats | None] | None = None,
     baseline: str | None = None,
 ) -> list[Trial]:
     """Interleave the blocks of several configurations until each is known well enough or its time is up.
@@ -193,7 +193,7 @@ def run_session(
             configuration without earlier processes. None measures a single spec alone.
         setup_order: How they are set up. If the first does not fit next to the others, all start again with the first
             alone. They are always warmed up one by one.
-        earlier: What earlier processes of a configuration measured, by configuration.
+        earlier: What earlier processes of a configuration measured, if there were any, by configuration.
         baseline: The configuration that the others are compared with; None takes float32's.
     """
     is_alone = round_number is None
