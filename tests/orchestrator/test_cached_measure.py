@@ -44,14 +44,14 @@ def test_again_and_retry(tmp_path: Path, status: Status, policy: str) -> None:
 
 
 def test_progress_without_a_total() -> None:
-    told: list[tuple[int, int]] = []
+    started: list[tuple[int, int]] = []
 
     class Counting(NullListener):
         def started(self, spec: TrialSpec, index: int, count: int) -> None:
-            told.append((index, count))
+            started.append((index, count))
 
     engine = FakeEngine()
     ask = CachedMeasure(TrialRunner(engine, None, engine.environment, Counting()), ResumePolicy())
     ask(SMALL)
     ask(LARGE)
-    assert told == [(1, 0), (2, 0)]
+    assert started == [(1, 0), (2, 0)]

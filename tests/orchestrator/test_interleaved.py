@@ -65,7 +65,7 @@ def test_interrupt_during_parallel_set_up() -> None:
 
 
 class Uneven(FakeSession):
-    """Settles at once, but bf16-mixed after its eighth block, and the baseline where the engine says so."""
+    """Has even step times, but bf16-mixed only after its eighth block, and the baseline only if the engine says so."""
 
     def run_block(self, length: int = 1) -> Block:
         block, number = super().run_block(length), len(self._blocks)
@@ -117,7 +117,7 @@ def test_setup_order(setup_order: SetupOrder, order: list[int]) -> None:
 
 
 def test_first_that_does_not_fit_is_set_up_alone() -> None:
-    """As many as fit get in, and which they are is chance: all begin anew, and the first is sure to."""
+    """Which of them fit is chance: all start again, with the first one alone."""
     engine = Engine(exclusive=False)
 
     class Greedy(FakeSession):
@@ -166,26 +166,26 @@ def test_processes_of_one_session_end_while_the_next_starts() -> None:
 
 
 def test_prior_stats_shorten_warm_up_and_blocks() -> None:
-    engine, told = Engine(exclusive=False), dict[str, float | None]()
+    engine, noted = Engine(exclusive=False), dict[str, float | None]()
 
-    class Told(FakeSession):
+    class Noted(FakeSession):
         def warm_up(self, step_seconds: float | None = None) -> Facts:
-            told[self.spec.precision] = step_seconds
+            noted[self.spec.precision] = step_seconds
             return super().warm_up(step_seconds)
 
-    engine.session = Told
+    engine.session = Noted
     protocol = MeasurementProtocol(num_blocks=12, min_blocks=4)
     specs = [fake_spec(name, protocol=protocol) for name in ("fp32", "tf32", "bf16-mixed")]
     earlier = {specs[0].configuration: PriorStats(0.0001, 0.3), specs[1].configuration: PriorStats(0.02, 0.2)}
     trials = run(engine, specs, round_number=2, earlier=earlier)
-    assert told == {"fp32": 0.3, "tf32": 0.2, "bf16-mixed": None}
+    assert noted == {"fp32": 0.3, "tf32": 0.2, "bf16-mixed": None}
     first = {trial.spec.precision: trial.ranks[0].blocks[0].num_steps for trial in trials}
     usual = {spec.precision: round(protocol.block_seconds / step_seconds(spec)) for spec in specs}
     assert {name: first[name] / usual[name] for name in usual} == {"fp32": 1, "tf32": 3, "bf16-mixed": 1}
 
 
-def train(engine: FakeEngine, num_turns: int = 4) -> list[Trial]:
-    protocol = MeasurementProtocol(num_blocks=num_turns, min_blocks=2)
+def train(engine: FakeEngine, num_blocks: int = 4) -> list[Trial]:
+    protocol = MeasurementProtocol(num_blocks=num_blocks, min_blocks=2)
     recipe = {"epochs": 9, "skip_epochs": 1}
     specs = [fake_training(name, recipe, protocol=protocol) for name in ("fp32", "bf16-mixed")]
     return run(engine, specs)

@@ -1,4 +1,4 @@
-"""Trials on disk: one JSON file each, written whole or not at all, never deleted.
+"""Trials on disk: one JSON file each, written whole or not at all, never deleted; and which of them count again.
 
 `RESULTS/<device>-<fingerprint>/<workload>-<precision>-b<batch>-<key>.json`: each machine has a folder, so that a
 resumed job never uses another machine's figures.
