@@ -1,7 +1,6 @@
 """A session of several ranks: what each is sent, which answers count, how the first failure ends all."""
 
 import json
-import signal
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -277,8 +276,8 @@ session.warm_up()
 
 
 def test_no_gloo_rank_outlives_a_killed_program(program: Program) -> None:
-    program.start_script(MET)
+    process = program.start_script(MET)
     program.wait_for_line("met")
     assert len(program.alive()) == 5
-    program.signal(signal.SIGKILL, to_group=False)
+    process.kill()
     wait_until(lambda: not program.alive(), "the end of every process")
