@@ -29,9 +29,8 @@ from castwise.analysis.steady_metrics import step_seconds, step_times
 from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.processes import ForkserverEngine
 from castwise.orchestrator.rounds import StopRule, prior_stats_of
-from castwise.orchestrator.runner import TrialRunner, run_interleaved
+from castwise.orchestrator.runner import NullListener, TrialRunner, run_session
 from castwise.orchestrator.session import Session
-from castwise.orchestrator.trial import NullListener
 from castwise.records.schema import Trial
 from castwise.registry.precisions import find_precision
 from castwise.spec.trial import CUDA_ROUND, TrialSpec
@@ -125,9 +124,9 @@ def one_set(
         specs = [spec.model_copy(update={"repeat": place}) for place in places]
         started = time.perf_counter()
         earlier = prior_stats_of(known)
-        trials = run_interleaved(
-            runner, specs, number=number, earlier={spec.configuration: earlier} if earlier else None
-        ).trials
+        trials = run_session(
+            runner, specs, round_number=number, earlier={spec.configuration: earlier} if earlier else None
+        )
         _check(trials, len(specs))
         trial_at = dict(zip(places, trials, strict=True))
         known += [trial for place, trial in trial_at.items() if seats[place] == 0]

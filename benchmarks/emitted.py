@@ -23,8 +23,7 @@ from castwise.analysis.steady_metrics import throughput
 from castwise.errors import CastwiseError
 from castwise.orchestrator.machine import Machine, detect_machine
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.registry.techniques import join
 from castwise.registry.workloads import find_workload
 from castwise.render.emit.script import script_of

@@ -21,9 +21,8 @@ from castwise.analysis.steady_metrics import step_times
 from castwise.analysis.training_metrics import epochs_of
 from castwise.orchestrator.job import build_job
 from castwise.orchestrator.machine import Machine
-from castwise.orchestrator.resume import ResumePolicy
 from castwise.records.schema import Trial
-from castwise.records.store import Store
+from castwise.records.store import ResumePolicy, Store
 
 HERE = Path(__file__).resolve().parent
 _LAST_LINES = 12

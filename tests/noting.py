@@ -3,8 +3,7 @@
 from fake_engine import FakeEngine, FakeSession, Fault, fake_environment
 from fake_gpu import UUID, FakeMonitor, fake_sample
 
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.records.schema import Block
 from castwise.telemetry.sampler import Telemetry
 
@@ -13,7 +12,7 @@ class NotingEngine(FakeEngine):
     """Starts sessions that note.
 
     Attributes:
-        order: `look`, and `lead` and `block` with the precision of whom they were asked of.
+        order: `look` for a reading of the GPU, and `lead` and `block` with the precision of their trial.
     """
 
     def __init__(self, **faults: Fault) -> None:
@@ -25,7 +24,7 @@ class NotingEngine(FakeEngine):
         return self.sessions[-1]
 
     def runner(self) -> TrialRunner:
-        """Return a sweep whose looks at the GPU are noted."""
+        """Return a runner whose readings of the GPU are noted."""
         monitor = FakeMonitor(lambda _: self.order.append("look") or fake_sample())
         return TrialRunner(
             self, None, self.environment, NullListener(), telemetry=Telemetry(lambda _: monitor, 30.0, 30.0)

@@ -33,7 +33,7 @@ SPEC = TrialSpec(workload="mnist-cnn", precision="fp32", loss_scale="none", batc
 
 
 SPEAKING = """
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener
 
 class Speaking(NullListener):
     def phase(self, name, done):
@@ -41,12 +41,12 @@ class Speaking(NullListener):
 """
 
 
-def run_trial(target: str, spec: str = "SPEC") -> str:
+def run_trial(target: str) -> str:
     """Return the code, after LIGHT, that runs a trial with a target and prints its phases."""
     return f"""{SPEAKING}
 from castwise.orchestrator.runner import TrialRunner
 engine = processes.ForkserverEngine(target={target})
-TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([{spec}])
+TrialRunner(engine, None, faulty_worker.ENVIRONMENT, Speaking()).run([SPEC])
 """
 
 
@@ -100,11 +100,6 @@ class Program:
             return self.mark in Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             return False
-
-    def signal(self, number: signal.Signals, to_group: bool) -> None:
-        """Send the program a signal, or its whole process group, as a terminal's Ctrl-C does."""
-        assert self.process is not None
-        (os.killpg if to_group else os.kill)(self.process.pid, number)
 
     def end(self) -> None:
         assert self.process is not None

@@ -20,7 +20,7 @@ from castwise.analysis.result_table import compare as compare_trials
 from castwise.errors import UsageError
 from castwise.orchestrator.job import prepare
 from castwise.orchestrator.pickling import pickle_user_objects
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener
 from castwise.records.schema import Trial
 from castwise.render.progress import LiveProgress
 from castwise.render.run_report import print_table, to_html

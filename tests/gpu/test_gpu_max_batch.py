@@ -12,8 +12,7 @@ from castwise.max_batch.options import MaxBatchOptions
 from castwise.max_batch.result import MaxBatch, available_bytes
 from castwise.max_batch.search import prepare_max_batch
 from castwise.orchestrator.machine import detect_machine
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.spec.trial import TrialSpec
 

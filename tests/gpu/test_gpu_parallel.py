@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.records.schema import RankSamples, Trial
 from castwise.registry.precisions import PRECISIONS, Hardware, find_precision, why_emulated, why_unsupported
 from castwise.spec.recipe import Loader, Recipe

@@ -9,8 +9,7 @@ import torch
 from castwise.analysis.energy import energy_of
 from castwise.analysis.warnings import warnings_of
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.records.schema import Trial
 from castwise.spec.trial import MeasurementProtocol, TrialSpec
 from castwise.spec.types import Parallelism

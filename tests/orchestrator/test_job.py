@@ -4,18 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FAKE_CPU, FakeEngine, Fault, fake_environment
+from fake_engine import FakeEngine, Fault, fake_environment
 
 import castwise
 from castwise.errors import DataError, UsageError
 from castwise.orchestrator import machine as machine_module
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.rounds import StopRule
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener
 from castwise.records.schema import Trial
 from castwise.records.store import Store, load_folder
 from castwise.registry import datasets
-from castwise.registry.datasets import MNIST
 from castwise.registry.precisions import PRECISIONS
 from castwise.spec.options import RunOptions
 from castwise.spec.trial import CPU_PROTOCOL, CUDA_PROTOCOL
@@ -66,15 +65,6 @@ def test_unsupported_gpus_are_asked_for_again(job: Prepare, tmp_path: Path) -> N
     assert [trial.status for trial in larger.run()] == ["ok", "ok"]
 
 
-def test_the_same_job_again_measures_nothing(job: Prepare) -> None:
-    first = job().run()
-    engine = FakeEngine()
-    again = job(engine)
-    assert again.missing == ()
-    assert [repr(trial) for trial in again.run()] == [repr(trial) for trial in first]
-    assert engine.measured == []
-
-
 def test_the_same_rounds_again_measure_nothing(job: Prepare) -> None:
     rule, names = StopRule(min_rounds=2, max_rounds=2), ("fp32", "bf16-mixed")
     first = job(FakeEngine(exclusive=False), precisions=names, rule=rule).run()
@@ -115,23 +105,6 @@ FAULTS = {
 }
 
 
-def test_a_failure_is_an_answer_too_and_is_not_asked_for_twice(job: Prepare) -> None:
-    job(FakeEngine(faults=FAULTS)).run()
-    engine = FakeEngine()
-    ends = statuses(job(engine).run())
-    assert engine.measured == []
-    assert ends == {
-        "fp32": "crashed",
-        "tf32": "timeout",
-        "fp16-mixed": "oom",
-        "bf16-mixed": "unsupported",
-        "fp16-master": "ok",
-        "bf16-master": "ok",
-        "fp16-true": "diverged",
-        "bf16-true": "ok",
-    }
-
-
 def test_retry_measures_crashed_and_timed_out_trials_again(job: Prepare) -> None:
     job(FakeEngine(faults=FAULTS)).run()
     engine = FakeEngine()
@@ -141,26 +114,6 @@ def test_retry_measures_crashed_and_timed_out_trials_again(job: Prepare) -> None
     assert job(retry=True).missing == (), "what a retry found stays found"
 
 
-def test_again_measures_everything_and_deletes_nothing(job: Prepare, tmp_path: Path) -> None:
-    old = job().run()
-    engine = FakeEngine(faults={"fp16-true": Fault("nan")})
-    new = job(engine, again=True).run()
-    assert engine.measured_precisions == ALL
-    assert len(load_folder(tmp_path / "results")[0]) == len(old) + len(new)
-    assert statuses(job().run())["fp16-true"] == "diverged", "the newest answer counts"
-
-
-def test_another_machines_records_are_not_taken(job: Prepare, tmp_path: Path) -> None:
-    job(precisions=("fp32",)).run()
-    engine = FakeEngine(environment=fake_environment(host="another-host"))
-    there = job(engine, precisions=("fp32",))
-    assert len(there.missing) == 1
-    there.run()
-    assert len(engine.measured) == 1
-    assert len([path for path in (tmp_path / "results").iterdir() if path.is_dir()]) == 2
-    assert job(precisions=("fp32",)).missing == ()
-
-
 def test_a_record_stands_under_another_time_limit_unless_it_ran_into_a_shorter_one(job: Prepare) -> None:
     job(FakeEngine(faults=FAULTS), timeout_seconds=5.0).run()
     assert job(timeout_seconds=4.0).missing == ()
@@ -168,20 +121,6 @@ def test_a_record_stands_under_another_time_limit_unless_it_ran_into_a_shorter_o
     assert [spec.precision for spec in longer.missing] == ["tf32"]
     longer.run()
     assert job(timeout_seconds=6.0).missing == job(timeout_seconds=9.0).missing == ()
-
-
-def test_files_that_are_no_records_are_reported_and_left_alone(job: Prepare) -> None:
-    first = job(precisions=("fp32",))
-    first.run()
-    store = first.runner.store
-    assert store is not None
-    alien = store.machine_folder(fake_environment()) / "package.json"
-    alien.write_text("{}")
-    again = job(precisions=("fp32",))
-    assert [problem.path for problem in again.problems] == [alien]
-    assert again.missing == ()
-    again.run()
-    assert alien.read_text() == "{}"
 
 
 def test_without_precisions_a_job_has_those_of_the_device(job: Prepare) -> None:
@@ -194,26 +133,6 @@ def test_without_precisions_a_job_has_those_of_the_device(job: Prepare) -> None:
         "bf16-true",
     ]
     assert precisions(job(FakeEngine(environment=fake_environment(None)))) == [p for p in ALL if p != "tf32"]
-
-
-@pytest.mark.parametrize(
-    ("capability", "message"),
-    [
-        ((7, 5), "tf32 needs CUDA compute capability 8.0 or newer; Fake GPU has 7.5"),
-        (None, f"tf32 needs CUDA compute capability 8.0 or newer; {FAKE_CPU} is a CPU"),
-    ],
-)
-def test_a_precision_that_was_named_and_is_not_there_is_refused_before_anything_is_measured(
-    job: Prepare, tmp_path: Path, capability: tuple[int, int] | None, message: str
-) -> None:
-    engine = FakeEngine(environment=fake_environment(capability))
-    with pytest.raises(UsageError) as refusal:
-        job(engine, precisions=("fp32", "tf32"))
-    assert str(refusal.value).startswith(message)
-    assert "Leave it out" in str(refusal.value)
-    assert engine.measured == []
-    assert engine.num_open == 0
-    assert load_folder(tmp_path / "results") == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -314,19 +233,6 @@ def test_a_data_set_that_is_asked_for_and_missing_is_refused(job: Prepare, tmp_p
     assert engine.num_open == 0
 
 
-def test_a_data_set_that_was_damaged_is_not_downloaded_over(job: Prepare, tmp_path: Path) -> None:
-    fetched = []
-    data = tmp_path / "data"
-    data.mkdir()
-    for file in MNIST.files:
-        (data / file.name).write_bytes(b"not mnist")
-    engine = FakeEngine(data_set=lambda name, folder: fetched.append(name))
-    with pytest.raises(DataError, match="Put the official file there"):
-        job(engine, workloads=("mnist-cnn",), data_set="mnist", data_dir=data)
-    assert fetched == []
-    assert (data / MNIST.files[0].name).read_bytes() == b"not mnist"
-
-
 def test_without_a_results_folder_nothing_is_kept_or_taken(job: Prepare, tmp_path: Path) -> None:
     job(precisions=("fp32",)).run()
     made = job(precisions=("fp32",), results=None)
@@ -355,30 +261,6 @@ def test_the_function_takes_names_or_lists_of_names(engine: FakeEngine, tmp_path
     commas = castwise.run("resnet18, resnet50", precision="O0,tf32", batch_size=(4, 8))
     assert [trial.spec for trial in commas] == [trial.spec for trial in many]
     assert list(tmp_path.iterdir()) == [], "without `results` it keeps nothing"
-
-
-@pytest.mark.parametrize(("written", "meant"), [(128, "128"), (0.5, "0.5"), ("dynamic-apex", "dynamic-apex")])
-def test_the_function_takes_loss_scales_as_numbers_or_names(
-    engine: FakeEngine, written: str | float, meant: str
-) -> None:
-    (trial,) = castwise.run("resnet50", precision="fp16-mixed", loss_scale=written)
-    assert trial.spec.loss_scale == meant
-    both = castwise.run("resnet50", precision="fp16-mixed", loss_scale=[written, 7])
-    assert [trial.spec.loss_scale for trial in both] == [meant, "7"]
-
-
-def test_the_function_keeps_records_as_the_command_does(engine: FakeEngine, tmp_path: Path) -> None:
-    castwise.run("resnet50", results=tmp_path / "mine", seconds=1, timeout_seconds=5, seed=3)
-    measured = len(engine.measured)
-    castwise.run("resnet50", results=str(tmp_path / "mine"), seconds=1, timeout_seconds=5, seed=3)
-    assert len(engine.measured) == measured == len(ALL)
-
-
-@pytest.mark.parametrize("arguments", [{"workload": ""}, {"workload": []}, {"precision": " , "}, {"batch_size": []}])
-def test_the_function_refuses_an_empty_axis(engine: FakeEngine, arguments: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="empty"):
-        castwise.run(**({"workload": "resnet50"} | arguments))
-    assert engine.sessions == []
 
 
 def test_a_record_made_under_other_defaults_answers_another_question(job: Prepare, tmp_path: Path) -> None:

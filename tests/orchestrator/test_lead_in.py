@@ -6,7 +6,7 @@ from fake_engine import fake_trial
 
 from castwise.analysis.steady_metrics import final_loss, step_seconds
 from castwise.max_batch.render import num_steps
-from castwise.orchestrator.trial import status_of
+from castwise.orchestrator.runner import status_of
 from castwise.records.schema import Block, Trial
 from castwise.report.collection import collect
 from castwise.report.export.trackers import tracked_runs

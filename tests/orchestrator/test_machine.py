@@ -33,13 +33,6 @@ def test_impossible_device_name(name: str) -> None:
         check_device_name(name)
 
 
-def test_present_data_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = FakeEngine()
-    monkeypatch.setattr(machine_module, "verify", lambda data_set, data_dir: None)
-    provide(engine, MNIST, tmp_path)
-    assert engine.sessions == []
-
-
 def test_download_is_verified(tmp_path: Path) -> None:
     def download(name: str, folder: Path) -> None:
         for file in MNIST.files:
@@ -64,17 +57,6 @@ def test_a_changed_checkout_has_a_plus_behind_its_commit(monkeypatch: pytest.Mon
     assert len(commit) == 12
     here.write_text("changed")
     assert find_commit() == f"{commit}+"
-
-
-def test_the_commit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(machine_module.COMMIT_VARIABLE, "abc")
-    assert find_commit() == "abc"
-
-
-def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(machine_module.COMMIT_VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_commit() is None
 
 
 def test_outside_a_checkout_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from castwise.errors import StoreError, UsageError
-from castwise.orchestrator.pickling import name_of, pickle_user_objects
+from castwise.orchestrator.pickling import pickle_user_objects
 from castwise.spec.user_model import locate, shown_name
 
 
@@ -74,11 +74,3 @@ def test_without_cloudpickle_it_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "cloudpickle", None)
     with pytest.raises(UsageError, match=r"castwise\.compare needs cloudpickle"):
         pickle_user_objects({"model": nn.Linear(1, 1)}, tmp_path)
-
-
-def test_model_name() -> None:
-    def make_net() -> None: ...
-
-    assert name_of(nn.Linear(1, 1)) == "Linear"
-    assert name_of(make_net) == "make_net"
-    assert name_of(lambda: None) == "model"

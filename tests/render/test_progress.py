@@ -4,7 +4,7 @@ import pytest
 from fake_engine import fake_spec, fake_training, fake_trial
 from rich.console import Console
 
-from castwise.orchestrator.trial import Listener
+from castwise.orchestrator.runner import Listener
 from castwise.registry.suites import LIMIT_STEPS
 from castwise.render.progress import LiveProgress
 

@@ -1,3 +1,6 @@
+import re
+from collections.abc import Callable
+
 import pytest
 
 from castwise.errors import UsageError
@@ -5,15 +8,24 @@ from castwise.spec.quantities import format_share, parse_duration, parse_memory,
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("60", 60), ("60s", 60), (" 1.5 min ", 90), ("2m", 120), ("1h", 3600), ("1e2s", 100)]
+    ("parse", "text", "value"),
+    [
+        (parse_duration, "60", 60),
+        (parse_duration, "60s", 60),
+        (parse_duration, " 1.5 min ", 90),
+        (parse_duration, "2m", 120),
+        (parse_duration, "1h", 3600),
+        (parse_duration, "1e2s", 100),
+        (parse_share, "0.01", 0.01),
+        (parse_share, "2.5 %", 0.025),
+        (parse_memory, "8GiB", 2**33),
+        (parse_memory, "500MB", 5e8),
+        (parse_memory, "1024", 1024),
+        (parse_memory, "1 kib", 1024),
+    ],
 )
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration("--budget", text) == seconds
-
-
-@pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("2.5 %", 0.025), ("50%", 0.5)])
-def test_shares(text: str, share: float) -> None:
-    assert parse_share("--within", text) == pytest.approx(share)
+def test_amounts(parse: Callable[[str, str], float], text: str, value: float) -> None:
+    assert parse("--option", text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -32,30 +44,18 @@ def test_shares_are_written_without_exponents(share: float, text: str) -> None:
     assert format_share(share) == text
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1 year", "abc", "1..2s", "5%", "--", "1e999"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--budget takes a duration above 0") as caught:
-        parse_duration("--budget", text)
-    assert f"'{text}'" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["", "0", "0%", "-1%", "nan", "100%", "1", "2", "1s", "%", "abc"])
-def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--within takes a share"):
-        parse_share("--within", text)
-
-
 @pytest.mark.parametrize(
-    ("text", "size"), [("8GiB", 2**33), ("500MB", 5e8), ("1024", 1024), ("1 kib", 1024), ("2e3b", 2000)]
+    ("parse", "texts"),
+    [
+        (parse_duration, ["", "0", "-1", "nan", "inf", "1 year", "abc", "1..2s", "5%", "1e999"]),
+        (parse_share, ["", "0%", "-1%", "nan", "100%", "2", "1s", "%", "abc"]),
+        (parse_memory, ["", "0", "-1GiB", "8 gigs", "nanGB", "infB", "GiB"]),
+    ],
 )
-def test_memory(text: str, size: float) -> None:
-    assert parse_memory("--memory", text) == pytest.approx(size)
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1GiB", "8 gigs", "nanGB", "infB", "GiB"])
-def test_what_is_no_memory_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--memory takes an amount of memory above 0"):
-        parse_memory("--memory", text)
+def test_what_is_no_amount_is_refused(parse: Callable[[str, str], float], texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(UsageError, match=rf"^--option takes .*'{re.escape(text)}' is none"):
+            parse("--option", text)
 
 
 def test_a_few_of_many_are_named() -> None:

@@ -1,6 +1,5 @@
 """What the kernel reports of the CPUs and of processes' parents, by made-up files."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -61,8 +60,3 @@ def test_descendants(kernel: Path) -> None:
     assert is_descendant(30, 30)
     assert not is_descendant(10, 30)
     assert not is_descendant(77, 10)
-
-
-def test_this_process_is_its_parent_s() -> None:
-    assert is_descendant(os.getpid(), os.getppid())
-    assert not is_descendant(os.getppid(), os.getpid())

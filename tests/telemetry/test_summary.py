@@ -227,12 +227,6 @@ def test_every_field_is_combined() -> None:
         assert getattr(combine_facts({"cuda:0": facts}, {}), name) == getattr(facts, name) is not None
 
 
-def test_without_a_gpu_there_are_reasons_only() -> None:
-    assert combine_readings({}, {}, 1.0) == TelemetrySummary(seconds=1.0, num_gpus=0)
-    lost = combine_readings({}, {"cuda:0": "no NVML", "cuda:1": "no NVML"}, 1.0)
-    assert lost == TelemetrySummary(seconds=1.0, num_gpus=0, missing={"gpu": "no NVML"})
-
-
 @pytest.mark.parametrize("name", ["power_watts", "energy_joules"])
 def test_a_sum_needs_all_gpus(name: str) -> None:
     lacking = fake_reading(**{name: None, "missing": {name: "Not Supported"}})
@@ -242,15 +236,6 @@ def test_a_sum_needs_all_gpus(name: str) -> None:
     found = together(fake_reading(sm_clock_hertz=1.7e9), why_not={"cuda:1": "GPU is lost"})
     assert getattr(found, name) is found.gpu_power_watts is None
     assert (found.num_gpus, found.sm_clock_hertz, found.missing) == (1, 1.7e9, {"gpu": "cuda:1: GPU is lost"})
-
-
-def test_fields_missing_on_one_gpu_do_not_hide_the_others() -> None:
-    bare = fake_reading(sm_clock_hertz=None, throttle_reasons=None, ecc_errors=None, max_temperature_celsius=None)
-    found = together(bare, fake_reading(throttle_reasons=("hw_slowdown",), ecc_errors=4))
-    assert (found.sm_clock_hertz, found.max_temperature_celsius, found.ecc_errors) == (1.98e9, 50.0, 4)
-    assert found.throttle_reasons == ("hw_slowdown",)
-    assert found.affected_gpus == {"hw_slowdown": ("cuda:1",), "ecc_errors": ("cuda:1",)}
-    assert together(bare, bare).throttle_reasons is None
 
 
 @pytest.mark.parametrize(

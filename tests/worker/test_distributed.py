@@ -14,8 +14,7 @@ from small_step import MOMENTUM_SGD, make_step, make_task, stepped_tensors
 from torch import Tensor, nn
 
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.registry.precisions import PRECISIONS, find_precision
 from castwise.registry.workloads import find_workload
 from castwise.spec.recipe import Loader, Optimizer, Recipe

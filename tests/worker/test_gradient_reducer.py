@@ -18,8 +18,7 @@ from torch.optim import SGD
 
 from castwise.errors import UsageError
 from castwise.orchestrator.processes import ForkserverEngine
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import NullListener, TrialRunner
 from castwise.registry.precisions import find_precision
 from castwise.registry.techniques import step_config_of
 from castwise.spec.recipe import Loader, Recipe

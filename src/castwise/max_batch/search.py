@@ -26,9 +26,9 @@ from castwise.max_batch.result import (
 )
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.resume import CachedMeasure, is_reusable
-from castwise.orchestrator.trial import Listener
+from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.records.schema import Environment, Trial
+from castwise.records.store import is_reusable
 from castwise.spec.options import steps_of
 from castwise.spec.trial import FIT, TrialSpec
 

@@ -1,6 +1,7 @@
 """One job from request to records: find the device, make the plan, measure what is missing."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +15,10 @@ from castwise.orchestrator.machine import (
     inspect_user_model,
     provide,
 )
-from castwise.orchestrator.resume import ResumePolicy, reusable_trials
 from castwise.orchestrator.rounds import Rounds, StopRule
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import Listener, NullListener, unsupported_reason
+from castwise.orchestrator.runner import Listener, NullListener, TrialRunner, unsupported_reason
 from castwise.records.schema import Environment, Trial
-from castwise.records.store import Problem, Store
+from castwise.records.store import Problem, ResumePolicy, Store, reusable_trials
 from castwise.registry.datasets import MNIST, find_data_set
 from castwise.registry.precisions import find_precision, why_unsupported
 from castwise.registry.workloads import find_workload
@@ -56,29 +55,17 @@ _SEED_LIMIT = 2**63  # of torch.manual_seed
 
 @dataclass(frozen=True)
 class Job:
-    """A request made concrete on this machine.
-
-    Attributes:
-        specs: Every configuration of the job.
-        missing: Those without a usable record; with a rule, the others may need another round.
-        recorded: The trials that need not be measured again, by spec key, those of further rounds included.
-        problems: Files in the machine's results folder that are not records.
-        runner: Measures what is missing.
-        policy: What is measured although it is on record.
-        notes: What the user should know before it starts, a sentence each.
-        rule: When a comparison's rounds end; None measures each configuration once, alone.
-        user_workloads: What is known of the user's models, by their names in the request.
-    """
+    """A request made concrete on this machine."""
 
     specs: tuple[TrialSpec, ...]
-    missing: tuple[TrialSpec, ...]
-    recorded: dict[str, Trial]
-    problems: tuple[Problem, ...]
+    missing: tuple[TrialSpec, ...]  # those without a usable record; with a rule, the others may need another round
+    recorded: dict[str, Trial]  # not measured again, by spec key, those of further rounds included
+    problems: tuple[Problem, ...]  # files in the machine's results folder that are not records
     runner: TrialRunner = field(repr=False)
-    policy: ResumePolicy
-    notes: tuple[str, ...] = ()
-    rule: StopRule | None = None
-    user_workloads: Mapping[str, UserWorkload] = field(default_factory=dict)
+    policy: ResumePolicy  # what is measured although it is on record
+    notes: tuple[str, ...] = ()  # what the user should know before it starts, a sentence each
+    rule: StopRule | None = None  # when a comparison's rounds end; None measures each configuration once, alone
+    user_workloads: Mapping[str, UserWorkload] = field(default_factory=dict)  # by the models' names in the request
 
     def run(self) -> list[Trial]:
         """Measure what is missing and return all trials, by configuration in the plan's order."""
@@ -101,9 +88,9 @@ class Job:
             recorded.sort(key=lambda trial: trial.started_at)
             if budget is not None:  # what is left of it is for the comparisons that are left
                 rule = replace(rule, budget_seconds=budget / (len(comparisons) - number))
-            compared = Rounds(self.runner, specs, rule, recorded).run()
-            budget = None if budget is None else budget - compared.seconds
-            trials += compared.trials
+            started = time.perf_counter()
+            trials += Rounds(self.runner, specs, rule, recorded).run()
+            budget = None if budget is None else budget - (time.perf_counter() - started)
         trials += self.runner.run(unsupported)
         position = {spec.configuration: index for index, spec in enumerate(self.specs)}
         return sorted(trials, key=lambda trial: position[trial.spec.configuration])
@@ -158,7 +145,7 @@ def prepare(
     if options.data_set not in (None, SYNTHETIC):
         provide(machine.engine, find_data_set(str(options.data_set)), machine.data_dir)
     specs = _supported(specs, machine.environment, explicit=names_precisions)
-    if rule is not None and is_cpu and rule.budget_seconds is None and not rule.are_rounds_named:
+    if rule is not None and is_cpu and rule.budget_seconds is None and options.rounds is None:
         rule = replace(rule, budget_seconds=_CPU_BUDGET_SECONDS)
     job = build_job(machine, store, specs, ResumePolicy(options.retry, options.again), listener)
     runner = replace(job.runner, data_note=" ".join(notes) or None)

@@ -240,29 +240,26 @@ class RpcSession:
                 raise self._with_ranks(waiting, failure)
             for rank in ready:
                 try:
-                    event = self._receive(rank, method)
-                    if isinstance(event, Progress):
-                        deadline = time.monotonic() + limit
-                        if rank == 0 and on_progress is not None:
-                            on_progress(event.done)
-                        continue
-                    try:
-                        answers[rank] = returns.validate_python(event)
-                    except ValueError:
-                        raise self._no_answer(rank, method) from None
+                    event = self._receive(rank, method, returns)
                 except TrialFailedError as failure:
                     waiting.remove(rank)
-                    raise self._cause(method, rank, failure, waiting) from None
-                waiting.remove(rank)
+                    raise self._cause(method, returns, rank, failure, waiting) from None
+                if isinstance(event, Progress):
+                    deadline = time.monotonic() + limit
+                    if rank == 0 and on_progress is not None:
+                        on_progress(event.done)
+                else:
+                    answers[rank] = event
+                    waiting.remove(rank)
         return [answers[rank] for rank in self._ranks]
 
     def _ready(self, ranks: Sequence[int], deadline: float) -> list[int]:
         """Return the ranks that have an event to receive; none if there is none until the deadline."""
-        ends = {id(end): (rank, end) for rank in ranks for end in self.processes[rank].ends}
-        ready = wait([end for _, end in ends.values()], timeout=max(0.0, deadline - time.monotonic()))
-        return sorted({ends[id(end)][0] for end in ready})
+        rank_of = {end: rank for rank in ranks for end in self.processes[rank].ends}
+        ready = wait(list(rank_of), timeout=max(0.0, deadline - time.monotonic()))
+        return sorted({rank_of[end] for end in ready})
 
-    def _receive(self, rank: int, method: str) -> Any:
+    def _receive(self, rank: int, method: str, returns: TypeAdapter[Any]) -> Any:
         """Return a rank's progress, or else what its method returned.
 
         Raises:
@@ -273,24 +270,24 @@ class RpcSession:
         message = process.receive()
         try:
             event = EVENT.validate_json(message)
+            if isinstance(event, Progress):
+                return event
+            if isinstance(event, Failed):
+                process.is_busy = False
+                raise TrialFailedError(event.status, event.message, process.log_tail(), event.refused, event.shortfall)
+            if event.method != method:
+                raise ValueError(f"an answer to '{event.method}'")
+            result = returns.validate_python(event.result)
         except ValueError:
-            raise self._no_answer(rank, method) from None
-        if isinstance(event, Progress):
-            return event
-        if isinstance(event, Failed):
-            process.is_busy = False
-            raise TrialFailedError(event.status, event.message, process.log_tail(), event.refused, event.shortfall)
-        if event.method != method:
-            raise self._no_answer(rank, method)
+            # What the process is doing is not known: it stays busy, and is killed.
+            why = f"{_label(method)} got an answer that cannot be read"
+            raise TrialFailedError("crashed", why, process.log_tail()) from None
         process.is_busy = False
-        return event.result
+        return result
 
-    def _no_answer(self, rank: int, method: str) -> TrialFailedError:
-        process = self.processes[rank]
-        process.is_busy = True  # what it is doing is not known
-        return TrialFailedError("crashed", f"{_label(method)} was answered with what is no answer", process.log_tail())
-
-    def _cause(self, method: str, rank: int, failure: TrialFailedError, waiting: list[int]) -> TrialFailedError:
+    def _cause(
+        self, method: str, returns: TypeAdapter[Any], rank: int, failure: TrialFailedError, waiting: list[int]
+    ) -> TrialFailedError:
         """Return what ended the trial: the first failure, or the process whose silent end caused it."""
         deadline = time.monotonic() + _CAUSE_SECONDS
         while waiting and not isinstance(failure, ProcessGoneError):
@@ -299,7 +296,7 @@ class RpcSession:
                 break
             for other in ready:
                 try:
-                    is_over = not isinstance(self._receive(other, method), Progress)
+                    is_over = not isinstance(self._receive(other, method, returns), Progress)
                 except TrialFailedError as its_failure:
                     is_over = True
                     if isinstance(its_failure, ProcessGoneError):
@@ -414,7 +411,7 @@ class TrialProcess:
         self.process.join(_EXIT_SECONDS)
         code, log = self.process.exitcode, self.log_tail()
         if code is None:
-            how = "the process broke off the conversation but did not end"
+            how = "the process closed its pipe but did not end"
         elif code < 0:
             hint = ": the host may be out of memory" if -code == signal.SIGKILL else ""
             known = {each.value: each.name for each in signal.Signals}  # most real-time signals have no name
@@ -428,9 +425,17 @@ class TrialProcess:
 
 
 def _start(process: Any) -> None:
+    """Start a process, and the forkserver before the first one."""
     try:
         with _bare_main():
-            _start_server()
+            resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so it goes first
+            # Ctrl-C in the server would print a traceback of its imports. If its parent is gone it ends, at the latest
+            # after its imports; only then multiprocessing makes it ignore SIGINT.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                forkserver.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             process.start()
     except (EOFError, ConnectionError):
         raise EngineError(
@@ -440,19 +445,6 @@ def _start(process: Any) -> None:
     except OSError as error:
         hint = " Set TMPDIR to a folder with a shorter path." if "too long" in str(error) else ""
         raise EngineError(f"No process could be started for a trial: {error}.{hint}") from error
-
-
-def _start_server() -> None:
-    """Start the forkserver if needed, with Ctrl-C blocked, which would print a traceback of its imports.
-
-    Without its parent it ends, at the latest after its imports; only then multiprocessing makes it ignore SIGINT.
-    """
-    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so it goes first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

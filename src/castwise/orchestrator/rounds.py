@@ -13,7 +13,7 @@ from castwise.analysis.statistics import FEWEST_BLOCKS, Estimate, noise_of, stud
 from castwise.analysis.steady_metrics import block_lengths, block_means
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import PriorStats
-from castwise.orchestrator.runner import SetupOrder, TrialRunner, run_interleaved
+from castwise.orchestrator.runner import TrialRunner, run_session
 from castwise.records.schema import Trial
 from castwise.registry.precisions import BASELINE
 from castwise.registry.techniques import join, times_kernels, times_kernels_while_compiling
@@ -24,29 +24,21 @@ from castwise.spec.trial import TrialSpec
 _CONTEXT_BYTES = 2**30
 _USABLE = 0.95  # of the device's memory
 
+# Why no further round starts: every interval is narrow, the budget or the allowed rounds are spent, or all that could
+# be compared failed.
 Ending = Literal["narrow", "budget", "rounds", "failed"]
 
 
 @dataclass(frozen=True)
 class StopRule:
-    """When a comparison ends.
+    """When a comparison ends."""
 
-    Attributes:
-        half_width: The half-width of every speed-up's interval, as a share of it, that is narrow enough if the verdict
-            is not in doubt.
-        margin: How far from 1 a speed-up still is "the same".
-        min_rounds: Rounds before that counts.
-        max_rounds: Rounds at most.
-        are_rounds_named: Whether the user gave that number.
-        budget_seconds: Wall time after which no round starts; None for no such limit.
-    """
-
+    # Of every speed-up's interval, as a share of it: narrow enough if the verdict is not in doubt.
     half_width: float = 0.01
-    margin: float = 0.01
-    min_rounds: int = 3
+    margin: float = 0.01  # how far from 1 a speed-up still is "the same"
+    min_rounds: int = 3  # before an interval counts
     max_rounds: int = 12
-    are_rounds_named: bool = False
-    budget_seconds: float | None = None
+    budget_seconds: float | None = None  # wall time after which no round starts; None for no such limit
 
     @classmethod
     def of(cls, options: DurationOptions) -> "StopRule | None":
@@ -59,13 +51,12 @@ class StopRule:
             if options.margin is not None:
                 raise UsageError("A margin is for speed-ups with intervals: give within, budget or rounds, too.")
             return None
-        most = cls.max_rounds if options.rounds is None else options.rounds
+        max_rounds = options.rounds or cls.max_rounds
         return cls(
-            half_width=cls.half_width if options.within is None else options.within,
-            margin=cls.margin if options.margin is None else options.margin,
-            min_rounds=min(cls.min_rounds, most),
-            max_rounds=most,
-            are_rounds_named=options.rounds is not None,
+            half_width=options.within or cls.half_width,
+            margin=options.margin or cls.margin,
+            min_rounds=min(cls.min_rounds, max_rounds),
+            max_rounds=max_rounds,
             budget_seconds=options.budget_seconds,
         )
 
@@ -74,22 +65,6 @@ class StopRule:
         if ratio.n < self.min_rounds or ratio.half_width > self.half_width:
             return False
         return verdict_of(ratio, self.margin).kind != "inconclusive"
-
-
-@dataclass(frozen=True)
-class ComparedTrials:
-    """What a comparison measured.
-
-    Attributes:
-        trials: Every trial, those of earlier jobs first, one for each configuration and round.
-        ending: Why no further round started: every interval is `narrow`, the `budget` or the allowed `rounds` are
-            spent, or all that could be compared `failed`.
-        seconds: Wall time of the rounds.
-    """
-
-    trials: tuple[Trial, ...]
-    ending: Ending
-    seconds: float
 
 
 class Rounds:
@@ -114,12 +89,13 @@ class Rounds:
         self._runner, self._rule, self._baseline = runner, rule, baseline
         # The baseline is set up first: without it nothing can be compared.
         self._specs = sorted(specs, key=lambda spec: not self._is_baseline(spec))
-        self._trials = list(recorded)
+        self.trials = list(recorded)  # one for each configuration and round
+        self.ending: Ending | None = None
         self._started = time.perf_counter()
         self._longest_round = 0.0
 
-    def run(self) -> ComparedTrials:
-        """Run rounds until the rule ends them."""
+    def run(self) -> list[Trial]:
+        """Run rounds until the rule ends them; return all trials, those of earlier jobs first."""
         with self._prepared():
             # Intervals need scipy, which takes half a second to import: meanwhile the first processes start.
             threading.Thread(target=student_quantile, args=(1,), daemon=True).start()
@@ -127,14 +103,15 @@ class Rounds:
                 started = time.perf_counter()
                 self._run_round(self._unfinished())
                 self._longest_round = max(self._longest_round, time.perf_counter() - started)
+        self.ending = ending
         self._report_ending(ending)
-        return ComparedTrials(tuple(self._trials), ending, time.perf_counter() - self._started)
+        return self.trials
 
-    def run_once(self) -> ComparedTrials:
-        """Measure all configurations once more, however many rounds they had."""
+    def run_once(self) -> list[Trial]:
+        """Measure all configurations once more, however many rounds they had; return all trials as `run` does."""
         with self._prepared():
             self._run_round(self._not_failed())
-        return ComparedTrials(tuple(self._trials), "rounds", time.perf_counter() - self._started)
+        return self.trials
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
@@ -148,11 +125,11 @@ class Rounds:
     def _report_ending(self, ending: Ending) -> None:
         rounds = max((self._num_trials(spec) for spec in self._specs if not self._is_baseline(spec)), default=0)
         rounds, share = rounds or self._num_trials(self._specs[0]), f"{self._rule.half_width:.3g}"
-        doubt = f"not every speed-up is known within {share} and told from 1"
+        doubt = f"not every speed-up is known within a share of {share} with a clear verdict"
         why = {
             "narrow": f"every speed-up is known within a share of {share}",
             "budget": f"the next round would not end within the budget; {doubt}",
-            "rounds": f"they are all that were allowed; {doubt}",
+            "rounds": f"the allowed number is reached; {doubt}",
             "failed": "nothing is left that could be compared",
         }[ending]
         spec = self._specs[0]
@@ -191,49 +168,59 @@ class Rounds:
         # The baseline's own interval is not needed; without a baseline there is no ratio.
         if self._is_baseline(spec) or any(self._is_baseline(each) and self._has_failed(each) for each in self._specs):
             return True
-        baseline = baselines_among(self._trials) if self._baseline is None else self._of(self._baseline)
+        baseline = baselines_among(self.trials) if self._baseline is None else self._of(self._baseline)
         ratio = speedup_estimate(baseline, trials)
         return ratio is None or self._rule.is_answered(ratio)
 
     def _run_round(self, specs: list[TrialSpec]) -> None:
         number = 1 + max(map(self._num_trials, [s for s in specs if not self._is_baseline(s)] or specs))
-        memory = self._runner.environment.gpu_memory_bytes
-        first = not all(map(self._num_trials, specs))  # how much memory each needs is not known yet
-        waiting = [specs]
-        if not first and memory is not None:
-            bytes_of = {spec.key: self._bytes_of(spec) for spec in specs}
-            baseline = [spec for spec in specs if self._is_baseline(spec)]
-            waiting = group_by_memory(baseline, [s for s in specs if s not in baseline], bytes_of, memory * _USABLE)
+        is_first = not all(map(self._num_trials, specs))
+        waiting = [specs] if is_first else self._groups_that_fit(specs)
         # On a CPU they would slow each other down, and the set-up time would be of none.
-        is_slowed = first and not self._specs[0].device.startswith("cuda")
+        is_slowed = is_first and not self._specs[0].device.startswith("cuda")
         while waiting:
             group = [spec for spec in waiting.pop(0) if not self._has_failed(spec)]  # the baseline may just have failed
             if not group:
                 continue
-            repeats = [{trial.spec.repeat for trial in self._of(spec)} for spec in group]
-            fresh = [
-                spec.model_copy(update={"repeat": next(each for each in itertools.count() if each not in taken)})
-                for spec, taken in zip(group, repeats, strict=True)
-            ]
+            fresh = [spec.model_copy(update={"repeat": self._free_repeat(spec)}) for spec in group]
             self._announce(fresh[0])
-            setup_order: SetupOrder = "one by one" if is_slowed or any(map(_times_kernels, group)) else "together"
-            prior = {spec.configuration: prior_stats_of(self._of(spec)) for spec in group}
-            session = run_interleaved(
+            trials = run_session(
                 self._runner,
                 fresh,
-                setup_order=setup_order,
-                number=number,
-                earlier={configuration: stats for configuration, stats in prior.items() if stats is not None},
+                setup_order="one by one" if is_slowed or any(map(_times_kernels, group)) else "together",
+                round_number=number,
+                earlier={spec.configuration: prior_stats_of(self._of(spec)) for spec in group},
                 baseline=None if self._baseline is None else self._baseline.configuration,
             )
-            for trial in session.trials:
+            postponed: list[TrialSpec] = []
+            for spec, trial in zip(group, trials, strict=True):
+                if trial.status == "oom" and len(group) > 1:  # no record yet: it may fit with fewer others, or alone
+                    postponed.append(spec)
+                    continue
                 if self._runner.store is not None:
                     self._runner.store.save(trial)
                 self._announce(trial.spec)
-                self._trials.append(trial)
+                self.trials.append(trial)
                 self._runner.listener.ended(trial)
-            postponed = {spec.configuration for spec in session.postponed}
-            waiting += self._less_crowded([spec for spec in group if spec.configuration in postponed], group)
+            waiting += self._less_crowded(postponed, group)
+
+    def _groups_that_fit(self, specs: list[TrialSpec]) -> list[list[TrialSpec]]:
+        """Return sessions that fit into the device's memory, by what each configuration needed in earlier rounds."""
+        memory_bytes = self._runner.environment.gpu_memory_bytes
+        if memory_bytes is None:
+            return [specs]
+        bytes_of: dict[str, float] = {}
+        for spec in specs:
+            ranks = [rank for trial in self._of(spec) for rank in trial.ranks]
+            peaks = [max(rank.peak_reserved_bytes or 0, rank.warm_up_peak_allocated_bytes or 0) for rank in ranks]
+            bytes_of[spec.key] = max(peaks, default=0) + _CONTEXT_BYTES
+        baseline = [spec for spec in specs if self._is_baseline(spec)]
+        others = [spec for spec in specs if not self._is_baseline(spec)]
+        return group_by_memory(baseline, others, bytes_of, memory_bytes * _USABLE)
+
+    def _free_repeat(self, spec: TrialSpec) -> int:
+        taken = {trial.spec.repeat for trial in self._of(spec)}
+        return next(number for number in itertools.count() if number not in taken)
 
     def _less_crowded(self, postponed: list[TrialSpec], group: list[TrialSpec]) -> list[list[TrialSpec]]:
         """Return the next sessions of those that did not fit into a group: with the baseline while that may work."""
@@ -244,21 +231,13 @@ class Rounds:
             return [[*baseline, spec] for spec in postponed]
         return [[spec] for spec in postponed]
 
-    def _bytes_of(self, spec: TrialSpec) -> float:
-        peaks = [
-            max(rank.peak_reserved_bytes or 0, rank.warm_up_peak_allocated_bytes or 0)
-            for trial in self._of(spec)
-            for rank in trial.ranks
-        ]
-        return max(peaks, default=0) + _CONTEXT_BYTES
-
     def _announce(self, spec: TrialSpec) -> None:
         """Report which trial this is, of as many as there will be at least."""
-        index = len(self._trials) + 1
+        index = len(self.trials) + 1
         self._runner.listener.started(spec, index, max(index, len(self._specs) * self._rule.min_rounds))
 
     def _of(self, spec: TrialSpec) -> list[Trial]:
-        return [trial for trial in self._trials if trial.spec.configuration == spec.configuration]
+        return [trial for trial in self.trials if trial.spec.configuration == spec.configuration]
 
     def _num_trials(self, spec: TrialSpec) -> int:
         return len(self._of(spec))

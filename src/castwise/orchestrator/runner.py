@@ -4,21 +4,21 @@ In an interleaved session, drift (clocks, temperature, other load) falls on all 
 once. A lone trial is a session of one that takes every block, or every epoch, that its spec allows.
 """
 
+import math
 import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from castwise.errors import UsageError
 from castwise.orchestrator.block_schedule import BlockSchedule, PriorStats
 from castwise.orchestrator.session import BackgroundCloser, Engine, Session, TrialFailedError
-from castwise.orchestrator.trial import Listener, status_of, unsupported_reason
 from castwise.records.schema import (
     Block,
     EnergyMeasurement,
@@ -30,8 +30,10 @@ from castwise.records.schema import (
     TelemetrySummary,
     Trial,
 )
-from castwise.records.store import Store, name_of, stem_of
+from castwise.records.store import ResumePolicy, Store, name_of, reusable_trials, stem_of
 from castwise.registry.precisions import BASELINE
+from castwise.registry.techniques import why_unsupported
+from castwise.spec.loss_scale import is_dynamic
 from castwise.spec.recipe import Recipe
 from castwise.spec.trial import TrialSpec
 from castwise.telemetry.sampler import Telemetry
@@ -41,30 +43,77 @@ from castwise.telemetry.summary import telemetry_note, unwatched
 _ENERGY_SECONDS_ALONE = 1.1
 _ENERGY_SECONDS = 0.5
 
-# How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
-# one, if they would slow each other down.
-SetupOrder = Literal["together", "first alone", "one by one"]
+
+class Listener(Protocol):
+    """Receives the progress of a run."""
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Trial `index` (from 1) of `count` begins; `count` is 0 if the number is not known."""
+
+    def phase(self, name: str, done: float) -> None:
+        """The running trial is in a phase; `done` is its finished share, 0 to 1."""
+
+    def ended(self, trial: Trial) -> None:
+        """A trial has its record."""
+
+    def remark(self, line: str) -> None:
+        """Something is worth a line."""
+
+
+class NullListener:
+    """A listener that does nothing."""
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Do nothing."""
+
+    def phase(self, name: str, done: float) -> None:
+        """Do nothing."""
+
+    def ended(self, trial: Trial) -> None:
+        """Do nothing."""
+
+    def remark(self, line: str) -> None:
+        """Do nothing."""
+
+
+class UnboundedProgress:
+    """Passes progress on when the number of trials is not known beforehand; remarks only if they are wanted."""
+
+    def __init__(self, listener: Listener, *, remarks: bool = True) -> None:
+        self._listener = listener
+        self._remarks = remarks
+        self._num_ended = 0
+        self.phase = listener.phase
+
+    def started(self, spec: TrialSpec, index: int, count: int) -> None:
+        """Pass it on, with an index of its own."""
+        del index, count
+        self._listener.started(spec, self._num_ended + 1, 0)
+
+    def ended(self, trial: Trial) -> None:
+        """Pass it on."""
+        self._num_ended += 1
+        self._listener.ended(trial)
+
+    def remark(self, line: str) -> None:
+        """Pass it on, if remarks are."""
+        if self._remarks:
+            self._listener.remark(line)
 
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Measures trials, saves their records and reports progress.
-
-    Attributes:
-        environment: The machine, for the record of a process that failed before it described its own.
-        data_note: Goes into every record's facts.
-        closer: Ends the processes of measured trials in the background.
-        weights: The folder in which trained models' weights are kept; None keeps none.
-    """
+    """Measures trials, saves their records and reports progress."""
 
     engine: Engine
     store: Store | None
-    environment: Environment
+    environment: Environment  # for the record of a process that failed before it described its own
     listener: Listener
-    data_note: str | None = None
+    data_note: str | None = None  # goes into every record's facts
     telemetry: Telemetry = field(default_factory=Telemetry, compare=False)
+    # Ends the processes of measured trials in the background.
     closer: BackgroundCloser = field(default_factory=BackgroundCloser, compare=False)
-    weights: Path | None = None
+    weights: Path | None = None  # the folder for trained models' weights; None keeps none
 
     def run(self, specs: Sequence[TrialSpec]) -> list[Trial]:
         """Measure each spec alone, in order; each record is saved before the next trial starts."""
@@ -84,9 +133,7 @@ class TrialRunner:
                         duration_seconds=0.0,
                     )
                 else:
-                    (measurement,) = _run_session(self, [spec], round_number=None)
-                    self.closer.wait()
-                    trial = measurement.record(session_id=None)
+                    (trial,) = run_session(self, [spec])
                     if self.store is not None:
                         self.store.save(trial)
                 trials.append(trial)
@@ -101,29 +148,40 @@ class TrialRunner:
         self.telemetry.note_processes({device: uuid for device, uuid in gpus.items() if uuid})
 
 
-@dataclass(frozen=True)
-class InterleavedResult:
-    """What an interleaved session measured.
+class CachedMeasure:
+    """Returns the trial of a spec: its record if there is one, else measured; for searches of unknown length.
 
     Attributes:
-        trials: A record for each configuration that was measured or failed for good, in the order of the specs.
-        postponed: The specs that ran out of memory next to others, and so may yet fit alone.
+        known: What was on record when the search began, by spec key.
     """
 
-    trials: tuple[Trial, ...]
-    postponed: tuple[TrialSpec, ...]
+    def __init__(self, runner: TrialRunner, policy: ResumePolicy) -> None:
+        self._runner = replace(runner, listener=UnboundedProgress(runner.listener))
+        self._policy = policy
+        self.known: dict[str, Trial] = {} if runner.store is None else runner.store.load(runner.environment)[0]
+
+    def __call__(self, spec: TrialSpec) -> Trial:
+        """Return the trial of a spec."""
+        return reusable_trials([spec], self.known, self._policy).get(spec.key) or self._runner.run([spec])[0]
 
 
-def run_interleaved(
+# How the configurations of a session are set up: all at once; the first alone and then the others at once; or one by
+# one, if they would slow each other down.
+SetupOrder = Literal["together", "first alone", "one by one"]
+
+
+def run_session(
     runner: TrialRunner,
     specs: Sequence[TrialSpec],
     *,
+    round_number: int | None = None,
     setup_order: SetupOrder = "together",
-    number: int = 1,
-    earlier: Mapping[str, PriorStats] | None = None,
+    earlier: Mapping[str, PriorStats | None] | None = None,
     baseline: str | None = None,
-) -> InterleavedResult:
+) -> list[Trial]:
     """Interleave the blocks of several configurations until each is known well enough or its time is up.
+
+    Return a record for each, in the order of the specs. One that ran out of memory next to others may yet fit alone.
 
     The processes of the previous session may still be ending while this one's start; this one's end in the background
     once all is measured (`runner.closer`).
@@ -131,22 +189,61 @@ def run_interleaved(
     Args:
         runner: Starts the processes and reports progress.
         specs: The configurations, the baseline first: it is the last to run out of memory.
+        round_number: For progress and for the random order of blocks. Energy is measured in the first round, and for a
+            configuration without earlier processes. None measures a single spec alone.
         setup_order: How they are set up. If the first does not fit next to the others, all start again with the first
             alone. They are always warmed up one by one.
-        number: The round's number, for progress and for the random order of blocks. Energy is measured in the first
-            round, and for a configuration without earlier processes.
-        earlier: What earlier processes of a configuration measured, by configuration.
+        earlier: What earlier processes of a configuration measured, if there were any, by configuration.
         baseline: The configuration that the others are compared with; None takes float32's.
     """
-    measurements = _run_session(
-        runner, specs, round_number=number, setup_order=setup_order, earlier=earlier, baseline=baseline
-    )
+    is_alone = round_number is None
+    prefix = "" if is_alone else f"round {round_number}: "
+    measurements: list[_Measurement] = []
+
+    def report(phase: str, share: float) -> None:
+        runner.listener.phase(prefix + phase, share)
+
+    def set_up_all(order: SetupOrder) -> None:
+        report("starting", 0.0)
+        for spec in specs:
+            is_baseline = spec.precision == BASELINE if baseline is None else spec.configuration == baseline
+            prior = (earlier or {}).get(spec.configuration)
+            measurements.append(_Measurement(runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
+        _all_at_once(_Measurement.open_device, measurements)
+        runner.closer.wait()  # the memory of the previous session's processes is needed now
+        report("setting up", 0.05)
+        num_alone = {"together": 0, "first alone": 1, "one by one": len(measurements)}[order]
+        for each in measurements[:num_alone]:
+            each.attempt(each.set_up)
+        _all_at_once(_Measurement.set_up, measurements[num_alone:])
+
+    try:
+        set_up_all(setup_order)
+        # If memory was short, a library may report the first one's failure as another error.
+        lacks_memory = len(specs) > 1 and any(each.hit_oom for each in measurements)
+        if setup_order == "together" and lacks_memory and not measurements[0].can_continue:
+            _close(measurements)
+            measurements.clear()
+            set_up_all("first alone")
+        # One by one: while others compute, no step time settles.
+        for index, each in enumerate(measurements):
+            if each.can_continue and not each.runs_all_epochs:
+                name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
+                report(name, 0.1 + 0.3 * index / len(specs))
+            each.attempt(each.warm_up)
+        _time_interleaved(measurements, random.Random(round_number), report)
+        for each in measurements:
+            if round_number in (None, 1) or each.is_first:
+                each.attempt(each.measure_energy)
+        _all_at_once(_Measurement.finish, measurements)
+    except BaseException:
+        _close(measurements)
+        raise
+    runner.closer.close([each.session for each in measurements])
+    if is_alone:
+        runner.closer.wait()  # a lone trial's duration includes the end of its process
     session_id = secrets.token_hex(6) if sum(each.can_continue for each in measurements) > 1 else None
-    may_fit_alone = [each for each in measurements if each.hit_oom and len(measurements) > 1]
-    return InterleavedResult(
-        trials=tuple(each.record(session_id) for each in measurements if each not in may_fit_alone),
-        postponed=tuple(each.spec for each in may_fit_alone),
-    )
+    return [each.record(session_id) for each in measurements]
 
 
 class _Measurement:
@@ -339,63 +436,6 @@ class _Measurement:
         return status_of(trial) if failure is None else trial
 
 
-def _run_session(
-    runner: TrialRunner,
-    specs: Sequence[TrialSpec],
-    *,
-    round_number: int | None,
-    setup_order: SetupOrder = "together",
-    earlier: Mapping[str, PriorStats] | None = None,
-    baseline: str | None = None,
-) -> list[_Measurement]:
-    """Measure specs together, as `run_interleaved` says; without a round number, one spec alone."""
-    prefix = "" if round_number is None else f"round {round_number}: "
-    measurements: list[_Measurement] = []
-
-    def report(phase: str, share: float) -> None:
-        runner.listener.phase(prefix + phase, share)
-
-    def set_up_all(order: SetupOrder) -> None:
-        report("starting", 0.0)
-        for spec in specs:
-            is_baseline = spec.precision == BASELINE if baseline is None else spec.configuration == baseline
-            prior = (earlier or {}).get(spec.configuration)
-            is_alone = round_number is None
-            measurements.append(_Measurement(runner, spec, prior, is_baseline=is_baseline, is_alone=is_alone))
-        _all_at_once(_Measurement.open_device, measurements)
-        runner.closer.wait()  # the memory of the previous session's processes is needed now
-        report("setting up", 0.05)
-        num_alone = {"together": 0, "first alone": 1, "one by one": len(measurements)}[order]
-        for each in measurements[:num_alone]:
-            each.attempt(each.set_up)
-        _all_at_once(_Measurement.set_up, measurements[num_alone:])
-
-    try:
-        set_up_all(setup_order)
-        # If memory was short, a library may report the first one's failure as another error.
-        lacks_memory = len(measurements) > 1 and any(each.hit_oom for each in measurements)
-        if setup_order == "together" and lacks_memory and not measurements[0].can_continue:
-            _close(measurements)
-            measurements.clear()
-            set_up_all("first alone")
-        # One by one: while others compute, no step time settles.
-        for index, each in enumerate(measurements):
-            if each.can_continue and not each.runs_all_epochs:
-                name = f"warming up {each.spec.precision}" if len(specs) > 1 else "warming up"
-                report(name, 0.1 + 0.3 * index / len(measurements))
-            each.attempt(each.warm_up)
-        _time_interleaved(measurements, random.Random(round_number), report)
-        for each in measurements:
-            if round_number in (None, 1) or each.is_first:
-                each.attempt(each.measure_energy)
-        _all_at_once(_Measurement.finish, measurements)
-    except BaseException:
-        _close(measurements)
-        raise
-    runner.closer.close([each.session for each in measurements])
-    return measurements
-
-
 def _time_interleaved(
     measurements: Sequence[_Measurement], rng: random.Random, report: Callable[[str, float], None]
 ) -> None:
@@ -441,6 +481,39 @@ def _close(measurements: Sequence[_Measurement]) -> None:
     if measurements:
         with ThreadPoolExecutor(max_workers=len(measurements)) as pool:
             list(pool.map(lambda each: each.session.close(), measurements))
+
+
+def unsupported_reason(spec: TrialSpec, environment: Environment) -> str | None:
+    """Return why a machine cannot run a spec (a technique does not apply, or there are too few GPUs), or None."""
+    reason = why_unsupported(spec, environment.capability)
+    if reason is not None or spec.device_type == "cpu" or spec.world_size == 1:
+        return reason
+    first = int(spec.device.partition(":")[2] or 0)
+    if first + spec.world_size <= environment.num_gpus:
+        return None
+    start = f" from {spec.device} on" if first else ""
+    return f"{spec.world_size} GPUs are asked for{start}, and this machine has {environment.num_gpus}"
+
+
+def status_of(trial: Trial) -> Trial:
+    """Return the trial, marked `diverged` if its last loss is not finite or its training was given up."""
+    epochs = trial.ranks[0].epochs
+    message = epochs[-1].diverged if epochs else _why_diverged(trial)
+    return trial.model_copy(update={"status": "diverged", "message": message}) if message else trial
+
+
+def _why_diverged(trial: Trial) -> str | None:
+    blocks = trial.ranks[0].blocks
+    last = blocks[-1]
+    num_steps = sum(block.all_steps for block in blocks)
+    if math.isfinite(last.loss):
+        if sum(block.skipped_steps for block in blocks) < num_steps:
+            return None
+        return f"loss scaling skipped every one of {num_steps} steps after warm-up: the optimizer never ran"
+    message = f"the loss was {last.loss} {num_steps} steps after warm-up; times were taken on such numbers"
+    if last.loss_scale is not None and is_dynamic(trial.spec.loss_scale):
+        message += f" (loss scale {last.loss_scale:g}: not a skipped step here and there, the loss itself broke)"
+    return message
 
 
 def _now() -> str:

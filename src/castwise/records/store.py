@@ -1,4 +1,4 @@
-"""Trials on disk: one JSON file each, written whole or not at all, never deleted.
+"""Trials on disk: one JSON file each, written whole or not at all, never deleted; and which of them count again.
 
 `RESULTS/<device>-<fingerprint>/<workload>-<precision>-b<batch>-<key>.json`: each machine has a folder, so that a
 resumed job never uses another machine's figures.
@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +104,39 @@ def load_folder(folder: Path) -> tuple[list[Trial], list[Problem]]:
     """Return all trials under a folder, oldest first, and the JSON files that are none, each with its reason."""
     records, problems = read_records(sorted(folder.rglob("*.json")))
     return [record.trial for record in records], problems
+
+
+@dataclass(frozen=True)
+class ResumePolicy:
+    """What is measured although it is on record: crashed and timed-out trials, or everything."""
+
+    retry: bool = False
+    again: bool = False
+
+
+def is_reusable(trial: Trial, timeout_seconds: float, *, retry: bool = False) -> bool:
+    """Return whether a record need not be measured again; a timeout counts if the limit was not shorter than now."""
+    if trial.status == "timeout" and trial.spec.protocol.timeout_seconds < timeout_seconds:
+        return False
+    return not (retry and trial.status in ("crashed", "timeout"))
+
+
+def reusable_trials(specs: Sequence[TrialSpec], known: Mapping[str, Trial], policy: ResumePolicy) -> dict[str, Trial]:
+    """Return the recorded trials of the specs' configurations, whatever their repeats, by the key of their own spec."""
+    if policy.again:
+        return {}
+    asked = {spec.configuration: spec for spec in specs}
+    found: dict[str, Trial] = {}
+    for key, trial in known.items():
+        spec = asked.get(trial.spec.configuration)
+        # A key leaves defaults out: a record made with other defaults has the same key, and another configuration.
+        if (
+            spec is not None
+            and trial.spec.without_timeout == spec.without_timeout.model_copy(update={"repeat": trial.spec.repeat})
+            and is_reusable(trial, spec.protocol.timeout_seconds, retry=policy.retry)
+        ):
+            found[key] = trial
+    return found
 
 
 class _RecordVersion(BaseModel):

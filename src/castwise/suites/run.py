@@ -7,10 +7,9 @@ from castwise.errors import MissingDataError, StoreError, UsageError
 from castwise.max_batch.search import BatchGrid, find_limit
 from castwise.orchestrator.job import Job, build_job
 from castwise.orchestrator.machine import Machine, check_device_name, provide
-from castwise.orchestrator.resume import CachedMeasure, ResumePolicy
+from castwise.orchestrator.runner import CachedMeasure, Listener
 from castwise.orchestrator.session import TrialFailedError
-from castwise.orchestrator.trial import Listener
-from castwise.records.store import Store, try_to_write
+from castwise.records.store import ResumePolicy, Store, try_to_write
 from castwise.registry.datasets import find_data_set, is_real
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import Suite, limit_specs, specs_of

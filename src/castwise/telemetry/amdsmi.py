@@ -65,9 +65,8 @@ _SAMPLE_QUERIES: dict[str, Query] = {
     "processes": lambda smi, handle: frozenset(
         int(process["pid"]) for process in smi.amdsmi_get_gpu_process_list(handle)
     ),
-    "throttle_reasons": partial(
-        _refuse, "not read on AMD GPUs"
-    ),  # the violation counters block for a tenth of a second
+    # The violation counters block for a tenth of a second.
+    "throttle_reasons": partial(_refuse, "not read on AMD GPUs"),
 }
 
 _FACT_QUERIES: dict[str, Query] = {

@@ -53,18 +53,12 @@ class Monitor:
         stop: Callable[[], object],
         final_codes: frozenset[Any] = frozenset(),
     ) -> None:
-        """Start the library and find the GPU in it.
+        """Start the library, which raises `errors`, and find the GPU's handle in it.
 
-        Args:
-            library: The module.
-            errors: What it raises.
-            start: Starts it.
-            find: Returns the GPU's handle.
-            stop: Ends it.
-            final_codes: The values of errors after which a field is not asked for again.
+        A field is not asked for again after an error whose `value` is one of the `final_codes`.
 
         Raises:
-            GpuUnreadableError: One of the two failed.
+            GpuUnreadableError: The library does not start, or does not find the GPU.
         """
         self._library, self._errors, self._stop, self._final_codes = library, errors, stop, final_codes
         self._hidden: dict[str, str] = {}

@@ -73,13 +73,7 @@ class Telemetry:
         period_seconds: float = _PERIOD_SECONDS,
         patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
-        """Watch GPUs.
-
-        Args:
-            open_monitor: Opens a GPU's management library by its UUID.
-            period_seconds: Time between samples.
-            patience_seconds: How long the driver may take over one.
-        """
+        """Take a sample each period; the driver may take `patience_seconds` over one."""
         self._open = open_monitor
         self._period, self._patience = period_seconds, patience_seconds
         self._monitors: dict[str, Monitor] = {}

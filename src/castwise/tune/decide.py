@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from castwise.orchestrator.trial import unsupported_reason
+from castwise.orchestrator.runner import unsupported_reason
 from castwise.registry.techniques import probe_technique
 from castwise.spec.trial import TrialSpec
 from castwise.tune.candidates import SearchSpace, TriedChange, next_stage

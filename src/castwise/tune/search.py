@@ -8,10 +8,10 @@ from functools import cached_property
 from castwise.errors import UsageError
 from castwise.orchestrator.job import Job, prepare
 from castwise.orchestrator.machine import EngineFactory
-from castwise.orchestrator.resume import is_reusable
 from castwise.orchestrator.rounds import Rounds, StopRule
-from castwise.orchestrator.trial import Listener, UnboundedProgress
+from castwise.orchestrator.runner import Listener, UnboundedProgress
 from castwise.records.schema import Trial
+from castwise.records.store import is_reusable
 from castwise.registry.datasets import SYNTHETIC_PREFIX
 from castwise.registry.precisions import find_precision
 from castwise.registry.suites import SUITE_NAMES, find_suite
@@ -93,8 +93,8 @@ class TuningSearch:
             self.job.runner.listener.remark(decision.purpose)
             # The configurations are measured once more each, in fresh processes that are interleaved.
             earlier = [trial for spec in decision.specs for trial in measured.of(spec)]
-            compared = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0]).run_once()
-            measured = measured.plus(compared.trials[len(earlier) :], decision.specs)
+            trials_so_far = Rounds(runner, decision.specs, _ONCE, earlier, decision.specs[0]).run_once()
+            measured = measured.plus(trials_so_far[len(earlier) :], decision.specs)
             if not any(map(has_long_first_step, decision.specs)):
                 process_seconds = (self.clock() - session_began) / len(decision.specs)
         trials = tuple(trial for spec in decision.used for trial in measured.of(spec))

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine, fake_spec, fake_trial
 
-from castwise.orchestrator.resume import CachedMeasure, ResumePolicy
-from castwise.orchestrator.runner import TrialRunner
-from castwise.orchestrator.trial import NullListener
+from castwise.orchestrator.runner import CachedMeasure, NullListener, TrialRunner
 from castwise.records.schema import Status, Trial
-from castwise.records.store import Store
+from castwise.records.store import ResumePolicy, Store
 from castwise.spec.trial import TrialSpec
 
 SMALL, LARGE = fake_spec(batch_size=8), fake_spec(batch_size=32)
@@ -46,14 +44,14 @@ def test_again_and_retry(tmp_path: Path, status: Status, policy: str) -> None:
 
 
 def test_progress_without_a_total() -> None:
-    told: list[tuple[int, int]] = []
+    started: list[tuple[int, int]] = []
 
     class Counting(NullListener):
         def started(self, spec: TrialSpec, index: int, count: int) -> None:
-            told.append((index, count))
+            started.append((index, count))
 
     engine = FakeEngine()
     ask = CachedMeasure(TrialRunner(engine, None, engine.environment, Counting()), ResumePolicy())
     ask(SMALL)
     ask(LARGE)
-    assert told == [(1, 0), (2, 0)]
+    assert started == [(1, 0), (2, 0)]
