@@ -13,8 +13,7 @@ from castwise.registry.precisions import find_precision
 from castwise.worker.precision import convert_weights
 from castwise.worker.user_model.contract import Contract
 from castwise.worker.user_model.lightning import StepModule, adapt, is_lightning_module
-from castwise.worker.user_model.loss import make_compute_loss
-from castwise.worker.user_model.optimizer import make_loop
+from castwise.worker.user_model.loop import make_compute_loss, make_loop
 
 BATCH = (torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
 

@@ -16,7 +16,7 @@ from castwise.worker.models.task import UserLoop
 from castwise.worker.precision import numeric_state
 from castwise.worker.step import TrainingStep, describe
 from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.optimizer import check_optimizer, make_loop
+from castwise.worker.user_model.loop import check_optimizer, make_loop
 
 UNUSED = OptimizerSpec("SGD", (("lr", 1e9),))
 every_cpu_row = pytest.mark.parametrize("row", [row for row in PRECISIONS if row.on_cpu], ids=lambda row: row.name)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from castwise.errors import UsageError
 from castwise.worker.user_model.contract import Contract
-from castwise.worker.user_model.loss import loss_of_output, make_compute_loss
+from castwise.worker.user_model.loop import loss_of_output, make_compute_loss
 
 X, Y = torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)
 

@@ -28,19 +28,13 @@ _OTHER_VARIABLES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A global setting that user code may change.
+    """A global setting that user code may change."""
 
-    Attributes:
-        name: How users set it.
-        read: Returns its value.
-        write: Sets it.
-        is_kept: Whether it stays as the user's code sets it, since their own training has it too. The precision or
-            castwise decides the others.
-    """
-
-    name: str
+    name: str  # how users set it
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    # Whether it stays as the user's code sets it, since their own training has it too. The precision or castwise
+    # decides the others.
     is_kept: bool
 
 

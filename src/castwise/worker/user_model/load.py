@@ -18,11 +18,10 @@ from castwise.spec.user_model import UserModel, UserWorkload
 from castwise.worker.models.task import Task
 from castwise.worker.user_model import transformers
 from castwise.worker.user_model.batches import BatchMaker
-from castwise.worker.user_model.contract import NAMES, Contract, call_without_arguments, read_contract
+from castwise.worker.user_model.contract import Contract, call_without_arguments, read_contract
 from castwise.worker.user_model.global_state import user_code
 from castwise.worker.user_model.lightning import adapt, is_lightning_module
-from castwise.worker.user_model.loss import make_compute_loss
-from castwise.worker.user_model.optimizer import check_optimizer, make_loop
+from castwise.worker.user_model.loop import check_optimizer, make_compute_loss, make_loop
 from castwise.worker.user_model.side_effects import count_helpers, helper_notes
 from castwise.worker.user_model.source import defined_at, digest, where
 
@@ -51,14 +50,14 @@ def build_user_model(model: UserModel) -> Task:
     loaded = _load(model)
     if model.digest not in ("", loaded.digest):
         raise UsageError(f"{_display_name(model)} was changed while it was being measured. Run castwise again.")
-    contract = loaded.contract
+    contract, source = loaded.contract, _display_name(model)
     return Task(
         model=contract.model,
         make_batches=loaded.batches.make,
-        compute_loss=make_compute_loss(contract, _display_name(model)),
+        compute_loss=make_compute_loss(contract, source),
         units_per_sample=contract.units_per_sample,
         unit=contract.unit,
-        user_loop=make_loop(contract, _display_name(model)),
+        user_loop=make_loop(contract, source),
         notes=loaded.notes,
     )
 
@@ -79,19 +78,12 @@ def error_location(error: BaseException, model: UserModel) -> str | None:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the user's code returned, checked.
+    """What the user's code returned, checked."""
 
-    Attributes:
-        contract: Its parts, the model in float32.
-        batches: Makes its batches.
-        digest: Identifies the files that were read.
-        notes: What the code changed, a sentence each.
-    """
-
-    contract: Contract
+    contract: Contract  # the model in float32
     batches: BatchMaker
-    digest: str
-    notes: tuple[str, ...]
+    digest: str  # of the files that were read
+    notes: tuple[str, ...]  # what the code changed, a sentence each
 
 
 def _load(model: UserModel) -> _Loaded:
@@ -201,5 +193,3 @@ _LOADERS: dict[str, Callable[[UserModel], Any]] = {
     "pickle": _from_pickle,
     "transformers": transformers.build,
 }
-
-__all__ = ["NAMES", "build_user_model", "inspect_model"]

@@ -26,7 +26,13 @@ def build(model: UserModel) -> dict[str, Any]:
     Raises:
         UsageError: transformers is not installed, has no such type, or castwise knows no inputs for it.
     """
-    transformers = _import(model.name)
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(
+            f"'transformers:{model.name}' needs transformers, which is not installed. Install it with: "
+            "pip install transformers"
+        ) from error
     config = _read_config(transformers, model)
     made = _make_model(transformers, config, model.name)
     if _is_one_of(transformers, made, _IMAGE_HEADS):
@@ -40,17 +46,6 @@ def build(model: UserModel) -> dict[str, Any]:
     num_tokens = min(_MOST_TOKENS, getattr(config, "max_position_embeddings", None) or _MOST_TOKENS)
     batch = _tokens(config, num_tokens, of_classes=of_classes)
     return {"model": made, "batch": batch, "unit": "tokens", "units_per_sample": num_tokens}
-
-
-def _import(name: str) -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise UsageError(
-            f"'transformers:{name}' needs transformers, which is not installed. Install it with: "
-            "pip install transformers"
-        ) from error
-    return transformers
 
 
 def _read_config(transformers: Any, model: UserModel) -> Any:
