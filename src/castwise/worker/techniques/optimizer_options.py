@@ -1,4 +1,4 @@
-"""Optimizers as a loop's techniques want them."""
+"""Optimizers with the settings that techniques require: fused, foreach, capturable, rates on the device."""
 
 import inspect
 from collections.abc import Container
@@ -12,37 +12,28 @@ from castwise.errors import TechniqueError
 from castwise.registry.techniques import StepConfig
 from castwise.registry.workloads import OptimizerSpec
 
-# Those whose state begins at zero, so that a skipped first step leaves zeros.
+# Optimizers whose state begins at zero: after a skipped first step it is zeros.
 _FROM_ZEROS = (SGD, Adam, AdamW, Adamax, RAdam, RMSprop, Adadelta)
 
 
 def optimizer_for(loop: StepConfig, spec: OptimizerSpec, device: torch.device) -> OptimizerSpec:
-    """Return an optimizer's row with the arguments that a loop adds to it.
-
-    One whose steps are captured, or skipped on the device, counts them there: `capturable`, where the class has it.
-    """
+    """Return an optimizer's row with the arguments that the techniques add."""
     known = inspect.signature(getattr(torch.optim, spec.name)).parameters
-    added = dict(loop.optimizer_arguments) | _counting(loop, device, known)
+    added = dict(loop.optimizer_arguments) | _capturable(loop, device, known)
     return replace(spec, arguments=(*spec.arguments, *added.items()))
 
 
-def _counting(loop: StepConfig, device: torch.device, known: Container[str]) -> dict[str, bool]:
-    """Return the setting by which steps are counted on the device, where a loop needs it and an optimizer has it."""
-    wanted = loop.scales_on_device and device.type == "cuda" and "capturable" in known
-    return {"capturable": True} if wanted else {}
+def _capturable(loop: StepConfig, device: torch.device, known: Container[str]) -> dict[str, bool]:
+    """Return `capturable`, which counts steps on the device, if steps are skipped there and the optimizer has it."""
+    is_needed = loop.scales_on_device and device.type == "cuda" and "capturable" in known
+    return {"capturable": True} if is_needed else {}
 
 
 def set_as_wanted(optimizer: Optimizer, loop: StepConfig, device: torch.device, *, may_skip: bool = False) -> None:
-    """Set an optimizer that a user has made as a loop's techniques want it, before its first step here.
-
-    Args:
-        optimizer: The optimizer.
-        loop: The loop.
-        device: Where its tensors lie.
-        may_skip: Whether loss scaling may skip steps.
+    """Apply the settings of the techniques to a user's optimizer before its first step; loss scaling may skip steps.
 
     Raises:
-        TechniqueError: It is none of torch's that can be set so, or it is so already.
+        TechniqueError: It is no optimizer of torch that has these settings, or it has them already.
     """
     kind, wanted = type(optimizer), dict(loop.optimizer_arguments)
     known = inspect.signature(kind).parameters if kind.__module__.startswith("torch.optim.") else {}
@@ -59,17 +50,13 @@ def set_as_wanted(optimizer: Optimizer, loop: StepConfig, device: torch.device, 
             )
         wanted = {name: wanted.get(name, False) for name in ("fused", "foreach") if name in known}
         optimizer._step_supports_amp_scaling = wanted.get("fused", False)  # type: ignore[attr-defined]  # as it does
-    wanted |= _counting(loop, device, known)
+    wanted |= _capturable(loop, device, known)
     for settings in (optimizer.defaults, *optimizer.param_groups):
         settings.update(wanted)
 
 
 def _check_steps(optimizer: Optimizer, loop: StepConfig, *, may_skip: bool, counts_on_device: bool) -> None:
-    """Make sure that a user's optimizer can be stepped as a loop steps it.
-
-    Raises:
-        TechniqueError: It cannot.
-    """
+    """Raise TechniqueError if a user's optimizer cannot be stepped as these techniques step it."""
     name = type(optimizer).__name__
     if loop.cuda_graph and not counts_on_device:
         raise TechniqueError(f"A graph would hold fixed what {name} counts on the host; torch's Adam can do without.")
@@ -84,10 +71,10 @@ def _check_steps(optimizer: Optimizer, loop: StepConfig, *, may_skip: bool, coun
 
 
 def check_hooks(optimizer: Optimizer, loop: StepConfig) -> None:
-    """Make sure that a step is the optimizer's own where a graph or a compiled update takes its place.
+    """Check that nothing is hooked to the steps of an optimizer that a graph or a compiled update replaces.
 
     Raises:
-        TechniqueError: Something is hooked to it.
+        TechniqueError: Something is.
     """
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     if loop.reads_rates_on_device and (any(hooks) or _is_wrapped(optimizer)):
@@ -96,7 +83,7 @@ def check_hooks(optimizer: Optimizer, loop: StepConfig) -> None:
 
 
 def _is_wrapped(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's step is not its class's; torch's schedulers wrap it, to note that it was called.
+    """Return whether an optimizer's step is neither its class's nor the wrapper of torch's schedulers.
 
     Source: torch.optim.lr_scheduler (`wrap_step`).
     """
@@ -108,30 +95,28 @@ def _is_wrapped(optimizer: Optimizer) -> bool:
 
 
 def keep_rates_on_device(optimizer: Optimizer, device: torch.device) -> None:
-    """Make the learning rates tensors on the device: a graph reads them where a schedule writes them.
+    """Make the learning rates tensors on the device, into which a schedule writes and which a graph reads.
 
-    Schedulers of torch write into a rate that is a tensor. Source: torch.optim.lr_scheduler
-    (`_update_param_group_val`).
+    Source: torch.optim.lr_scheduler (`_update_param_group_val` writes into a rate that is a tensor).
     """
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
 
 
 def check_reads_rates(optimizer: Optimizer, loop: StepConfig) -> None:
-    """Make sure that an optimizer computes with rates on the device as with numbers.
+    """Check that an optimizer reads rates on the device: a graph would keep the value that the host has read.
 
-    A graph would hold fixed what it reads on the host. Source: torch.optim.sgd (`_to_scalar`, and the `item` of its
-    foreach kernels).
+    Source: torch.optim.sgd (`_to_scalar`, and the `item` of its foreach kernels).
 
     Raises:
-        TechniqueError: It does not.
+        TechniqueError: It reads them on the host.
     """
     if loop.compiled_update or not loop.cuda_graph:
         return
     unfused = [group for group in optimizer.param_groups if not group.get("fused")]
     if type(optimizer) is SGD and unfused:
         raise TechniqueError("cuda-graph needs fused-optimizer or compiled-update where a scheduler moves SGD's rate.")
-    # Its steps by the tensor divide by a rate that is one: where it and a moment are 0, by which warm-ups begin, NaN.
+    # With foreach=False it divides by the rate. Warm-ups begin with a rate and moments of 0, and 0 / 0 is NaN.
     # Source: torch.optim.adam (`_single_tensor_adam`, capturable).
     if isinstance(optimizer, Adam) and any(group.get("foreach") is False for group in unfused):
         raise TechniqueError(
