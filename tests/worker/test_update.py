@@ -16,7 +16,7 @@ from castwise.worker.techniques.compiled_update import CompiledUpdate
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
-    ("Adam", {"lr": 0.01}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.5, "decoupled_weight_decay": True}),
     ("AdamW", {"lr": 0.01, "amsgrad": True}),
     ("Adadelta", {"lr": 1.0, "weight_decay": 0.01}),
 ]
@@ -61,7 +61,7 @@ def trained(
 @pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "fp16-master", "bf16-master"])
 @pytest.mark.parametrize(("scaling", "clip"), [("none", None), ("none", 0.01), ("128", None), ("dynamic", 0.01)])
-def test_weights_are_those_of_the_plain_update(
+def test_compiled_update_equals_the_plain_update(
     name: str, arguments: dict[str, Any], precision: str, scaling: str, clip: float | None
 ) -> None:
     found, skipped = trained(name, arguments, precision, scaling, clip, ours=True)
@@ -76,7 +76,7 @@ def test_weights_are_those_of_the_plain_update(
     ("workload", "precision", "loss_scale"),
     [(ADADELTA, "fp32", "dynamic"), (WORDS, "fp32", "dynamic"), (IMAGES, "bf16-master", "none")],
 )
-def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: str, loss_scale: str) -> None:
+def test_losses_of_20_compiled_updates(workload: str, precision: str, loss_scale: str) -> None:
     """Compiled for real."""
     found = losses_of(spec_of(workload, precision, "compiled-update", loss_scale=loss_scale))
     expected = losses_of(spec_of(workload, precision, loss_scale=loss_scale))
@@ -84,7 +84,7 @@ def test_the_losses_of_20_steps_are_the_plain_loop_s(workload: str, precision: s
     assert ((found - expected) / expected).abs().max() < bound
 
 
-def test_an_optimizer_that_counts_its_steps_is_compiled_on_a_cpu_too() -> None:
+def test_compiled_adamw_on_a_cpu() -> None:
     """Compiled for real: torch's foreach Adam needs `capturable` there, which it has on a GPU."""
     found, skipped = trained("AdamW", {"lr": 0.01, "amsgrad": True}, "bf16-master", "dynamic", 0.01, ours=True)
     expected, _ = trained("AdamW", {"lr": 0.01, "amsgrad": True}, "bf16-master", "dynamic", 0.01, ours=False)
@@ -93,8 +93,7 @@ def test_an_optimizer_that_counts_its_steps_is_compiled_on_a_cpu_too() -> None:
         assert torch.allclose(tensor, other, rtol=1e-3, atol=1e-5)
 
 
-def test_a_cell_is_set_up_once_its_update_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cells that take turns are set up side by side, and warmed up one by one."""
+def test_steps_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *args: compiled.append(function(*args)))
     with cell_of(spec_of(IMAGES, "fp32", "compiled-update")) as (cell, batches):
@@ -106,7 +105,7 @@ def test_a_cell_is_set_up_once_its_update_is_compiled(monkeypatch: pytest.Monkey
         assert cell.step.steps_to_compile == 1
 
 
-def test_an_optimizer_of_another_kind_is_refused() -> None:
+def test_other_optimizers_are_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Rprop(model.parameters())
     weights = make_weights(model, find_precision("fp32"))
