@@ -311,7 +311,7 @@ def test_counts_go_on_and_tracing_does_not_count() -> None:
 
 
 class Block(nn.Module):
-    """A norm of each kind: before an activation, an addition, both, none; behind a convolution, an addition of two."""
+    """A norm of each kind: before an activation, an addition, both, none; after a convolution, an addition of two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ class Block(nn.Module):
 def test_neighbours_are_fused_in_training_only(calls: list[KernelCall]) -> None:
     changed = assert_same(Block())
     assert calls == [
-        KernelCall(activation=RELU, makes_carrier=True),  # read by a convolution, and added behind the next norm
+        KernelCall(activation=RELU, makes_carrier=True),  # read by a convolution, and added after the next norm
         KernelCall(adds=True, carries=True, activation=RELU, makes_carrier=True),
         KernelCall(adds=True, carries=True),
         KernelCall(activation=SILU),  # read by two convolutions

@@ -1,4 +1,4 @@
-"""Global settings that decide what a training step computes: read, compared and restored around user code."""
+"""Global settings that change what a training step computes: read, compared and restored around user code."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from castwise.worker.precision import read_fp32_precision, restore_fp32_precisio
 # Variables that override what float32 products compute in, whatever torch's switches say.
 # Source: cuBLAS and cuDNN documentation (NVIDIA_TF32_OVERRIDE); torch, aten/src/ATen/Context.cpp.
 _PRECISION_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-# Variables that change times or memory; others are the user's, or their libraries', business.
+# Variables that change times or memory. Others are not reported.
 _OTHER_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_LAUNCH_BLOCKING",
@@ -63,7 +63,7 @@ def _attention_backend(kind: str) -> Setting:
 
 
 def _current_device() -> int | None:
-    """Return the number of the present GPU; None if CUDA is not open, and leave it so."""
+    """Return the number of the current GPU; None if CUDA is not initialised, which this does not change."""
     return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
@@ -107,7 +107,7 @@ class ProcessState:
 
 
 def read_process_state() -> ProcessState:
-    """Return the present settings."""
+    """Return the current settings."""
     return ProcessState(
         values=tuple(setting.read() for setting in SETTINGS),
         fp32_precision=read_fp32_precision(),
@@ -119,12 +119,9 @@ def read_process_state() -> ProcessState:
 
 @contextmanager
 def user_code(notes: list[str]) -> Iterator[None]:
-    """Let the user's code run, restore the settings that castwise decides, and note each change.
+    """Run the user's code, restore the settings that castwise decides, and add a sentence to `notes` for each change.
 
-    The settings that it may keep end with the trial's process.
-
-    Args:
-        notes: Receives a sentence for each change.
+    The other changes are kept until the trial's process ends.
     """
     before = read_process_state()
     try:

@@ -63,11 +63,9 @@ def build_user_model(model: UserModel) -> Task:
 
 
 def error_location(error: BaseException, model: UserModel) -> str | None:
-    """Return the line of the user's code that an error is about: the innermost it passed, or that of their function.
+    """Return the innermost line of the user's code in an error's traceback, or else the line of their function.
 
-    Args:
-        error: The exception. If castwise raised it, their function is at fault only if the message names it.
-        model: Where the model comes from.
+    An error that castwise raised is about their function only if the message names it.
     """
     place = where(error)
     if place is not None or (isinstance(error, CastwiseError) and _display_name(model) not in str(error)):
@@ -88,8 +86,8 @@ class _Loaded:
 
 def _load(model: UserModel) -> _Loaded:
     source, notes = _display_name(model), list[str]()
-    # A fork server's child would start processes by a fork server too, which pickles what their file defines. A user's
-    # data loader needs Python's default method, as in their training.
+    # This process is a fork server's child and would start processes by a fork server, which pickles what the user's
+    # file defines. Their data loader needs Python's default method, as in their training.
     multiprocessing.set_start_method(None, force=True)
     modules, num_helpers = set(sys.modules), count_helpers()
     with user_code(notes):
@@ -138,7 +136,7 @@ def _in_float32(model: nn.Module) -> list[str]:
 
 
 def _from_file(model: UserModel) -> Any:
-    """Run a Python file as `python FILE` would, but for its `__name__`, and call its function."""
+    """Run a Python file as `python FILE` would, except for its `__name__`, and call its function."""
     path = Path(model.path)
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(_FILE_MODULE, path)
@@ -151,7 +149,7 @@ def _from_file(model: UserModel) -> Any:
 
 
 def _from_module(model: UserModel) -> Any:
-    """Import a module, from the present folder before anywhere else, and call its function."""
+    """Import a module, searching the current folder first, and call its function."""
     sys.path.insert(0, model.path)
     name, _, function = model.name.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""Side effects of the user's code during training: printing, kept tensors, processes and threads that go on."""
+"""Side effects of the user's code during training: printing, kept tensors, running processes and threads."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ _FEWEST_BLOCKS = 4
 
 
 class SideEffectWatch:
-    """Watches the user's code from the end of set-up on for what makes its figures doubtful."""
+    """Watches the user's code after set-up for side effects that make its measurements doubtful."""
 
     def __init__(self, memory: CudaMemory | CpuMemory) -> None:
         self._memory = memory
