@@ -293,16 +293,9 @@ def test_techniques_that_do_not_fit_user_models(write: Callable[..., str]) -> No
         "coalesced-reduce",
     }
     assert reasons["pad-hidden"] == "pad-hidden is for castwise's own workloads"
-
-
-def test_technique_set_of_a_user_model(write: Callable[..., str]) -> None:
-    spec = spec_of(write(GOOD)).model_copy(update={"device": "cuda:0"})
+    on_two = {"world_size": 2, "parallelism": "ddp", "techniques": ("coalesced-reduce",)}
+    assert why_unsupported(spec.model_copy(update=on_two)) is None
     assert resolve(("compiled",), spec).techniques == ("channels-last", "cudnn-search", "compile")
-
-
-def test_coalesced_reduce_fits_user_models(write: Callable[..., str]) -> None:
-    spec = spec_of(write(GOOD)).model_copy(update={"world_size": 2, "parallelism": "ddp"})
-    assert why_unsupported(spec.model_copy(update={"techniques": ("coalesced-reduce",)})) is None
 
 
 def test_cudnn_benchmark_is_the_users_setting(write: Callable[..., str]) -> None:

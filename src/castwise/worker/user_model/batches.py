@@ -30,7 +30,15 @@ class BatchMaker:
         self._source, self._accumulate = source, accumulate
         self._function: Callable[[int], Any] | None = None
         if callable(batch) and not tree_tensors(batch):  # a tokenizer's output can be called, but holds tensors
-            self._function = self._check_function(batch)
+            try:
+                inspect.signature(batch).bind(1)
+            except TypeError:
+                raise UsageError(
+                    f"The batch function of {source} must take one argument, the batch size, and return a batch."
+                ) from None
+            except ValueError:  # some built-in functions have no signature
+                pass
+            self._function = batch
             return
         if isinstance(batch, Iterable) and hasattr(batch, "dataset"):  # a data loader, torch's or a similar one
             batch = next(iter(batch), None)
@@ -86,17 +94,6 @@ class BatchMaker:
             )
         rows = torch.arange(size) % own
         return tree_map_tensors(lambda t: t.index_select(0, rows.to(t.device)) if t.dim() else t, self._example)
-
-    def _check_function(self, function: Callable[[int], Any]) -> Callable[[int], Any]:
-        try:
-            inspect.signature(function).bind(1)
-        except TypeError:
-            raise UsageError(
-                f"The batch function of {self._source} must take one argument, the batch size, and return a batch."
-            ) from None
-        except ValueError:  # some built-in functions have no signature
-            pass
-        return function
 
     def _check_holds_tensors(self, batch: Any) -> None:
         if not tree_tensors(batch):

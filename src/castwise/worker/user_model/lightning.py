@@ -126,16 +126,9 @@ def _configured(configured: Any, source: str) -> tuple[Any, Any]:
     # Lightning's default interval is an epoch, and there are no epochs here.
     per_step = [each for each in listed if isinstance(each, Mapping) and each.get("interval") == "step"]
     steps = [step for each in per_step if (step := step_of(each["scheduler"])) is not None]
-    return configured, _JointScheduler(steps) if steps else None
 
-
-class _JointScheduler:
-    """Several schedulers that are stepped as one."""
-
-    def __init__(self, steps: Sequence[Any]) -> None:
-        self._steps = steps
-        self.last_epoch = 0
-
-    def step(self) -> None:
-        for step in self._steps:
+    def step_all() -> None:
+        for step in steps:
             step()
+
+    return configured, SimpleNamespace(step=step_all) if steps else None

@@ -12,7 +12,12 @@ import torch
 from torch import fx, nn
 
 from castwise.errors import TechniqueError
-from castwise.worker.kernels.batch_norm import aliasing
+from castwise.worker.kernels.batch_norm.aliasing import (
+    add_in_place,
+    divide_in_place,
+    multiply_in_place,
+    subtract_in_place,
+)
 from castwise.worker.techniques.hooks import has_hooks
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -47,10 +52,10 @@ class _Proxy(fx.Proxy):
     __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = _refuse
     __irshift__ = _refuse
 
-    __iadd__ = _recorded(aliasing.add_in_place)
-    __isub__ = _recorded(aliasing.subtract_in_place)
-    __imul__ = _recorded(aliasing.multiply_in_place)
-    __itruediv__ = _recorded(aliasing.divide_in_place)
+    __iadd__ = _recorded(add_in_place)
+    __isub__ = _recorded(subtract_in_place)
+    __imul__ = _recorded(multiply_in_place)
+    __itruediv__ = _recorded(divide_in_place)
 
 
 class _Tracer(fx.Tracer):
