@@ -100,7 +100,7 @@ def test_variables_are_noted_and_those_of_precision_restored(monkeypatch: pytest
         monkeypatch.delenv(name)
     notes = notes_on(lambda: os.environ.update(NVIDIA_TF32_OVERRIDE="1", CUDA_LAUNCH_BLOCKING="1", MY_OWN="1"))
     assert notes == [
-        "your code sets NVIDIA_TF32_OVERRIDE=1 in the environment: taken back, the precision decides that",
+        "your code sets NVIDIA_TF32_OVERRIDE=1 in the environment: restored, the precision decides that",
         "your code sets CUDA_LAUNCH_BLOCKING=1 in the environment: kept",
     ]
     assert "NVIDIA_TF32_OVERRIDE" not in os.environ

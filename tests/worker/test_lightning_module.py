@@ -125,7 +125,7 @@ def test_configure_optimizers_is_refused(returned: Any, words: str) -> None:
 def test_manual_optimization_is_refused() -> None:
     module = Module()
     module.automatic_optimization = False
-    with pytest.raises(UsageError, match="optimizes by hand"):
+    with pytest.raises(UsageError, match="uses manual optimization"):
         adapted(module)
 
 

@@ -80,14 +80,14 @@ def test_settings_of_all_parameter_groups() -> None:
 @pytest.mark.parametrize(
     ("make", "technique", "words"),
     [
-        (lambda tensors: hooked(AdamW(tensors)), "compiled-update", "hooked to the steps of AdamW"),
-        (lambda tensors: hooked(AdamW(tensors)), "cuda-graph", "hooked to the steps of AdamW"),
-        (lambda tensors: AdamW(tensors, lr=torch.tensor(0.1)), "foreach-optimizer", "its rate is a tensor"),
+        (lambda tensors: hooked(AdamW(tensors)), "compiled-update", "Hooks on the steps of AdamW"),
+        (lambda tensors: hooked(AdamW(tensors)), "cuda-graph", "Hooks on the steps of AdamW"),
+        (lambda tensors: AdamW(tensors, lr=torch.tensor(0.1)), "foreach-optimizer", "its learning rate is a tensor"),
         (Other, "fused-optimizer", "Other has no fused kernels"),
         (RMSprop, "fused-optimizer", "RMSprop has no fused kernels; torch's SGD, Adam and AdamW have"),
         (Other, "compiled-update", "Other has no foreach kernels"),
-        (Other, "cuda-graph", "what Other counts on the host"),
-        (Adagrad, "cuda-graph-8", "what Adagrad counts on the host"),
+        (Other, "cuda-graph", "Other counts its steps on the host"),
+        (Adagrad, "cuda-graph-8", "Adagrad counts its steps on the host"),
         (lambda tensors: AdamW(tensors, fused=True), "fused-optimizer", "AdamW is fused already"),
     ],
 )
@@ -99,8 +99,8 @@ def test_unfit_optimizer_is_refused(make: Any, technique: str, words: str) -> No
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (NAdam, "cannot take back a step of NAdam"),
-        (Other, "cannot take back a step of Other"),
+        (NAdam, "cannot undo a step of NAdam"),
+        (Other, "cannot undo a step of Other"),
         (lambda tensors: AdamW([{"params": list(tensors), "fused": True}]), "Some groups of AdamW are fused"),
     ],
 )
@@ -242,7 +242,7 @@ def patched_after(net: nn.Module) -> dict[str, Any]:
 )
 @pytest.mark.usefixtures("captures")
 def test_hooked_step_with_a_scheduler_is_refused(technique: str, parts: dict[str, Any]) -> None:
-    with pytest.raises(TechniqueError, match="leave out what is hooked to the steps of AdamW"):
+    with pytest.raises(TechniqueError, match="Hooks on the steps of AdamW"):
         step_of("fp32", technique, **parts)
 
 

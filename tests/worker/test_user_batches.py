@@ -43,7 +43,7 @@ def test_batch_size_of_an_example() -> None:
 
 
 def test_example_of_unknown_batch_size_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"batch size of train_me.py:build cannot be told.*\(4,\), \(5, 2\)"):
+    with pytest.raises(UsageError, match=r"batch size of train_me.py:build is unknown.*\(4,\), \(5, 2\)"):
         make((torch.zeros(4), torch.zeros(5, 2)), 4)
 
 

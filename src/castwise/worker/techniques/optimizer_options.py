@@ -46,7 +46,7 @@ def set_as_wanted(optimizer: Optimizer, loop: StepConfig, device: torch.device, 
     if wanted:  # they exclude each other
         if any(isinstance(group["lr"], Tensor) or group.get("differentiable") for group in optimizer.param_groups):
             raise TechniqueError(
-                f"{kind.__name__} is set otherwise here: its rate is a tensor, or it is differentiable."
+                f"{kind.__name__} cannot be changed: its learning rate is a tensor, or it is differentiable."
             )
         wanted = {name: wanted.get(name, False) for name in ("fused", "foreach") if name in known}
         optimizer._step_supports_amp_scaling = wanted.get("fused", False)  # type: ignore[attr-defined]  # as it does
@@ -59,15 +59,14 @@ def _check_steps(optimizer: Optimizer, loop: StepConfig, *, may_skip: bool, coun
     """Raise TechniqueError if a user's optimizer cannot be stepped as these techniques step it."""
     name = type(optimizer).__name__
     if loop.cuda_graph and not counts_on_device:
-        raise TechniqueError(f"A graph would hold fixed what {name} counts on the host; torch's Adam can do without.")
+        raise TechniqueError(f"{name} counts its steps on the host, which a CUDA graph cannot repeat. Use Adam or SGD.")
     check_hooks(optimizer, loop)
     if loop.scales_on_device and may_skip and type(optimizer) not in _FROM_ZEROS:
-        raise TechniqueError(
-            f"Loss scaling on the device cannot take back a step of {name}, only of torch's SGD and Adams."
-        )
+        known = ", ".join(each.__name__ for each in _FROM_ZEROS)
+        raise TechniqueError(f"Loss scaling on the device cannot undo a step of {name}, only of {known}.")
     fused = {bool(group.get("fused")) for group in optimizer.param_groups}
     if loop.scales_on_device and (len(fused) > 1 or fused != {bool(optimizer.defaults.get("fused"))}):
-        raise TechniqueError(f"Some groups of {name} are fused and others are not.")
+        raise TechniqueError(f"Some groups of {name} are fused and others are not. Make them all the same.")
 
 
 def check_hooks(optimizer: Optimizer, loop: StepConfig) -> None:
@@ -79,7 +78,7 @@ def check_hooks(optimizer: Optimizer, loop: StepConfig) -> None:
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     if loop.reads_rates_on_device and (any(hooks) or _is_wrapped(optimizer)):
         name = type(optimizer).__name__
-        raise TechniqueError(f"A graph or a compiled update would leave out what is hooked to the steps of {name}.")
+        raise TechniqueError(f"Hooks on the steps of {name} would not run in a CUDA graph or a compiled update.")
 
 
 def _is_wrapped(optimizer: Optimizer) -> bool:
@@ -115,11 +114,11 @@ def check_reads_rates(optimizer: Optimizer, loop: StepConfig) -> None:
         return
     unfused = [group for group in optimizer.param_groups if not group.get("fused")]
     if type(optimizer) is SGD and unfused:
-        raise TechniqueError("cuda-graph needs fused-optimizer or compiled-update where a scheduler moves SGD's rate.")
+        raise TechniqueError("cuda-graph needs fused-optimizer or compiled-update if a scheduler changes SGD's rate.")
     # With foreach=False it divides by the rate. Warm-ups begin with a rate and moments of 0, and 0 / 0 is NaN.
     # Source: torch.optim.adam (`_single_tensor_adam`, capturable).
     if isinstance(optimizer, Adam) and any(group.get("foreach") is False for group in unfused):
         raise TechniqueError(
-            "cuda-graph needs fused-optimizer or compiled-update where a scheduler moves the rate of an Adam with "
+            "cuda-graph needs fused-optimizer or compiled-update if a scheduler changes the rate of an Adam with "
             "foreach=False."
         )

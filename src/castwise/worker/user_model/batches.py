@@ -89,8 +89,8 @@ class BatchMaker:
             return self._example
         if own is None:
             raise UsageError(
-                f"The batch size of {self._source} cannot be told: its example batch's tensors differ in their first "
-                f"dimension (shapes {_shapes(self._example)}). Give a function of the batch size in its place."
+                f"The batch size of {self._source} is unknown: its example batch's tensors differ in their first "
+                f"dimension (shapes {_shapes(self._example)}). Give a function of the batch size instead."
             )
         rows = torch.arange(size) % own
         return tree_map_tensors(lambda t: t.index_select(0, rows.to(t.device)) if t.dim() else t, self._example)

@@ -158,7 +158,7 @@ def _changes(before: ProcessState, after: ProcessState) -> list[str]:
         )
     for name, value in after.variables.items():
         if before.variables[name] != value:
-            fate = "taken back, the precision decides that" if name in _PRECISION_VARIABLES else "kept"
+            fate = "restored, the precision decides that" if name in _PRECISION_VARIABLES else "kept"
             notes.append(f"your code sets {name}={value or ''} in the environment: {fate}")
     if before.seed != after.seed:
         notes.append(f"your code seeds torch with {after.seed}: the weights are those of that seed")

@@ -48,11 +48,13 @@ def adapt(contract: Contract, source: str) -> Contract:
     """Return the contract of a LightningModule: what the user did not give is the module's own.
 
     Raises:
-        UsageError: It optimizes by hand, has several optimizers, or no batch is to be had.
+        UsageError: It uses manual optimization, has several optimizers, or there is no batch.
     """
     module: Any = contract.model
     if not getattr(module, "automatic_optimization", True):
-        raise UsageError(f"The LightningModule of {source} optimizes by hand, and castwise steps one optimizer itself.")
+        raise UsageError(
+            f"The LightningModule of {source} uses manual optimization; castwise needs automatic optimization."
+        )
     module._trainer = _make_trainer(contract)
     for name in ("log", "log_dict"):
         object.__setattr__(module, name, lambda *_, **__: None)  # there is no trainer to keep what is logged

@@ -53,7 +53,7 @@ def _read_config(transformers: Any, model: UserModel) -> Any:
         values, _ = transformers.PretrainedConfig.get_config_dict(model.path, local_files_only=True)
         model_type = values.get("model_type")
         if model_type is None:
-            raise UsageError(f"The configuration '{model.path}' has no model_type, by which transformers knows it.")
+            raise UsageError(f"The configuration '{model.path}' has no model_type, which names its class.")
         arguments = {name: value for name, value in values.items() if name != "model_type"}
     else:
         model_type, arguments = model.name, {}
